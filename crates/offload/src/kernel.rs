@@ -85,6 +85,8 @@ pub(crate) struct Shared {
     pub(crate) states: Words,
     pub(crate) drained: Words,
     pub(crate) routes: Routes,
+    /// Classes of ports.
+    ports: Words,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
@@ -135,11 +137,7 @@ impl Kernel {
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }
-        let classes = array(&mut object, "ports", 2048)?;
-        let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
-        for (word, class) in classes.iter().zip(layout::classes(&listeners, settings.relay_ports.clone())) {
-            word.store(class, Ordering::Relaxed);
-        }
+        let ports = array(&mut object, "ports", 2048)?;
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
         let hook = match settings.hook {
             Hook::Best if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
@@ -151,6 +149,7 @@ impl Kernel {
             drained: array(&mut object, "drained", words(settings.sockets))?,
             routes: Routes::new(array(&mut object, "routes", words(settings.flows))?)?,
             flows: data(take(&mut object, "flows")?)?,
+            ports,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
             most_flows: settings.flows,
@@ -162,6 +161,7 @@ impl Kernel {
             hook,
         };
         let shared = Arc::new(shared);
+        shared.set_ports(&settings.listeners, settings.relay_ports.clone());
         // News first: what changes in between is then seen once more, and not missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -185,6 +185,11 @@ impl Kernel {
     /// No more file descriptors.
     pub fn flows(&self) -> Result<Flows, OffloadError> {
         Flows::new(Arc::clone(&self.shared))
+    }
+
+    /// Clients send to these listeners from now on, and relayed transport addresses have these ports. Flows there are stay where they are.
+    pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
+        self.shared.set_ports(listeners, relay_ports);
     }
 
     /// The interfaces that it is attached to, by name.
@@ -213,6 +218,15 @@ impl Kernel {
             *sum = counts.get(&index, 0).map_or(0, |values| values.iter().sum());
         }
         snapshot
+    }
+}
+
+impl Shared {
+    fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
+        let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
+        for (word, class) in self.ports.iter().zip(layout::classes(&listeners, relay_ports)) {
+            word.store(class, Ordering::Relaxed);
+        }
     }
 }
 

@@ -118,21 +118,4 @@ impl Config {
     pub fn max_reservations(&self) -> usize {
         (self.ports.len() * self.relay.len() / 16).max(1)
     }
-
-    /// Whether listeners need SO_REUSEPORT: to be bound by several workers, or because all addresses and one of them are listened
-    /// on at one port. There the kernel prefers the latter, but lets nobody bind both without.
-    pub(crate) fn reuses_ports(&self) -> bool {
-        let datagrams = [&self.listen[..], &self.dtls.listen].concat();
-        let streams = [&self.streams.listen[..], &self.streams.tls_listen].concat();
-        let overlap = |one: &SocketAddr, other: &SocketAddr| {
-            one.port() == other.port()
-                && one.port() != 0
-                && one.is_ipv4() == other.is_ipv4()
-                && one.ip().is_unspecified() != other.ip().is_unspecified()
-        };
-        self.workers > 1
-            || [datagrams, streams]
-                .iter()
-                .any(|all| all.iter().any(|one| all.iter().any(|other| overlap(one, other))))
-    }
 }

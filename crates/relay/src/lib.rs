@@ -12,6 +12,7 @@ pub mod dtls;
 mod gate;
 pub mod layout;
 mod link;
+mod listening;
 mod peers;
 mod ports;
 pub mod runtime;
@@ -22,7 +23,9 @@ pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
-pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use runtime::{
+    CredentialStore, PendingLookup, Relay, Relistened, SessionLog, StartError, WorkerSnapshot,
+};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };

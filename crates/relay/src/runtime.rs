@@ -3,30 +3,31 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Instant,
 };
 
 use turnpike_net::{
-    TcpListener, UdpOptions, UdpSocket,
+    UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
 use turnpike_offload::{Kernel, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
-    Transport, User,
+    CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints,
+    ServerConfig, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, discovery,
+    Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, discovery,
     gate::{Quotas, SharedStore},
+    listening::{self, Change, Places},
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Snapshot, Worker},
+    worker::{Command, Mailbox, Reconfigure, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -158,16 +159,17 @@ pub struct WorkerSnapshot {
     /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
     /// `turn` too.
     pub across: [(u64, u64); 2],
+    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    pub kernel_limited: u64,
 }
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    listeners: Listeners,
     workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
-    own: Own,
-    discovery: Vec<NatDiscovery>,
+    ports: Arc<Ports>,
+    admission: Arc<Admission>,
     in_force: Mutex<InForce>,
     /// Behind the workers, so that it is dropped after them.
     kernel: Option<Arc<Kernel>>,
@@ -176,8 +178,8 @@ pub struct Relay {
 /// What all workers of a relay share, or have in common.
 pub(crate) struct Common {
     pub(crate) config: Config,
-    /// With real ports.
-    pub(crate) listeners: Listeners,
+    /// When their clock began, which buckets and reservations go by on all of them.
+    pub(crate) started: Instant,
     pub(crate) layout: Arc<Layout>,
     pub(crate) store: SharedStore,
     pub(crate) quotas: Arc<Quotas>,
@@ -192,17 +194,15 @@ pub(crate) struct Common {
 impl Common {
     pub(crate) fn new(
         config: Config,
-        listeners: Listeners,
         layout: Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         kernel: Option<Arc<Kernel>>,
     ) -> Self {
-        let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
-        quotas.limit(&config.realm_limits);
+        let quotas = Quotas::new(&config);
         let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
         Self {
-            listeners,
+            started: Instant::now(),
             layout: Arc::new(layout),
             store: Arc::new(RwLock::new(credentials)),
             quotas: Arc::new(quotas),
@@ -219,10 +219,21 @@ impl Common {
 
 /// What the workers have, to be sent again when a part of it changes.
 struct InForce {
-    server: ServerConfig,
+    /// The whole configuration, but for what the fields below say; what only a start takes is that of the start.
+    config: Config,
     layout: Layout,
-    /// Of this machine.
-    addresses: Vec<IpAddr>,
+    places: Places,
+    streams: Arc<StreamConfig>,
+    dtls: Arc<DtlsConfig>,
+}
+
+/// What a reload has changed of the listeners, by protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Relistened {
+    /// Listened on from now on.
+    pub opened: Vec<(&'static str, SocketAddr)>,
+    /// Closed: streams at once, UDP and DTLS when their last client is gone; they take no new ones.
+    pub closed: Vec<(&'static str, SocketAddr)>,
 }
 
 /// Where a relay listens, with real ports where the configuration said 0.
@@ -248,33 +259,33 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
-        for relay in &config.relay {
-            UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
-                .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
-        }
-        let listeners = probe_listeners(config)?;
-        let own = Own::new(config, &listeners);
+        probe_relay_addresses(&config.relay)?;
         let layout = config.layout();
-        let number = |place| layout.number(Transport::Udp, place, None);
-        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
+        let Change { places, sockets, .. } = Places::default().change(&layout, config)?;
         let mut config = config.clone();
-        config.server.peers.own = own.endpoints(&config.addresses);
-        config.server.nat_discovery.clone_from(&discovery);
-        config.server.listeners = layout.profiles(&config.server.listeners);
-        let in_force = Mutex::new(InForce {
-            server: config.server.clone(),
-            layout: layout.clone(),
-            addresses: config.addresses.clone(),
-        });
-        let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
-        let common =
-            Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
-        let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let workers = Workers::default();
-        let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
+        settle(&mut config, &layout, &places)?;
+        config.server.peers.own = own_endpoints(&config, &places, &config.relay);
+        let kernel = config.kernel.then(|| offload(&config, &places.listeners())).transpose()?.map(Arc::new);
+        let common = Common::new(config, layout, credentials, log, kernel.as_ref().map(Arc::clone));
+        let in_force = InForce {
+            config: common.config.clone(),
+            layout: Layout::clone(&common.layout),
+            places,
+            streams: Arc::clone(&common.streams),
+            dtls: Arc::clone(&common.dtls),
+        };
+        let mut relay = Self {
+            workers: Workers::default(),
+            store: Arc::clone(&common.store),
+            quotas: Arc::clone(&common.quotas),
+            ports: Arc::clone(&common.ports),
+            admission: Arc::clone(&common.admission),
+            in_force: Mutex::new(in_force),
+            kernel,
+        };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
-        for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
+        for (number, sockets) in sockets.into_iter().enumerate() {
+            let (worker, mailbox, snapshot) = Worker::new(number, &common, sockets)?;
             bound.push((worker, mailbox.worker.clone(), snapshot));
             mailboxes.push(mailbox);
         }
@@ -289,8 +300,8 @@ impl Relay {
     }
 
     /// The addresses listened on.
-    pub fn listeners(&self) -> &Listeners {
-        &self.listeners
+    pub fn listeners(&self) -> Listeners {
+        self.in_force().places.listeners()
     }
 
     /// What each worker has counted.
@@ -309,39 +320,87 @@ impl Relay {
         self.quotas.held()
     }
 
-    /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays. `layout` is
-    /// that of the start, with more server names perhaps.
+    /// The numbers of all listeners there have been.
+    pub fn layout(&self) -> Layout {
+        self.in_force().layout.clone()
+    }
+
+    /// Another configuration from now on: listeners, relay addresses and ports, limits, the state machine's settings, users. What is in
+    /// [`Config`] beside these stays as it was at the start. `layout` is [`Relay::layout`] that has followed the new listeners; the
+    /// configuration's [`ServerConfig::listeners`] are by its numbers.
+    ///
+    /// # Errors
+    /// [`StartError`], if something cannot be bound; then nothing has changed.
     pub fn reconfigure(
         &self,
-        server: &ServerConfig,
+        config: &Config,
         layout: &Layout,
         credentials: &Arc<dyn CredentialStore>,
-        realm_limits: &[RealmLimits],
-    ) {
-        self.quotas.limit(realm_limits);
+    ) -> Result<Relistened, StartError> {
+        let mut in_force = self.in_force();
+        let before = &in_force.config;
+        let new: Vec<_> =
+            config.relay.iter().filter(|relay| !before.relay.contains(relay)).copied().collect();
+        probe_relay_addresses(&new)?;
+        let mut config = Config {
+            workers: before.workers,
+            datapath: before.datapath,
+            kernel: before.kernel,
+            max_kernel_flows: before.max_kernel_flows,
+            kernel_hook: before.kernel_hook,
+            busy_poll: before.busy_poll,
+            listener_buffer: before.listener_buffer,
+            relay_buffer: before.relay_buffer,
+            addresses: before.addresses.clone(),
+            listeners_beside: before.listeners_beside.clone(),
+            ..config.clone()
+        };
+        let Change { places, sockets, opened, closing } = in_force.places.change(layout, &config)?;
+        settle(&mut config, layout, &places)?;
+        // Nothing can fail from here on.
+        self.quotas.limit(&config);
+        self.ports.reconfigure(&config);
+        config.server.peers.own = own_endpoints(&config, &places, &self.ports.addresses());
+        let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
+        self.admission.limit(max_idle, max_idle_per_address);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
-        let mut server = server.clone();
-        server.nat_discovery.clone_from(&self.discovery);
-        server.listeners = layout.profiles(&server.listeners);
-        self.change(|in_force| {
-            in_force.server = server;
-            in_force.layout = layout.clone();
-        });
+        if let Some(kernel) = &self.kernel {
+            let bound: Vec<_> = places.bound_by_udp().collect();
+            kernel.set_ports(&bound, config.ports.clone());
+        }
+        (in_force.streams, in_force.dtls) = (Arc::new(config.streams.clone()), Arc::new(config.dtls.clone()));
+        (in_force.config, in_force.layout, in_force.places) = (config, layout.clone(), places);
+        self.tell(&in_force, sockets);
+        Ok(Relistened { opened, closed: closing })
     }
 
     /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
-        self.change(|in_force| in_force.addresses = addresses);
+        let mut in_force = self.in_force();
+        in_force.config.addresses = addresses;
+        let own = own_endpoints(&in_force.config, &in_force.places, &self.ports.addresses());
+        in_force.config.server.peers.own = own;
+        self.tell(&in_force, Vec::new());
     }
 
-    fn change(&self, change: impl FnOnce(&mut InForce)) {
-        // Held until all have it, so that two changes reach each worker in the same order.
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut in_force);
-        in_force.server.peers.own = self.own.endpoints(&in_force.addresses);
-        let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
+    /// Held until all workers have been told, so that two changes reach each of them in the same order.
+    fn in_force(&self) -> MutexGuard<'_, InForce> {
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells each worker, and gives it its new sockets.
+    fn tell(&self, in_force: &InForce, sockets: Vec<listening::Sockets>) {
+        let server = Arc::new(in_force.config.server.clone());
+        let layout = Arc::new(in_force.layout.clone());
+        let mut sockets = sockets.into_iter();
         for worker in self.workers.senders() {
-            worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
+            worker.tell(Command::Reconfigure(Box::new(Reconfigure {
+                server: Arc::clone(&server),
+                layout: Arc::clone(&layout),
+                streams: Arc::clone(&in_force.streams),
+                dtls: Arc::clone(&in_force.dtls),
+                sockets: sockets.next().unwrap_or_default(),
+            })));
         }
     }
 
@@ -374,178 +433,33 @@ fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadErro
     })
 }
 
-/// What is ours beside the addresses of this machine, and stays as it was at the start.
-struct Own {
-    relays: Vec<RelayAddress>,
-    listeners: Vec<SocketAddr>,
-    ports: RangeInclusive<u16>,
+/// Whether each can be bound.
+fn probe_relay_addresses(relays: &[RelayAddress]) -> Result<(), StartError> {
+    for relay in relays {
+        UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
+            .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
+    }
+    Ok(())
 }
 
-impl Own {
-    /// `listeners` are the relay's, with real ports.
-    fn new(config: &Config, listeners: &Listeners) -> Self {
-        let Listeners { udp, tcp, tls, dtls } = listeners;
-        let listeners = [udp, tcp, tls, dtls, &config.listeners_beside].into_iter().flatten();
-        // Clients are told more addresses than those of relays where NAT can be discovered.
-        let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
-        let told = config.server.nat_discovery.iter().flat_map(of);
-        let discovery = told.filter_map(|(bind, external)| {
-            external.map(|external| RelayAddress { bind, external: Some(external) })
-        });
-        Self {
-            relays: config.relay.iter().copied().chain(discovery).collect(),
-            listeners: listeners.copied().collect(),
-            ports: config.ports.clone(),
-        }
-    }
-
-    fn endpoints(&self, addresses: &[IpAddr]) -> OwnEndpoints {
-        let relays = self.relays.iter().map(|relay| (relay.bind, relay.external));
-        let listeners = self.listeners.iter().copied();
-        OwnEndpoints::new(addresses.iter().copied(), relays, listeners, self.ports.clone())
-    }
-}
-
-/// Ports that the kernel may choose before one is free for both UDP and TCP.
-const PORT_ATTEMPTS: usize = 16;
-
-/// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one.
-fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
-    let mut listeners = Listeners::default();
-    let wanted = &config.streams.listen;
-    let mut tcp: Vec<Option<SocketAddr>> = vec![None; wanted.len()];
-    let secure = &config.dtls.listen;
-    let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
-    for address in &config.listen {
-        let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
-        let (udp, also) = probe_pair(*address, place.is_some(), udp_setting(config, *address))?;
-        listeners.udp.push(udp);
-        if let Some(place) = place {
-            tcp[place] = also;
-        }
-        let shared = (0..secure.len()).find(|place| secure[*place] == *address && dtls[*place].is_none());
-        if let Some(place) = shared {
-            dtls[place] = Some(udp);
-        }
-    }
-    for (address, found) in secure.iter().zip(dtls) {
-        listeners.dtls.push(found.map_or_else(|| probe_dtls(*address), Ok)?);
-    }
-    for (address, found) in wanted.iter().zip(tcp) {
-        listeners.tcp.push(found.map_or_else(|| probe_stream("tcp", *address), Ok)?);
-    }
-    for address in &config.streams.tls_listen {
-        listeners.tls.push(probe_stream("tls", *address)?);
-    }
-    Ok(listeners)
-}
-
-/// `named_by` is the setting that names the address.
-fn probe_pair(
-    address: SocketAddr,
-    also_tcp: bool,
-    named_by: &str,
-) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
-    let mut attempts = 0;
-    loop {
-        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
-            Ok(socket) => socket.local_addr(),
-            Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
-        };
-        if !also_tcp {
-            return Ok((udp, None));
-        }
-        match TcpListener::probe(udp) {
-            Ok(tcp) => return Ok((udp, Some(tcp))),
-            Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
-            Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
-        }
-    }
-}
-
-fn probe_dtls(address: SocketAddr) -> Result<SocketAddr, StartError> {
-    let socket = UdpSocket::bind(address, &UdpOptions::default());
-    Ok(socket.map_err(|source| listen_error("dtls", address, source))?.local_addr())
-}
-
-fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
-}
-
-/// The flag that names the listeners of a protocol.
-fn setting(protocol: &str) -> &'static str {
-    match protocol {
-        "tls" => "--tls-listen",
-        "dtls" => "--dtls-listen",
-        _ => "--listen",
-    }
-}
-
-/// What names this UDP listener. Those of NAT discovery stand among the others, which serve TCP too unless nobody wants that.
-fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
-    let of_discovery =
-        |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
-    let is_discovery = config.server.nat_discovery.iter().any(of_discovery);
-    if is_discovery && !config.streams.listen.contains(&address) {
-        "nat_discovery.addresses and nat_discovery.ports"
-    } else {
-        setting("udp")
-    }
-}
-
-/// Says what to do about a listener that cannot be bound.
-pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
-    cannot_listen(protocol, setting(protocol), address, source)
-}
-
-/// The same for one that `named_by` names.
-fn cannot_listen(
-    protocol: &'static str,
-    named_by: &str,
-    address: SocketAddr,
-    source: io::Error,
-) -> StartError {
-    let remedy = match source.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("another program has this port: stop it, or choose another port with {named_by}")
-        }
-        io::ErrorKind::PermissionDenied => format!(
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
-             higher port with {named_by}"
-        ),
-        io::ErrorKind::AddrNotAvailable => {
-            format!("choose an address of this machine (ip address) with {named_by}")
-        }
-        _ => format!("choose another address with {named_by}"),
+/// Fills in what a configuration says of listeners once they are bound: their numbers and profiles.
+fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
+    let (numbers, udp) = places.udp();
+    let number = |at: usize| {
+        numbers.get(at).map_or(ListenerId(u16::MAX), |place| layout.number(Transport::Udp, *place, None))
     };
-    StartError::Listen { protocol, address, source, remedy }
+    config.server.nat_discovery = discovery::resolve(&config.server.nat_discovery, &udp, number)?;
+    config.server.listeners = layout.profiles(&config.server.listeners);
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_remedy_names_the_setting_of_the_listener() {
-        let told = |protocol, kind: io::ErrorKind| {
-            listen_error(protocol, ([10, 0, 0, 1], 443).into(), kind.into()).to_string()
-        };
-        for kind in [
-            io::ErrorKind::AddrInUse,
-            io::ErrorKind::PermissionDenied,
-            io::ErrorKind::AddrNotAvailable,
-            io::ErrorKind::Other,
-        ] {
-            for (protocol, flag) in [
-                ("udp", " --listen"),
-                ("tcp", " --listen"),
-                ("tls", " --tls-listen"),
-                ("dtls", " --dtls-listen"),
-            ] {
-                let text = told(protocol, kind);
-                assert!(text.ends_with(flag) && text.contains(&format!("{protocol} 10.0.0.1:443")), "{text}");
-            }
-        }
-    }
+/// What is ours: the addresses of this machine, these relay addresses with their ports, and all listeners.
+fn own_endpoints(config: &Config, places: &Places, relays: &[RelayAddress]) -> OwnEndpoints {
+    // Clients are told more addresses than those of relays where NAT can be discovered.
+    let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
+    let told = config.server.nat_discovery.iter().flat_map(of);
+    let discovery = told.filter(|(_, external)| external.is_some());
+    let relays = relays.iter().map(|relay| (relay.bind, relay.external)).chain(discovery);
+    let listeners = places.bound().chain(config.listeners_beside.iter().copied());
+    OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
 }

@@ -3,6 +3,7 @@
 
 mod dtls;
 mod handoff;
+mod listeners;
 pub(crate) mod offload;
 mod out;
 mod peers;
@@ -16,7 +17,7 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
@@ -25,8 +26,7 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Source, Transport,
+        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, Source,
     },
     time::Now,
 };
@@ -36,13 +36,16 @@ use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
     dtls::Associations,
     gate::WorkerGate,
+    listening,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, listen_error},
-    stream::{StreamListeners, Streams},
+    runtime::Common,
+    stream::Streams,
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
+use listeners::Lingering;
+pub(crate) use listeners::Reconfigure;
 use offload::Offload;
 use out::{Out, side};
 
@@ -58,7 +61,7 @@ const WAKER: u64 = u64::MAX;
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Drain,
-    Reconfigure(Arc<ServerConfig>, Arc<Layout>),
+    Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Stop,
@@ -117,7 +120,10 @@ pub(crate) struct Worker {
     rx: Rx,
     out: Out,
     sockets: Sockets,
+    layout: Arc<Layout>,
+    /// By place.
     listeners: Vec<Listener>,
+    lingering: Lingering,
     roles: Vec<Role>,
     peers: Peers,
     ports: Arc<Ports>,
@@ -136,19 +142,24 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
+    /// A worker that has its sockets and does not serve yet; how it is reached, and what it lets others see.
+    pub(crate) fn new(
+        number: usize,
+        common: &Common,
+        sockets: listening::Sockets,
+    ) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let (sender, inbox) = worker::inbox(&poller, WAKER)?;
-        let started = Instant::now();
+        let started = common.started;
+        let (layout, streams) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         let out = Out {
             tx: Tx::new(config.datapath),
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Streams::new(Arc::clone(&layout), streams, Arc::clone(&common.admission)),
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -174,7 +185,9 @@ impl Worker {
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
+            layout,
             listeners: Vec::new(),
+            lingering: Lingering::default(),
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
             ports: Arc::clone(ports),
@@ -189,61 +202,8 @@ impl Worker {
             dirty: true,
             complained: false,
         };
-        let Listeners { udp, dtls, .. } = &common.listeners;
-        for address in udp {
-            worker.listen(*address, config)?;
-        }
-        for address in dtls {
-            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
-        }
+        worker.listen(sockets)?;
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
-    }
-
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
-        let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
-        let listeners = bound.map_err(|(address, source)| {
-            let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            listen_error(protocol, address, source)
-        })?;
-        let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
-        Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
-    }
-
-    fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let place = self.listeners.len();
-        let number = config.layout().number(Transport::Udp, place, None);
-        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config)?;
-        self.listeners.push(Listener { socket, bound, number });
-        let index = usize::from(number.0);
-        if self.out.listeners.len() <= index {
-            self.out.listeners.resize(index + 1, None);
-        }
-        self.out.listeners[index] = Some((socket, address.ip().is_unspecified()));
-        Ok(())
-    }
-
-    fn bind_udp(
-        &mut self,
-        protocol: &'static str,
-        address: SocketAddr,
-        role: Role,
-        config: &Config,
-    ) -> Result<(SocketId, SocketAddr), StartError> {
-        let options = UdpOptions {
-            reuse_port: config.reuses_ports(),
-            recv_buffer: Some(config.listener_buffer),
-            send_buffer: Some(config.listener_buffer),
-            gro: config.datapath == Datapath::Gso,
-            packet_info: address.ip().is_unspecified(),
-            ip_header: true,
-            errors: false,
-            dual_stack: false,
-        };
-        let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
-        let bound = socket.local_addr();
-        Ok((self.adopt(socket, role)?, bound))
     }
 
     /// Serves until told to stop.
@@ -309,6 +269,9 @@ impl Worker {
             if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.server.handle_timeout(now);
                 self.dirty = true;
+            }
+            if self.lingering.due().is_some_and(|due| due <= now.ms) {
+                self.close_forsaken(now);
             }
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
@@ -549,16 +512,7 @@ impl Worker {
         while let Some(command) = self.inbox.command() {
             match command {
                 Command::Drain => self.server.drain(),
-                Command::Reconfigure(config, layout) => {
-                    let channels = config.channels;
-                    self.server.reconfigure(now, config);
-                    if let Some(offload) = &mut self.offload {
-                        offload.restrict(channels, &mut self.server);
-                    }
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.lay_out(Arc::clone(&layout));
-                    self.out.dtls.lay_out(layout);
-                }
+                Command::Reconfigure(new) => self.reconfigure(now, *new),
                 Command::Handoff(handoff) => self.take_handoff(now, *handoff),
                 Command::Credentials(lookup, credentials) => {
                     let verdict = self.server.credentials(now, lookup, credentials);
@@ -594,7 +548,8 @@ impl Worker {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
         let offload = self.offload.as_ref().and_then(Offload::due);
-        [timer, publish, streams, dtls, self.peers.poll_timeout(), offload].into_iter().flatten().min()
+        let (peers, lingering) = (self.peers.poll_timeout(), self.lingering.due());
+        [timer, publish, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -615,6 +570,7 @@ impl Worker {
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
         counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
+        counted.kernel_limited = self.offload.as_ref().map_or(0, Offload::limited);
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
         self.snapshot.update(|snapshot| snapshot.clone_from(counted));

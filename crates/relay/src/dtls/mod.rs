@@ -69,6 +69,8 @@ struct Listener {
 pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
+    /// How many share the limits.
+    workers: usize,
     /// What the milliseconds count from.
     started: Instant,
     listeners: Vec<Listener>,
@@ -116,9 +118,11 @@ impl Associations {
         workers: usize,
         started: Instant,
     ) -> Self {
-        let share = |limit: usize| limit.div_ceil(workers.max(1));
+        let workers = workers.max(1);
+        let share = |limit: usize| limit.div_ceil(workers);
         Self {
             layout,
+            workers,
             started,
             listeners: Vec::new(),
             cookies: CookieKey::random(),
@@ -143,22 +147,35 @@ impl Associations {
         }
     }
 
-    /// Serves on this socket; the listener's place.
-    pub(crate) fn listen(&mut self, socket: SocketId, bound: SocketAddr) -> usize {
-        let place = self.listeners.len();
+    /// Serves on this socket, whose listener has this place: one that there was, or the next.
+    pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
-        self.listeners.push(Listener { socket, bound, number });
-        place
+        let listener = Listener { socket, bound, number };
+        match self.listeners.get_mut(place) {
+            Some(known) => *known = listener,
+            None => self.listeners.push(listener),
+        }
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Ends what is left of the associations of a listener that is closed.
+    pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
+        let theirs =
+            |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);
+        let slots: Vec<usize> = self.table.iter().filter_map(theirs).collect();
+        self.end(&slots, tx);
     }
 
-    /// The socket of a listener.
-    pub(crate) fn socket(&self, place: usize) -> SocketId {
-        self.listeners[place].socket
+    /// Other listeners, server names and limits from now on.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>) {
+        let share = |limit: usize| limit.div_ceil(self.workers);
+        self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
+        self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
+        (self.layout, self.config) = (layout, config);
+    }
+
+    /// The socket of a listener, and where it is bound.
+    pub(crate) fn socket(&self, place: usize) -> (SocketId, SocketAddr) {
+        (self.listeners[place].socket, self.listeners[place].bound)
     }
 
     /// Who sent a datagram, as the socket sees it.
@@ -343,11 +360,15 @@ impl Associations {
     /// Says farewell to all.
     pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
         let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
+        self.end(&slots, tx);
+    }
+
+    fn end(&mut self, slots: &[usize], tx: &mut Tx) {
         for slot in slots {
-            if self.table[slot].is_open() {
-                self.close(slot, DtlsEnd::Shutdown, tx);
+            if self.table[*slot].is_open() {
+                self.close(*slot, DtlsEnd::Shutdown, tx);
             } else {
-                self.fail(slot, DtlsFailure::Other);
+                self.fail(*slot, DtlsFailure::Other);
             }
         }
     }

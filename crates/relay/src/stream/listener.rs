@@ -21,55 +21,69 @@ pub(super) const PAUSE_MS: u64 = 1000;
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    pub(super) socket: TcpListener,
+    /// `None` once it is closed: its connections live on.
+    pub(super) socket: Option<TcpListener>,
     /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
     /// Not watched, because there are no descriptors.
     pub(super) paused: bool,
 }
 
-/// One worker's listening sockets.
-pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
-
-impl StreamListeners {
-    /// Binds one socket per address. `reuse_port` where others of ours bind the same port.
-    pub(crate) fn bind(
-        tcp: &[SocketAddr],
-        tls: &[SocketAddr],
-        config: &StreamConfig,
-        reuse_port: bool,
-    ) -> Result<Self, (SocketAddr, io::Error)> {
-        let options = ListenOptions {
-            reuse_port,
-            nodelay: true,
-            keepalive: true,
-            unsent_limit: Some(UNSENT_LIMIT),
-            defer_accept: Some(SILENT_SECONDS),
-            ..ListenOptions::default()
-        };
-        let mut listeners = Vec::new();
-        let all = tcp.iter().map(|address| (*address, false));
-        for (address, tls_only) in all.chain(tls.iter().map(|address| (*address, config.tls_only))) {
-            let socket = TcpListener::bind(address, &options).map_err(|error| (address, error))?;
-            listeners.push(Listener { socket, tls_only, paused: false });
-        }
-        Ok(Self(listeners))
-    }
+/// A listening socket of one worker, beside those of the others.
+pub(crate) fn bind_stream(address: SocketAddr) -> io::Result<TcpListener> {
+    let options = ListenOptions {
+        reuse_port: true,
+        nodelay: true,
+        keepalive: true,
+        unsent_limit: Some(UNSENT_LIMIT),
+        defer_accept: Some(SILENT_SECONDS),
+        ..ListenOptions::default()
+    };
+    TcpListener::bind(address, &options)
 }
 
 impl Streams {
+    /// Accepts from this socket, whose listener has this place: one that there was, or the next.
+    pub(crate) fn listen(&mut self, place: usize, socket: TcpListener, poller: &Poller) -> io::Result<()> {
+        poller.add(&socket, Token::Listener(place).get())?;
+        if self.listeners.len() <= place {
+            let closed = || Listener { socket: None, tls_only: false, paused: false };
+            self.listeners.resize_with(place + 1, closed);
+        }
+        self.listeners[place] = Listener { socket: Some(socket), tls_only: false, paused: false };
+        self.set_tls_only();
+        Ok(())
+    }
+
+    /// Accepts nothing from this listener any more, but what waits already.
+    pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
+        self.accept(place, now_ms, poller);
+        if let Some(listener) = self.listeners.get_mut(place) {
+            (listener.socket, listener.paused) = (None, false);
+        }
+    }
+
+    /// As layout and configuration say.
+    pub(super) fn set_tls_only(&mut self) {
+        for placed in self.layout.placed(Transport::Tcp) {
+            if let Some(listener) = self.listeners.get_mut(placed.place) {
+                listener.tls_only = placed.secure && self.config.tls_only;
+            }
+        }
+    }
+
     /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         // In a full house each newcomer takes a place, and not that of one of the same crowd.
         let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
         for _ in 0..most {
-            let Some(listener) = self.listeners.get(place) else { return };
-            match listener.socket.accept() {
+            let Some(listener) = self.listeners.get(place).and_then(|it| it.socket.as_ref()) else { return };
+            match listener.accept() {
                 Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),
                 Ok(None) => return,
                 Err(error) => {
                     // The kernel would tell of the same connection again and again.
-                    if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
+                    if is_exhaustion(&error) && poller.remove(listener).is_ok() {
                         self.listeners[place].paused = true;
                         self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
                         self.stats.accept_pauses += 1;
@@ -82,8 +96,8 @@ impl Streams {
 
     fn take(&mut self, place: usize, socket: TcpSocket, peer: SocketAddr, now_ms: u64, poller: &Poller) {
         self.stats.accepted += 1;
-        let listener = &self.listeners[place];
-        let bound = listener.socket.local_addr();
+        let bound = self.listeners[place].socket.as_ref().map(TcpListener::local_addr);
+        let Some(bound) = bound else { return };
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));

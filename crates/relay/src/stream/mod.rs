@@ -28,7 +28,7 @@ mod transfer;
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    io, mem,
+    mem,
     sync::Arc,
 };
 
@@ -46,7 +46,7 @@ use crate::{
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
-pub(crate) use listener::StreamListeners;
+pub(crate) use listener::bind_stream;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
 pub use tls::{CertificateError, Identity, TlsContext};
@@ -130,15 +130,9 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Watches these listeners.
-    pub(crate) fn new(
-        layout: Arc<Layout>,
-        config: Arc<StreamConfig>,
-        admission: Arc<Admission>,
-        listeners: StreamListeners,
-        poller: &Poller,
-    ) -> io::Result<Self> {
-        let mut streams = Self {
+    /// None yet.
+    pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, admission: Arc<Admission>) -> Self {
+        Self {
             layout,
             config,
             admission,
@@ -159,17 +153,13 @@ impl Streams {
             resume_ms: None,
             paused: BTreeSet::new(),
             stats: StreamStats::default(),
-        };
-        for listener in listeners.0 {
-            poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
-            streams.listeners.push(listener);
         }
-        Ok(streams)
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Other listeners, server names and limits from now on. Connections keep what they began with.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
+        (self.layout, self.config) = (layout, config);
+        self.set_tls_only();
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
@@ -196,7 +186,8 @@ impl Streams {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
             for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
-                listener.paused = poller.add(&listener.socket, Token::Listener(place).get()).is_err();
+                let Some(socket) = &listener.socket else { continue };
+                listener.paused = poller.add(socket, Token::Listener(place).get()).is_err();
                 if listener.paused {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }

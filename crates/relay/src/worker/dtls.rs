@@ -1,34 +1,12 @@
 //! The part of a worker that DTLS listeners need.
 
-use std::net::SocketAddr;
-
 use turnpike_net::{Buffer, Span};
 use turnpike_turn::time::Now;
 
-use super::{LISTENER_SHARE, NOTHING, Role, Worker};
-use crate::{Config, StartError, dtls::Associations};
+use super::{LISTENER_SHARE, NOTHING, Worker};
+use crate::dtls::Associations;
 
 impl Worker {
-    /// Listens for DTLS, on the socket of a UDP listener if there is one for this address.
-    pub(super) fn listen_dtls(
-        &mut self,
-        address: SocketAddr,
-        shared: Option<usize>,
-        config: &Config,
-    ) -> Result<(), StartError> {
-        let (socket, bound) = match shared.and_then(|place| self.listeners.get(place)) {
-            Some(listener) => (listener.socket, listener.bound),
-            None => self.bind_udp("dtls", address, Role::Free, config)?,
-        };
-        let place = self.out.dtls.listen(socket, bound);
-        let role = &mut self.roles[socket.0 as usize];
-        *role = match *role {
-            Role::Listener(plain) => Role::Both(plain, place),
-            _ => Role::Dtls(place),
-        };
-        Ok(())
-    }
-
     /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's place.
     pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<usize>) {
         if self.rx.room() < Associations::ROOM {
@@ -36,7 +14,8 @@ impl Worker {
         }
         let mut share = LISTENER_SHARE;
         while self.rx.room() >= Associations::ROOM {
-            let Some(socket) = self.sockets.get(self.out.dtls.socket(place)) else { return };
+            let (socket, _) = self.out.dtls.socket(place);
+            let Some(socket) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };

@@ -141,6 +141,11 @@ impl Offload {
         }
     }
 
+    /// A listener is about to be closed.
+    pub(super) fn socket_closed(&mut self, id: SocketId) {
+        self.emptied.forget(id, &self.flows);
+    }
+
     /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
     /// of a session that ends.
     pub(super) fn hear<G: Gate>(

@@ -1,0 +1,184 @@
+//! The listeners of a worker: what the start and reloads open, and what is closed once its last client is gone.
+
+use std::{io, sync::Arc};
+
+use turnpike_net::{SocketId, UdpSocket};
+use turnpike_turn::{
+    server::{ListenerId, ServerConfig, Transport},
+    time::Now,
+};
+
+use super::{Listener, NOTHING, Role, Worker};
+use crate::{
+    DtlsConfig, Layout, StreamConfig,
+    listening::{Closing, Sockets, Source},
+};
+
+/// Between two looks whether listeners that are to be closed still have clients, in milliseconds.
+const LOOK_MS: u64 = 1000;
+
+/// What a reload brings to a worker.
+pub(crate) struct Reconfigure {
+    pub(crate) server: Arc<ServerConfig>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) streams: Arc<StreamConfig>,
+    pub(crate) dtls: Arc<DtlsConfig>,
+    pub(crate) sockets: Sockets,
+}
+
+/// Listeners that are to be closed, and whether their clients here still count.
+#[derive(Default)]
+pub(super) struct Lingering {
+    list: Vec<(Closing, bool)>,
+    look_ms: u64,
+}
+
+impl Lingering {
+    pub(super) fn due(&self) -> Option<u64> {
+        (!self.list.is_empty()).then_some(self.look_ms)
+    }
+}
+
+impl Worker {
+    pub(super) fn reconfigure(&mut self, now: Now, new: Reconfigure) {
+        let Reconfigure { server, layout, streams, dtls, sockets } = new;
+        let channels = server.channels;
+        self.server.reconfigure(now, server);
+        if let Some(offload) = &mut self.offload {
+            offload.restrict(channels, &mut self.server, &self.out.listeners);
+        }
+        self.carry_out_effects(now, NOTHING);
+        self.layout = Arc::clone(&layout);
+        self.out.streams.reconfigure(Arc::clone(&layout), streams);
+        self.out.dtls.reconfigure(layout, dtls);
+        // What is open again is to be closed no more, and what was closed elsewhere a moment ago is closed here too.
+        let is_open = |closing: &Closing| {
+            let mut placed = self.layout.placed(closing.transport);
+            placed.any(|placed| placed.place == closing.place && placed.open)
+        };
+        let (open, list) =
+            std::mem::take(&mut self.lingering.list).into_iter().partition(|(it, _)| is_open(it));
+        self.lingering.list = list;
+        for (closing, _) in open {
+            if closing.clients.are_gone() {
+                self.close_listener(now, &closing);
+            }
+        }
+        if let Err(error) = self.listen(sockets) {
+            tracing::error!(
+                worker = self.number,
+                %error,
+                "a new listener cannot be watched, and serves nobody here: raise fs.epoll.max_user_watches"
+            );
+        }
+        self.dirty = true;
+    }
+
+    /// Serves on these sockets.
+    pub(super) fn listen(&mut self, sockets: Sockets) -> io::Result<()> {
+        let Sockets { udp, dtls, streams, closing } = sockets;
+        for closing in closing {
+            if closing.transport == Transport::Tcp {
+                self.out.streams.close_listener(closing.place, self.now().ms, &self.poller);
+            } else {
+                self.lingering.list.push((closing, true));
+                // Its last client may have gone long ago.
+                self.lingering.look_ms = 0;
+            }
+        }
+        for (place, source) in udp {
+            let (socket, bound) = match source {
+                Source::Own(socket) => self.take(socket)?,
+                Source::Shared(with) => self.out.dtls.socket(with),
+            };
+            let number = self.layout.number(Transport::Udp, place, None);
+            let listener = Listener { socket, bound, number };
+            match self.listeners.get_mut(place) {
+                Some(known) => *known = listener,
+                None => self.listeners.push(listener),
+            }
+            let index = usize::from(number.0);
+            if self.out.listeners.len() <= index {
+                self.out.listeners.resize(index + 1, None);
+            }
+            self.out.listeners[index] = Some((socket, bound.ip().is_unspecified()));
+            let role = &mut self.roles[socket.0 as usize];
+            *role = match *role {
+                Role::Dtls(secure) => Role::Both(place, secure),
+                _ => Role::Listener(place),
+            };
+        }
+        for (place, source) in dtls {
+            let (socket, bound) = match source {
+                Source::Own(socket) => self.take(socket)?,
+                Source::Shared(with) => (self.listeners[with].socket, self.listeners[with].bound),
+            };
+            self.out.dtls.listen(place, socket, bound);
+            let role = &mut self.roles[socket.0 as usize];
+            *role = match *role {
+                Role::Listener(plain) => Role::Both(plain, place),
+                _ => Role::Dtls(place),
+            };
+        }
+        for (place, socket) in streams {
+            self.out.streams.listen(place, socket, &self.poller)?;
+        }
+        Ok(())
+    }
+
+    /// Closes what nobody has clients of any more.
+    pub(super) fn close_forsaken(&mut self, now: Now) {
+        self.lingering.look_ms = now.ms + LOOK_MS;
+        for (closing, counts) in &mut self.lingering.list {
+            let mut numbers = self.layout.numbers(closing.transport, closing.place);
+            if *counts && !numbers.any(|number| self.server.serves(number)) {
+                *counts = false;
+                closing.clients.leave();
+            }
+        }
+        let list = std::mem::take(&mut self.lingering.list);
+        let (gone, list) = list.into_iter().partition(|(closing, _)| closing.clients.are_gone());
+        self.lingering.list = list;
+        for (closing, _) in gone {
+            self.close_listener(now, &closing);
+        }
+    }
+
+    fn close_listener(&mut self, now: Now, closing: &Closing) {
+        let place = closing.place;
+        let socket = if closing.transport == Transport::Udp {
+            let Listener { socket, number: ListenerId(number), .. } = self.listeners[place];
+            if let Some(way) = self.out.listeners.get_mut(usize::from(number)) {
+                *way = None;
+            }
+            socket
+        } else {
+            self.out.dtls.close_listener(place, &mut self.out.tx);
+            self.out.dtls.socket(place).0
+        };
+        let role = &mut self.roles[socket.0 as usize];
+        *role = match (*role, closing.transport) {
+            (Role::Both(_, secure), Transport::Udp) => Role::Dtls(secure),
+            (Role::Both(plain, _), Transport::Dtls) => Role::Listener(plain),
+            _ => Role::Free,
+        };
+        if matches!(role, Role::Free) {
+            self.close_socket(socket);
+        }
+        self.carry_out_effects(now, NOTHING);
+    }
+
+    /// What is queued leaves before its socket does. The arena keeps what is still to be routed.
+    fn close_socket(&mut self, socket: SocketId) {
+        self.out.tx.flush(&mut self.sockets, &self.rx);
+        if let Some(offload) = &mut self.offload {
+            offload.socket_closed(socket);
+        }
+        self.sockets.remove(socket);
+    }
+
+    fn take(&mut self, socket: UdpSocket) -> io::Result<(SocketId, std::net::SocketAddr)> {
+        let bound = socket.local_addr();
+        Ok((self.adopt(socket, Role::Free)?, bound))
+    }
+}
