@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use turnpike_config::{Certificate, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
+use turnpike_config::{Certificate, Change, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
 use turnpike_relay::Identity;
 
 /// Names of one list in a line.
@@ -61,6 +61,8 @@ fn count<K>(list: &[K]) -> Option<usize> {
 /// Of a server's reload.
 pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
+    /// One for each key, realm and key of a realm.
+    lines: Vec<String>,
     realms: Difference<&'s str>,
     /// By realm and name.
     users: Difference<(&'s str, &'s str)>,
@@ -72,23 +74,33 @@ impl<'s> ServeChanges<'s> {
         let realms = |settings: &'s Settings| {
             settings.realms.iter().map(|realm| (realm.name.as_str(), realm)).collect::<Vec<_>>()
         };
-        let mut keys = old.changed(new);
+        let changes = old.changed(new);
+        let mut keys: Vec<&'static str> = changes.iter().map(|change| change.key).collect();
+        let mut lines: Vec<String> = changes.iter().map(|change| line(change.key, change)).collect();
         if old.alternates != new.alternates {
             keys.push("alternate");
+            let count = |settings: &Settings| settings.alternates.len();
+            lines.push(format!("alternate: there were {}, now {}", count(old), count(new)));
         }
+        let realms = Difference::of(&realms(old), &realms(new), PartialEq::eq);
+        lines.extend(realm_lines(&realms, old, new));
         let (before, after) = (secrets(old), secrets(new));
         let missing = |list: &[(&str, &Secret)], there: &[(&str, &Secret)]| {
             list.iter().filter(|secret| !there.contains(secret)).count()
         };
         Self {
             keys,
-            realms: Difference::of(&realms(old), &realms(new), PartialEq::eq),
+            lines,
+            realms,
             users: Difference::of(&users(old), &users(new), PartialEq::eq),
             secrets: (missing(&after, &before), missing(&before, &after)),
         }
     }
 
     pub(crate) fn say(&self, settings: &Settings) {
+        for line in &self.lines {
+            tracing::info!("reloaded {line}");
+        }
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
@@ -119,6 +131,34 @@ impl<'s> ServeChanges<'s> {
             "configuration reloaded"
         );
     }
+}
+
+/// `KEY: what was -> what is`, cut where it is long.
+fn line(key: &str, change: &Change) -> String {
+    const LONGEST: usize = 200;
+    let cut = |text: &str| match text.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None if text.is_empty() => "not set".to_owned(),
+        None => text.to_owned(),
+    };
+    match &change.values {
+        Some((was, is)) => format!("{key}: {} -> {}", cut(was), cut(is)),
+        None => format!("{key}: changed"),
+    }
+}
+
+fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
+    let find = |settings: &Settings, name: &str| {
+        settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
+    };
+    let mut lines: Vec<String> = realms.added.iter().map(|name| format!("realm {name:?}: added")).collect();
+    lines.extend(realms.removed.iter().map(|name| format!("realm {name:?}: removed")));
+    for name in &realms.changed {
+        for change in find(old, name).changed(&find(new, name)) {
+            lines.push(line(&format!("realm {name:?}, {}", change.key), &change));
+        }
+    }
+    lines
 }
 
 /// Of all realms, with the realm.
@@ -241,6 +281,19 @@ mod tests {
         assert_eq!(counts, [2, 2, 1]);
         assert_eq!(changes.secrets, (1, 1));
         assert_eq!((&changes.realms.added, &changes.realms.changed), (&vec!["b"], &vec!["a"]));
+        new.max_allocations = 20_000;
+        new.realms[1].secrets.push(Secret::new("hidden"));
+        let changes = ServeChanges::new(&old, &new);
+        assert_eq!(
+            changes.lines,
+            [
+                "auth.users: changed",
+                "auth.secrets: changed",
+                "limits.allocations: 16384 -> 20000",
+                "realm \"b\": added",
+                "realm \"a\", realm.users: changed",
+            ]
+        );
         let again = ServeChanges::new(&new, &new);
         assert!(again.keys.is_empty() && again.realms.is_empty() && again.users.is_empty());
     }

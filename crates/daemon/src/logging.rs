@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     io::{self, IsTerminal},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -12,6 +13,7 @@ use tracing_subscriber::{
     filter::{FilterExt, filter_fn},
     fmt,
     layer::SubscriberExt,
+    reload,
     util::SubscriberInitExt,
 };
 use turnpike_config::LogFormat;
@@ -20,12 +22,16 @@ use turnpike_config::LogFormat;
 /// filter says.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
+/// The filter of the process-wide subscriber.
+static IN_FORCE: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
 /// Installs the process-wide subscriber; later calls change nothing.
-pub fn init(filter: &str, format: LogFormat) {
-    let Ok(filter) = EnvFilter::builder().parse(filter) else {
+pub fn init(level: &str, format: LogFormat) {
+    let Ok(filter) = EnvFilter::builder().parse(level) else {
         // The configuration has been checked for this; a server without log lines would be worse.
         return init("info", format);
     };
+    let (filter, handle) = reload::Layer::new(filter);
     let colours = are_coloured(io::stderr().is_terminal(), env::var_os("NO_COLOR"));
     let layer = fmt::layer().with_writer(io::stderr).with_ansi(colours);
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
@@ -33,7 +39,19 @@ pub fn init(filter: &str, format: LogFormat) {
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
-    let _ = tracing_subscriber::registry().with(layer.with_filter(filter.and(quiet))).try_init();
+    if tracing_subscriber::registry().with(layer.with_filter(filter.and(quiet))).try_init().is_ok() {
+        let _ = IN_FORCE.set(handle);
+    }
+}
+
+/// From now on this passes.
+///
+/// # Errors
+/// What is wrong with it; nothing has changed then.
+pub fn set_level(level: &str) -> Result<(), String> {
+    let filter = EnvFilter::builder().parse(level).map_err(|error| error.to_string())?;
+    let Some(handle) = IN_FORCE.get() else { return Ok(()) };
+    handle.reload(filter).map_err(|error| error.to_string())
 }
 
 /// Colours are for a terminal, and for those who have not set NO_COLOR, to whatever but nothing (no-color.org).

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_config::{Certificate, Loaded, Mistake, Settings, Sources, User, UserSecret};
+use turnpike_relay::{CredentialStore, Hook, Kernel, Relay, RelayAddress, Relistened, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -18,8 +18,9 @@ use crate::{
     control::{self, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
+    logging,
     own_addresses::OwnAddresses,
-    plan::{self, Plan},
+    plan::{self, Before, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
 };
@@ -44,8 +45,7 @@ struct TurnServer {
     generated: Option<User>,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
-    /// What the listeners and relay addresses of the settings came to.
-    layout: Layout,
+    /// What the relay addresses of the settings came to.
     addresses: Vec<RelayAddress>,
     certificates: Certificates,
 }
@@ -63,7 +63,8 @@ impl TurnServer {
         settings.users.extend(generated.clone());
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
+        let mut plan = Plan::new(&settings, nonce_key, tls, dtls, None);
         raise_open_files(&plan);
 
         let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
@@ -112,7 +113,6 @@ impl TurnServer {
             generated,
             nonce_key,
             relay,
-            layout: plan.config.layout(),
             addresses: plan.config.relay,
             certificates,
         };
@@ -131,19 +131,54 @@ impl TurnServer {
             }
             new.users.extend(self.generated.clone());
         }
+        let unchangeable = self.started.unchangeable(&new);
+        new.keep_unchangeable(&self.started);
+        let relistened = match self.put_into_force(&new, &certificates, problems) {
+            Ok(relistened) => relistened,
+            Err(error) => {
+                control::say_refused(&error, NOT_RELOADED);
+                return false;
+            }
+        };
         say_warnings(&warnings);
-        say_warnings(&plan::alternates_that_are_us(&new).collect::<Vec<_>>());
-        control::say_unchangeable(&self.started.unchangeable(&new));
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        self.layout.add_server_names(realms::server_names(&new));
-        let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
+        control::say_unchangeable(&unchangeable);
+        say_relistened(&relistened);
         self.certificates.reload(&new, certificates, problems);
         ServeChanges::new(&self.settings, &new).say(&new);
+        // Last, so that nobody misses what has changed because the level has.
+        if new.log_level != self.settings.log_level
+            && let Err(error) = logging::set_level(&new.log_level)
+        {
+            tracing::warn!("log.level stays {}: {error}", self.settings.log_level);
+        }
         self.settings = new;
         true
     }
+
+    /// All that can fail of a reload; then nothing has changed.
+    fn put_into_force(
+        &mut self,
+        new: &Settings,
+        certificates: &[Certificate],
+        problems: &[Mistake],
+    ) -> Result<Relistened, DaemonError> {
+        let (tls, dtls) = self.certificates.contexts(new, certificates, problems)?;
+        let before = Before {
+            detected: self.settings.relay_addresses.is_empty().then(|| self.addresses.clone()),
+            layout: self.relay.layout(),
+        };
+        let plan = Plan::new(new, self.nonce_key, tls.clone(), dtls.clone(), Some(&before));
+        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(new));
+        let relistened = self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?;
+        (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
+        raise_open_files(&plan);
+        say_warnings(&plan.notes);
+        self.addresses = plan.config.relay;
+        Ok(relistened)
+    }
 }
+
+const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
 
 impl Service for TurnServer {
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
@@ -152,7 +187,7 @@ impl Service for TurnServer {
         match self.sources.load_but_certificates() {
             Ok((loaded, problems)) => self.take(loaded, &problems),
             Err(errors) => {
-                control::say_refused(&errors, "configuration not reloaded: the old one stays in force");
+                control::say_refused(&errors, NOT_RELOADED);
                 false
             }
         }
@@ -182,6 +217,19 @@ impl Service for TurnServer {
 
     fn say_left(&self, open: u64) {
         tracing::warn!(allocations = open, "sessions still open are ended");
+    }
+}
+
+fn say_relistened(relistened: &Relistened) {
+    for (protocol, address) in &relistened.opened {
+        tracing::info!("listening on {protocol} {address}");
+    }
+    for (protocol, address) in &relistened.closed {
+        let until = match *protocol {
+            "udp" | "dtls" => "takes no new clients, and is closed when its last one is gone",
+            _ => "closed; its connections live on",
+        };
+        tracing::info!("no longer listening on {protocol} {address}: {until}");
     }
 }
 

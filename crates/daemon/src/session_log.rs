@@ -199,6 +199,7 @@ fn denial(by: PeerDenial) -> String {
             "default: a service of this server's own machine, and not named in peers.allow".to_owned()
         }
         PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
+        PeerDenial::NotAllowed => "peers.allow_only: not in peers.allow".to_owned(),
     }
 }
 
@@ -209,6 +210,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
+        ClosedReason::MaxAge => "as long as a session may last",
     }
 }
 
