@@ -70,6 +70,8 @@ pub(crate) struct Ports {
 struct Plan {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
+    /// Ranges of before, of which something was still open at the last reload.
+    former: Vec<RangeInclusive<u16>>,
     /// Ranges of realms that have their own, and all ports of these.
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
@@ -120,15 +122,21 @@ impl Span<'_> {
 }
 
 impl Plan {
-    /// In place of one that had these pools.
-    fn new(config: &Config, before: &[Pool]) -> Self {
+    /// In place of one that had these pools, and these ranges.
+    fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits = |address| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
         let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
-        let is_left = |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_any_open();
+        let is_left =
+            |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
         let left = before.iter().filter(is_left).map(|pool| Pool { drawn: false, ..pool.clone() });
-        let ranges = config.realm_limits.iter();
-        let realms: HashMap<_, _, _> = ranges
+        let has_open = |range: &RangeInclusive<u16>| before.iter().any(|pool| pool.bits.has_open(range));
+        let is_within = |range: &RangeInclusive<u16>| {
+            config.ports.contains(range.start()) && config.ports.contains(range.end())
+        };
+        let former = ranges.into_iter().filter(|range| !is_within(range) && has_open(range)).collect();
+        let limits = config.realm_limits.iter();
+        let realms: HashMap<_, _, _> = limits
             .filter_map(|limits| Some((limits.realm.as_str().into(), limits.relay_ports.clone()?)))
             .collect();
         let owned = Bits::new();
@@ -136,6 +144,7 @@ impl Plan {
         Self {
             pools: config.relay.iter().map(drawn).chain(left).collect(),
             range: config.ports.clone(),
+            former,
             realms,
             owned,
             most_reservations: config.max_reservations(),
@@ -154,7 +163,7 @@ impl Plan {
 impl Ports {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            plan: RwLock::new(Arc::new(Plan::new(config, &[]))),
+            plan: RwLock::new(Arc::new(Plan::new(config, &[], Vec::new()))),
             options: UdpOptions {
                 gro: config.datapath == Datapath::Gso,
                 ip_header: true,
@@ -171,7 +180,13 @@ impl Ports {
     /// From now on addresses and ports are those of this configuration. What is open stays open.
     pub(crate) fn reconfigure(&self, config: &Config) {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
-        *plan = Arc::new(Plan::new(config, &plan.pools));
+        let ranges = plan.former.iter().chain([&plan.range]).cloned().collect();
+        *plan = Arc::new(Plan::new(config, &plan.pools, ranges));
+    }
+
+    /// Ranges of before a reload, of which something was still open then.
+    pub(crate) fn former_ranges(&self) -> Vec<RangeInclusive<u16>> {
+        self.plan().former.clone()
     }
 
     /// All addresses, those included on which something is still open.
@@ -409,8 +424,8 @@ impl PoolBits {
         Arc::new(Self { taken: Bits::new(), open: [Bits::new(), Bits::new()] })
     }
 
-    fn has_any_open(&self) -> bool {
-        self.open.iter().any(Bits::has_any)
+    fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
+        self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
 
     fn free(&self, port: u16) {
@@ -450,10 +465,6 @@ impl Bits {
     fn has(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
         word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    fn has_any(&self) -> bool {
-        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// False if it was set before.
@@ -768,12 +779,14 @@ mod tests {
         }
         assert_eq!(told.len(), 2, "{told:?}");
         assert_eq!(ports.addresses().len(), 3);
+        assert_eq!(ports.former_ranges(), [43_600..=43_619]);
         // Taken away, an address is forgotten with what is open there.
         ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
         assert!(ports.are_relayed(bound, RelayTransport::Udp));
         ports.release(bound);
         ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
         assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
+        assert!(ports.former_ranges().is_empty());
         assert!(!ports.are_relayed(bound, RelayTransport::Udp));
         // Back again, and no port is given twice.
         ports.reconfigure(&config(vec![at("127.0.0.1", None)], 43_600..=43_619));

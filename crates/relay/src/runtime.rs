@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Instant,
 };
@@ -264,7 +265,7 @@ impl Relay {
         let Change { places, sockets, .. } = Places::default().change(&layout, config)?;
         let mut config = config.clone();
         settle(&mut config, &layout, &places)?;
-        config.server.peers.own = own_endpoints(&config, &places, &config.relay);
+        config.server.peers.own = own_endpoints(&config, &places, &config.relay, Vec::new());
         let kernel = config.kernel.then(|| offload(&config, &places.listeners())).transpose()?.map(Arc::new);
         let common = Common::new(config, layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let in_force = InForce {
@@ -360,7 +361,7 @@ impl Relay {
         // Nothing can fail from here on.
         self.quotas.limit(&config);
         self.ports.reconfigure(&config);
-        config.server.peers.own = own_endpoints(&config, &places, &self.ports.addresses());
+        config.server.peers.own = self.own_endpoints(&config, &places);
         let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
         self.admission.limit(max_idle, max_idle_per_address);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
@@ -378,9 +379,13 @@ impl Relay {
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
         in_force.config.addresses = addresses;
-        let own = own_endpoints(&in_force.config, &in_force.places, &self.ports.addresses());
-        in_force.config.server.peers.own = own;
+        in_force.config.server.peers.own = self.own_endpoints(&in_force.config, &in_force.places);
         self.tell(&in_force, Vec::new());
+    }
+
+    /// With what is left of before a reload.
+    fn own_endpoints(&self, config: &Config, places: &Places) -> OwnEndpoints {
+        own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
     }
 
     /// Held until all workers have been told, so that two changes reach each of them in the same order.
@@ -453,8 +458,13 @@ fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), S
     Ok(())
 }
 
-/// What is ours: the addresses of this machine, these relay addresses with their ports, and all listeners.
-fn own_endpoints(config: &Config, places: &Places, relays: &[RelayAddress]) -> OwnEndpoints {
+/// What is ours: the addresses of this machine, these relay addresses with their ports and those of before, and all listeners.
+fn own_endpoints(
+    config: &Config,
+    places: &Places,
+    relays: &[RelayAddress],
+    former: Vec<RangeInclusive<u16>>,
+) -> OwnEndpoints {
     // Clients are told more addresses than those of relays where NAT can be discovered.
     let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
     let told = config.server.nat_discovery.iter().flat_map(of);
@@ -462,4 +472,5 @@ fn own_endpoints(config: &Config, places: &Places, relays: &[RelayAddress]) -> O
     let relays = relays.iter().map(|relay| (relay.bind, relay.external)).chain(discovery);
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
+        .with_former_ports(former)
 }

@@ -6,6 +6,7 @@
 
 mod support;
 
+mod bandwidth;
 mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
@@ -15,6 +16,7 @@ mod mobility;
 mod mobility_client;
 mod padding;
 mod pending_credentials;
+mod reload;
 mod reservations;
 mod stream_attacks;
 mod stream_limits;

@@ -14,7 +14,7 @@ fn ours(rules: &[&str]) -> PeerRules {
     let listeners = ["0.0.0.0:3478", "198.41.0.4:50000"].map(|at| at.parse().unwrap());
     let relays = [("198.41.0.4".parse().unwrap(), "198.41.0.9".parse().ok())];
     let own = OwnEndpoints::new(ips(&["2606:4700::4"]), relays, listeners, 49_152..=65_535);
-    PeerRules { allow: allow(rules), deny: Vec::new(), own }
+    PeerRules { allow: allow(rules), own, ..PeerRules::default() }
 }
 
 fn permitted(rules: &PeerRules, peer: &str) -> bool {
@@ -107,6 +107,14 @@ fn on_our_own_addresses_the_ports_of_the_relay_alone_are_open_in_any_spelling() 
     let on_loopback = OwnEndpoints::new([], [("127.0.0.1".parse().unwrap(), None)], [], 49_152..=65_535);
     let on_loopback = PeerRules { own: on_loopback, ..rules.clone() };
     assert!(permitted(&on_loopback, "127.0.0.1:60000") && !permitted(&on_loopback, "127.0.0.1:22"));
+    let former = rules.own.clone().with_former_ports([40_000..=40_009]);
+    let reloaded = PeerRules { own: former, ..rules.clone() };
+    for (peer, expected) in
+        [("198.41.0.4:40009", true), ("198.41.0.4:40010", false), ("127.0.0.1:40009", false)]
+    {
+        assert_eq!(permitted(&reloaded, peer), expected, "{peer}");
+        assert!(!permitted(&rules, peer), "{peer}");
+    }
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
