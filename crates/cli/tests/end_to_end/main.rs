@@ -19,6 +19,7 @@ mod interop;
 mod invalid_flood;
 mod json_lines;
 mod kernel_path;
+mod limits;
 mod load_and_reflect;
 mod load_forward;
 mod load_interrupted;
