@@ -284,15 +284,15 @@ pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
     differing.map(change).collect()
 }
 
+/// Keys whose value differs, of those that need a restart.
+pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
+    let differing = keys.iter().filter(|spec| !spec.reload && (spec.differs)(old, new));
+    differing.map(|spec| spec.path).collect()
+}
+
 /// For [`scalar!`].
 pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String) -> bool {
     show(one) != show(other)
-}
-
-/// Keys whose value differs, of those that a reload applies, or of those that it does not.
-pub(crate) fn changed<S>(keys: &[KeySpec<S>], reload: bool, old: &S, new: &S) -> Vec<&'static str> {
-    let differing = keys.iter().filter(|spec| spec.reload == reload && (spec.differs)(old, new));
-    differing.map(|spec| spec.path).collect()
 }
 
 /// Kinds that more than one table has.
@@ -302,7 +302,7 @@ pub(crate) mod kind {
     use turnpike_net::Datapath;
 
     use super::{Kind, Value, show::quoted};
-    use crate::{AdminListen, LogFormat, realm_keys::server_name};
+    use crate::{LogFormat, realm_keys::server_name};
 
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
@@ -337,22 +337,7 @@ pub(crate) mod kind {
         |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     );
 
-    /// Where the admin page listens.
-    pub(crate) const ADMIN: Kind<AdminListen> = Kind::one(
-        "\"ADDR:PORT\" or \"off\"",
-        |reader, node| {
-            reader.parsed(node, |text| match text {
-                "off" => Ok(AdminListen::Off),
-                address => address.parse().map(AdminListen::On).map_err(|_| ""),
-            })
-        },
-        |admin| match admin {
-            AdminListen::Off => quoted("off"),
-            AdminListen::On(address) => quoted(&address.to_string()),
-        },
-    );
-
-    /// Names under which the admin page may be asked for.
+    /// Names under which the admin interface may be asked for.
     pub(crate) const HOSTS: Kind<Vec<String>> = list_of!(
         "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         |text| match text.parse::<IpAddr>() {
@@ -371,8 +356,7 @@ pub(crate) mod kind {
     );
 
     /// How log lines look.
-    pub(crate) const LOG_FORMAT: Kind<LogFormat> =
-        named!("\"text\" or \"json\"", "text" => LogFormat::Text, "json" => LogFormat::Json);
+    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!("\"text\", \"json\" or \"journald\"", "text" => LogFormat::Text, "json" => LogFormat::Json, "journald" => LogFormat::Journald);
 }
 
 /// Values as TOML.

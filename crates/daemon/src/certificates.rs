@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,8 +15,11 @@ use turnpike_config::{
 use turnpike_relay::{DtlsContext, TlsContext};
 
 use crate::{
-    certificate_expiry::CertificateExpiry, certificate_watch::CertificateWatch, changes,
-    control::say_warnings, error::DaemonError,
+    certificate_expiry::CertificateExpiry,
+    certificate_watch::CertificateWatch,
+    changes::CertificateChanges,
+    control::{Reloaded, say_warnings},
+    error::DaemonError,
 };
 
 /// Of TLS and DTLS.
@@ -26,20 +29,31 @@ pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
 pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
-    in_use: Vec<Certificate>,
     watch: CertificateWatch,
     told: Arc<Told>,
 }
 
-/// What the metrics tell of them.
+/// What others tell of them.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) expiry: CertificateExpiry,
+    in_use: Mutex<Arc<[Certificate]>>,
     loaded: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Told {
+    /// Those that clients are shown.
+    pub(crate) fn in_use(&self) -> Arc<[Certificate]> {
+        Arc::clone(&self.in_use.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Clients are shown these from now on.
+    fn show(&self, certificates: Vec<Certificate>) {
+        self.expiry.show(&certificates);
+        *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = certificates.into();
+    }
+
     /// How often they were read again, by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.loaded), ("failed", &self.failed)]
@@ -50,9 +64,9 @@ impl Told {
 impl Certificates {
     /// What TLS and DTLS show from the start.
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, DaemonError> {
-        let (watch, told) = (CertificateWatch::new(settings), Arc::<Told>::default());
-        let mut new = Self { tls: None, dtls: None, in_use: loaded, watch, told };
-        (new.tls, new.dtls) = new.contexts(settings, &new.in_use, &[])?;
+        let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
+        let mut new = Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), told };
+        (new.tls, new.dtls) = new.contexts(settings, &new.told.in_use(), &[])?;
         Ok(new)
     }
 
@@ -66,8 +80,8 @@ impl Certificates {
         loaded: &[Certificate],
         problems: &[Mistake],
     ) -> Result<Contexts, DaemonError> {
-        let usable = if problems.is_empty() { loaded } else { &self.in_use };
-        let identities = certificates::identities(usable);
+        let in_use = self.told.in_use();
+        let identities = certificates::identities(if problems.is_empty() { loaded } else { &in_use });
         let tls = match &self.tls {
             Some(tls) => Some(Arc::clone(tls)),
             None if identities.is_empty() => None,
@@ -89,7 +103,7 @@ impl Certificates {
 
     /// Says which they are, and has the metrics tell it.
     pub(crate) fn say(&self) {
-        self.told.expiry.show(&self.in_use);
+        self.told.expiry.show(&self.told.in_use());
     }
 
     pub(crate) fn told(&self) -> Arc<Told> {
@@ -101,43 +115,51 @@ impl Certificates {
         if self.watch.has_changed() {
             let Found { certificates, problems, warnings } = certificates::load(settings);
             say_warnings(&warnings);
-            self.take(certificates, &problems);
+            self.take(certificates, &problems, &mut Reloaded::default());
         }
         self.told.expiry.look();
     }
 
     /// As a new configuration names them; its `problems` are those of certificates.
-    pub(crate) fn reload(&mut self, settings: &Settings, loaded: Vec<Certificate>, problems: &[Mistake]) {
+    pub(crate) fn reload(
+        &mut self,
+        settings: &Settings,
+        loaded: Vec<Certificate>,
+        problems: &[Mistake],
+        reloaded: &mut Reloaded,
+    ) {
         self.watch = CertificateWatch::new(settings);
-        self.take(loaded, problems);
+        self.take(loaded, problems, reloaded);
     }
 
     /// Shows them, if all of them can be used.
-    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake]) {
+    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         if !problems.is_empty() {
-            for problem in problems {
-                tracing::error!("{problem}");
+            let kept = "certificates not reloaded: the old ones stay in force";
+            for line in problems.iter().map(ToString::to_string).chain([kept.to_owned()]) {
+                tracing::error!("{line}");
+                reloaded.warnings.push(line);
             }
-            tracing::error!("certificates not reloaded: the old ones stay in force");
             self.told.failed.fetch_add(1, Ordering::Relaxed);
             return;
         }
         match (&self.tls, &loaded[..]) {
             (None, _) => {}
             (Some(_), []) => {
-                tracing::warn!("no certificate is configured any more: the old ones stay in force");
+                reloaded.warn("no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
-                    tracing::warn!("{error}: DTLS keeps the old one until a restart");
+                    reloaded.warn(format!("{error}: DTLS keeps the old one until a restart"));
                 }
-                self.told.expiry.show(&loaded);
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
-                changes::say_certificates(&self.in_use, &loaded);
-                self.in_use = loaded;
+                let changes = CertificateChanges::new(&self.told.in_use(), &loaded);
+                self.told.show(loaded);
+                changes.say();
+                reloaded.changed.extend(changes.lines());
             }
         }
     }

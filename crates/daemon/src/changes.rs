@@ -1,5 +1,5 @@
-//! What a reload has changed, for its log line: names of keys, rules and realms, counts of users and secrets. Never a secret, and of
-//! no list more than a line can hold.
+//! What a reload has changed, for the log and for whoever asked for it: a line for each key with its old and its new value, and for each rule
+//! and realm; of users and secrets their number. Never a secret, and of no list more than a line can hold.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -40,6 +40,50 @@ impl<K: Hash + Eq + Clone> Difference<K> {
     fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
+
+    /// `2 added, 1 changed`.
+    fn counted(&self) -> String {
+        let Self { added, removed, changed } = self;
+        counted(&[(added.len(), "added"), (removed.len(), "removed"), (changed.len(), "changed")])
+    }
+
+    /// `what NAME: added` or `removed`, a line each.
+    fn came_and_went(&self, what: &str) -> Vec<String>
+    where
+        K: AsRef<str>,
+    {
+        let all = [(&self.added, "added"), (&self.removed, "removed")];
+        let lines = all.into_iter().flat_map(|(names, how)| names.iter().map(move |name| (name, how)));
+        lines.map(|(name, how)| format!("{what} {}: {how}", name.as_ref())).collect()
+    }
+
+    /// The same, and `what NAME: changed`.
+    fn lines(&self, what: &str) -> Vec<String>
+    where
+        K: AsRef<str>,
+    {
+        let mut lines = self.came_and_went(what);
+        lines.extend(self.changed.iter().map(|name| format!("{what} {}: changed", name.as_ref())));
+        lines
+    }
+}
+
+/// Writes them into the log, as many as somebody can read.
+fn say_each(lines: &[String]) {
+    const MOST: usize = 200;
+    for line in lines.iter().take(MOST) {
+        tracing::info!("reloaded {line}");
+    }
+    if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
+        tracing::info!("reloaded {more} more; `turnpike reload` names them all");
+    }
+}
+
+/// `2 added, 1 changed`; or `changed`, where it is but the order.
+fn counted(counts: &[(usize, &str)]) -> String {
+    let counted = counts.iter().filter(|(count, _)| *count > 0);
+    let counted: Vec<String> = counted.map(|(count, how)| format!("{count} {how}")).collect();
+    if counted.is_empty() { "changed".to_owned() } else { counted.join(", ") }
 }
 
 /// Names as a line has them; `None` for none.
@@ -74,39 +118,51 @@ impl<'s> ServeChanges<'s> {
         let realms = |settings: &'s Settings| {
             settings.realms.iter().map(|realm| (realm.name.as_str(), realm)).collect::<Vec<_>>()
         };
-        let changes = old.changed(new);
-        let mut keys: Vec<&'static str> = changes.iter().map(|change| change.key).collect();
-        let mut lines: Vec<String> = changes.iter().map(|change| line(change.key, change)).collect();
-        if old.alternates != new.alternates {
-            keys.push("alternate");
-            let count = |settings: &Settings| settings.alternates.len();
-            lines.push(format!("alternate: there were {}, now {}", count(old), count(new)));
-        }
-        let realms = Difference::of(&realms(old), &realms(new), PartialEq::eq);
-        lines.extend(realm_lines(&realms, old, new));
         let (before, after) = (secrets(old), secrets(new));
         let missing = |list: &[(&str, &Secret)], there: &[(&str, &Secret)]| {
             list.iter().filter(|secret| !there.contains(secret)).count()
         };
-        Self {
-            keys,
-            lines,
-            realms,
+        let mut this = Self {
+            keys: Vec::new(),
+            lines: Vec::new(),
+            realms: Difference::of(&realms(old), &realms(new), PartialEq::eq),
             users: Difference::of(&users(old), &users(new), PartialEq::eq),
             secrets: (missing(&after, &before), missing(&before, &after)),
+        };
+        for change in old.changed(new) {
+            this.keys.push(change.key);
+            this.lines.push(match change.key {
+                "auth.users" => format!("auth.users: {}", this.users.counted()),
+                "auth.secrets" => {
+                    let (added, removed) = this.secrets;
+                    format!("auth.secrets: {}", counted(&[(added, "added"), (removed, "removed")]))
+                }
+                key => line(key, &change),
+            });
         }
+        if old.alternates != new.alternates {
+            this.keys.push("alternate");
+            let count = |settings: &Settings| settings.alternates.len();
+            this.lines.push(format!("alternate: there were {}, now {}", count(old), count(new)));
+        }
+        this.lines.extend(realm_lines(&this.realms, old, new));
+        this
     }
 
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.clone()
+    }
+
+    /// The lines of the log: those, and what they come to.
     pub(crate) fn say(&self, settings: &Settings) {
-        for line in &self.lines {
-            tracing::info!("reloaded {line}");
-        }
+        say_each(&self.lines);
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
         });
         let nonzero = |count: usize| Some(count).filter(|count| *count > 0);
-        if self.keys.is_empty() && self.realms.is_empty() {
+        if self.lines.is_empty() {
             tracing::info!(
                 realms = all.len(),
                 users,
@@ -147,15 +203,15 @@ fn line(key: &str, change: &Change) -> String {
     }
 }
 
+/// A line for each realm that came or went, and for each key of those that are another now.
 fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
     let find = |settings: &Settings, name: &str| {
         settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
     };
-    let mut lines: Vec<String> = realms.added.iter().map(|name| format!("realm {name:?}: added")).collect();
-    lines.extend(realms.removed.iter().map(|name| format!("realm {name:?}: removed")));
+    let mut lines = realms.came_and_went("realm");
     for name in &realms.changed {
         for change in find(old, name).changed(&find(new, name)) {
-            lines.push(line(&format!("realm {name:?}, {}", change.key), &change));
+            lines.push(line(&format!("realm {name}, {}", change.key), &change));
         }
     }
     lines
@@ -178,29 +234,49 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
 }
 
-/// The line of certificates that were read again, by file.
-pub(crate) fn say_certificates(old: &[Certificate], new: &[Certificate]) {
-    fn files(certificates: &[Certificate]) -> Vec<(String, &Identity)> {
-        let file = |certificate: &Certificate| certificate.file.display().to_string();
-        certificates.iter().map(|certificate| (file(certificate), &certificate.identity)).collect()
+/// Of certificates that were read again, by file.
+pub(crate) struct CertificateChanges {
+    files: Difference<String>,
+    certificates: usize,
+}
+
+impl CertificateChanges {
+    pub(crate) fn new(old: &[Certificate], new: &[Certificate]) -> Self {
+        fn files(certificates: &[Certificate]) -> Vec<(String, &Identity)> {
+            let file = |certificate: &Certificate| certificate.file.display().to_string();
+            certificates.iter().map(|certificate| (file(certificate), &certificate.identity)).collect()
+        }
+        let files = Difference::of(&files(old), &files(new), PartialEq::eq);
+        Self { files, certificates: new.len() }
     }
-    let difference = Difference::of(&files(old), &files(new), PartialEq::eq);
-    if difference.is_empty() {
-        tracing::info!(certificates = new.len(), "certificates loaded; they are those from before");
-        return;
+
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.files.lines("certificate")
     }
-    tracing::info!(
-        certificates = new.len(),
-        added = names(&difference.added),
-        removed = names(&difference.removed),
-        changed = names(&difference.changed),
-        "certificates loaded"
-    );
+
+    /// The line of the log.
+    pub(crate) fn say(&self) {
+        let Self { files, certificates } = self;
+        if files.is_empty() {
+            tracing::info!(certificates, "certificates loaded; they are those from before");
+            return;
+        }
+        tracing::info!(
+            certificates,
+            added = names(&files.added),
+            removed = names(&files.removed),
+            changed = names(&files.changed),
+            "certificates loaded"
+        );
+    }
 }
 
 /// Of a forwarder's reload.
 pub(crate) struct ForwardChanges<'s> {
     keys: Vec<&'static str>,
+    /// One for each key and rule.
+    lines: Vec<String>,
     rules: Difference<&'s str>,
 }
 
@@ -210,12 +286,21 @@ impl<'s> ForwardChanges<'s> {
             settings.rules.iter().map(|rule| (rule.id.0.as_str(), rule)).collect::<Vec<_>>()
         };
         let rules = Difference::of(&rules(old), &rules(new), PartialEq::eq);
-        Self { keys: old.changed(new), rules }
+        let changes = old.changed(new);
+        let mut lines: Vec<String> = changes.iter().map(|change| line(change.key, change)).collect();
+        lines.extend(rules.lines("rule"));
+        Self { keys: changes.iter().map(|change| change.key).collect(), lines, rules }
     }
 
-    /// The line; `rules` is how many there are now.
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.clone()
+    }
+
+    /// The lines of the log: those, and what they come to; `rules` is how many there are now.
     pub(crate) fn say(&self, rules: usize) {
-        if self.keys.is_empty() && self.rules.is_empty() {
+        say_each(&self.lines);
+        if self.lines.is_empty() {
             tracing::info!(rules, "rules reloaded; nothing in them has changed");
             return;
         }
@@ -285,13 +370,13 @@ mod tests {
         new.realms[1].secrets.push(Secret::new("hidden"));
         let changes = ServeChanges::new(&old, &new);
         assert_eq!(
-            changes.lines,
+            changes.lines(),
             [
-                "auth.users: changed",
-                "auth.secrets: changed",
+                "auth.users: 2 added, 2 removed, 1 changed",
+                "auth.secrets: 2 added, 1 removed",
                 "limits.allocations: 16384 -> 20000",
-                "realm \"b\": added",
-                "realm \"a\", realm.users: changed",
+                "realm b: added",
+                "realm a, realm.users: changed",
             ]
         );
         let again = ServeChanges::new(&new, &new);

@@ -1,40 +1,60 @@
 //! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads and drains it.
 
 use std::{
+    fmt::Display,
     io::Write,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{Certificate, Loaded, Mistake, Settings, Sources, User, UserSecret};
+use tokio::{sync::watch, task::JoinHandle};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
+use turnpike_net::PassedSockets;
 use turnpike_relay::{CredentialStore, Hook, Kernel, Relay, RelayAddress, Relistened, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{self, AdminState},
-    certificates::Certificates,
+    admin::{AdminInterface, Job, Listening, Program, Server},
+    certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    control::{self, Service, Status, say_warnings},
+    control::{self, Control, Reloaded, Service, say_warnings},
     credentials::Credentials,
     error::DaemonError,
     logging,
     own_addresses::OwnAddresses,
+    passed,
     plan::{self, Before, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
+    store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
-/// Runs a TURN server until a signal ends it. A generated credential goes to `out`, once.
+/// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
+pub fn serve(
+    sources: &Sources,
+    out: &mut dyn Write,
+    interface: &dyn AdminInterface,
+) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
     let loaded = sources.load()?;
+    check_store(&loaded.settings)?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |status| {
-        TurnServer::start(sources.clone(), loaded, status, out).await
+    control::run((&level, format), async |control| {
+        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
     })
+}
+
+/// Whether the settings name a store that can be one; it is not connected to.
+///
+/// # Errors
+/// As those of the rest of the configuration.
+pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
+    store::address(settings).map(drop)
 }
 
 struct TurnServer {
@@ -42,9 +62,17 @@ struct TurnServer {
     /// What the relay was started with; keys that a reload cannot change keep these values.
     started: Settings,
     settings: Settings,
+    /// For whoever looks.
+    shown: watch::Sender<Shown>,
+    /// Where there is no store to keep it.
     generated: Option<User>,
+    store: Option<OpenStore>,
+    /// The same for metrics.
+    shared_store: SharedStore,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
+    /// What a service manager has passed.
+    passed: Arc<PassedSockets>,
     /// What the relay addresses of the settings came to.
     addresses: Vec<RelayAddress>,
     certificates: Certificates,
@@ -54,22 +82,31 @@ impl TurnServer {
     async fn start(
         sources: Sources,
         loaded: Loaded,
-        status: &Arc<Status>,
+        passed: Arc<PassedSockets>,
+        control: &Control,
         out: &mut dyn Write,
+        interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
-        let generated = plan::generated_user(&settings);
-        settings.users.extend(generated.clone());
+        let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
+            OpenError::Address(errors) => DaemonError::Config(errors),
+            OpenError::Store(error) => DaemonError::Store(error),
+        })?;
+        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let merged = merge(&settings, store.as_mut());
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
         let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-        let mut plan = Plan::new(&settings, nonce_key, tls, dtls, None);
+        let mut plan = Plan::new(&merged, nonce_key, tls, dtls, None);
+        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+        plan.config.passed = Arc::clone(&passed);
         raise_open_files(&plan);
 
-        let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
-        // The page asks nobody who he is, and a client that has TCP relayed would come from the server's own address.
-        plan.config.listeners_beside = page.iter().filter_map(|page| page.local_addr().ok()).collect();
+        let is_explicit = settings.is_explicit("admin.listen");
+        let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+        // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside = page.addresses();
         let own = OwnAddresses::new()
             .inspect(|own| plan.config.addresses = own.list())
             .inspect_err(|error| {
@@ -80,121 +117,243 @@ impl TurnServer {
             })
             .ok();
         let (logger, writer) = session_log();
-        let log_counts = logger.counts();
+        let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
-        let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
-        say_what_started(&plan, &relay, page.as_ref());
+        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
+        say_what_started(&plan, &relay, &*page);
         certificates.say();
-        if let Some(user) = &generated {
-            print_credential(user, &settings.realm, out);
+        if let Some(generated) = &generated {
+            generated.print(&settings.realm, out);
         }
+        let shared_store = SharedStore::default();
+        store::share(&shared_store, store.as_ref());
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
         if let Some(own) = own {
             tokio::spawn(own.keep_current(Weak::clone(&weak)));
         }
-        if let Some(page) = page {
-            let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |relay| {
-                    let kernel = relay.kernel().map(Kernel::snapshot);
-                    (relay.snapshots(), relay.realms(), kernel)
-                })
-            };
-            let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
-            let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
-        }
+        let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
+        let told = certificates.told();
+        page.serve(Program {
+            job: Job::Serve,
+            control: control.clone(),
+            admin: {
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.admin.clone())
+            },
+            toml: {
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.to_toml())
+            },
+            open: {
+                let relay = Weak::clone(&weak);
+                Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
+            },
+            metrics: {
+                let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
+                let snapshots = move || {
+                    relay.upgrade().map_or_else(Default::default, |relay| {
+                        let kernel = relay.kernel().map(Kernel::snapshot);
+                        (relay.snapshots(), relay.realms(), kernel)
+                    })
+                };
+                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
+                serve_metrics::page(snapshots, told, status, log_counts)
+            },
+            server: Some(Server {
+                relay: weak,
+                shown: shown.subscribe(),
+                store: Arc::clone(&shared_store),
+                certificates: told,
+                datapath: plan.config.datapath,
+                datapath_reason: plan.datapath_reason.as_str().into(),
+            }),
+        });
         let server = Self {
             sources,
             started: settings.clone(),
             settings,
-            generated,
+            shown,
+            generated: generated.and_then(Generated::not_kept),
+            store,
+            shared_store,
             nonce_key,
             relay,
+            passed,
             addresses: plan.config.relay,
             certificates,
         };
         Ok((server, tokio::spawn(writer.run())))
     }
 
-    /// False where it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> bool {
+    /// What has changed, or why it cannot be taken: then nothing has changed.
+    async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
-        if plan::generated_user(&new).is_some() {
+        let unchangeable = self.started.unchangeable(&new);
+        new.keep_unchangeable(&self.settings);
+        let refused = |error: &dyn Display| control::say_refused(error, NOT_RELOADED);
+        let store = if new.store == self.settings.store {
+            None
+        } else {
+            Some(OpenStore::open(&new, true).await.map_err(|error| refused(&error))?)
+        };
+        let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
+        if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {
-                tracing::error!(
-                    "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
-                );
-                return false;
+                return Err(refused(&"it names neither users nor secrets, so nobody could authenticate"));
             }
             new.users.extend(self.generated.clone());
         }
-        let unchangeable = self.started.unchangeable(&new);
-        new.keep_unchangeable(&self.started);
-        let relistened = match self.put_into_force(&new, &certificates, problems) {
-            Ok(relistened) => relistened,
-            Err(error) => {
-                control::say_refused(&error, NOT_RELOADED);
-                return false;
-            }
-        };
-        say_warnings(&warnings);
-        control::say_unchangeable(&unchangeable);
+        let contexts = self.certificates.contexts(&new, &certificates, problems);
+        let contexts = contexts.map_err(|error| refused(&error))?;
+        let (relistened, notes) =
+            self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
+        let mut reloaded = Reloaded::default();
+        reloaded.warn_all(warnings);
+        reloaded.warn_all(notes);
+        reloaded.need_restart(&unchangeable);
         say_relistened(&relistened);
-        self.certificates.reload(&new, certificates, problems);
-        ServeChanges::new(&self.settings, &new).say(&new);
+        let old = std::mem::replace(&mut self.settings, new);
+        let changes = ServeChanges::new(&old, &self.settings);
+        reloaded.changed = changes.lines();
+        self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
+        changes.say(&self.settings);
         // Last, so that nobody misses what has changed because the level has.
-        if new.log_level != self.settings.log_level
-            && let Err(error) = logging::set_level(&new.log_level)
+        if old.log_level != self.settings.log_level
+            && let Err(error) = logging::set_level(&self.settings.log_level)
         {
-            tracing::warn!("log.level stays {}: {error}", self.settings.log_level);
+            reloaded.warn(format!("log.level stays {}: {error}", old.log_level));
         }
-        self.settings = new;
-        true
+        Ok(reloaded)
     }
 
-    /// All that can fail of a reload; then nothing has changed.
+    /// Settings with what the store says, be it the one that there was or a `new` one: all of a reload that can fail. Where it does, nothing
+    /// has changed. What the log should say.
     fn put_into_force(
         &mut self,
-        new: &Settings,
-        certificates: &[Certificate],
-        problems: &[Mistake],
-    ) -> Result<Relistened, DaemonError> {
-        let (tls, dtls) = self.certificates.contexts(new, certificates, problems)?;
+        settings: &Settings,
+        new: Option<Option<OpenStore>>,
+        (tls, dtls): Contexts,
+    ) -> Result<(Relistened, Vec<String>), DaemonError> {
+        let (is_new, mut store) = match new {
+            Some(new) => (true, new),
+            None => (false, self.store.take()),
+        };
         let before = Before {
             detected: self.settings.relay_addresses.is_empty().then(|| self.addresses.clone()),
             layout: self.relay.layout(),
         };
-        let plan = Plan::new(new, self.nonce_key, tls.clone(), dtls.clone(), Some(&before));
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(new));
-        let relistened = self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?;
+        let merged = merge(settings, store.as_mut());
+        let plan = Plan::new(&merged, self.nonce_key, tls.clone(), dtls.clone(), Some(&before));
+        let is_served = |transport, at| plan.listens(transport, at);
+        let relistened = passed::check(&self.passed, plan.config.workers, is_served).and_then(|()| {
+            let credentials = credentials(&merged, store.as_ref());
+            Ok(self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?)
+        });
+        if is_new && relistened.is_ok() {
+            store::share(&self.shared_store, store.as_ref());
+        }
+        if !is_new || relistened.is_ok() {
+            self.store = store;
+        }
+        let relistened = relistened.inspect_err(|_| {
+            // What it says is not in force.
+            if let Some(store) = &mut self.store {
+                store.not_in_force();
+            }
+        })?;
         (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
         raise_open_files(&plan);
-        say_warnings(&plan.notes);
+        self.shown.send_replace(Shown::new(settings, &merged, &plan.config.relay));
         self.addresses = plan.config.relay;
-        Ok(relistened)
+        Ok((relistened, plan.notes))
     }
 }
 
 const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
 
+/// What holds, for whoever looks at it.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    pub(crate) configured: Arc<Settings>,
+    /// With what the store adds.
+    pub(crate) in_force: Arc<Settings>,
+    /// Those that relayed transport addresses are made on.
+    pub(crate) addresses: Arc<[RelayAddress]>,
+}
+
+impl Shown {
+    fn new(configured: &Settings, merged: &Merged, addresses: &[RelayAddress]) -> Self {
+        Self {
+            configured: Arc::new(configured.clone()),
+            in_force: Arc::new(merged.settings.clone()),
+            addresses: addresses.into(),
+        }
+    }
+}
+
+/// Settings with what the store adds.
+fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
+    match store {
+        Some(store) => store.take(settings),
+        None => Merged::of(settings),
+    }
+}
+
+fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
+    let in_use = store.filter(|store| store.is_in_use()).map(|store| store.directory.clone());
+    Arc::new(Credentials::new(&merged.settings, in_use))
+}
+
+/// A credential that was made up because nobody could have authenticated.
+enum Generated {
+    /// It is gone with this process.
+    ForThisRun(User),
+    /// In the embedded store.
+    Kept(MadeUp),
+}
+
+/// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
+async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
+    if !plan::names_nobody(settings) {
+        return None;
+    }
+    if let Some(store) = store {
+        match store.make_up_a_user(settings).await {
+            None => return None,
+            Some(Ok(made)) => return Some(Generated::Kept(made)),
+            Some(Err(error)) => {
+                tracing::warn!("{error}; the credential that is made up now is for this run alone")
+            }
+        }
+    }
+    let user = plan::random_user();
+    settings.users.push(user.clone());
+    Some(Generated::ForThisRun(user))
+}
+
 impl Service for TurnServer {
+    const OPEN: &'static str = "allocations";
+
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
-    fn reload(&mut self) -> bool {
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
-            Ok((loaded, problems)) => self.take(loaded, &problems),
-            Err(errors) => {
-                control::say_refused(&errors, NOT_RELOADED);
-                false
-            }
+            Ok((loaded, problems)) => self.take(loaded, &problems).await,
+            Err(errors) => Err(control::say_refused(&errors, NOT_RELOADED)),
         }
     }
 
     fn look(&mut self) {
         self.certificates.look(&self.settings);
+        if self.store.as_ref().is_some_and(OpenStore::has_news) {
+            tracing::info!("the store has other realms, limits, token keys or peer rules now");
+            let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
+            if let Err(error) = self.put_into_force(&self.settings.clone(), None, contexts) {
+                tracing::error!("what the store says now is not in force: {error}");
+            }
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -211,13 +370,21 @@ impl Service for TurnServer {
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
 
+    fn makes_progress(&self) -> bool {
+        self.relay.makes_progress()
+    }
+
     fn open(&self) -> u64 {
-        self.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+        allocations(&self.relay)
     }
 
     fn say_left(&self, open: u64) {
         tracing::warn!(allocations = open, "sessions still open are ended");
     }
+}
+
+fn allocations(relay: &Relay) -> u64 {
+    relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
 }
 
 fn say_relistened(relistened: &Relistened) {
@@ -232,13 +399,12 @@ fn say_relistened(relistened: &Relistened) {
         tracing::info!("no longer listening on {protocol} {address}: {until}");
     }
 }
-
 fn raise_open_files(plan: &Plan) {
     let subject = format!("{} allocations", plan.config.max_allocations);
     rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
+fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -275,7 +441,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
             config.datapath
         );
     }
-    admin::say_where(page);
+    page.say_where();
     for note in &plan.notes {
         tracing::warn!("{note}");
     }
@@ -284,18 +450,38 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
     }
 }
 
-/// This one password is meant to be seen: it exists nowhere else.
-fn print_credential(user: &User, realm: &str, out: &mut dyn Write) {
-    let UserSecret::Password(password) = &user.secret else {
-        return;
-    };
-    let line = writeln!(
-        out,
-        "No user is configured. For this run: user {} password {} (realm {realm})",
-        user.name,
-        password.reveal()
-    );
-    if line.and_then(|()| out.flush()).is_err() {
-        tracing::warn!("cannot print the generated credential: configure a user with --user NAME:PASSWORD");
+impl Generated {
+    fn not_kept(self) -> Option<User> {
+        match self {
+            Self::ForThisRun(user) => Some(user),
+            Self::Kept(_) => None,
+        }
+    }
+
+    /// This one password is meant to be seen: it is shown nowhere else.
+    fn print(&self, realm: &str, out: &mut dyn Write) {
+        let (before, user, after) = match self {
+            Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),
+            Self::Kept(MadeUp { user, dir }) => (
+                "No user was configured; here is one".to_owned(),
+                user,
+                format!(
+                    ", kept in {}. The password is not shown again; `turnpike user` makes others",
+                    dir.display()
+                ),
+            ),
+        };
+        let UserSecret::Password(password) = &user.secret else { return };
+        let line = writeln!(
+            out,
+            "{before}: user {} password {} (realm {realm}){after}",
+            user.name,
+            password.reveal()
+        );
+        if line.and_then(|()| out.flush()).is_err() {
+            tracing::warn!(
+                "cannot print the generated credential: configure a user with --user NAME:PASSWORD"
+            );
+        }
     }
 }

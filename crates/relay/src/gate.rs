@@ -128,6 +128,11 @@ impl Quotas {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
 
+    /// Users that have an allocation.
+    pub(crate) fn users(&self) -> usize {
+        self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
     pub(crate) fn acquire(&self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         let most = self.most.load(Ordering::Relaxed);
         let within = |n: usize| (n < most).then_some(n + 1);
@@ -299,7 +304,7 @@ mod tests {
         quotas.release(REALM, "small\0c", HOME);
         quotas.release("small", "a", HOME);
         assert_eq!(quotas.acquire("small", "c", HOME), Ok(()));
-        assert_eq!(quotas.total.load(Ordering::Relaxed), 3);
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (3, 3));
     }
 
     #[test]

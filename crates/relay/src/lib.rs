@@ -16,6 +16,7 @@ mod listening;
 mod peers;
 mod ports;
 pub mod runtime;
+pub mod sessions;
 pub mod stream;
 mod worker;
 

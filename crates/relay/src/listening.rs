@@ -18,10 +18,10 @@ use std::{
     },
 };
 
-use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket, passed};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
-use crate::{Config, Layout, StartError, layout::Placed, runtime::Listeners, stream::bind_stream};
+use crate::{Config, Layout, StartError, layout::Placed, runtime::Listeners, stream::listen_options};
 
 /// Ports that the kernel may choose before one is free for both UDP and TCP.
 const PORT_ATTEMPTS: usize = 16;
@@ -39,8 +39,9 @@ pub(crate) struct Sockets {
 /// The socket of a listener.
 pub(crate) enum Source {
     Own(UdpSocket),
-    /// That of the listener of the other kind, plain UDP or DTLS, at this place.
-    Shared(usize),
+    /// That of the listener of the other kind, plain UDP or DTLS, at this place; with its clients where that one is to be closed: they are
+    /// left once the socket is shared.
+    Shared(usize, Option<Arc<Clients>>),
 }
 
 /// A listener that is to be closed.
@@ -52,20 +53,20 @@ pub(crate) struct Closing {
     pub(crate) clients: Arc<Clients>,
 }
 
-/// How many workers have clients of a listener that is to be closed.
+/// How many workers have clients of a listener that is to be closed, or are about to share its socket.
 pub(crate) struct Clients(AtomicUsize);
 
-/// More workers than there are: it is open again.
+/// More workers than there are: for as long as they count, the listener is open again.
 const REOPENED: usize = usize::MAX / 2;
 
 impl Clients {
-    fn of(workers: usize) -> Arc<Self> {
+    pub(crate) fn of(workers: usize) -> Arc<Self> {
         Arc::new(Self(AtomicUsize::new(workers)))
     }
 
     /// One worker has none any more.
     pub(crate) fn leave(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.release(1);
     }
 
     /// Whether no worker has any: it is closed now.
@@ -73,10 +74,39 @@ impl Clients {
         self.0.load(Ordering::Relaxed) == 0
     }
 
-    /// False if it is too late.
-    fn reopen(&self) -> bool {
-        let reopened = |workers: usize| (workers > 0).then_some(REOPENED);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reopened).is_ok()
+    /// Keeps it from being closed; false if it is too late.
+    fn hold(&self, count: usize) -> bool {
+        let held = |workers: usize| (workers > 0).then(|| workers + count);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, held).is_ok()
+    }
+
+    fn release(&self, count: usize) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// What has been done to [`Clients`] for a change, and is undone unless that is kept.
+#[derive(Default)]
+pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
+
+impl Held {
+    fn hold(&mut self, clients: &Arc<Clients>, count: usize) -> bool {
+        let held = clients.hold(count);
+        if held {
+            self.0.push((Arc::clone(clients), count));
+        }
+        held
+    }
+
+    /// Nothing can fail any more.
+    pub(crate) fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(clients, count)| clients.release(*count));
     }
 }
 
@@ -125,6 +155,7 @@ pub(crate) struct Change {
     /// By protocol.
     pub(crate) opened: Vec<(&'static str, SocketAddr)>,
     pub(crate) closing: Vec<(&'static str, SocketAddr)>,
+    pub(crate) held: Held,
 }
 
 impl Places {
@@ -139,7 +170,9 @@ impl Places {
             sockets: (0..workers).map(|_| Sockets::default()).collect(),
             opened: Vec::new(),
             closing: Vec::new(),
+            held: Held::default(),
         };
+        change.places.forget_closed();
         let mut new = [Vec::new(), Vec::new(), Vec::new()];
         for (transport, new) in [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(&mut new) {
             for placed in layout.placed(transport) {
@@ -157,7 +190,7 @@ impl Places {
             change.bind_udp(Transport::Dtls, placed, found, config)?;
         }
         for (placed, address) in streams.iter().zip(found.streams) {
-            change.bind_stream(placed, address)?;
+            change.bind_stream(placed, address, config)?;
         }
         Ok(change)
     }
@@ -173,6 +206,16 @@ impl Places {
             tcp: open(&self.streams, false),
             tls: open(&self.streams, true),
             dtls: open(&self.dtls, false),
+        }
+    }
+
+    /// Forgets UDP and DTLS listeners whose last client is gone.
+    fn forget_closed(&mut self) {
+        for place in self.udp.iter_mut().chain(&mut self.dtls) {
+            let clients = place.as_ref().and_then(|place| place.closing.as_ref());
+            if clients.is_some_and(|clients| clients.are_gone()) {
+                *place = None;
+            }
         }
     }
 
@@ -233,7 +276,7 @@ impl Places {
 
     /// Real addresses of new listeners, and whose sockets they share. Each is bound once without SO_REUSEPORT: a second server on the same
     /// port is told so, instead of silently sharing it. For an address that is listened on by UDP and by TCP, port 0 becomes the same
-    /// port. What `before` has is ours.
+    /// port. What `before` has is ours, and where a socket was passed there is nothing to find out.
     fn probe(
         &self,
         before: &Self,
@@ -256,7 +299,7 @@ impl Places {
                     };
                     let pair = (0..streams.len()).find(is_it);
                     let pair = pair.filter(|_| !before.overlaps(&[Transport::Tcp], wanted));
-                    let (udp, tcp) = probe_pair(wanted, pair.is_some(), udp_setting(config, wanted))?;
+                    let (udp, tcp) = probe_pair(config, wanted, pair.is_some())?;
                     if let Some(at) = pair {
                         of_pair[at] = tcp;
                     }
@@ -275,7 +318,9 @@ impl Places {
                     Found { address, shared: Some(place) }
                 }
                 None if before.overlaps(&[Transport::Udp, Transport::Dtls], wanted) => Found::own(wanted),
-                None => Found::own(probe_udp("dtls", wanted)?),
+                None => Found::own(
+                    probe_udp(config, wanted).map_err(|source| listen_error("dtls", wanted, source))?,
+                ),
             });
         }
         for (placed, of_pair) in streams.iter().zip(of_pair) {
@@ -284,10 +329,11 @@ impl Places {
             found.streams.push(match of_pair {
                 Some(address) => address,
                 None if before.overlaps(&[Transport::Tcp], wanted) => wanted,
-                None if wanted.port() == 0 && !placed.secure => {
-                    probe_stream(protocol, of_udp().unwrap_or(wanted))?
+                None => {
+                    let takes_that_of_udp = wanted.port() == 0 && !placed.secure;
+                    let wanted = if takes_that_of_udp { of_udp().unwrap_or(wanted) } else { wanted };
+                    probe_tcp(config, wanted).map_err(|source| listen_error(protocol, wanted, source))?
                 }
-                None => probe_stream(protocol, wanted)?,
             });
         }
         Ok(found)
@@ -325,12 +371,12 @@ impl Change {
         match (placed.open, &place.closing) {
             (true, None) | (false, Some(_)) => true,
             (true, Some(clients)) => {
-                if clients.reopen() {
+                let is_open = self.held.hold(clients, REOPENED);
+                if is_open {
                     place.closing = None;
                     self.opened.push((protocol, bound));
-                    return true;
                 }
-                false
+                is_open
             }
             (false, None) => {
                 let clients = Clients::of(workers);
@@ -355,10 +401,11 @@ impl Change {
         config: &Config,
     ) -> Result<(), StartError> {
         let protocol = protocol(transport, false);
-        for sockets in &mut self.sockets {
-            let source = match shared {
-                Some(place) => Source::Shared(place),
-                None => Source::Own(udp_socket(protocol, address, config)?),
+        let shared = shared.and_then(|place| self.share(transport, place));
+        for (worker, sockets) in self.sockets.iter_mut().enumerate() {
+            let source = match &shared {
+                Some((place, clients)) => Source::Shared(*place, clients.clone()),
+                None => Source::Own(udp_socket(protocol, address, worker, config)?),
             };
             let list = if transport == Transport::Udp { &mut sockets.udp } else { &mut sockets.dtls };
             list.push((placed.place, source));
@@ -368,11 +415,25 @@ impl Change {
         Ok(())
     }
 
-    fn bind_stream(&mut self, placed: &Placed, address: SocketAddr) -> Result<(), StartError> {
+    /// Has a listener use the socket of the one of the other kind at this place; `None` where that is closed by now.
+    fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<Clients>>)> {
+        let other = if transport == Transport::Udp { Transport::Dtls } else { Transport::Udp };
+        let found = self.places.of(other).get(place)?.as_ref()?;
+        let Some(clients) = &found.closing else { return Some((place, None)) };
+        self.held.hold(clients, self.sockets.len()).then(|| (place, Some(Arc::clone(clients))))
+    }
+
+    fn bind_stream(
+        &mut self,
+        placed: &Placed,
+        address: SocketAddr,
+        config: &Config,
+    ) -> Result<(), StartError> {
         let protocol = protocol(Transport::Tcp, placed.secure);
-        for sockets in &mut self.sockets {
-            let socket = bind_stream(address).map_err(|source| listen_error(protocol, address, source))?;
-            sockets.streams.push((placed.place, socket));
+        for (worker, sockets) in self.sockets.iter_mut().enumerate() {
+            let bound = config.passed.tcp(worker, address, &listen_options());
+            let bound = bound.map_err(|source| bind_error(config, protocol, address, source));
+            sockets.streams.push((placed.place, bound?));
         }
         self.places.set(Transport::Tcp, placed.place, Some(Place::open(placed, address)));
         self.opened.push((protocol, address));
@@ -389,7 +450,12 @@ fn protocol(transport: Transport, secure: bool) -> &'static str {
     }
 }
 
-fn udp_socket(protocol: &'static str, address: SocketAddr, config: &Config) -> Result<UdpSocket, StartError> {
+fn udp_socket(
+    protocol: &'static str,
+    address: SocketAddr,
+    worker: usize,
+    config: &Config,
+) -> Result<UdpSocket, StartError> {
     let options = UdpOptions {
         // Several workers, a reload, all addresses and one of them on one port: none could bind what another has.
         reuse_port: true,
@@ -401,25 +467,26 @@ fn udp_socket(protocol: &'static str, address: SocketAddr, config: &Config) -> R
         errors: false,
         dual_stack: false,
     };
-    UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))
+    let bound = config.passed.udp(worker, address, &options);
+    bound.map_err(|source| bind_error(config, protocol, address, source))
 }
 
-/// `named_by` is the setting that names the address.
 fn probe_pair(
+    config: &Config,
     address: SocketAddr,
     also_tcp: bool,
-    named_by: &str,
 ) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let named_by = udp_setting(config, address);
     let mut attempts = 0;
     loop {
-        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
-            Ok(socket) => socket.local_addr(),
+        let udp = match probe_udp(config, address) {
+            Ok(udp) => udp,
             Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
         };
         if !also_tcp {
             return Ok((udp, None));
         }
-        match TcpListener::probe(udp) {
+        match probe_tcp(config, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
             Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
@@ -427,13 +494,18 @@ fn probe_pair(
     }
 }
 
-fn probe_udp(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    let socket = UdpSocket::bind(address, &UdpOptions::default());
-    Ok(socket.map_err(|source| listen_error(protocol, address, source))?.local_addr())
+fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Udp, address) > 0 {
+        return Ok(address);
+    }
+    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
 }
 
-fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
+fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Tcp, address) > 0 {
+        return Ok(address);
+    }
+    TcpListener::probe(address)
 }
 
 /// The flag that names the listeners of a protocol.
@@ -454,6 +526,16 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
         "nat_discovery.addresses and nat_discovery.ports"
     } else {
         setting("udp")
+    }
+}
+
+/// Says what to do about a listener of which a worker has no socket. Some may have been passed.
+fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+    let by_udp = matches!(protocol, "udp" | "dtls");
+    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+    match config.passed.remedy(transport, address, source.kind()) {
+        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
+        None => listen_error(protocol, address, source),
     }
 }
 

@@ -265,7 +265,8 @@ impl Relay {
         let Change { places, sockets, .. } = Places::default().change(&layout, config)?;
         let mut config = config.clone();
         settle(&mut config, &layout, &places)?;
-        config.server.peers.own = own_endpoints(&config, &places, &config.relay, Vec::new());
+        let own = own_endpoints(&config, &places, &config.relay, Vec::new());
+        config.server.set_own_endpoints(&own);
         let kernel = config.kernel.then(|| offload(&config, &places.listeners())).transpose()?.map(Arc::new);
         let common = Common::new(config, layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let in_force = InForce {
@@ -305,6 +306,11 @@ impl Relay {
         self.in_force().places.listeners()
     }
 
+    /// The way to each worker.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
+        self.workers.senders()
+    }
+
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
@@ -319,6 +325,12 @@ impl Relay {
     /// Allocations of each realm that has any, over all workers and in no order.
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
+    }
+
+    /// Users that have an allocation, over all realms.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        self.quotas.users()
     }
 
     /// The numbers of all listeners there have been.
@@ -354,14 +366,17 @@ impl Relay {
             relay_buffer: before.relay_buffer,
             addresses: before.addresses.clone(),
             listeners_beside: before.listeners_beside.clone(),
+            passed: Arc::clone(&before.passed),
             ..config.clone()
         };
-        let Change { places, sockets, opened, closing } = in_force.places.change(layout, &config)?;
+        let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
         settle(&mut config, layout, &places)?;
         // Nothing can fail from here on.
+        held.keep();
         self.quotas.limit(&config);
         self.ports.reconfigure(&config);
-        config.server.peers.own = self.own_endpoints(&config, &places);
+        let own = self.own_endpoints(&config, &places);
+        config.server.set_own_endpoints(&own);
         let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
         self.admission.limit(max_idle, max_idle_per_address);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
@@ -379,7 +394,8 @@ impl Relay {
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
         in_force.config.addresses = addresses;
-        in_force.config.server.peers.own = self.own_endpoints(&in_force.config, &in_force.places);
+        let own = self.own_endpoints(&in_force.config, &in_force.places);
+        in_force.config.server.set_own_endpoints(&own);
         self.tell(&in_force, Vec::new());
     }
 
@@ -417,6 +433,12 @@ impl Relay {
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.
     pub fn has_failed(&self) -> bool {
         self.workers.have_failed()
+    }
+
+    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    #[must_use]
+    pub fn makes_progress(&self) -> bool {
+        self.workers.make_progress()
     }
 
     /// Ends all sessions and joins the workers.

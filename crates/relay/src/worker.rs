@@ -11,7 +11,7 @@ mod streams;
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -40,6 +40,7 @@ use crate::{
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
     runtime::Common,
+    sessions::Question,
     stream::Streams,
 };
 use handoff::Handoff;
@@ -64,11 +65,18 @@ pub(crate) enum Command {
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Answer(Question),
     Stop,
 }
 
 impl worker::Command for Command {
     const STOP: Self = Self::Stop;
+}
+
+impl worker::Asked for Command {
+    fn ask(question: worker::Question) -> Self {
+        Self::Answer(Box::new(move |_, _| drop(question)))
+    }
 }
 
 /// What the control thread may look at.
@@ -111,6 +119,15 @@ struct Listener {
     socket: SocketId,
     bound: SocketAddr,
     number: ListenerId,
+}
+
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
 }
 
 pub(crate) struct Worker {
@@ -519,6 +536,13 @@ impl Worker {
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
+                }
+                Command::Answer(question) => {
+                    question(&mut self.server, now);
+                    self.carry_out_effects(now, NOTHING);
+                    // One a tick, so that packets wait for one at most.
+                    self.inbox.wake_again();
+                    return false;
                 }
                 Command::Stop => {
                     self.flush();

@@ -18,6 +18,7 @@ mod padding;
 mod pending_credentials;
 mod reload;
 mod reservations;
+mod sessions;
 mod stream_attacks;
 mod stream_limits;
 mod stream_memory;

@@ -39,7 +39,9 @@ fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
     let line = serve.program.line_with("configuration reloaded");
     assert!(line.contains("changed=\"auth.users\" users_added=1 users_changed=1"), "{line}");
     assert!(!line.contains("two") && !line.contains("removed"), "{line}");
-    assert!(serve.program.lines().iter().any(|line| line.ends_with("reloaded auth.users: changed")));
+    assert!(
+        serve.program.lines().iter().any(|line| line.ends_with("reloaded auth.users: 1 added, 1 changed"))
+    );
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded; nothing in it has changed that a reload takes");
     for (user, code) in [("a:one", 1), ("a:two", 0), ("b:x", 0)] {

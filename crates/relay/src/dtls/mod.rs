@@ -23,7 +23,7 @@ pub mod stats;
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -63,6 +63,15 @@ struct Listener {
     bound: SocketAddr,
     /// Of clients that ask for no name.
     number: ListenerId,
+}
+
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
 }
 
 /// The associations of one worker.
@@ -147,22 +156,25 @@ impl Associations {
         }
     }
 
-    /// Serves on this socket, whose listener has this place: one that there was, or the next.
+    /// Serves on this socket, whose listener has this place.
     pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
-        let listener = Listener { socket, bound, number };
-        match self.listeners.get_mut(place) {
-            Some(known) => *known = listener,
-            None => self.listeners.push(listener),
+        if self.listeners.len() <= place {
+            self.listeners.resize_with(place + 1, || Listener::NONE);
         }
+        self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Ends what is left of the associations of a listener that is closed.
+    /// Ends what is left of the associations of a listener that is closed. What they are told leaves by its socket, which nobody asks for
+    /// from now on.
     pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
         let theirs =
             |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);
         let slots: Vec<usize> = self.table.iter().filter_map(theirs).collect();
         self.end(&slots, tx);
+        if let Some(listener) = self.listeners.get_mut(place) {
+            *listener = Listener::NONE;
+        }
     }
 
     /// Other listeners, server names and limits from now on.
@@ -173,13 +185,14 @@ impl Associations {
         (self.layout, self.config) = (layout, config);
     }
 
-    /// The socket of a listener, and where it is bound.
-    pub(crate) fn socket(&self, place: usize) -> (SocketId, SocketAddr) {
-        (self.listeners[place].socket, self.listeners[place].bound)
+    /// The socket of a listener that is open, and where it is bound.
+    pub(crate) fn listening(&self, place: usize) -> Option<(SocketId, SocketAddr)> {
+        let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
+        listener.map(|listener| (listener.socket, listener.bound))
     }
 
     /// Who sent a datagram, as the socket sees it.
-    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
+    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<IpAddr>) -> Client {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         Client { listener: number, address: from, local: canonical(local) }

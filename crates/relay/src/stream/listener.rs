@@ -29,17 +29,16 @@ pub(super) struct Listener {
     pub(super) paused: bool,
 }
 
-/// A listening socket of one worker, beside those of the others.
-pub(crate) fn bind_stream(address: SocketAddr) -> io::Result<TcpListener> {
-    let options = ListenOptions {
+/// How a listening socket of one worker is made, beside those of the others.
+pub(crate) fn listen_options() -> ListenOptions {
+    ListenOptions {
         reuse_port: true,
         nodelay: true,
         keepalive: true,
         unsent_limit: Some(UNSENT_LIMIT),
         defer_accept: Some(SILENT_SECONDS),
         ..ListenOptions::default()
-    };
-    TcpListener::bind(address, &options)
+    }
 }
 
 impl Streams {
@@ -58,9 +57,12 @@ impl Streams {
     /// Accepts nothing from this listener any more, but what waits already.
     pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         self.accept(place, now_ms, poller);
-        if let Some(listener) = self.listeners.get_mut(place) {
-            (listener.socket, listener.paused) = (None, false);
+        let Some(listener) = self.listeners.get_mut(place) else { return };
+        // Closing it would not take it from the poller while somebody else has it open. One that is paused is not watched.
+        if let Some(socket) = listener.socket.take() {
+            let _ = poller.remove(&socket);
         }
+        listener.paused = false;
     }
 
     /// As layout and configuration say.

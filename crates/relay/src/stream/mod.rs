@@ -46,7 +46,7 @@ use crate::{
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
-pub(crate) use listener::bind_stream;
+pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
 pub use tls::{CertificateError, Identity, TlsContext};

@@ -329,7 +329,7 @@ mod tests {
 
     use hashbrown::HashMap;
     use turnpike_net::{
-        Datapath,
+        Datapath, TcpListener,
         poll::{Event, Poller},
     };
 
@@ -337,7 +337,7 @@ mod tests {
     use crate::{
         Layout, StreamConfig,
         link::Way,
-        stream::{Admission, SHARE, Token, bind_stream},
+        stream::{Admission, SHARE, Token, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -357,7 +357,7 @@ mod tests {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
         change(&mut config);
-        let socket = bind_stream(any).unwrap();
+        let socket = TcpListener::bind(any, &listen_options()).unwrap();
         let at = socket.local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));

@@ -14,8 +14,8 @@ impl Worker {
         }
         let mut share = LISTENER_SHARE;
         while self.rx.room() >= Associations::ROOM {
-            let (socket, _) = self.out.dtls.socket(place);
-            let Some(socket) = self.sockets.get(socket) else { return };
+            let listening = self.out.dtls.listening(place);
+            let Some(socket) = listening.and_then(|(socket, _)| self.sockets.get(socket)) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };

@@ -1,17 +1,17 @@
 //! The listeners of a worker: what the start and reloads open, and what is closed once its last client is gone.
 
-use std::{io, sync::Arc};
+use std::{io, mem, net::SocketAddr, sync::Arc};
 
-use turnpike_net::{SocketId, UdpSocket};
+use turnpike_net::SocketId;
 use turnpike_turn::{
-    server::{ListenerId, ServerConfig, Transport},
+    server::{ServerConfig, Transport},
     time::Now,
 };
 
 use super::{Listener, NOTHING, Role, Worker};
 use crate::{
     DtlsConfig, Layout, StreamConfig,
-    listening::{Closing, Sockets, Source},
+    listening::{Clients, Closing, Sockets, Source},
 };
 
 /// Between two looks whether listeners that are to be closed still have clients, in milliseconds.
@@ -51,19 +51,13 @@ impl Worker {
         self.layout = Arc::clone(&layout);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
         self.out.dtls.reconfigure(layout, dtls);
-        // What is open again is to be closed no more, and what was closed elsewhere a moment ago is closed here too.
+        // Before others take their places.
+        self.close_gone(now);
         let is_open = |closing: &Closing| {
             let mut placed = self.layout.placed(closing.transport);
             placed.any(|placed| placed.place == closing.place && placed.open)
         };
-        let (open, list) =
-            std::mem::take(&mut self.lingering.list).into_iter().partition(|(it, _)| is_open(it));
-        self.lingering.list = list;
-        for (closing, _) in open {
-            if closing.clients.are_gone() {
-                self.close_listener(now, &closing);
-            }
-        }
+        self.lingering.list.retain(|(closing, _)| !is_open(closing));
         if let Err(error) = self.listen(sockets) {
             tracing::error!(
                 worker = self.number,
@@ -87,16 +81,12 @@ impl Worker {
             }
         }
         for (place, source) in udp {
-            let (socket, bound) = match source {
-                Source::Own(socket) => self.take(socket)?,
-                Source::Shared(with) => self.out.dtls.socket(with),
-            };
+            let (socket, bound, held) = self.open(source, Transport::Dtls)?;
             let number = self.layout.number(Transport::Udp, place, None);
-            let listener = Listener { socket, bound, number };
-            match self.listeners.get_mut(place) {
-                Some(known) => *known = listener,
-                None => self.listeners.push(listener),
+            if self.listeners.len() <= place {
+                self.listeners.resize_with(place + 1, || Listener::NONE);
             }
+            self.listeners[place] = Listener { socket, bound, number };
             let index = usize::from(number.0);
             if self.out.listeners.len() <= index {
                 self.out.listeners.resize(index + 1, None);
@@ -107,23 +97,54 @@ impl Worker {
                 Role::Dtls(secure) => Role::Both(place, secure),
                 _ => Role::Listener(place),
             };
+            if let Some(clients) = held {
+                clients.leave();
+            }
         }
         for (place, source) in dtls {
-            let (socket, bound) = match source {
-                Source::Own(socket) => self.take(socket)?,
-                Source::Shared(with) => (self.listeners[with].socket, self.listeners[with].bound),
-            };
+            let (socket, bound, held) = self.open(source, Transport::Udp)?;
             self.out.dtls.listen(place, socket, bound);
             let role = &mut self.roles[socket.0 as usize];
             *role = match *role {
                 Role::Listener(plain) => Role::Both(plain, place),
                 _ => Role::Dtls(place),
             };
+            if let Some(clients) = held {
+                clients.leave();
+            }
         }
         for (place, socket) in streams {
             self.out.streams.listen(place, socket, &self.poller)?;
         }
         Ok(())
+    }
+
+    /// The socket of a new listener and where it is bound; with the clients to be left, if one of the `other` kind has it that is to be
+    /// closed.
+    fn open(
+        &mut self,
+        source: Source,
+        other: Transport,
+    ) -> io::Result<(SocketId, SocketAddr, Option<Arc<Clients>>)> {
+        match source {
+            Source::Own(socket) => {
+                let bound = socket.local_addr();
+                Ok((self.adopt(socket, Role::Free)?, bound, None))
+            }
+            Source::Shared(place, clients) => {
+                let (socket, bound) = self.listening(other, place).ok_or(io::ErrorKind::NotFound)?;
+                Ok((socket, bound, clients))
+            }
+        }
+    }
+
+    /// The socket of an open listener for datagrams, and where it is bound.
+    pub(super) fn listening(&self, transport: Transport, place: usize) -> Option<(SocketId, SocketAddr)> {
+        if transport == Transport::Dtls {
+            return self.out.dtls.listening(place);
+        }
+        let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
+        listener.map(|listener| (listener.socket, listener.bound))
     }
 
     /// Closes what nobody has clients of any more.
@@ -136,7 +157,12 @@ impl Worker {
                 closing.clients.leave();
             }
         }
-        let list = std::mem::take(&mut self.lingering.list);
+        self.close_gone(now);
+    }
+
+    /// Closes what no worker has clients of any more.
+    fn close_gone(&mut self, now: Now) {
+        let list = mem::take(&mut self.lingering.list);
         let (gone, list) = list.into_iter().partition(|(closing, _)| closing.clients.are_gone());
         self.lingering.list = list;
         for (closing, _) in gone {
@@ -146,16 +172,15 @@ impl Worker {
 
     fn close_listener(&mut self, now: Now, closing: &Closing) {
         let place = closing.place;
-        let socket = if closing.transport == Transport::Udp {
-            let Listener { socket, number: ListenerId(number), .. } = self.listeners[place];
-            if let Some(way) = self.out.listeners.get_mut(usize::from(number)) {
+        let Some((socket, _)) = self.listening(closing.transport, place) else { return };
+        if closing.transport == Transport::Dtls {
+            self.out.dtls.close_listener(place, &mut self.out.tx);
+        } else {
+            let closed = mem::replace(&mut self.listeners[place], Listener::NONE);
+            if let Some(way) = self.out.listeners.get_mut(usize::from(closed.number.0)) {
                 *way = None;
             }
-            socket
-        } else {
-            self.out.dtls.close_listener(place, &mut self.out.tx);
-            self.out.dtls.socket(place).0
-        };
+        }
         let role = &mut self.roles[socket.0 as usize];
         *role = match (*role, closing.transport) {
             (Role::Both(_, secure), Transport::Udp) => Role::Dtls(secure),
@@ -169,16 +194,14 @@ impl Worker {
     }
 
     /// What is queued leaves before its socket does. The arena keeps what is still to be routed.
-    fn close_socket(&mut self, socket: SocketId) {
+    fn close_socket(&mut self, id: SocketId) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
-            offload.socket_closed(socket);
+            offload.socket_closed(id);
         }
-        self.sockets.remove(socket);
-    }
-
-    fn take(&mut self, socket: UdpSocket) -> io::Result<(SocketId, std::net::SocketAddr)> {
-        let bound = socket.local_addr();
-        Ok((self.adopt(socket, Role::Free)?, bound))
+        if let Some(socket) = self.sockets.remove(id) {
+            // Closing it would not take it from the poller while somebody else has it open.
+            let _ = self.poller.remove(&socket);
+        }
     }
 }

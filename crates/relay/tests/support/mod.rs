@@ -14,8 +14,8 @@ use rustls::{
     pki_types::{ServerName, UnixTime},
 };
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, StreamConfig,
-    StreamStats, TlsContext, WorkerSnapshot,
+    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
+    StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 pub(crate) use turnpike_testkit::{
     PATIENCE as SOON, alone::in_network_namespace, alone::run, eventually, stun::message as stun,
@@ -61,7 +61,16 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
 
 /// The same with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
-    World { relay: Relay::start(&configured(change), store, Arc::new(())).unwrap() }
+    start_heard_by(Arc::new(()), store, change)
+}
+
+/// The same, and this one hears of sessions.
+pub(crate) fn start_heard_by(
+    log: Arc<dyn SessionLog>,
+    store: Arc<dyn CredentialStore>,
+    change: impl FnOnce(&mut Config),
+) -> World {
+    World { relay: Relay::start(&configured(change), store, log).unwrap() }
 }
 
 /// What [`start_with`] starts.
