@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::kind;
 
 use super::{
-    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
-    Server, Source, User, Verdict,
+    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link,
+    ListenerId, Moved, Server, Source, User, Verdict,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -100,6 +100,14 @@ impl Mobility {
         })
     }
 
+    /// Listeners have other numbers where it goes: what was answered on one that is not there is not answered again.
+    pub(super) fn renumber(&mut self, number: impl Fn(ListenerId) -> Option<ListenerId>) {
+        self.last = self.last.and_then(|last| {
+            let listener = number(last.client.listener)?;
+            Some(LastArrival { client: Client { listener, ..last.client }, ..last })
+        });
+    }
+
     /// The allocation has moved: for data of its client, or, after so many datagrams, without any.
     fn moved(&mut self, without: Option<u64>) {
         match (&mut self.spent, without) {
@@ -110,7 +118,7 @@ impl Mobility {
 }
 
 /// A client that another worker's allocation arrives at: for [`Server::expect`] of the client's worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     client: Client,
     key: u64,
@@ -118,6 +126,19 @@ pub struct Arrival {
     /// For so long, in milliseconds, the client's first data is waited for: until the allocation expires, unless it is
     /// refreshed over the old 5-tuple.
     patience_ms: u64,
+}
+
+impl Arrival {
+    pub(super) fn new(client: Client, key: u64, owner: u16, patience_ms: u64) -> Self {
+        Self { client, key, owner, patience_ms }
+    }
+
+    /// As [`Moved::renumber`]; `None` where its listener is not there.
+    #[must_use]
+    pub fn renumbered(self, number: impl Fn(ListenerId) -> Option<ListenerId>) -> Option<Self> {
+        let listener = number(self.client.listener)?;
+        Some(Self { client: Client { listener, ..self.client }, ..self })
+    }
 }
 
 /// Asks the owner of an allocation to give it to the worker where its client is.
@@ -234,7 +255,7 @@ impl<G: Gate> Server<G> {
     /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
-        self.lookups.forget(client);
+        self.lookups.forget(|source| source.client == *client);
         if let Some(expected) = self.moves.remove(client) {
             // It never sent data from there; the old 5-tuple remains.
             let index = self.moves.owned.get(&expected.key).copied();

@@ -27,6 +27,7 @@ pub mod effect;
 pub mod forwarding;
 pub mod gate;
 mod granted;
+mod keyed_hash;
 mod learned;
 pub mod lookups;
 mod mobility;
@@ -143,12 +144,12 @@ impl<G: Gate> Server<G> {
             gate,
             forwarding: Forwarding::new(),
             sessions: Sessions::default(),
-            tombstones: Tombstones::new(),
+            tombstones: Tombstones::new(&config.nonce_key.0),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
-            granted: config.granted.ready(),
+            granted: config.granted.ready(&config.nonce_key.0),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
