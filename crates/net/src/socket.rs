@@ -136,14 +136,42 @@ impl UdpSocket {
         }
         prepare(fd)?;
         socket.bind(&address.into())?;
-        let local = sys::local_address(fd)?;
+        Self::of(socket.into(), 0)
+    }
+
+    /// Takes over a socket that another process has made and lent: as it is, with what waits in it. `drops` is what
+    /// [`UdpSocket::lend`] said there.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no UDP socket; those of getsockname(2).
+    pub fn take_over(fd: OwnedFd, drops: u32) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        if (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) != (libc::SOCK_DGRAM, libc::IPPROTO_UDP) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no UDP socket"));
+        }
+        Self::of(fd, drops)
+    }
+
+    /// Makes it what a process expects that takes it over: nothing is set that only this one knows of. The kernel's drop counter as
+    /// last seen, so that no drop is counted twice and none is missed. It goes on here as before if nobody takes it.
+    pub fn lend(&self) -> u32 {
+        if self.ttl.get().set != 0 {
+            let (level, name) = self.ttl_option();
+            // Where it fails, datagrams that name no TTL keep the one that was usual.
+            let _ = sys::set_option(self.as_fd(), level, name, -1);
+            self.ttl.set(TtlHabit::default());
+        }
+        self.drops_seen.get()
+    }
+
+    fn of(fd: OwnedFd, drops: u32) -> io::Result<Self> {
         Ok(Self {
-            fd: socket.into(),
-            local,
+            local: sys::local_address(fd.as_fd())?,
+            fd,
             gso_limit: Cell::new(u16::MAX),
             appetite: Cell::new(1),
             singles: Cell::new(0),
-            drops_seen: Cell::new(0),
+            drops_seen: Cell::new(drops),
             ttl: Cell::default(),
         })
     }
@@ -236,12 +264,16 @@ impl UdpSocket {
         name
     }
 
-    fn set_ttl(&self, habit: &mut TtlHabit, wanted: u8) -> io::Result<()> {
-        let (level, name) = if self.is_v6() {
+    fn ttl_option(&self) -> (i32, i32) {
+        if self.is_v6() {
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
         } else {
             (libc::IPPROTO_IP, libc::IP_TTL)
-        };
+        }
+    }
+
+    fn set_ttl(&self, habit: &mut TtlHabit, wanted: u8) -> io::Result<()> {
+        let (level, name) = self.ttl_option();
         if habit.set == 0 {
             let default = sys::get_option(self.as_fd(), level, name)?;
             habit.default = u8::try_from(default).map_err(|_| io::ErrorKind::InvalidData)?;

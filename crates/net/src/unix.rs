@@ -14,7 +14,7 @@ use std::{
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::{
-    limits,
+    limits, sys,
     tcp::{self, TcpSocket},
 };
 
@@ -93,6 +93,20 @@ impl UnixListener {
         Ok((Self { fd: socket.into(), name: name.clone() }, file))
     }
 
+    /// Takes over a listener of this name that another process has made, with the clients that wait in it. [`SocketFile::take_over`]
+    /// goes with it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no listening Unix socket; those of getsockopt(2).
+    pub fn take_over(fd: OwnedFd, name: &UnixName) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        let found = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
+        if found != (libc::AF_UNIX, libc::SOCK_STREAM, 1) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening Unix socket"));
+        }
+        Ok(Self { fd, name: name.clone() })
+    }
+
     /// The same listener once more, for another worker.
     ///
     /// # Errors
@@ -134,6 +148,19 @@ impl SocketFile {
     fn of(name: &UnixName) -> io::Result<Self> {
         let id = name.path().map(fs::symlink_metadata).transpose()?.map(|file| (file.dev(), file.ino()));
         Ok(Self { name: name.clone(), id })
+    }
+
+    /// The file of a listener that another process has made, which leaves it.
+    ///
+    /// # Errors
+    /// Those of lstat(2).
+    pub fn take_over(name: &UnixName) -> io::Result<Self> {
+        Self::of(name)
+    }
+
+    /// Leaves the file to a process that has taken it over.
+    pub fn leave(mut self) {
+        self.id = None;
     }
 
     /// Changes its permissions.

@@ -68,6 +68,11 @@ impl<C> Inbox<C> {
         self.waker.acknowledge();
     }
 
+    /// The next command, which is waited for. `None` when nobody is left who could send one.
+    pub fn wait(&self) -> Option<C> {
+        self.commands.recv().ok()
+    }
+
     /// The next command, if there is one. No system call.
     pub fn command(&self) -> Option<C> {
         self.commands.try_recv().ok()
