@@ -164,6 +164,11 @@ impl UdpSocket {
         self.drops_seen.get()
     }
 
+    /// The kernel's drop counter as [`UdpSocket::lend`] has told it, where that was not known yet.
+    pub fn expect_drops(&self, drops: u32) {
+        self.drops_seen.set(drops);
+    }
+
     fn of(fd: OwnedFd, drops: u32) -> io::Result<Self> {
         Ok(Self {
             local: sys::local_address(fd.as_fd())?,
@@ -302,7 +307,7 @@ impl AsFd for UdpSocket {
 }
 
 /// SO_RCVBUFFORCE needs CAP_NET_ADMIN and passes net.core.rmem_max; without it the kernel gives what it allows.
-fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
+pub(crate) fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     sys::set_option(fd, libc::SOL_SOCKET, force, bytes)

@@ -205,7 +205,7 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket: TCP's, or a Unix stream ([`crate::unix`]), where what only TCP has (TCP_NODELAY,
+/// A connected or connecting, non-blocking socket: TCP's, or one of [`crate::unix`], where what only TCP has (TCP_NODELAY,
 /// a reset, addresses) fails or does nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {

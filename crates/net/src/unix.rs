@@ -14,7 +14,9 @@ use std::{
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::{
-    limits, sys,
+    limits,
+    socket::set_buffer,
+    sys,
     tcp::{self, TcpSocket},
 };
 
@@ -193,6 +195,20 @@ pub fn connect(name: &UnixName) -> io::Result<TcpSocket> {
     let socket = stream()?;
     socket.connect(&name.address()?)?;
     Ok(TcpSocket::from(OwnedFd::from(socket)))
+}
+
+/// A pair of connected sockets that keep messages apart (SOCK_SEQPACKET) and never wait. Each holds up to `buffer` bytes on their way to the
+/// other, as far as the kernel allows.
+///
+/// # Errors
+/// Those of socketpair(2) and fcntl(2).
+pub fn messages(buffer: usize) -> io::Result<(TcpSocket, TcpSocket)> {
+    let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
+    for end in [&one, &other] {
+        end.set_nonblocking(true)?;
+        set_buffer(end.as_fd(), Some(buffer), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
+    }
+    Ok((TcpSocket::from(OwnedFd::from(one)), TcpSocket::from(OwnedFd::from(other))))
 }
 
 fn stream() -> io::Result<Socket> {

@@ -81,6 +81,18 @@ impl Layout {
         })
     }
 
+    /// The listeners of this kind, as they are configured.
+    pub(crate) fn configured(&self, transport: Transport) -> Vec<SocketAddr> {
+        let of_kind =
+            self.0.iter().filter(|entry| entry.transport == transport && entry.server_name.is_none());
+        of_kind.map(|entry| entry.address).collect()
+    }
+
+    /// What all numbers stand for: transport, place among the UDP, DTLS or stream listeners, server name.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (Transport, usize, Option<&str>)> {
+        self.0.iter().map(|entry| (entry.transport, entry.place, entry.server_name.as_deref()))
+    }
+
     /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
     pub(crate) fn profiles(&self, wanted: &[ListenerProfile]) -> Vec<ListenerProfile> {
         let profile = |(number, entry): (usize, Entry<'_>)| ListenerProfile {

@@ -16,6 +16,7 @@ mod peers;
 mod ports;
 pub mod runtime;
 pub mod stream;
+pub mod upgrade;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
@@ -24,6 +25,7 @@ pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot};
 pub use stream::{
-    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,
+    TlsContext,
 };
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};

@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     ops::RangeInclusive,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -14,6 +15,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport};
 
@@ -76,6 +78,16 @@ struct Reservation {
     /// See [`user_key`].
     owner: Box<str>,
     expires_ms: u64,
+}
+
+/// A reservation on its way to another process, beside its socket.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Reserved {
+    token: [u8; 8],
+    owner: Box<str>,
+    left_ms: u64,
+    relayed: SocketAddr,
+    drops: u32,
 }
 
 /// Realm and user, as quotas count them.
@@ -145,6 +157,55 @@ impl Ports {
     pub(crate) fn release(&self, bound: SocketAddr) {
         if let Some(pool) = self.pools.iter().find(|pool| pool.address.bind == bound.ip()) {
             pool.free(bound.port());
+        }
+    }
+
+    /// A relay socket for datagrams that another process has bound is ours from now on.
+    pub(crate) fn adopt(&self, bound: SocketAddr) {
+        if let Some(pool) = self.pools.iter().find(|pool| pool.address.bind == bound.ip()) {
+            pool.take(bound.port());
+            pool.opened(bound.port(), RelayTransport::Udp);
+        }
+    }
+
+    /// All reservations as data, with their sockets, which stay open here.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
+        let reservations = self.reservations();
+        let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
+            let Reservation { opened: Opened { socket, relayed }, owner, expires_ms } = reservation;
+            let reserved = Reserved {
+                token: *token,
+                owner: owner.clone(),
+                left_ms: expires_ms.saturating_sub(now_ms),
+                relayed: *relayed,
+                drops: socket.lend(),
+            };
+            Ok((reserved, socket.as_fd().try_clone_to_owned()?))
+        };
+        reservations.iter().map(lend).collect()
+    }
+
+    /// Takes in a reservation of another process.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::take_over`].
+    pub(crate) fn adopt_reserved(&self, now_ms: u64, reserved: Reserved, socket: OwnedFd) -> io::Result<()> {
+        let Reserved { token, owner, left_ms, relayed, drops } = reserved;
+        let socket = UdpSocket::take_over(socket, drops)?;
+        self.adopt(socket.local_addr());
+        let expires_ms = now_ms + left_ms.min(RESERVATION_MS);
+        let reservation = Reservation { opened: Opened { socket, relayed }, owner, expires_ms };
+        self.reservations().insert(token, reservation);
+        Ok(())
+    }
+
+    /// Another process has them all now.
+    pub(crate) fn surrender_reserved(&self) {
+        for (_, reservation) in self.reservations().drain() {
+            self.release(reservation.opened.socket.local_addr());
         }
     }
 
@@ -396,6 +457,31 @@ mod tests {
 
     fn wish(port: PortWish) -> OpenRelay {
         OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
+    }
+
+    #[test]
+    fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
+        let (here, there) = (ports(42_140..=42_147), ports(42_140..=42_147));
+        let token = [5; 8];
+        let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
+        let lent = here.lend_reserved(11_000).unwrap();
+        for (reserved, socket) in lent {
+            let text = serde_json::to_string(&reserved).unwrap();
+            there.adopt_reserved(500, serde_json::from_str(&text).unwrap(), socket).unwrap();
+        }
+        there.adopt(opened.socket.local_addr());
+        here.surrender_reserved();
+        let next = opened.relayed.port() + 1;
+        assert!(there.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        assert!(!here.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        let reserved = wish(PortWish::Reserved(token));
+        assert_eq!(here.open(&reserved, ALICE, 11_000).err(), Some(Refusal::Reservation));
+        there.expire(20_499);
+        assert_eq!(there.open(&reserved, ALICE, 20_499).unwrap().relayed.port(), next);
+        // Both ports are somebody's there.
+        let others: Vec<_> = (0..6).map(|_| there.open(&wish(PortWish::Any), ALICE, 0).unwrap()).collect();
+        assert_eq!(others.len(), 6);
+        assert_eq!(there.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
 };
 
 use turnpike_net::{
-    TcpListener, UdpOptions, UdpSocket,
+    Datapath, TcpListener, UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
@@ -26,7 +26,8 @@ use crate::{
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Snapshot, Worker},
+    upgrade::{Inheritance, Unfit},
+    worker::{Command, Heir, Inherited, Mailbox, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -118,6 +119,12 @@ pub enum StartError {
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
+    /// What another process listens on is not configured here.
+    #[error(
+        "the process to be upgraded listens on {protocol} {address}, which is not configured any more: put it back, or restart, which \
+         ends its sessions"
+    )]
+    ListenerGone { protocol: &'static str, address: SocketAddr },
     /// The path through the kernel cannot be had.
     #[error("--datapath kernel: {0}")]
     Kernel(#[from] OffloadError),
@@ -162,15 +169,18 @@ pub struct WorkerSnapshot {
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    listeners: Listeners,
-    workers: Workers<Command, Snapshot>,
+    pub(crate) listeners: Listeners,
+    pub(crate) workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
     own: Own,
     discovery: Vec<NatDiscovery>,
-    in_force: Mutex<InForce>,
+    pub(crate) in_force: Mutex<InForce>,
+    pub(crate) datapath: Datapath,
+    /// Of an heir: what its workers say of their inheritance.
+    pub(crate) heirs: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
     /// Behind the workers, so that it is dropped after them.
-    kernel: Option<Arc<Kernel>>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
 /// What all workers of a relay share, or have in common.
@@ -187,6 +197,8 @@ pub(crate) struct Common {
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) kernel: Option<Arc<Kernel>>,
+    /// Whether another process serves until it is told otherwise.
+    pub(crate) is_heir: bool,
 }
 
 impl Common {
@@ -197,6 +209,7 @@ impl Common {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         kernel: Option<Arc<Kernel>>,
+        is_heir: bool,
     ) -> Self {
         let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
         quotas.limit(&config.realm_limits);
@@ -212,15 +225,16 @@ impl Common {
             dtls: Arc::new(config.dtls.clone()),
             log,
             kernel,
+            is_heir,
             config,
         }
     }
 }
 
 /// What the workers have, to be sent again when a part of it changes.
-struct InForce {
-    server: ServerConfig,
-    layout: Layout,
+pub(crate) struct InForce {
+    pub(crate) server: ServerConfig,
+    pub(crate) layout: Layout,
     /// Of this machine.
     addresses: Vec<IpAddr>,
 }
@@ -248,42 +262,105 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
+        Self::begin(config, credentials, log, None)
+    }
+
+    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
+    /// ([`crate::upgrade`]). The configuration has as many workers as were offered, and the same data path.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other process goes on.
+    pub fn start_as_heir(
+        config: &Config,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Inheritance,
+    ) -> Result<Self, StartError> {
+        Self::begin(config, credentials, log, Some(inheritance))
+    }
+
+    fn begin(
+        config: &Config,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Option<Inheritance>,
+    ) -> Result<Self, StartError> {
         for relay in &config.relay {
             UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
         }
-        let listeners = probe_listeners(config)?;
-        let own = Own::new(config, &listeners);
         let layout = config.layout();
+        let is_heir = inheritance.is_some();
+        let (listeners, numbers, inherited) = match inheritance {
+            None => (probe_listeners(config)?, Arc::default(), Vec::new()),
+            Some(inheritance) => {
+                let matched = inheritance.matched(config)?;
+                let numbers = inheritance.numbers(&matched, config, &layout);
+                let bound = probe_listeners(&matched.missing(config))?;
+                (matched.completed(config, bound), numbers, inheritance.of_workers()?)
+            }
+        };
+        if is_heir && inherited.len() != config.workers {
+            // One more would change which worker a client comes to.
+            return Err(StartError::Worker(io::ErrorKind::InvalidInput.into()));
+        }
+        let own = Own::new(config, &listeners);
         let number = |place| layout.number(Transport::Udp, place, None);
         let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
         let mut config = config.clone();
         config.server.peers.own = own.endpoints(&config.addresses);
         config.server.nat_discovery.clone_from(&discovery);
         config.server.listeners = layout.profiles(&config.server.listeners);
+        let first = || {
+            let (server, layout) = (Arc::new(config.server.clone()), Arc::new(layout.clone()));
+            Command::Reconfigure(server, layout)
+        };
+        let firsts: Vec<Command> = inherited.iter().map(|_| first()).collect();
         let in_force = Mutex::new(InForce {
             server: config.server.clone(),
             layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
         let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
-        let common =
-            Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
+        if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
+            kernel.attach()?;
+        }
+        let datapath = config.datapath;
+        let of_workers = kernel.as_ref().map(Arc::clone);
+        let common = Common::new(config, listeners.clone(), layout, credentials, log, of_workers, is_heir);
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let workers = Workers::default();
-        let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
+        let (workers, heirs) = (Workers::default(), Mutex::default());
+        let mut relay =
+            Self { listeners, workers, store, quotas, own, discovery, in_force, datapath, heirs, kernel };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
+        let (answer, answers) = mpsc::channel();
+        let mut inherited = inherited.into_iter().zip(firsts);
         for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
-            bound.push((worker, mailbox.worker.clone(), snapshot));
+            let (sockets, heir) = match inherited.next() {
+                None => (Inherited::default(), None),
+                Some(((sockets, channel), first)) => {
+                    let (numbers, answer) = (Arc::clone(&numbers), answer.clone());
+                    (sockets, Some(Heir { channel, numbers, answer, first }))
+                }
+            };
+            let (worker, mailbox, snapshot) = Worker::new(number, &common, sockets)?;
+            bound.push((worker, mailbox.worker.clone(), snapshot, heir));
             mailboxes.push(mailbox);
         }
+        drop(answer);
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
+        if is_heir {
+            relay.heirs = Mutex::new(Some(answers));
+        }
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot, heir)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
+            let run = move || match heir {
+                None => worker.run(),
+                Some(heir) => worker.run_as_heir(heir),
+            };
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
         }
         Ok(relay)
     }
@@ -361,11 +438,11 @@ impl Relay {
     }
 }
 
-/// Loads the program for what is configured.
+/// Loads the program for what is configured; it is still to be attached.
 fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
-    Kernel::start(&turnpike_offload::Settings {
+    Kernel::load(&turnpike_offload::Settings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,

@@ -7,11 +7,13 @@ pub(crate) mod offload;
 mod out;
 mod peers;
 mod streams;
+mod tunnel;
+mod upgrade;
 
 use std::{
     io,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, mpsc},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -24,9 +26,9 @@ use turnpike_net::{
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Source, Transport,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
+        ListenerId, LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server,
+        ServerConfig, Source, Transport,
     },
     time::Now,
 };
@@ -45,6 +47,8 @@ use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
 use offload::Offload;
 use out::{Out, side};
+use tunnel::Tunnels;
+pub(crate) use upgrade::{Heir, Inherited, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -61,6 +65,7 @@ pub(crate) enum Command {
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Upgrade(Step),
     Stop,
 }
 
@@ -125,6 +130,13 @@ pub(crate) struct Worker {
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
     offload: Option<Offload>,
+    /// Told when the kernel relays nothing any more.
+    suspended: Option<mpsc::Sender<()>>,
+    /// To clients over DTLS that another process has.
+    tunnels: Tunnels,
+    /// What another process is about to have.
+    given: Vec<AllocationId>,
+    granted: GrantedAllocates,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
@@ -136,8 +148,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
+    /// A worker that has bound its sockets, but for those that it inherits, and does not serve yet; how it is reached, and what it
+    /// lets others see.
+    pub(crate) fn new(
+        number: usize,
+        common: &Common,
+        mut inherited: Inherited,
+    ) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
@@ -148,7 +165,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Self::listen_streams(common, &poller, &mut inherited)?,
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -166,7 +183,8 @@ impl Worker {
             let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
             turnpike_offload::now_ns().saturating_sub(since)
         };
-        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
+        let (range, is_active) = (config.server.channels, !common.is_heir);
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
@@ -181,6 +199,10 @@ impl Worker {
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
+            suspended: None,
+            tunnels: Tunnels::default(),
+            given: Vec::new(),
+            granted: config.server.granted.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
@@ -191,17 +213,23 @@ impl Worker {
         };
         let Listeners { udp, dtls, .. } = &common.listeners;
         for address in udp {
-            worker.listen(*address, config)?;
+            worker.listen(*address, config, &mut inherited)?;
         }
         for address in dtls {
-            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
+            let shared = udp.iter().position(|udp| udp == address);
+            worker.listen_dtls(*address, shared, config, &mut inherited)?;
         }
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+    fn listen_streams(
+        common: &Common,
+        poller: &Poller,
+        inherited: &mut Inherited,
+    ) -> Result<Streams, StartError> {
         let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let reuse_port = common.config.reuses_ports();
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, reuse_port, |at| inherited.stream(at));
         let listeners = bound.map_err(|(address, source)| {
             let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
             listen_error(protocol, address, source)
@@ -210,10 +238,15 @@ impl Worker {
         Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
     }
 
-    fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        config: &Config,
+        inherited: &mut Inherited,
+    ) -> Result<(), StartError> {
         let place = self.listeners.len();
         let number = config.layout().number(Transport::Udp, place, None);
-        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config)?;
+        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config, inherited)?;
         self.listeners.push(Listener { socket, bound, number });
         let index = usize::from(number.0);
         if self.out.listeners.len() <= index {
@@ -229,7 +262,11 @@ impl Worker {
         address: SocketAddr,
         role: Role,
         config: &Config,
+        inherited: &mut Inherited,
     ) -> Result<(SocketId, SocketAddr), StartError> {
+        if let Some(socket) = inherited.udp(address) {
+            return Ok((self.adopt(socket, role)?, address));
+        }
         let options = UdpOptions {
             reuse_port: config.reuses_ports(),
             recv_buffer: Some(config.listener_buffer),
@@ -272,6 +309,7 @@ impl Worker {
                 offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
+            self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -289,6 +327,8 @@ impl Worker {
                             return;
                         }
                     }
+                    _ if event.token == tunnel::TO_OLD => self.hear_of_old(),
+                    _ if event.token == tunnel::TO_NEW => self.receive_from_new(now),
                     _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
                     _ => self.serve_stream(now, event),
                 }
@@ -315,6 +355,7 @@ impl Worker {
             while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
+            self.tell_ended_associations();
             self.carry_out_effects(now, NOTHING);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
@@ -546,36 +587,44 @@ impl Worker {
     fn handle_commands(&mut self, now: Now) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::Drain => self.server.drain(),
-                Command::Reconfigure(config, layout) => {
-                    let channels = config.channels;
-                    self.server.reconfigure(now, config);
-                    if let Some(offload) = &mut self.offload {
-                        offload.restrict(channels, &mut self.server);
-                    }
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.lay_out(Arc::clone(&layout));
-                    self.out.dtls.lay_out(layout);
+            if self.obey(now, command) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn obey(&mut self, now: Now, command: Command) -> bool {
+        match command {
+            Command::Drain => self.server.drain(),
+            Command::Reconfigure(config, layout) => {
+                let channels = config.channels;
+                self.server.reconfigure(now, config);
+                if let Some(offload) = &mut self.offload {
+                    offload.restrict(channels, &mut self.server);
                 }
-                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-                Command::Credentials(lookup, credentials) => {
-                    let verdict = self.server.credentials(now, lookup, credentials);
-                    self.out.reply(verdict);
-                    self.carry_out_effects(now, NOTHING);
-                    self.dirty = true;
-                }
-                Command::Stop => {
-                    self.flush();
-                    self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.shutdown(&self.poller);
-                    self.out.dtls.shutdown(&mut self.out.tx);
-                    self.flush();
-                    self.dirty = true;
-                    self.publish(self.published_ms + PUBLISH_MS);
-                    return true;
-                }
+                self.carry_out_effects(now, NOTHING);
+                self.out.streams.lay_out(Arc::clone(&layout));
+                self.out.dtls.lay_out(layout);
+            }
+            Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+            Command::Credentials(lookup, credentials) => {
+                let verdict = self.server.credentials(now, lookup, credentials);
+                self.out.reply(verdict);
+                self.carry_out_effects(now, NOTHING);
+                self.dirty = true;
+            }
+            Command::Upgrade(step) => return self.upgrade(now, step),
+            Command::Stop => {
+                self.flush();
+                self.server.close_all(now, ClosedReason::Shutdown);
+                self.carry_out_effects(now, NOTHING);
+                self.out.streams.shutdown(&self.poller);
+                self.out.dtls.shutdown(&mut self.out.tx);
+                self.flush();
+                self.dirty = true;
+                self.publish(self.published_ms + PUBLISH_MS);
+                return true;
             }
         }
         false

@@ -21,7 +21,8 @@ pub(super) const PAUSE_MS: u64 = 1000;
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    pub(super) socket: TcpListener,
+    /// None once another process has it.
+    pub(super) socket: Option<TcpListener>,
     /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
     /// Not watched, because there are no descriptors.
@@ -32,12 +33,13 @@ pub(super) struct Listener {
 pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
 
 impl StreamListeners {
-    /// Binds one socket per address. `reuse_port` where others of ours bind the same port.
+    /// Binds one socket per address, unless `inherited` has one. `reuse_port` where others of ours bind the same port.
     pub(crate) fn bind(
         tcp: &[SocketAddr],
         tls: &[SocketAddr],
         config: &StreamConfig,
         reuse_port: bool,
+        mut inherited: impl FnMut(SocketAddr) -> Option<TcpListener>,
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let options = ListenOptions {
             reuse_port,
@@ -50,8 +52,11 @@ impl StreamListeners {
         let mut listeners = Vec::new();
         let all = tcp.iter().map(|address| (*address, false));
         for (address, tls_only) in all.chain(tls.iter().map(|address| (*address, config.tls_only))) {
-            let socket = TcpListener::bind(address, &options).map_err(|error| (address, error))?;
-            listeners.push(Listener { socket, tls_only, paused: false });
+            let socket = match inherited(address) {
+                Some(socket) => socket,
+                None => TcpListener::bind(address, &options).map_err(|error| (address, error))?,
+            };
+            listeners.push(Listener { socket: Some(socket), tls_only, paused: false });
         }
         Ok(Self(listeners))
     }
@@ -63,13 +68,16 @@ impl Streams {
         // In a full house each newcomer takes a place, and not that of one of the same crowd.
         let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
         for _ in 0..most {
-            let Some(listener) = self.listeners.get(place) else { return };
-            match listener.socket.accept() {
-                Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),
+            let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
+            match listening.accept() {
+                Ok(Some((socket, peer))) => {
+                    let bound = listening.local_addr();
+                    self.take((place, bound), socket, canonical(peer), now_ms, poller);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     // The kernel would tell of the same connection again and again.
-                    if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
+                    if is_exhaustion(&error) && poller.remove(listening).is_ok() {
                         self.listeners[place].paused = true;
                         self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
                         self.stats.accept_pauses += 1;
@@ -80,10 +88,15 @@ impl Streams {
         }
     }
 
-    fn take(&mut self, place: usize, socket: TcpSocket, peer: SocketAddr, now_ms: u64, poller: &Poller) {
+    fn take(
+        &mut self,
+        (place, bound): (usize, SocketAddr),
+        socket: TcpSocket,
+        peer: SocketAddr,
+        now_ms: u64,
+        poller: &Poller,
+    ) {
         self.stats.accepted += 1;
-        let listener = &self.listeners[place];
-        let bound = listener.socket.local_addr();
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
@@ -131,6 +144,23 @@ impl Streams {
             return self.remove(slot, CloseReason::Broken);
         }
         self.accepted.push_back(slot);
+    }
+
+    /// The listening sockets, in their order.
+    pub(crate) fn listening(&self) -> impl Iterator<Item = &TcpListener> {
+        self.listeners.iter().filter_map(|listener| listener.socket.as_ref())
+    }
+
+    /// Accepts nothing more: another process has the sockets. Connections live on.
+    pub(crate) fn leave_listeners(&mut self, poller: &Poller) {
+        for listener in &mut self.listeners {
+            // Closing it here would not take it from the poller while it is open there. One that is paused is not watched.
+            if let Some(socket) = listener.socket.take() {
+                let _ = poller.remove(&socket);
+            }
+            listener.paused = false;
+        }
+        self.resume_ms = None;
     }
 
     /// The next connection that was accepted in this tick: what its client has said is mostly there already.

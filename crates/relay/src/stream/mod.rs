@@ -22,6 +22,7 @@ mod outbox;
 mod receive;
 mod send;
 pub mod stats;
+mod tickets;
 pub mod tls;
 mod transfer;
 
@@ -44,6 +45,7 @@ pub use config::StreamConfig;
 pub(crate) use listener::StreamListeners;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
+pub use tickets::TicketKeys;
 pub use tls::{CertificateError, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
@@ -153,7 +155,9 @@ impl Streams {
             stats: StreamStats::default(),
         };
         for listener in listeners.0 {
-            poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
+            if let Some(socket) = &listener.socket {
+                poller.add(socket, Token::Listener(streams.listeners.len()).get())?;
+            }
             streams.listeners.push(listener);
         }
         Ok(streams)
@@ -187,7 +191,8 @@ impl Streams {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
             for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
-                listener.paused = poller.add(&listener.socket, Token::Listener(place).get()).is_err();
+                let Some(socket) = &listener.socket else { continue };
+                listener.paused = poller.add(socket, Token::Listener(place).get()).is_err();
                 if listener.paused {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }

@@ -357,8 +357,8 @@ mod tests {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
         change(&mut config);
-        let listeners = StreamListeners::bind(&config.listen, &[], &config, false).unwrap();
-        let at = listeners.0[0].socket.local_addr();
+        let listeners = StreamListeners::bind(&config.listen, &[], &config, false, |_| None).unwrap();
+        let at = listeners.0[0].socket.as_ref().unwrap().local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));
         let admission = Arc::new(Admission::new(config.max_idle, config.max_idle_per_address));

@@ -264,6 +264,12 @@ impl<G: Gate> Server<G> {
         self.realms.has(&realm)
     }
 
+    /// Whether a realm of this name is configured.
+    #[must_use]
+    pub fn has_realm(&self, name: &str) -> bool {
+        self.realms.has(name)
+    }
+
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
     pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
         self.session(allocation).map(|session| (&*session.realm, session.identity()))

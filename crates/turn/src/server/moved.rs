@@ -120,6 +120,18 @@ impl Moved {
         Source { client, link }
     }
 
+    /// Realm and user, as quotas count them.
+    #[must_use]
+    pub fn owner(&self) -> (&str, &str) {
+        let Record { realm, username, identity, .. } = &*self.0;
+        (realm.as_ref(), identity.as_ref().unwrap_or(username).as_ref())
+    }
+
+    /// Whoever arrives by a link of which `by` does not say so arrives no more: that way stays behind.
+    pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
+        self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
+    }
+
     /// Listeners have other numbers where it goes: `number` tells those there. False, and of no use any more, if its client's is not
     /// there.
     #[must_use]
@@ -289,9 +301,9 @@ impl<G: Gate> Server<G> {
     /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
-        let Record { realm, username, identity, .. } = &*moved.0;
+        let (realm, identity) = moved.owner();
         let is_strange = is_taken || !self.realms.has(realm);
-        if is_strange || self.gate.acquire(realm, identity.as_ref().unwrap_or(username)).is_err() {
+        if is_strange || self.gate.acquire(realm, identity).is_err() {
             return Err(moved);
         }
         moved.0.link = link;

@@ -14,6 +14,7 @@ use crate::{
     Config, RelayAddress,
     link::Place,
     runtime::{Common, Listeners},
+    worker::Inherited,
 };
 
 const TICKET: u16 = 0x8030;
@@ -32,10 +33,11 @@ fn workers() -> [Worker; 2] {
     };
     let listeners = Listeners { udp: vec![any], ..Listeners::default() };
     let layout = config.layout();
-    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), None);
+    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), None, false);
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
-        let (worker, mailbox, _) = Worker::new(number, &common).unwrap_or_else(|error| panic!("{error}"));
+        let (worker, mailbox, _) =
+            Worker::new(number, &common, Inherited::default()).unwrap_or_else(|error| panic!("{error}"));
         mailboxes.push(mailbox);
         worker
     });
