@@ -61,6 +61,11 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
 
 /// The same with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
+    World { relay: Relay::start(&config_with(change), store, Arc::new(())).unwrap() }
+}
+
+/// What it is started with.
+pub(crate) fn config_with(change: impl FnOnce(&mut Config)) -> Config {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         listen: vec![any],
@@ -84,7 +89,7 @@ pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnO
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, store, Arc::new(())).unwrap() }
+    config
 }
 
 impl World {
