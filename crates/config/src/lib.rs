@@ -40,6 +40,6 @@ pub use settings::{
     AdminListen, CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret,
 };
 pub use source::Flags;
-pub use sources::{Loaded, Sources, known_variables};
+pub use sources::{Loaded, Sources, UPGRADE_VARIABLE, known_variables};
 pub use tables::Place;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Serialize, de::DeserializeOwned};
 use socket2::{Domain, SockRef, Socket, Type};
 use zeroize::Zeroizing;
 
@@ -23,6 +24,8 @@ const DESCRIPTORS: usize = 250;
 const CONTROL: usize = 1024;
 /// In front of each piece: how many bytes of the message are still to come, this piece's included, and how many descriptors.
 const HEAD: usize = 8;
+/// For a value as JSON.
+const ROOM: usize = 256 << 10;
 /// No message of ours is longer.
 const LONGEST: usize = 256 << 20;
 /// As many descriptors may be on their way as the process may have open (ETOOMANYREFS): for so long somebody is expected to take them.
@@ -114,6 +117,32 @@ impl Channel {
             }
             (bytes, descriptors) = (later, waiting);
         }
+    }
+
+    /// Sends a value as JSON, which names what it holds: the other process may be of another version.
+    ///
+    /// # Errors
+    /// Those of [`Channel::send`].
+    pub fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        // What it outgrows is not overwritten: room for nearly all that there is.
+        let mut text = Zeroizing::new(Vec::with_capacity(ROOM));
+        serde_json::to_writer(&mut *text, value)?;
+        self.send(&text, descriptors)
+    }
+
+    /// Receives such a value.
+    ///
+    /// # Errors
+    /// Those of [`Channel::receive`]; `InvalidData` for another value.
+    pub fn receive_value<T: DeserializeOwned>(&self) -> io::Result<(T, Vec<OwnedFd>)> {
+        let Message { bytes, descriptors } = self.receive()?;
+        let value = serde_json::from_slice(&bytes).map_err(|error| {
+            let why = format!(
+                "what the other process sent cannot be read ({error}): it is of too different a version"
+            );
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })?;
+        Ok((value, descriptors))
     }
 
     /// Receives a message.

@@ -1,6 +1,7 @@
 //! Messages and descriptors between processes.
 
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::UdpSocket,
     os::{
@@ -102,4 +103,18 @@ fn standard_input_that_is_no_such_socket_is_left_alone() {
     in_own_process("channel::standard_input_that_is_no_such_socket_is_left_alone", || {
         assert_eq!(Channel::from_stdin().unwrap_err().kind(), ErrorKind::InvalidInput);
     });
+}
+
+#[test]
+fn values_name_what_they_hold_and_another_one_is_told() {
+    let (here, there) = pair();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let value = BTreeMap::from([("one".to_owned(), 1), ("two".to_owned(), 2)]);
+    here.send_value(&value, &[socket.as_fd()]).unwrap();
+    let (found, descriptors) = there.receive_value::<BTreeMap<String, u8>>().unwrap();
+    assert_eq!((found, descriptors.len()), (value.clone(), 1));
+    here.send_value(&value, &[]).unwrap();
+    let error = there.receive_value::<Vec<u8>>().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
+    assert!(error.to_string().contains("version"), "{error}");
 }

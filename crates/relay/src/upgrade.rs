@@ -4,11 +4,11 @@
 //! ```text
 //!        old process                                          new process
 //!  offer ─────────── how it listens, its keys, sockets ──────▶ start_as_heir     checks, makes its workers
-//!  suspend, freeze   workers rest, datagrams wait
+//!  freeze            the kernel relays nothing, workers rest, datagrams wait
 //!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
 //!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten
-//!  detach_kernel                                               attach_kernel
+//!  release           what went is forgotten, the kernel's program too
+//!                                                              attach_kernel
 //! ```
 //!
 //! Until `release` the old one has everything that it had, and `thaw` lets it go on. The kernel spreads clients over the very same sockets
@@ -19,11 +19,11 @@ use std::{
     net::SocketAddr,
     os::fd::OwnedFd,
     sync::{Arc, PoisonError, mpsc},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Channel, Datapath, TcpListener, UdpSocket, worker::Sender};
+use turnpike_net::{Channel, Datapath, TcpListener, UdpSocket};
 use turnpike_offload::OffloadError;
 use turnpike_turn::server::{ListenerId, NonceKey, Transport};
 
@@ -81,10 +81,6 @@ struct Number {
     server_name: Option<String>,
 }
 
-/// This process's ends of the ways from worker to worker.
-#[derive(Debug)]
-pub struct Heirs(Vec<Channel>);
-
 /// What a new process begins with: see [`Relay::start_as_heir`].
 #[derive(Debug)]
 pub struct Inheritance {
@@ -98,13 +94,7 @@ pub struct Inheritance {
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say what their fields are")]
 pub enum Unfit {
-    #[error(
-        "what the old process sent cannot be read: {0}; upgrade to a version that is nearer to its own, or restart"
-    )]
-    Unreadable(#[from] serde_json::Error),
-    #[error(
-        "what the old process sent is not complete; upgrade to a version that is nearer to its own, or restart"
-    )]
+    #[error("what the old process sent is not complete: it is of too different a version")]
     Incomplete,
     #[error("cannot take the sessions over: {0}")]
     Failed(#[from] io::Error),
@@ -119,18 +109,6 @@ pub enum Unfit {
     Quota { realm: String, user: String },
     #[error("a worker has ended; the log lines above may say why")]
     Worker,
-}
-
-/// Why a step of an upgrade cannot be taken; the old process goes on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StepError {
-    /// A worker is stuck or gone.
-    #[error("a worker did not {0} in time")]
-    Worker(&'static str),
-    /// The channel to the new process, or descriptors.
-    #[error(transparent)]
-    Io(#[from] io::Error),
 }
 
 impl Offer {
@@ -156,14 +134,14 @@ impl Offer {
 }
 
 impl Relay {
-    /// What a new process is told, with all listening sockets and a way from each worker to its own of the same number.
+    /// What a new process is told, all listening sockets with the other ends of the ways to its workers, and our ends, one for each
+    /// worker.
     ///
     /// # Errors
-    /// [`StepError`].
-    pub fn offer(&self) -> Result<(Offer, Vec<OwnedFd>, Heirs), StepError> {
+    /// A worker that is stuck or gone; no more descriptors.
+    pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
         let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
-        for worker in self.workers.senders() {
-            let sockets = ask(worker, STEP, "lend its sockets", Step::Lend)?;
+        for sockets in self.ask(STEP, "lend its sockets", Step::Lend)? {
             let (here, there) = Channel::pair()?;
             descriptors.extend(sockets?);
             descriptors.push(there.into());
@@ -178,49 +156,44 @@ impl Relay {
             listeners: offered(&in_force.layout, &self.listeners),
             numbers: numbers(&in_force.layout),
         };
-        Ok((offer, descriptors, Heirs(heirs)))
+        Ok((offer, descriptors, heirs))
     }
 
     /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more. What comes from now on
     /// waits in its socket. [`Relay::thaw`] is due whatever comes of it.
     ///
     /// # Errors
-    /// [`StepError`].
-    pub fn freeze(&self) -> Result<(), StepError> {
-        self.all(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
-        self.all(STEP, "come to rest", Step::Freeze)?;
+    /// A worker that is stuck or gone.
+    pub fn freeze(&self) -> io::Result<()> {
+        self.ask(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
+        self.ask(STEP, "come to rest", Step::Freeze)?;
         for _ in 0..ROUNDS {
-            let taken = self.all(STEP, "settle", Step::Settle)?;
+            let taken: Vec<usize> = self.ask(STEP, "settle", Step::Settle)?;
             if taken.iter().all(|taken| *taken == 0) {
                 return Ok(());
             }
         }
-        Err(StepError::Worker("settle"))
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the workers do not settle what they hand to one another",
+        ))
     }
 
-    /// Gives what the frozen workers have, to be read by those at the other ends, within so long; how many sessions.
+    /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
     ///
     /// # Errors
-    /// [`StepError`].
-    pub fn hand_over(&self, Heirs(heirs): Heirs, patience: Duration) -> Result<usize, StepError> {
-        let waiting: Vec<_> = self
-            .workers
-            .senders()
-            .zip(heirs)
-            .map(|(worker, heir)| {
-                heir.set_patience(patience)?;
-                let (answer, result) = mpsc::channel();
-                worker.tell(Command::Upgrade(Step::Give(heir, answer)));
-                Ok(result)
-            })
-            .collect::<io::Result<_>>()?;
-        let until = Instant::now() + patience + STEP;
-        let mut sessions = 0;
-        for result in waiting {
-            let left = until.saturating_duration_since(Instant::now());
-            sessions += result.recv_timeout(left).map_err(|_| StepError::Worker("give its sessions"))??;
+    /// A worker that is stuck or gone; what the other process does not take.
+    pub fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        for heir in &heirs {
+            heir.set_patience(patience)?;
         }
-        Ok(sessions)
+        let mut heirs = heirs.into_iter();
+        let give = |answer| match heirs.next() {
+            Some(heir) => Step::Give(heir, answer),
+            // Dropped: no answer.
+            None => Step::Thaw,
+        };
+        self.ask(patience + STEP, "give its sessions", give)?.into_iter().sum()
     }
 
     /// There is no upgrade: all goes on as before.
@@ -279,36 +252,14 @@ impl Relay {
         self.workers.senders().for_each(|worker| worker.tell(Command::Upgrade(step())));
     }
 
-    /// Asks all workers at once, and waits for each.
-    fn all<T>(
+    fn ask<T>(
         &self,
         patience: Duration,
-        what: &'static str,
-        step: impl Fn(mpsc::Sender<T>) -> Step,
-    ) -> Result<Vec<T>, StepError> {
-        let asked: Vec<_> = self.workers.senders().map(|worker| told(worker, &step)).collect();
-        let until = Instant::now() + patience;
-        let answer = |answer: mpsc::Receiver<T>| {
-            let left = until.saturating_duration_since(Instant::now());
-            answer.recv_timeout(left).map_err(|_| StepError::Worker(what))
-        };
-        asked.into_iter().map(answer).collect()
+        what: &str,
+        mut step: impl FnMut(mpsc::Sender<T>) -> Step,
+    ) -> io::Result<Vec<T>> {
+        self.workers.ask(patience, what, |answer| Command::Upgrade(step(answer)))
     }
-}
-
-fn told<T>(worker: &Sender<Command>, step: impl Fn(mpsc::Sender<T>) -> Step) -> mpsc::Receiver<T> {
-    let (answer, answered) = mpsc::channel();
-    worker.tell(Command::Upgrade(step(answer)));
-    answered
-}
-
-fn ask<T>(
-    worker: &Sender<Command>,
-    patience: Duration,
-    what: &'static str,
-    step: impl Fn(mpsc::Sender<T>) -> Step,
-) -> Result<T, StepError> {
-    told(worker, step).recv_timeout(patience).map_err(|_| StepError::Worker(what))
 }
 
 impl Inheritance {

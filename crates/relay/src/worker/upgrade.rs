@@ -8,13 +8,12 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use turnpike_net::{Channel, Message, SocketId, TcpListener, TcpSocket, UdpSocket};
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Channel, SocketId, TcpListener, TcpSocket, UdpSocket};
 use turnpike_turn::{
     server::{AllocationId, Arrival, Client, Family, Link, ListenerId, Moved, RelayId},
     time::Now,
 };
-use zeroize::Zeroizing;
 
 use super::{Command, NOTHING, Role, Worker, handoff};
 use crate::{dtls::CookieKey, link::Way, ports::Reserved, upgrade::Unfit};
@@ -234,14 +233,14 @@ impl Worker {
         };
         let tunnel = tunnel.as_ref().map(|end| end.as_fd());
         let descriptors: Vec<_> = tunnel.into_iter().chain(sockets.iter().map(|end| end.as_fd())).collect();
-        send(channel, &head, &descriptors)?;
+        channel.send_value(&head, &descriptors)?;
         if is_first {
             channel.send(&self.granted.to_bytes(), &[])?;
         }
         for sessions in portable.chunks(BATCH) {
             self.give_batch(now, channel, sessions)?;
         }
-        send(channel, &Batch { sessions: Vec::new(), is_last: true }, &[])?;
+        channel.send_value(&Batch { sessions: Vec::new(), is_last: true }, &[])?;
         let count = portable.len();
         self.given = portable;
         Ok(count)
@@ -262,7 +261,7 @@ impl Worker {
             }
             batch.sessions.push((moved, lent));
         }
-        send(channel, &batch, &descriptors)
+        channel.send_value(&batch, &descriptors)
     }
 
     /// The other worker has it now. What has not gone lives on here.
@@ -332,7 +331,7 @@ impl Worker {
 
     /// Takes in what the worker of the same number gives; how many sessions.
     fn inherit(&mut self, channel: &Channel, numbers: &[ListenerId]) -> Result<usize, Unfit> {
-        let (head, descriptors) = receive::<Head>(channel)?;
+        let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();
         let number = |listener: ListenerId| numbers.get(usize::from(listener.0)).copied();
         let now = self.now();
@@ -362,7 +361,7 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (batch, descriptors) = receive::<Batch>(channel)?;
+            let (batch, descriptors) = channel.receive_value::<Batch>()?;
             let mut descriptors = descriptors.into_iter();
             count += batch.sessions.len();
             for (moved, lent) in batch.sessions {
@@ -403,16 +402,4 @@ impl Worker {
         };
         if lent.iter().all(has) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) }
     }
-}
-
-/// Sends a value as JSON, which names what it holds: the other process may be of another version. There are secrets in it.
-fn send(channel: &Channel, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut text = Zeroizing::new(Vec::with_capacity(1 << 16));
-    serde_json::to_writer(&mut *text, value)?;
-    channel.send(&text, descriptors)
-}
-
-fn receive<T: DeserializeOwned>(channel: &Channel) -> Result<(T, Vec<OwnedFd>), Unfit> {
-    let Message { bytes, descriptors } = channel.receive()?;
-    Ok((serde_json::from_slice(&bytes)?, descriptors))
 }
