@@ -15,7 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::AbortHandle};
 use turnpike_config::AdminListen;
 
 pub(crate) use self::connections::{DESCRIPTORS, closed};
@@ -75,16 +75,16 @@ pub(crate) async fn bind(listen: AdminListen, explicit: bool) -> Result<Option<T
 }
 
 /// Says where the pages are.
-pub(crate) fn say_where(listener: Option<&TcpListener>) {
-    match listener.and_then(|listener| listener.local_addr().ok()) {
+pub(crate) fn say_where(page: Option<SocketAddr>) {
+    match page {
         Some(address) => tracing::info!("admin page on http://{address}/ (metrics, healthz)"),
         None => tracing::info!("no admin page"),
     }
 }
 
-/// Serves the pages, for as long as the process lives.
-pub(crate) fn spawn(listener: TcpListener, state: AdminState) {
-    tokio::spawn(connections::serve(listener, router(state), Limits::default()));
+/// Serves the pages until that is aborted.
+pub(crate) fn spawn(listener: TcpListener, state: AdminState) -> AbortHandle {
+    tokio::spawn(connections::serve(listener, router(state), Limits::default())).abort_handle()
 }
 
 /// The pages.

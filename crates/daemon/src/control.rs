@@ -3,6 +3,8 @@
 
 use std::{
     fmt::Display,
+    future,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,12 +15,18 @@ use std::{
 use tokio::{
     runtime,
     sync::mpsc,
-    task::JoinHandle,
+    task::{self, JoinHandle},
     time::{Instant, sleep, timeout},
 };
 use turnpike_config::LogFormat;
 
-use crate::{error::DaemonError, logging, signals::Signals};
+use crate::{
+    carried_metrics::CarriedMetrics,
+    error::DaemonError,
+    logging,
+    signals::Signals,
+    upgrade::{self, Door, Estate, Patience, Program, Successor},
+};
 
 /// How often the service is looked after. A worker that ended leaves its share of the clients unserved, and the service manager can
 /// do more about that than half a server.
@@ -33,13 +41,44 @@ const LAST_LINES: Duration = Duration::from_secs(5);
 const REQUESTS: usize = 16;
 
 /// What a control loop can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Request {
     /// Read the configuration again.
     Reload,
     /// Take nothing new, and end with the last session, after at most so long: `None` is what the configuration says. Asked for
     /// again, end at once.
     Drain(Option<Duration>),
+    /// Go on in a new process.
+    Upgrade(Asked),
+}
+
+/// Who asks for an upgrade, and of what.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// The program to be started; this one's own where none is named.
+    pub(crate) program: Option<PathBuf>,
+    /// Who hears of each step, beside the log.
+    pub(crate) told: Option<mpsc::UnboundedSender<Told>>,
+}
+
+/// What comes of an upgrade: steps, and then how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Step(String),
+    Done(String),
+    Failed(String),
+}
+
+impl Asked {
+    fn tell(&self, told: Told) {
+        match &told {
+            Told::Step(text) | Told::Done(text) => tracing::info!("upgrade: {text}"),
+            Told::Failed(why) => tracing::error!("not upgraded, all goes on as before: {why}"),
+        }
+        if let Some(listening) = &self.told {
+            let _ = listening.send(told);
+        }
+    }
 }
 
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
@@ -58,6 +97,16 @@ pub(crate) trait Service: Send + 'static {
     fn open(&self) -> u64;
     /// Says that so many are ended.
     fn say_left(&self, open: u64);
+    /// What goes to a new process.
+    fn estate(&self) -> Arc<dyn Estate>;
+    /// What the admin page shows.
+    fn metrics(&self) -> String;
+    /// What the configuration allows to what an upgrade has left here.
+    fn patience_after_upgrade(&self) -> Duration;
+    /// Another process serves from now on. What has not gone lives on here, for at most so long.
+    fn handed_over(&mut self, patience: Duration);
+    /// What lives on here: sessions, connections and whatever else a client has.
+    fn left(&self) -> u64;
 }
 
 /// What is told of the control loop, on the admin page.
@@ -66,6 +115,9 @@ pub(crate) struct Status {
     draining: AtomicBool,
     reloaded: AtomicU64,
     refused: AtomicU64,
+    upgraded: AtomicU64,
+    not_upgraded: AtomicU64,
+    carried: Arc<CarriedMetrics>,
 }
 
 impl Status {
@@ -87,6 +139,21 @@ impl Status {
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.reloaded), ("failed", &self.refused)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn upgrades(&self) -> [(&'static str, u64); 2] {
+        [("done", &self.upgraded), ("failed", &self.not_upgraded)]
+            .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    /// What the process has counted whose place this one took, if there was one.
+    pub(crate) fn carried(&self) -> &Arc<CarriedMetrics> {
+        &self.carried
+    }
+
+    fn count_upgrade(&self, done: bool) {
+        let count = if done { &self.upgraded } else { &self.not_upgraded };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_reload(&self, taken: bool) {
@@ -111,8 +178,9 @@ pub(crate) fn run<S: Service>(
         let status = Arc::<Status>::default();
         let (mut service, log) = start(&status).await?;
         let (sender, mut requests) = mpsc::channel(REQUESTS);
+        let door = Door::open(sender.clone());
         tokio::spawn(signals.pass_on(sender));
-        let failed = until_ended(&mut service, &status, &mut requests).await;
+        let failed = until_ended(&mut service, &status, &mut requests, door).await;
         status.set_draining();
         // Joins threads, and the log must be written meanwhile.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
@@ -125,54 +193,201 @@ pub(crate) fn run<S: Service>(
     })
 }
 
-/// Does what is asked for until the end; whether that came by a worker that failed.
+/// How far the service has come.
+enum Stage {
+    Serving,
+    /// A new process is about to take over, unless that fails.
+    Upgrading(Upgrading),
+    Draining(Until),
+    /// Another process serves; this one has what has stayed.
+    HandedOver(Successor, Until),
+}
+
+struct Upgrading {
+    asked: Arc<Asked>,
+    ended: JoinHandle<Upgraded>,
+    called_off: Arc<AtomicBool>,
+    /// Asked for meanwhile.
+    drain: Option<Option<Duration>>,
+}
+
+/// Who serves now, with a sentence about it; or why nobody else does.
+type Upgraded = Result<(Successor, String), String>;
+
+/// A time that ends; what is waited for may end before.
+#[derive(Clone, Copy)]
+struct Until {
+    since: Instant,
+    patience: Duration,
+}
+
+impl Until {
+    fn new(patience: Duration) -> Self {
+        Self { since: Instant::now(), patience }
+    }
+
+    fn left(&self) -> Duration {
+        self.patience.saturating_sub(self.since.elapsed())
+    }
+
+    /// Whether nothing is left of the time, or of what it was given to.
+    fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
+        self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
+    }
+}
+
+impl Upgrading {
+    fn begin(service: &impl Service, asked: Asked) -> Self {
+        let (asked, called_off) = (Arc::new(asked), Arc::<AtomicBool>::default());
+        let (asking, stop, estate) = (Arc::clone(&asked), Arc::clone(&called_off), service.estate());
+        let ended = task::spawn_blocking(move || {
+            let program = Program::find(asking.program.as_deref())?;
+            let say = |text: String| asking.tell(Told::Step(text));
+            upgrade::hand_over(&*estate, &program, Patience::default(), &stop, &say)
+        });
+        Self { asked, ended, called_off, drain: None }
+    }
+
+    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &Status) -> Stage {
+        status.count_upgrade(ended.is_ok());
+        match ended {
+            Ok((successor, how)) => {
+                let patience = service.patience_after_upgrade();
+                service.handed_over(patience);
+                self.asked.tell(Told::Done(how));
+                Stage::HandedOver(successor, Until::new(patience))
+            }
+            Err(why) => {
+                self.asked.tell(Told::Failed(why));
+                Stage::Serving
+            }
+        }
+    }
+}
+
+impl Stage {
+    /// Waits for the end of an upgrade, for ever where there is none.
+    async fn upgraded(&mut self) -> Upgraded {
+        match self {
+            Self::Upgrading(upgrading) => {
+                (&mut upgrading.ended).await.unwrap_or_else(|panic| Err(panic.to_string()))
+            }
+            _ => future::pending().await,
+        }
+    }
+
+    /// Why there is neither a reload nor an upgrade now.
+    fn obstacle(&self) -> String {
+        match self {
+            Self::Serving => "now".to_owned(),
+            Self::Upgrading(_) => "during an upgrade".to_owned(),
+            Self::Draining(_) => "while draining".to_owned(),
+            Self::HandedOver(successor, _) => format!("here: process {} serves now", successor.id()),
+        }
+    }
+}
+
+fn drain(service: &mut impl Service, status: &Status, patience: Option<Duration>) -> Until {
+    let patience = patience.unwrap_or_else(|| service.patience());
+    status.set_draining();
+    service.drain(patience);
+    Until::new(patience)
+}
+
+/// Does what is asked for until the end; whether that came by a worker that failed. `door` is open for as long as this process can be
+/// upgraded.
 async fn until_ended(
     service: &mut impl Service,
     status: &Status,
     requests: &mut mpsc::Receiver<Request>,
+    mut door: Option<Door>,
 ) -> bool {
-    let mut draining: Option<(Instant, Duration)> = None;
+    let mut stage = Stage::Serving;
     loop {
-        let pause = match draining {
-            None => LOOK,
-            Some((since, patience)) => {
-                let left = patience.saturating_sub(since.elapsed());
-                if left.is_zero() || since.elapsed() >= DRAIN_SETTLE && service.open() == 0 {
+        let pause = match &mut stage {
+            Stage::Serving | Stage::Upgrading(_) => LOOK,
+            Stage::Draining(until) => {
+                if until.is_over(|| service.open()) {
                     break;
                 }
-                DRAIN_POLL.min(left)
+                DRAIN_POLL.min(until.left())
+            }
+            Stage::HandedOver(successor, until) => {
+                // The process before this one may need it to reach its clients.
+                if until.is_over(|| service.left() + u64::from(status.carried.lives())) {
+                    break;
+                }
+                successor.tell(service.metrics());
+                LOOK.min(until.left())
             }
         };
         let request = tokio::select! {
             request = requests.recv() => request,
+            ended = stage.upgraded() => {
+                // To be obeyed by whoever is left now.
+                let drain = if let Stage::Upgrading(upgrading) = stage {
+                    stage = upgrading.conclude(ended, service, status);
+                    upgrading.drain
+                } else {
+                    None
+                };
+                if matches!(stage, Stage::HandedOver(..)) {
+                    drop(door.take());
+                }
+                let Some(patience) = drain else { continue };
+                Some(Request::Drain(patience))
+            }
             () = sleep(pause) => {
-                if draining.is_none() {
+                if matches!(stage, Stage::Serving) {
                     service.look();
                 }
-                if service.has_failed() {
+                // One that is stuck while it hands over fails the upgrade first.
+                if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
                 continue;
             }
         };
-        match (request, draining) {
-            (Some(Request::Reload), None) => status.count_reload(service.reload()),
-            (Some(Request::Reload), Some(_)) => tracing::warn!("no reload while draining"),
-            (Some(Request::Drain(patience)), None) => {
-                let patience = patience.unwrap_or_else(|| service.patience());
-                status.set_draining();
-                service.drain(patience);
-                draining = Some((Instant::now(), patience));
+        let Some(request) = request else {
+            // Nobody is left who could ask for anything.
+            break;
+        };
+        stage = match (request, stage) {
+            (Request::Reload, Stage::Serving) => {
+                status.count_reload(service.reload());
+                Stage::Serving
             }
-            (Some(Request::Drain(_)), Some(_)) => {
+            (Request::Reload, stage) => {
+                tracing::warn!("no reload {}", stage.obstacle());
+                stage
+            }
+            (Request::Upgrade(asked), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, asked)),
+            (Request::Upgrade(asked), stage) => {
+                asked.tell(Told::Failed(format!("no upgrade {}", stage.obstacle())));
+                stage
+            }
+            (Request::Drain(patience), Stage::Serving) => Stage::Draining(drain(service, status, patience)),
+            (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+                upgrading.called_off.store(true, Ordering::Relaxed);
+                Stage::Upgrading(Upgrading { drain: Some(patience), ..upgrading })
+            }
+            (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
+                Stage::HandedOver(successor, drain(service, status, patience))
+            }
+            (Request::Drain(_), last) => {
                 tracing::warn!("second signal: stopping at once");
+                stage = last;
                 break;
             }
-            // Nobody is left who could ask for anything.
-            (None, _) => break,
-        }
+        };
     }
-    let open = service.open();
+    let open = match &mut stage {
+        Stage::HandedOver(successor, _) => {
+            successor.tell(service.metrics());
+            service.left()
+        }
+        _ => service.open(),
+    };
     if open > 0 {
         service.say_left(open);
     }
@@ -203,9 +418,12 @@ pub(crate) fn say_unchangeable(keys: &[&str]) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::{io, sync::Mutex};
+
+    use turnpike_net::Channel;
 
     use super::*;
+    use crate::upgrade::Offered;
 
     /// What was asked of it, in order; `open` sessions, one of which ends each time that somebody looks.
     #[derive(Default)]
@@ -243,16 +461,57 @@ mod tests {
         fn say_left(&self, open: u64) {
             self.say(format!("left {open}"));
         }
+        fn estate(&self) -> Arc<dyn Estate> {
+            Arc::new(Nothing)
+        }
+        fn metrics(&self) -> String {
+            String::new()
+        }
+        fn patience_after_upgrade(&self) -> Duration {
+            Duration::from_secs(60)
+        }
+        fn handed_over(&mut self, patience: Duration) {
+            self.say(format!("handed over {}", patience.as_secs()));
+        }
+        fn left(&self) -> u64 {
+            self.open()
+        }
+    }
+
+    /// An estate for those who do not come to have it.
+    struct Nothing;
+
+    impl Estate for Nothing {
+        fn service(&self) -> &'static str {
+            "serve"
+        }
+        fn offer(&self) -> io::Result<Offered> {
+            Offered::new(&(), Vec::new(), Vec::new())
+        }
+        fn freeze(&self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn hand_over(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn thaw(&self) {}
+        fn release(&self) {}
+        fn metrics(&self) -> String {
+            String::new()
+        }
     }
 
     /// What it does with these requests, the time that passes in between being tokio's.
-    async fn told(mut service: Recorder, requests: &[Request]) -> (bool, Vec<String>, Status) {
+    async fn told(
+        mut service: Recorder,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> (bool, Vec<String>, Status) {
         let (sender, mut receiver) = mpsc::channel(REQUESTS);
         for request in requests {
-            sender.send(*request).await.expect("there is room");
+            sender.send(request).await.expect("there is room");
         }
         let status = Status::default();
-        let failed = until_ended(&mut service, &status, &mut receiver).await;
+        let failed = until_ended(&mut service, &status, &mut receiver, None).await;
         drop(sender);
         (failed, service.said.into_inner().expect("no panic"), status)
     }
@@ -260,17 +519,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_with_the_last_session() {
         let service = Recorder { open: 9.into(), ..Recorder::default() };
-        let (failed, said, status) = told(service, &[Request::Drain(None)]).await;
+        let (failed, said, status) = told(service, [Request::Drain(None)]).await;
         assert_eq!((failed, said), (false, vec!["drain 30".to_owned()]));
         assert!(status.is_draining());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_patience_of_a_drain_ends_and_a_second_one_has_none() {
-        for (requests, drain) in [
-            (&[Request::Drain(None)][..], "drain 30"),
-            (&[Request::Drain(None), Request::Drain(None)], "drain 30"),
-            (&[Request::Drain(Some(Duration::ZERO))], "drain 0"),
+        for (requests, drain, is_patient) in [
+            (vec![Request::Drain(None)], "drain 30", true),
+            (vec![Request::Drain(None), Request::Drain(None)], "drain 30", false),
+            (vec![Request::Drain(Some(Duration::ZERO))], "drain 0", false),
         ] {
             let service = Recorder { open: 1_000_000.into(), ..Recorder::default() };
             let begun = Instant::now();
@@ -279,25 +538,57 @@ mod tests {
                 !failed && said.len() == 2 && said[0] == drain && said[1].starts_with("left "),
                 "{said:?}"
             );
-            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [Request::Drain(None)]);
+            assert_eq!(begun.elapsed() >= Duration::from_secs(30), is_patient);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn reloads_are_counted_by_result_and_refused_while_draining() {
-        let all = [Request::Reload, Request::Reload, Request::Drain(None), Request::Reload];
-        let (_, said, status) = told(Recorder { good: true, ..Recorder::default() }, &all).await;
+        let all = || [Request::Reload, Request::Reload, Request::Drain(None), Request::Reload];
+        let (_, said, status) = told(Recorder { good: true, ..Recorder::default() }, all()).await;
         assert_eq!(said, ["reload", "reload", "drain 30"]);
         assert_eq!(status.reloads(), [("loaded", 2), ("failed", 0)]);
-        let (_, _, status) = told(Recorder::default(), &all).await;
+        let (_, _, status) = told(Recorder::default(), all()).await;
         assert_eq!(status.reloads(), [("loaded", 0), ("failed", 2)]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_ends_by_itself_ends_the_service_draining_or_not() {
-        for requests in [&[][..], &[Request::Drain(None)]] {
+        for requests in [None, Some(Request::Drain(None))] {
             let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
-            assert!(told(service, requests).await.0, "{requests:?}");
+            let what = format!("{requests:?}");
+            assert!(told(service, requests).await.0, "{what}");
         }
+    }
+
+    fn upgrade_to(program: &str) -> (Request, mpsc::UnboundedReceiver<Told>) {
+        let (sender, told) = mpsc::unbounded_channel();
+        (Request::Upgrade(Asked { program: Some(program.into()), told: Some(sender) }), told)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_that_fails_is_told_and_all_goes_on() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let requests = [request, Request::Reload, Request::Drain(None)];
+        let (failed, said, status) = told(Recorder::default(), requests).await;
+        // What was asked for meanwhile is done afterwards, but for the reload.
+        assert_eq!((failed, said), (false, vec!["drain 30".to_owned()]));
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 1)]);
+        let mut last = None;
+        while let Some(step) = steps.recv().await {
+            last = Some(step);
+        }
+        assert!(matches!(last, Some(Told::Failed(_))), "{last:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_drains_is_not_upgraded() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let (_, said, status) = told(Recorder::default(), [Request::Drain(None), request]).await;
+        assert_eq!(said, ["drain 30"]);
+        assert_eq!(steps.recv().await, Some(Told::Failed("no upgrade while draining".to_owned())));
+        assert_eq!(steps.recv().await, None);
+        // It was never begun.
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 0)]);
     }
 }

@@ -1,27 +1,31 @@
-//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads and drains it.
+//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::task::JoinHandle;
 use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
 use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
 use turnpike_net::Datapath;
 
 use crate::{
-    admin::{self, AdminState},
+    admin::{self, AdminState, MetricsPage},
+    admin_page::AdminPage,
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
     control::{self, Service, Status, say_warnings},
     denial::Lists,
     error::DaemonError,
+    forward_estate::{ForwardEstate, ForwardInheritance},
     forward_metrics, rlimit,
+    upgrade::{self, Estate, Heir},
 };
 
 /// Forwards until a signal ends it.
@@ -29,9 +33,13 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources) -> Result<(), DaemonError> {
-    let loaded = sources.load()?;
-    let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |status| PortForwarder::start(sources.clone(), loaded, status).await)
+    upgrade::begin("forward", |heir| {
+        let loaded = sources.load()?;
+        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        control::run((&level, format), async |status| {
+            PortForwarder::start(sources.clone(), loaded, status, heir).await
+        })
+    })
 }
 
 struct PortForwarder {
@@ -43,6 +51,8 @@ struct PortForwarder {
     datapath: Datapath,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
+    page: Option<AdminPage>,
+    metrics: MetricsPage,
     /// Behind the forwarder: it is there for as long as that.
     pid_file: PidFile,
 }
@@ -52,41 +62,46 @@ impl PortForwarder {
         sources: ForwardSources,
         loaded: ForwardLoaded,
         status: &Arc<Status>,
+        heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         say_source(sources.file(), format, &included, settings.rules.len());
         say_warnings(&warnings);
-        let workers =
-            settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-        let (datapath, reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
-        };
+        let mut before = heir.as_mut().map(ForwardInheritance::new).transpose()?;
+        let (workers, datapath, reason) = threads(&settings, before.as_ref());
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
-        let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
+        let socket = before.as_mut().and_then(|before| before.page(settings.admin));
+        let is_explicit = settings.is_explicit("admin.listen");
+        let mut page = AdminPage::bind(settings.admin, is_explicit, socket).await?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
+        let runtime = for_runtime(&settings, workers, datapath);
+        let (forwarder, failed) = match before {
+            None => Forwarder::start(&runtime, &settings.rules, log)?,
+            Some(before) => {
+                Forwarder::start_as_heir(&runtime, &settings.rules, log, before.into_forwarder())?
+            }
+        };
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
         }
+        take_over(heir, status, &forwarder)?;
         let pid_file = PidFile::write(settings.pid_file.as_deref())?;
-        say_what_started(&settings, &forwarder, page.as_ref());
+        say_what_started(&settings, &forwarder, page.as_ref().map(AdminPage::address));
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
 
         let forwarder = Arc::new(forwarder);
-        if let Some(page) = page {
-            // Weak, so that the last owner can stop the forwarder while a scrape is under way.
-            let weak = Arc::downgrade(&forwarder);
-            let snapshots = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
-            let metrics = forward_metrics::page(snapshots, Arc::clone(status), log_counts);
-            let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
+        // Weak, so that the last owner can stop the forwarder while a scrape is under way.
+        let weak = Arc::downgrade(&forwarder);
+        let snapshots = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
+        let metrics = forward_metrics::page(snapshots, Arc::clone(status), log_counts);
+        if let Some(page) = &mut page {
+            let (metrics, hosts) = (Arc::clone(&metrics), settings.admin_hosts.clone());
+            page.begin(AdminState { metrics, draining: status.draining(), hosts });
         }
         let service = Self {
             sources,
@@ -96,6 +111,8 @@ impl PortForwarder {
             datapath,
             forwarder,
             records,
+            page,
+            metrics,
             pid_file,
         };
         Ok((service, tokio::spawn(writer.run())))
@@ -154,6 +171,67 @@ impl Service for PortForwarder {
     fn say_left(&self, open: u64) {
         tracing::warn!(connections = open, "connections still open are ended");
     }
+
+    fn estate(&self) -> Arc<dyn Estate> {
+        Arc::new(ForwardEstate {
+            forwarder: Arc::clone(&self.forwarder),
+            page: self.page.as_ref().map(AdminPage::lend),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn patience_after_upgrade(&self) -> Duration {
+        Duration::from_secs(self.settings.upgrade_deadline.into())
+    }
+
+    fn handed_over(&mut self, patience: Duration) {
+        if let Some(page) = self.page.take() {
+            page.leave();
+        }
+        self.pid_file.leave();
+        let deadline_s = patience.as_secs();
+        tracing::info!(connections = self.open(), deadline_s, "handed over; TCP connections live on here");
+    }
+
+    fn left(&self) -> u64 {
+        self.open()
+    }
+}
+
+/// Goes on where the process before stops, if there is one.
+fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) -> Result<(), DaemonError> {
+    if let Some(heir) = heir {
+        let unfit = |error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
+        heir.take_over(status.carried(), || forwarder.inherited().map_err(unfit), || forwarder.serve())?;
+    }
+    // From now on nothing goes back to that one.
+    if let Some(heir) = heir.take() {
+        heir.listen(Arc::clone(status.carried()), || {});
+    }
+    Ok(())
+}
+
+/// How many workers there are, how datagrams enter and leave them, and why so.
+fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (usize, Datapath, String) {
+    let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let (datapath, reason) = match settings.datapath {
+        Some(step) => (step, "as configured".to_owned()),
+        None => Datapath::best(),
+    };
+    let Some((kept_workers, kept_datapath)) = before.map(ForwardInheritance::kept) else {
+        return (workers, datapath, reason);
+    };
+    let differ = [
+        (workers != kept_workers, "forward.workers"),
+        (settings.datapath.is_some_and(|step| step != kept_datapath), "forward.datapath"),
+    ];
+    let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
+    control::say_unchangeable(&differ);
+    (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
 fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
@@ -184,7 +262,7 @@ fn say_left_out(failed: &[StartError]) {
     }
 }
 
-fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: Option<&TcpListener>) {
+fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: Option<SocketAddr>) {
     for (id, address) in forwarder.listeners() {
         let rule = settings.rules.iter().find(|rule| rule.id == id);
         let transport = match rule.map(|rule| rule.protocol) {
@@ -230,6 +308,11 @@ impl PidFile {
                 .map_err(DaemonError::file("the process ID to", path))?;
         }
         Ok(Self(path.map(Path::to_owned)))
+    }
+
+    /// It names another process by now.
+    fn leave(&mut self) {
+        self.0 = None;
     }
 }
 

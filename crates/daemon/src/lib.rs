@@ -1,4 +1,4 @@
-//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics, admin HTTP.
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, upgrade, logs, metrics, admin HTTP.
 //!
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod admin_page;
+mod carried_metrics;
 mod certificate_expiry;
 mod certificate_watch;
 mod certificates;
@@ -23,20 +25,25 @@ mod denial;
 mod error;
 mod exposition;
 mod forward;
+mod forward_estate;
 mod forward_metrics;
 mod log_limit;
 mod log_queue;
 pub mod logging;
+mod notify;
 mod own_addresses;
 mod plan;
 mod process;
 mod rlimit;
 mod serve;
+mod serve_estate;
 mod serve_metrics;
 mod session_log;
 mod signals;
+mod upgrade;
 
 pub use error::DaemonError;
 pub use forward::forward;
 pub use serve::serve;
 pub use signals::wait_for_stop;
+pub use upgrade::{AskError, Which, ask as upgrade};

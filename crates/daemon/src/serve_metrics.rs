@@ -408,7 +408,12 @@ mod tests {
             realms: vec![("example.org".into(), 3)],
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
-            common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
+            common: Common {
+                log_lost: 2,
+                reloads: Status::default().reloads(),
+                upgrades: Status::default().upgrades(),
+                ..Common::default()
+            },
         }
     }
 
