@@ -11,6 +11,7 @@ mod probe_args;
 mod probe_text;
 mod serve_args;
 mod summary;
+mod upgrade_args;
 
 use std::{
     fmt::{self, Display},
@@ -39,6 +40,7 @@ use crate::{
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
+    upgrade_args::UpgradeArgs,
 };
 
 /// Something did not work.
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
+        Command::Upgrade(args) => upgrade(&args),
         Command::CheckConfig(args) => check_config(*args),
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
@@ -78,6 +81,14 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
     match daemon {
         Ok(()) => ExitCode::SUCCESS,
         Err(DaemonError::Config(errors)) => fail(BAD_USAGE, &errors),
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
+fn upgrade(args: &UpgradeArgs) -> ExitCode {
+    let step = |step: &str| tell(format_args!("{step}"));
+    match turnpike_daemon::upgrade(&args.which(), args.binary.as_deref(), step) {
+        Ok(done) => print(format_args!("{done}")),
         Err(error) => fail(FAILED, &error),
     }
 }

@@ -79,6 +79,7 @@ impl PortForwarder {
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let runtime = for_runtime(&settings, workers, datapath);
+        let is_first = before.is_none();
         let (forwarder, failed) = match before {
             None => Forwarder::start(&runtime, &settings.rules, log)?,
             Some(before) => {
@@ -90,7 +91,14 @@ impl PortForwarder {
             return Err(DaemonError::NothingLeft);
         }
         take_over(heir, status, &forwarder)?;
-        let pid_file = PidFile::write(settings.pid_file.as_deref())?;
+        let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
+            // Clients are served by now.
+            Err(error) if !is_first => {
+                tracing::warn!("{error}");
+                PidFile(None)
+            }
+            written => written?,
+        };
         say_what_started(&settings, &forwarder, page.as_ref().map(AdminPage::address));
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
 

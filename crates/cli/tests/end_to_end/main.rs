@@ -38,3 +38,5 @@ mod session_lines;
 mod tenants;
 mod tls_certificates;
 mod transports;
+mod upgrade;
+mod upgrade_forward;
