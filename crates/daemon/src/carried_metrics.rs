@@ -159,7 +159,7 @@ fn in_order(series: &str) -> String {
     let labels = labels.strip_suffix('}').unwrap_or(labels);
     let (mut quoted, mut escaped) = (false, false);
     let mut labels: Vec<&str> = labels
-        .split(|c| {
+        .split(|c: char| {
             let is_end = c == ',' && !quoted;
             quoted ^= c == '"' && !escaped;
             escaped = c == '\\' && !escaped;

@@ -1,7 +1,7 @@
 //! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
-    fs,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -213,7 +213,8 @@ impl Service for PortForwarder {
 /// Goes on where the process before stops, if there is one.
 fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) -> Result<(), DaemonError> {
     if let Some(heir) = heir {
-        let unfit = |error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
+        let unfit =
+            |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
         heir.take_over(status.carried(), || forwarder.inherited().map_err(unfit), || forwarder.serve())?;
     }
     // From now on nothing goes back to that one.

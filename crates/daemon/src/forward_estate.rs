@@ -76,7 +76,7 @@ pub(crate) struct ForwardInheritance {
 
 impl ForwardInheritance {
     pub(crate) fn new(heir: &mut Heir) -> Result<Self, DaemonError> {
-        let (ForwardOffer { forwarder, page }, mut descriptors) = heir.offer()?;
+        let (ForwardOffer { forwarder, page }, mut descriptors) = heir.offer::<ForwardOffer>()?;
         let page = page.and_then(|configured| Some((configured, descriptors.pop()?)));
         let datapath = forwarder.datapath().ok_or_else(|| {
             DaemonError::Upgrade("this version does not have the old one's data path".to_owned())

@@ -219,7 +219,7 @@ fn sockets() -> Vec<(u32, PathBuf)> {
 fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     let named = |entry: io::Result<fs::DirEntry>| {
         let path = entry.ok()?.path();
-        let number = path.file_stem()?.to_str()?.parse().ok()?;
+        let number = path.file_stem()?.to_str()?.parse::<u32>().ok()?;
         (path.extension()? == ENDING).then_some((number, path))
     };
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
@@ -288,10 +288,9 @@ mod tests {
         runtime.block_on(async {
             let (sender, mut requests) = mpsc::channel(1);
             let door = Door::in_directory(dir.path(), sender).expect("the directory is ours");
-            let [(number, path)] = &in_directory(dir.path())[..] else { panic!("one socket") };
-            assert_eq!(*number, std::process::id());
-            assert_eq!(fs::metadata(path).expect("it is there").mode() & 0o777, 0o600);
-            let path = path.clone();
+            let (number, path) = in_directory(dir.path()).pop().expect("a socket");
+            assert_eq!(number, std::process::id());
+            assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, 0o600);
             let asking = thread::spawn(move || {
                 let mut steps = Vec::new();
                 let which = Which::Socket(path);

@@ -59,7 +59,7 @@ impl Heir {
     /// What was offered, and what came with it.
     pub(crate) fn offer<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), DaemonError> {
         let text = std::mem::take(&mut self.text);
-        let offer = serde_json::from_slice(&text).map_err(|error| {
+        let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
             DaemonError::Upgrade(format!(
                 "what the old process offers cannot be read ({error}): it is of too different a version, restart instead"
             ))
@@ -81,7 +81,7 @@ impl Heir {
         let sessions = inherited()?;
         self.channel.send_value(&FromNew::Taken { sessions }, &[]).map_err(gone)?;
         loop {
-            match self.channel.receive_value().map_err(gone)?.0 {
+            match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
                 FromOld::Commit => break,
                 // All that exists there is about to exist here.
                 FromOld::Metrics(text) => carried.expect(&text),
@@ -103,7 +103,7 @@ impl Heir {
         let listen = move || {
             let mut released = Some(released);
             loop {
-                match self.channel.receive_value().map(|(said, _)| said) {
+                match self.channel.receive_value::<FromOld>().map(|(said, _)| said) {
                     Ok(FromOld::Released) => {
                         if let Some(released) = released.take() {
                             released();
@@ -129,7 +129,7 @@ impl Heir {
 }
 
 fn greeted(channel: &Channel, service: &str) -> Result<(), String> {
-    let hello = channel.receive_value().map_err(|error| error.to_string())?.0;
+    let hello = channel.receive_value::<FromOld>().map_err(|error| error.to_string())?.0;
     let FromOld::Hello { protocol, version, service: theirs } = hello else {
         return Err("the old process speaks out of turn".to_owned());
     };
@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn said(channel: &Channel) -> Value {
-        channel.receive_value().expect("it says something").0
+        channel.receive_value::<Value>().expect("it says something").0
     }
 
     fn met(hello: &Value) -> (Channel, Result<Heir, DaemonError>) {
@@ -228,8 +228,9 @@ mod tests {
             drop(old);
             Ok(5)
         };
-        let error =
-            heir.take_over(&CarriedMetrics::default(), inherited, || panic!("it serves")).unwrap_err();
+        let error = heir
+            .take_over(&CarriedMetrics::default(), inherited, || panic!("it serves"))
+            .expect_err("it is called off");
         assert!(error.to_string().contains("called it off"), "{error}");
     }
 

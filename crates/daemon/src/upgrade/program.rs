@@ -38,7 +38,7 @@ impl Program {
         let path = running
             .to_str()
             .and_then(|path| path.strip_suffix(REPLACED))
-            .map_or(running.clone(), PathBuf::from);
+            .map_or_else(|| running.clone(), PathBuf::from);
         if path.is_file() {
             Ok(Self(path))
         } else {

@@ -162,7 +162,7 @@ impl Successor {
         while !called_off.load(Ordering::Relaxed) {
             let left = until.saturating_duration_since(Instant::now());
             if self.channel.is_ready(left.min(LOOK)).map_err(|error| error.to_string())? {
-                return match self.channel.receive_value() {
+                return match self.channel.receive_value::<FromNew>() {
                     Ok((FromNew::Refused { why }, _)) => Err(why),
                     Ok((answer, _)) => Ok(answer),
                     Err(error) => Err(self.why(&error)),
@@ -185,7 +185,7 @@ impl Successor {
             return format!("the new process does not do its part: {error}");
         }
         if self.channel.is_ready(LAST_WORDS).is_ok_and(|is_ready| is_ready)
-            && let Ok((FromNew::Refused { why }, _)) = self.channel.receive_value()
+            && let Ok((FromNew::Refused { why }, _)) = self.channel.receive_value::<FromNew>()
         {
             return why;
         }

@@ -169,7 +169,7 @@ impl Worker {
         let incomplete =
             || io::Error::new(io::ErrorKind::InvalidData, "what the old process sent is not complete");
         let now = self.now();
-        let (Head { drops }, _) = channel.receive_value()?;
+        let (Head { drops }, _) = channel.receive_value::<Head>()?;
         for (key, drops) in rules.iter().zip(drops) {
             if let Some(engine) = &self.udp {
                 engine.expect_drops(udp::RuleKey(*key), &drops);
@@ -177,7 +177,7 @@ impl Worker {
         }
         let mut count = 0;
         loop {
-            let (Batch { sessions, is_last }, descriptors) = channel.receive_value()?;
+            let (Batch { sessions, is_last }, descriptors) = channel.receive_value::<Batch>()?;
             if sessions.len() != descriptors.len() {
                 return Err(incomplete());
             }
