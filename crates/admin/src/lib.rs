@@ -27,6 +27,6 @@ mod threads;
 mod tls;
 
 pub use accounts::{Accounts, Store};
-pub use listen::{Interface, ListenError};
+pub use listen::{Interface, Lent, ListenError, Serving};
 pub use program::Program;
 pub use tls::TlsError;

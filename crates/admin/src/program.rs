@@ -81,4 +81,6 @@ pub enum NotReloaded {
     Refused(Vec<String>),
     /// The program is about to end.
     Draining,
+    /// Another process is about to take its place, or has.
+    Upgrade,
 }

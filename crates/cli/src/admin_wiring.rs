@@ -1,6 +1,6 @@
 //! Brings a running program and its admin interface together: two crates of one floor, of which neither knows the other.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Interface,
@@ -8,7 +8,7 @@ use turnpike_admin::{
     program::{Later, NotReloaded, Program, Reloaded, Server},
 };
 use turnpike_config::AdminSettings;
-use turnpike_daemon::{AdminError, AdminInterface, Listening, ServerView, logging};
+use turnpike_daemon::{AdminError, AdminInterface, Lent, Listening, ServerView, Serving, logging};
 
 /// The admin interface, for `turnpike_daemon`.
 pub(crate) struct Admin;
@@ -19,8 +19,9 @@ impl AdminInterface for Admin {
         job: turnpike_daemon::Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError> {
-        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit)?)))
+        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit, lent)?)))
     }
 }
 
@@ -35,8 +36,20 @@ impl Listening for Bound {
         self.0.say_where();
     }
 
-    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
-        self.0.serve(Arc::new(Running(program)));
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) -> Arc<dyn Serving> {
+        Arc::new(Answering(self.0.serve(Arc::new(Running(program)))))
+    }
+}
+
+struct Answering(turnpike_admin::Serving);
+
+impl Serving for Answering {
+    fn lend(&self) -> io::Result<Vec<Lent>> {
+        self.0.lend()
+    }
+
+    fn leave(&self) {
+        self.0.leave();
     }
 }
 
@@ -77,6 +90,7 @@ impl Program for Running {
                 }
                 Err(turnpike_daemon::NotReloaded::Refused(lines)) => Err(NotReloaded::Refused(lines)),
                 Err(turnpike_daemon::NotReloaded::Draining) => Err(NotReloaded::Draining),
+                Err(turnpike_daemon::NotReloaded::Upgrade) => Err(NotReloaded::Upgrade),
             }
         })
     }

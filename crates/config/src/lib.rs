@@ -48,7 +48,7 @@ pub use realm_keys::RealmSettings;
 pub use secret::Secret;
 pub use settings::{CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret};
 pub use source::Flags;
-pub use sources::{Loaded, Sources, known_variables};
+pub use sources::{Loaded, Sources, UPGRADE_VARIABLE, known_variables};
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};

@@ -218,6 +218,9 @@ settings! {
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
         /// Seconds that sessions get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Seconds that sessions which stay in the old process get to end after an upgrade.
+        upgrade_deadline: u32 = 3600,
+            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// Realms beside [`Self::realm`].
         realms: Vec<RealmSettings> = Vec::new();
         /// Servers that clients are sent to.

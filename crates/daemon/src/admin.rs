@@ -2,8 +2,9 @@
 
 use std::{
     error::Error,
-    fmt,
+    fmt, io,
     net::SocketAddr,
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
 };
 
@@ -29,9 +30,13 @@ pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send 
 /// Why there is no admin interface; the message says what to change.
 pub type AdminError = Box<dyn Error + Send + Sync>;
 
+/// A listening socket of the interface for another process, by what the configuration calls it.
+pub type Lent = (String, OwnedFd);
+
 /// Makes the admin interface of a program. Called on the control thread, within its runtime.
 pub trait AdminInterface {
-    /// Listens, and answers nobody yet. What nobody has asked for (not `explicit`) and cannot be had is left out and said.
+    /// Listens, and answers nobody yet; by what another process has `lent` where that is the same address. What nobody has asked for
+    /// (not `explicit`) and cannot be had is left out and said.
     ///
     /// # Errors
     /// Of addresses that somebody has asked for.
@@ -40,6 +45,7 @@ pub trait AdminInterface {
         job: Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError>;
 }
 
@@ -58,8 +64,19 @@ pub trait Listening {
     fn addresses(&self) -> Vec<SocketAddr>;
     /// Says where in the log.
     fn say_where(&self);
-    /// Answers from now on, until the program ends.
-    fn serve(self: Box<Self>, program: Program);
+    /// Answers from now on.
+    fn serve(self: Box<Self>, program: Program) -> Arc<dyn Serving>;
+}
+
+/// Answers, until the program ends; to be kept for as long.
+pub trait Serving: Send + Sync {
+    /// Its sockets, for another process.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    fn lend(&self) -> io::Result<Vec<Lent>>;
+    /// Another process has them, and answers.
+    fn leave(&self);
 }
 
 /// A running program, for whoever asks it from the runtime of its control thread.

@@ -220,7 +220,7 @@ pub(crate) fn server_config(
     }
 }
 
-fn workers(settings: &Settings) -> usize {
+pub(crate) fn workers(settings: &Settings) -> usize {
     settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 

@@ -1,4 +1,4 @@
-//! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads and drains it.
+//! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
     fmt::Display,
@@ -14,19 +14,22 @@ use turnpike_relay::{CredentialStore, Hook, Kernel, Relay, RelayAddress, Reliste
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program, Server},
+    admin::{AdminInterface, Job, Listening, MetricsPage, Program, Server, Serving},
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    control::{self, Control, Reloaded, Service, say_warnings},
+    control::{self, Control, Reloaded, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
     logging,
     own_addresses::OwnAddresses,
     passed,
     plan::{self, Before, Plan},
-    rlimit, serve_metrics,
+    rlimit,
+    serve_estate::{ServeEstate, ServeInheritance},
+    serve_metrics,
     session_log::session_log,
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
+    upgrade::{self, Estate, Heir},
 };
 
 /// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
@@ -38,14 +41,23 @@ pub fn serve(
     out: &mut dyn Write,
     interface: &dyn AdminInterface,
 ) -> Result<(), DaemonError> {
-    // Before anything else is opened.
-    let passed = PassedSockets::from_service_manager()?;
-    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
-    let loaded = sources.load()?;
-    check_store(&loaded.settings)?;
-    let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |control| {
-        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
+    upgrade::begin("serve", |heir| {
+        // Before anything else is opened.
+        let (before, passed) = match heir {
+            Some(heir) => {
+                let (before, passed) = ServeInheritance::new(heir)?;
+                (Some(before), passed)
+            }
+            None => (None, PassedSockets::from_service_manager()?),
+        };
+        let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
+        let loaded = sources.load()?;
+        check_store(&loaded.settings)?;
+        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        control::run((&level, format), async |control| {
+            TurnServer::start(found, control, out, interface, heir).await
+        })
     })
 }
 
@@ -55,6 +67,16 @@ pub fn serve(
 /// As those of the rest of the configuration.
 pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings).map(drop)
+}
+
+/// What a server begins with.
+struct Found {
+    sources: Sources,
+    loaded: Loaded,
+    /// By a service manager.
+    passed: Arc<PassedSockets>,
+    /// In place of which it begins.
+    before: Option<ServeInheritance>,
 }
 
 struct TurnServer {
@@ -76,35 +98,54 @@ struct TurnServer {
     /// What the relay addresses of the settings came to.
     addresses: Vec<RelayAddress>,
     certificates: Certificates,
+    page: Arc<dyn Serving>,
+    metrics: MetricsPage,
 }
 
 impl TurnServer {
     async fn start(
-        sources: Sources,
-        loaded: Loaded,
-        passed: Arc<PassedSockets>,
+        found: Found,
         control: &Control,
         out: &mut dyn Write,
         interface: &dyn AdminInterface,
+        heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+        let Found { sources, loaded, passed, mut before } = found;
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
+        let started = settings.clone();
+        if let Some(before) = &before {
+            before.keep(&mut settings);
+        }
         let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
             OpenError::Address(errors) => DaemonError::Config(errors),
             OpenError::Store(error) => DaemonError::Store(error),
         })?;
-        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let generated = match &before {
+            None => generate_credential(&mut settings, store.as_ref()).await,
+            Some(before) => inherit_credential(&mut settings, store.as_ref(), before)?,
+        };
         let merged = merge(&settings, store.as_mut());
-        let nonce_key = NonceKey(rand::random());
+        let nonce_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::nonce_key);
         let certificates = Certificates::new(&settings, certificates)?;
         let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-        let mut plan = Plan::new(&merged, nonce_key, tls, dtls, None);
+        let as_before = before.as_ref().map(ServeInheritance::before);
+        let mut plan = Plan::new(&merged, nonce_key, tls, dtls, as_before.as_ref());
         passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
         plan.config.passed = Arc::clone(&passed);
+        if let Some(before) = &before {
+            plan.config.datapath = before.datapath();
+            plan.datapath_reason = "that of the process before".to_owned();
+            if let (Some(tls), Some(keys)) = (&certificates.tls, before.tickets()) {
+                tls.take_over(keys);
+            }
+        }
         raise_open_files(&plan);
 
+        let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
-        let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+        let page =
+            interface.listen(Job::Serve, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
         // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = page.addresses();
         let own = OwnAddresses::new()
@@ -119,10 +160,19 @@ impl TurnServer {
         let (logger, writer) = session_log();
         let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
+        let credentials = credentials(&merged, store.as_ref());
+        let is_first = before.is_none();
+        let relay = Arc::new(match before {
+            None => Relay::start(&plan.config, credentials, log)?,
+            Some(before) => {
+                let inheritance = before.into_relay();
+                Relay::start_as_heir(&plan.config, &plan.layout, credentials, log, inheritance)?
+            }
+        });
+        take_over(heir, control.status(), &relay)?;
         say_what_started(&plan, &relay, &*page);
         certificates.say();
-        if let Some(generated) = &generated {
+        if let Some(generated) = generated.as_ref().filter(|_| is_first) {
             generated.print(&settings.realm, out);
         }
         let shared_store = SharedStore::default();
@@ -135,7 +185,18 @@ impl TurnServer {
         }
         let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
         let told = certificates.told();
-        page.serve(Program {
+        let metrics = {
+            let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
+            let snapshots = move || {
+                relay.upgrade().map_or_else(Default::default, |relay| {
+                    let kernel = relay.kernel().map(Kernel::snapshot);
+                    (relay.snapshots(), relay.realms(), kernel)
+                })
+            };
+            let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
+            serve_metrics::page(snapshots, told, status, log_counts)
+        };
+        let page = page.serve(Program {
             job: Job::Serve,
             control: control.clone(),
             admin: {
@@ -150,17 +211,7 @@ impl TurnServer {
                 let relay = Weak::clone(&weak);
                 Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
             },
-            metrics: {
-                let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
-                let snapshots = move || {
-                    relay.upgrade().map_or_else(Default::default, |relay| {
-                        let kernel = relay.kernel().map(Kernel::snapshot);
-                        (relay.snapshots(), relay.realms(), kernel)
-                    })
-                };
-                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-                serve_metrics::page(snapshots, told, status, log_counts)
-            },
+            metrics: Arc::clone(&metrics),
             server: Some(Server {
                 relay: weak,
                 shown: shown.subscribe(),
@@ -172,7 +223,7 @@ impl TurnServer {
         });
         let server = Self {
             sources,
-            started: settings.clone(),
+            started,
             settings,
             shown,
             generated: generated.and_then(Generated::not_kept),
@@ -183,6 +234,8 @@ impl TurnServer {
             passed,
             addresses: plan.config.relay,
             certificates,
+            page,
+            metrics,
         };
         Ok((server, tokio::spawn(writer.run())))
     }
@@ -314,6 +367,26 @@ enum Generated {
     Kept(MadeUp),
 }
 
+/// The same in the place of another process, which may have made somebody up.
+fn inherit_credential(
+    settings: &mut Settings,
+    store: Option<&OpenStore>,
+    before: &ServeInheritance,
+) -> Result<Option<Generated>, DaemonError> {
+    if !plan::names_nobody(settings) {
+        return Ok(None);
+    }
+    if let Some(user) = before.generated() {
+        settings.users.push(user.clone());
+        return Ok(Some(Generated::ForThisRun(user)));
+    }
+    if store.is_some_and(OpenStore::is_in_use) {
+        return Ok(None);
+    }
+    let nobody = "the configuration names neither users nor secrets any more, so nobody could authenticate";
+    Err(DaemonError::Upgrade(nobody.to_owned()))
+}
+
 /// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
 async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
     if !plan::names_nobody(settings) {
@@ -381,6 +454,61 @@ impl Service for TurnServer {
     fn say_left(&self, open: u64) {
         tracing::warn!(allocations = open, "sessions still open are ended");
     }
+
+    fn estate(&self) -> Arc<dyn Estate> {
+        Arc::new(ServeEstate {
+            relay: Arc::clone(&self.relay),
+            generated: self.generated.clone(),
+            tickets: self.certificates.tls.as_ref().map(|tls| tls.ticket_keys()),
+            page: Arc::clone(&self.page),
+            passed: Arc::clone(&self.passed),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn patience_after_upgrade(&self) -> Duration {
+        Duration::from_secs(self.settings.upgrade_deadline.into())
+    }
+
+    fn handed_over(&mut self, patience: Duration) {
+        self.page.leave();
+        let (allocations, connections) = self.relay.left();
+        let deadline_s = patience.as_secs();
+        tracing::info!(
+            allocations,
+            connections,
+            deadline_s,
+            "handed over; sessions over streams and DTLS live on here"
+        );
+    }
+
+    fn left(&self) -> u64 {
+        let (allocations, connections) = self.relay.left();
+        allocations + connections
+    }
+}
+
+/// Goes on where the process before stops, if there is one.
+fn take_over(heir: &mut Option<Heir>, status: &Status, relay: &Arc<Relay>) -> Result<(), DaemonError> {
+    if let Some(heir) = heir {
+        let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
+        heir.take_over(status.carried(), inherited, || relay.serve())?;
+    }
+    // From now on nothing goes back to that one.
+    if let Some(heir) = heir.take() {
+        let weak = Arc::downgrade(relay);
+        heir.listen(Arc::clone(status.carried()), move || {
+            let attached = weak.upgrade().map_or(Ok(()), |relay| relay.attach_kernel());
+            if let Err(error) = attached {
+                tracing::error!("the kernel relays nothing from now on: {error}");
+            }
+        });
+    }
+    Ok(())
 }
 
 fn allocations(relay: &Relay) -> u64 {
@@ -399,6 +527,7 @@ fn say_relistened(relistened: &Relistened) {
         tracing::info!("no longer listening on {protocol} {address}: {until}");
     }
 }
+
 fn raise_open_files(plan: &Plan) {
     let subject = format!("{} allocations", plan.config.max_allocations);
     rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");

@@ -517,7 +517,12 @@ mod tests {
                 }),
                 query_seconds: 2.5,
             }),
-            common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
+            common: Common {
+                log_lost: 2,
+                reloads: Status::default().reloads(),
+                upgrades: Status::default().upgrades(),
+                ..Common::default()
+            },
         }
     }
 

@@ -71,11 +71,18 @@ pub enum Hook {
     Clsact,
 }
 
-/// A program that is attached. Dropped, it is not.
+/// A program that is loaded, and mostly attached. Dropped, it is not.
 pub struct Kernel {
     shared: Arc<Shared>,
-    watcher: Option<JoinHandle<()>>,
+    stage: Mutex<Stage>,
     stop: OwnedFd,
+}
+
+enum Stage {
+    Loaded(Box<Watcher>),
+    /// By the watcher on that thread.
+    Attached(JoinHandle<()>),
+    Detached,
 }
 
 /// What workers and the watcher share.
@@ -119,6 +126,16 @@ impl Kernel {
     /// # Errors
     /// [`OffloadError`], which says what to change; then nothing is left attached.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
+        let kernel = Self::load(settings)?;
+        kernel.attach()?;
+        Ok(kernel)
+    }
+
+    /// Loads the program, for [`Kernel::attach`]: another process may have its own attached until then.
+    ///
+    /// # Errors
+    /// As for [`Kernel::start`].
+    pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
         let words = |count: u32| count as usize;
         // A state for each flow, and for each client one more; a client has two flows at least.
         let states = settings.flows.saturating_add(settings.flows / 2);
@@ -165,7 +182,7 @@ impl Kernel {
         // News first: what changes in between is then seen once more, and not missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        let mut watcher = Watcher {
+        let watcher = Watcher {
             shared: Arc::clone(&shared),
             object,
             netlink: Netlink::new()?,
@@ -174,9 +191,35 @@ impl Kernel {
             links: BTreeMap::new(),
             complained: BTreeSet::new(),
         };
-        watcher.attach(true)?;
-        let watcher = thread::Builder::new().name("offload".to_owned()).spawn(move || watcher.run())?;
-        Ok(Self { shared, watcher: Some(watcher), stop })
+        Ok(Self { shared, stage: Mutex::new(Stage::Loaded(Box::new(watcher))), stop })
+    }
+
+    /// Attaches what was only loaded. Filters must not meet those of another process: of two with our name the older one goes.
+    ///
+    /// # Errors
+    /// As for [`Kernel::start`].
+    pub fn attach(&self) -> Result<(), OffloadError> {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *stage, Stage::Detached) {
+            Stage::Loaded(mut watcher) => {
+                watcher.attach(true)?;
+                let run = move || watcher.run();
+                *stage = Stage::Attached(thread::Builder::new().name("offload".to_owned()).spawn(run)?);
+            }
+            other => *stage = other,
+        }
+        Ok(())
+    }
+
+    /// Takes the program from all interfaces, for good. What it has counted can still be asked for.
+    pub fn detach(&self) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let Stage::Attached(watcher) = std::mem::replace(&mut *stage, Stage::Detached) else { return };
+        if let Ok(mut stop) = self.stop.try_clone().map(File::from) {
+            let _ = stop.write_all(&1_u64.to_ne_bytes());
+        }
+        let _ = watcher.join();
+        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// A worker's way to the flows.
@@ -232,12 +275,7 @@ impl Shared {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Ok(mut stop) = self.stop.try_clone().map(File::from) {
-            let _ = stop.write_all(&1_u64.to_ne_bytes());
-        }
-        if let Some(watcher) = self.watcher.take() {
-            let _ = watcher.join();
-        }
+        self.detach();
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
 use turnpike_turn::server::ServerConfig;
@@ -14,7 +15,7 @@ use turnpike_turn::server::ServerConfig;
 use crate::{DtlsConfig, Layout, StreamConfig};
 
 /// An address that relayed transport addresses are made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayAddress {
     /// Address to bind.
     pub bind: IpAddr,

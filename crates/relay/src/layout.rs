@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
 use crate::StreamConfig;
@@ -10,10 +11,10 @@ use crate::StreamConfig;
 /// The numbers of all listeners of a relay. A number means nothing but its entry here: listeners and server names that a reload adds get
 /// further ones, and none ever changes. A listener that a reload takes away keeps its numbers, for it may come back. A stream
 /// listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares the socket of a UDP listener.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout(Vec<Numbered>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Numbered {
     transport: Transport,
     /// Among the UDP, DTLS or stream listeners.

@@ -18,6 +18,7 @@ mod ports;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
+pub mod upgrade;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
@@ -28,6 +29,7 @@ pub use runtime::{
     CredentialStore, PendingLookup, Relay, Relistened, SessionLog, StartError, WorkerSnapshot,
 };
 pub use stream::{
-    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,
+    TlsContext,
 };
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};

@@ -10,14 +10,16 @@
 //! A stream listener closes at once, for its connections have sockets of their own.
 
 use std::{
-    io,
+    io, mem,
     net::SocketAddr,
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket, passed};
 use turnpike_turn::server::{NatDiscovery, Transport};
 
@@ -34,6 +36,17 @@ pub(crate) struct Sockets {
     pub(crate) streams: Vec<(usize, TcpListener)>,
     /// What shall take no new clients.
     pub(crate) closing: Vec<Closing>,
+}
+
+impl Sockets {
+    /// With these as well, which come first.
+    pub(crate) fn extend(&mut self, first: Self) {
+        let behind = mem::replace(self, first);
+        self.udp.extend(behind.udp);
+        self.dtls.extend(behind.dtls);
+        self.streams.extend(behind.streams);
+        self.closing.extend(behind.closing);
+    }
 }
 
 /// The socket of a listener.
@@ -126,6 +139,102 @@ struct Place {
     closing: Option<Arc<Clients>>,
 }
 
+/// [`Places`] on their way to another process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OfferedPlaces {
+    udp: Vec<Option<OfferedPlace>>,
+    dtls: Vec<Option<OfferedPlace>>,
+    streams: Vec<Option<OfferedPlace>>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct OfferedPlace {
+    /// The port may be 0.
+    configured: SocketAddr,
+    bound: SocketAddr,
+    secure: bool,
+    /// Whether it takes no new clients.
+    closing: bool,
+}
+
+/// Which listener a socket is of, that of streams being told by TCP, and its place.
+pub(crate) type Named = (Transport, usize);
+
+impl OfferedPlaces {
+    /// The listeners that have a socket of their own, in the order in which sockets travel. One for DTLS may have that of one for plain
+    /// UDP.
+    pub(crate) fn named(&self) -> impl Iterator<Item = Named> + '_ {
+        let listed = [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(self.lists());
+        let named = listed.flat_map(|(transport, list)| {
+            let places = list.iter().enumerate().filter_map(|(place, it)| Some((place, it.as_ref()?)));
+            places.map(move |(place, it)| (transport, place, it))
+        });
+        let has_own = move |(transport, _, it): &(Transport, usize, &OfferedPlace)| {
+            *transport != Transport::Dtls || self.plain_at(it.bound).is_none()
+        };
+        named.filter(has_own).map(|(transport, place, _)| (transport, place))
+    }
+
+    fn lists(&self) -> [&[Option<OfferedPlace>]; 3] {
+        [&self.udp, &self.dtls, &self.streams]
+    }
+
+    fn plain_at(&self, bound: SocketAddr) -> Option<usize> {
+        self.udp.iter().position(|place| place.as_ref().is_some_and(|place| place.bound == bound))
+    }
+
+    /// The same here, for so many workers.
+    pub(crate) fn places(&self, workers: usize) -> Places {
+        let place = |it: &OfferedPlace| Place {
+            configured: it.configured,
+            bound: it.bound,
+            secure: it.secure,
+            closing: it.closing.then(|| Clients::of(workers)),
+        };
+        let places = |list: &[Option<OfferedPlace>]| list.iter().map(|it| it.as_ref().map(place)).collect();
+        let [udp, dtls, streams] = self.lists().map(places);
+        Places { udp, dtls, streams }
+    }
+
+    /// What one worker serves by these descriptors, which are its in the order of [`OfferedPlaces::named`].
+    ///
+    /// # Errors
+    /// There are fewer, or one is something else.
+    pub(crate) fn sockets(
+        &self,
+        places: &Places,
+        mut next: impl FnMut() -> io::Result<OwnedFd>,
+    ) -> io::Result<Sockets> {
+        let mut sockets = Sockets::default();
+        for (transport, place) in self.named() {
+            match transport {
+                Transport::Udp => {
+                    sockets.udp.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                }
+                Transport::Dtls => {
+                    sockets.dtls.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                }
+                Transport::Tcp | Transport::Tls => {
+                    sockets.streams.push((place, TcpListener::take_over(next()?)?));
+                }
+            }
+        }
+        for (place, it) in self.dtls.iter().enumerate() {
+            if let Some(plain) = it.as_ref().and_then(|it| self.plain_at(it.bound)) {
+                sockets.dtls.push((place, Source::Shared(plain, None)));
+            }
+        }
+        for (transport, list) in [(Transport::Udp, &places.udp), (Transport::Dtls, &places.dtls)] {
+            let closing = list.iter().enumerate().filter_map(|(place, it)| {
+                let clients = Arc::clone(it.as_ref()?.closing.as_ref()?);
+                Some(Closing { transport, place, clients })
+            });
+            sockets.closing.extend(closing);
+        }
+        Ok(sockets)
+    }
+}
+
 /// Where new listeners really are, kind by kind.
 #[derive(Default)]
 struct Probed {
@@ -193,6 +302,23 @@ impl Places {
             change.bind_stream(placed, address, config)?;
         }
         Ok(change)
+    }
+
+    /// All of them, for another process.
+    pub(crate) fn offered(&self) -> OfferedPlaces {
+        let offered = |place: &Place| {
+            let is_closed = place.closing.as_ref().is_some_and(|clients| clients.are_gone());
+            (!is_closed).then(|| OfferedPlace {
+                configured: place.configured,
+                bound: place.bound,
+                secure: place.secure,
+                closing: place.closing.is_some(),
+            })
+        };
+        let all = |places: &[Option<Place>]| {
+            places.iter().map(|place| place.as_ref().and_then(offered)).collect::<Vec<_>>()
+        };
+        OfferedPlaces { udp: all(&self.udp), dtls: all(&self.dtls), streams: all(&self.streams) }
     }
 
     /// Of those that take new clients.

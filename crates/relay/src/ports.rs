@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     ops::RangeInclusive,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -14,6 +15,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key};
 
@@ -88,6 +90,23 @@ struct Reservation {
     expires_ms: u64,
 }
 
+/// What relayed transport addresses were made of, on its way to another process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) addresses: Vec<RelayAddress>,
+    pub(crate) ranges: Vec<RangeInclusive<u16>>,
+}
+
+/// A reservation on its way to another process, beside its socket.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Reserved {
+    token: [u8; 8],
+    owner: Box<str>,
+    left_ms: u64,
+    relayed: SocketAddr,
+    drops: u32,
+}
+
 /// Realm and user, as quotas count them.
 type Owner<'a> = (&'a str, &'a str);
 
@@ -131,10 +150,7 @@ impl Plan {
             |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
         let left = before.iter().filter(is_left).map(|pool| Pool { drawn: false, ..pool.clone() });
         let has_open = |range: &RangeInclusive<u16>| before.iter().any(|pool| pool.bits.has_open(range));
-        let is_within = |range: &RangeInclusive<u16>| {
-            config.ports.contains(range.start()) && config.ports.contains(range.end())
-        };
-        let former = ranges.into_iter().filter(|range| !is_within(range) && has_open(range)).collect();
+        let former = ranges.into_iter().filter(has_open).collect();
         let limits = config.realm_limits.iter();
         let realms: HashMap<_, _, _> = limits
             .filter_map(|limits| Some((limits.realm.as_str().into(), limits.relay_ports.clone()?)))
@@ -144,11 +160,19 @@ impl Plan {
         Self {
             pools: config.relay.iter().map(drawn).chain(left).collect(),
             range: config.ports.clone(),
-            former,
+            former: Vec::new(),
             realms,
             owned,
             most_reservations: config.max_reservations(),
         }
+        .with_former(former)
+    }
+
+    /// With these ranges of before, but for those that lie within its own.
+    fn with_former(mut self, mut ranges: Vec<RangeInclusive<u16>>) -> Self {
+        ranges.retain(|range| !(self.range.contains(range.start()) && self.range.contains(range.end())));
+        self.former = ranges;
+        self
     }
 
     /// Ports of this realm.
@@ -243,6 +267,75 @@ impl Ports {
     pub(crate) fn release(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
             pool.bits.free(bound.port());
+        }
+    }
+
+    /// Addresses and ranges of which something may be open, for [`Ports::take_over`] of another process.
+    pub(crate) fn known(&self) -> Known {
+        let plan = self.plan();
+        let addresses = plan.pools.iter().map(|pool| pool.address).collect();
+        Known { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
+    }
+
+    /// Knows what another process did, where this configuration has it no more: until a reload finds that nothing is open there.
+    pub(crate) fn take_over(&self, config: &Config, known: Known) {
+        let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
+        let bits = |address: &RelayAddress| {
+            let same = plan.pools.iter().find(|pool| pool.address.bind == address.bind);
+            same.map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits))
+        };
+        let left = known.addresses.iter().filter(|address| !config.relay.contains(address));
+        let left = left.map(|address| Pool { address: *address, drawn: false, bits: bits(address) });
+        let pools = plan.pools.iter().cloned().chain(left).collect();
+        *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
+    }
+
+    /// A relay socket for datagrams that another process has bound is ours from now on.
+    pub(crate) fn adopt(&self, bound: SocketAddr) {
+        if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
+            pool.bits.taken.set(bound.port());
+            pool.bits.open[RelayTransport::Udp as usize].set(bound.port());
+        }
+    }
+
+    /// All reservations as data, with their sockets, which stay open here.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
+        let reservations = self.reservations();
+        let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
+            let Reservation { opened: Opened { socket, relayed }, owner, expires_ms } = reservation;
+            let reserved = Reserved {
+                token: *token,
+                owner: owner.clone(),
+                left_ms: expires_ms.saturating_sub(now_ms),
+                relayed: *relayed,
+                drops: socket.lend(),
+            };
+            Ok((reserved, socket.as_fd().try_clone_to_owned()?))
+        };
+        reservations.iter().map(lend).collect()
+    }
+
+    /// Takes in a reservation of another process.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::take_over`].
+    pub(crate) fn adopt_reserved(&self, now_ms: u64, reserved: Reserved, socket: OwnedFd) -> io::Result<()> {
+        let Reserved { token, owner, left_ms, relayed, drops } = reserved;
+        let socket = UdpSocket::take_over(socket, drops)?;
+        self.adopt(socket.local_addr());
+        let expires_ms = now_ms + left_ms.min(RESERVATION_MS);
+        let reservation = Reservation { opened: Opened { socket, relayed }, owner, expires_ms };
+        self.reservations().insert(token, reservation);
+        Ok(())
+    }
+
+    /// Another process has them all now.
+    pub(crate) fn surrender_reserved(&self) {
+        for (_, reservation) in self.reservations().drain() {
+            self.release(reservation.opened.socket.local_addr());
         }
     }
 
@@ -504,6 +597,31 @@ mod tests {
 
     fn wish(port: PortWish) -> OpenRelay {
         OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
+    }
+
+    #[test]
+    fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
+        let (here, there) = (ports(42_140..=42_147), ports(42_140..=42_147));
+        let token = [5; 8];
+        let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
+        let lent = here.lend_reserved(11_000).unwrap();
+        for (reserved, socket) in lent {
+            let text = serde_json::to_string(&reserved).unwrap();
+            there.adopt_reserved(500, serde_json::from_str(&text).unwrap(), socket).unwrap();
+        }
+        there.adopt(opened.socket.local_addr());
+        here.surrender_reserved();
+        let next = opened.relayed.port() + 1;
+        assert!(there.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        assert!(!here.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        let reserved = wish(PortWish::Reserved(token));
+        assert_eq!(here.open(&reserved, ALICE, 11_000).err(), Some(Refusal::Reservation));
+        there.expire(20_499);
+        assert_eq!(there.open(&reserved, ALICE, 20_499).unwrap().relayed.port(), next);
+        // Both ports are somebody's there.
+        let others: Vec<_> = (0..6).map(|_| there.open(&wish(PortWish::Any), ALICE, 0).unwrap()).collect();
+        assert_eq!(others.len(), 6);
+        assert_eq!(there.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
     }
 
     #[test]

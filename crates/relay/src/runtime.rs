@@ -4,7 +4,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc},
     time::Instant,
 };
 
@@ -24,11 +24,12 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, discovery,
     gate::{Quotas, SharedStore},
-    listening::{self, Change, Places},
+    listening::{Change, Places, Sockets},
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Reconfigure, Snapshot, Worker},
+    upgrade::{Inheritance, Inherited, Unfit},
+    worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -120,6 +121,12 @@ pub enum StartError {
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
+    /// What another process listens on is not configured here.
+    #[error(
+        "the process to be upgraded listens on {protocol} {address}, which is not configured any more: put it back, or restart, which \
+         ends its sessions"
+    )]
+    ListenerGone { protocol: &'static str, address: SocketAddr },
     /// The path through the kernel cannot be had.
     #[error("--datapath kernel: {0}")]
     Kernel(#[from] OffloadError),
@@ -166,14 +173,16 @@ pub struct WorkerSnapshot {
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    workers: Workers<Command, Snapshot>,
+    pub(crate) workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
-    ports: Arc<Ports>,
+    pub(crate) ports: Arc<Ports>,
     admission: Arc<Admission>,
     in_force: Mutex<InForce>,
+    /// Of an heir: what its workers say of their inheritance.
+    pub(crate) heirs: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
     /// Behind the workers, so that it is dropped after them.
-    kernel: Option<Arc<Kernel>>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
 /// What all workers of a relay share, or have in common.
@@ -190,6 +199,8 @@ pub(crate) struct Common {
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) kernel: Option<Arc<Kernel>>,
+    /// Whether another process serves until it is told otherwise.
+    pub(crate) is_heir: bool,
 }
 
 impl Common {
@@ -199,6 +210,7 @@ impl Common {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         kernel: Option<Arc<Kernel>>,
+        is_heir: bool,
     ) -> Self {
         let quotas = Quotas::new(&config);
         let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
@@ -213,19 +225,37 @@ impl Common {
             dtls: Arc::new(config.dtls.clone()),
             log,
             kernel,
+            is_heir,
             config,
         }
     }
 }
 
 /// What the workers have, to be sent again when a part of it changes.
-struct InForce {
+pub(crate) struct InForce {
     /// The whole configuration, but for what the fields below say; what only a start takes is that of the start.
-    config: Config,
-    layout: Layout,
-    places: Places,
+    pub(crate) config: Config,
+    pub(crate) layout: Layout,
+    pub(crate) places: Places,
     streams: Arc<StreamConfig>,
     dtls: Arc<DtlsConfig>,
+}
+
+impl InForce {
+    /// Makes what each worker is told of it, with its new sockets.
+    fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
+        let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
+        let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
+        move |sockets| {
+            Command::Reconfigure(Box::new(Reconfigure {
+                server: Arc::clone(&server),
+                layout: Arc::clone(&layout),
+                streams: Arc::clone(&streams),
+                dtls: Arc::clone(&dtls),
+                sockets,
+            }))
+        }
+    }
 }
 
 /// What a reload has changed of the listeners, by protocol.
@@ -260,22 +290,66 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
+        Self::begin(config, &config.layout(), credentials, log, None)
+    }
+
+    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
+    /// ([`crate::upgrade`]). The configuration has as many workers as were offered, and the same data path; `layout` is the one that was
+    /// offered, and has followed the listeners of this configuration.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other process goes on.
+    pub fn start_as_heir(
+        config: &Config,
+        layout: &Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Inheritance,
+    ) -> Result<Self, StartError> {
+        Self::begin(config, layout, credentials, log, Some(inheritance))
+    }
+
+    fn begin(
+        config: &Config,
+        layout: &Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Option<Inheritance>,
+    ) -> Result<Self, StartError> {
         probe_relay_addresses(&config.relay)?;
-        let layout = config.layout();
-        let Change { places, sockets, .. } = Places::default().change(&layout, config)?;
+        let is_heir = inheritance.is_some();
+        let inherited = inheritance.map(|inheritance| inheritance.open(config.workers)).transpose()?;
+        let Inherited { places, sockets: lent, channels, known } = inherited.unwrap_or_default();
+        let Change { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
+        if let Some((protocol, address)) = closing.first().copied() {
+            return Err(StartError::ListenerGone { protocol, address });
+        }
+        held.keep();
+        for (all, lent) in sockets.iter_mut().zip(lent) {
+            all.extend(lent);
+        }
         let mut config = config.clone();
-        settle(&mut config, &layout, &places)?;
-        let own = own_endpoints(&config, &places, &config.relay, Vec::new());
+        settle(&mut config, layout, &places)?;
+        let relays = [&config.relay[..], &known.addresses].concat();
+        let own = own_endpoints(&config, &places, &relays, known.ranges.clone());
         config.server.set_own_endpoints(&own);
         let kernel = config.kernel.then(|| offload(&config, &places.listeners())).transpose()?.map(Arc::new);
-        let common = Common::new(config, layout, credentials, log, kernel.as_ref().map(Arc::clone));
+        if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
+            kernel.attach()?;
+        }
+        let of_workers = kernel.as_ref().map(Arc::clone);
+        let common = Common::new(config, layout.clone(), credentials, log, of_workers, is_heir);
+        common.ports.take_over(&common.config, known);
         let in_force = InForce {
             config: common.config.clone(),
-            layout: Layout::clone(&common.layout),
+            layout: layout.clone(),
             places,
             streams: Arc::clone(&common.streams),
             dtls: Arc::clone(&common.dtls),
         };
+        // What is refused here, or lasts longer than it may here, ends before anybody is served.
+        let command = in_force.commands();
+        let firsts: Vec<Command> = channels.iter().map(|_| command(Sockets::default())).collect();
         let mut relay = Self {
             workers: Workers::default(),
             store: Arc::clone(&common.store),
@@ -283,20 +357,33 @@ impl Relay {
             ports: Arc::clone(&common.ports),
             admission: Arc::clone(&common.admission),
             in_force: Mutex::new(in_force),
+            heirs: Mutex::default(),
             kernel,
         };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
+        let (answer, answers) = mpsc::channel();
+        let (mut heirs, mut firsts) = (channels.into_iter(), firsts.into_iter());
         for (number, sockets) in sockets.into_iter().enumerate() {
             let (worker, mailbox, snapshot) = Worker::new(number, &common, sockets)?;
-            bound.push((worker, mailbox.worker.clone(), snapshot));
+            let heir = heirs.next().zip(firsts.next());
+            let heir = heir.map(|(channel, first)| Heir { channel, answer: answer.clone(), first });
+            bound.push((worker, mailbox.worker.clone(), snapshot, heir));
             mailboxes.push(mailbox);
         }
+        drop(answer);
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
+        if is_heir {
+            relay.heirs = Mutex::new(Some(answers));
+        }
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot, heir)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
+            let run = move || match heir {
+                None => worker.run(),
+                Some(heir) => worker.run_as_heir(heir),
+            };
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
         }
         Ok(relay)
     }
@@ -405,23 +492,15 @@ impl Relay {
     }
 
     /// Held until all workers have been told, so that two changes reach each of them in the same order.
-    fn in_force(&self) -> MutexGuard<'_, InForce> {
+    pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells each worker, and gives it its new sockets.
-    fn tell(&self, in_force: &InForce, sockets: Vec<listening::Sockets>) {
-        let server = Arc::new(in_force.config.server.clone());
-        let layout = Arc::new(in_force.layout.clone());
-        let mut sockets = sockets.into_iter();
+    fn tell(&self, in_force: &InForce, sockets: Vec<Sockets>) {
+        let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
-            worker.tell(Command::Reconfigure(Box::new(Reconfigure {
-                server: Arc::clone(&server),
-                layout: Arc::clone(&layout),
-                streams: Arc::clone(&in_force.streams),
-                dtls: Arc::clone(&in_force.dtls),
-                sockets: sockets.next().unwrap_or_default(),
-            })));
+            worker.tell(command(sockets.next().unwrap_or_default()));
         }
     }
 
@@ -447,11 +526,11 @@ impl Relay {
     }
 }
 
-/// Loads the program for what is configured.
+/// Loads the program for what is configured; it is still to be attached.
 fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
-    Kernel::start(&turnpike_offload::Settings {
+    Kernel::load(&turnpike_offload::Settings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,

@@ -8,11 +8,13 @@ pub(crate) mod offload;
 mod out;
 mod peers;
 mod streams;
+mod tunnel;
+mod upgrade;
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, mpsc},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -25,8 +27,9 @@ use turnpike_net::{
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, Source,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
+        ListenerId, LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server,
+        Source,
     },
     time::Now,
 };
@@ -49,6 +52,8 @@ use listeners::Lingering;
 pub(crate) use listeners::Reconfigure;
 use offload::Offload;
 use out::{Out, side};
+use tunnel::Tunnels;
+pub(crate) use upgrade::{Heir, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -66,6 +71,7 @@ pub(crate) enum Command {
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Answer(Question),
+    Upgrade(Step),
     Stop,
 }
 
@@ -148,6 +154,13 @@ pub(crate) struct Worker {
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
     offload: Option<Offload>,
+    /// Told when the kernel relays nothing any more.
+    suspended: Option<mpsc::Sender<()>>,
+    /// To clients over DTLS that another process has.
+    tunnels: Tunnels,
+    /// What another process is about to have.
+    given: Vec<AllocationId>,
+    granted: GrantedAllocates,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
@@ -194,7 +207,8 @@ impl Worker {
             let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
             turnpike_offload::now_ns().saturating_sub(since)
         };
-        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
+        let (range, is_active) = (config.server.channels, !common.is_heir);
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
@@ -211,6 +225,10 @@ impl Worker {
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
+            suspended: None,
+            tunnels: Tunnels::default(),
+            given: Vec::new(),
+            granted: config.server.granted.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
@@ -249,6 +267,7 @@ impl Worker {
                 offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
+            self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -266,6 +285,8 @@ impl Worker {
                             return;
                         }
                     }
+                    _ if event.token == tunnel::TO_OLD => self.hear_of_old(),
+                    _ if event.token == tunnel::TO_NEW => self.receive_from_new(now),
                     _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
                     _ => self.serve_stream(now, event),
                 }
@@ -296,6 +317,7 @@ impl Worker {
             while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
+            self.tell_ended_associations();
             self.carry_out_effects(now, NOTHING);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
@@ -527,34 +549,46 @@ impl Worker {
     fn handle_commands(&mut self, now: Now) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::Drain => self.server.drain(),
-                Command::Reconfigure(new) => self.reconfigure(now, *new),
-                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-                Command::Credentials(lookup, credentials) => {
-                    let verdict = self.server.credentials(now, lookup, credentials);
-                    self.out.reply(verdict);
-                    self.carry_out_effects(now, NOTHING);
-                    self.dirty = true;
-                }
-                Command::Answer(question) => {
-                    question(&mut self.server, now);
-                    self.carry_out_effects(now, NOTHING);
-                    // One a tick, so that packets wait for one at most.
-                    self.inbox.wake_again();
-                    return false;
-                }
-                Command::Stop => {
-                    self.flush();
-                    self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.shutdown(&self.poller);
-                    self.out.dtls.shutdown(&mut self.out.tx);
-                    self.flush();
-                    self.dirty = true;
-                    self.publish(self.published_ms + PUBLISH_MS);
-                    return true;
-                }
+            // Questions are answered one a tick, so that packets wait for one at most.
+            let is_question = matches!(command, Command::Answer(_));
+            if self.handle_command(now, command) {
+                return true;
+            }
+            if is_question {
+                self.inbox.wake_again();
+                return false;
+            }
+        }
+        false
+    }
+
+    /// True means the end.
+    fn handle_command(&mut self, now: Now, command: Command) -> bool {
+        match command {
+            Command::Drain => self.server.drain(),
+            Command::Reconfigure(new) => self.reconfigure(now, *new),
+            Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+            Command::Credentials(lookup, credentials) => {
+                let verdict = self.server.credentials(now, lookup, credentials);
+                self.out.reply(verdict);
+                self.carry_out_effects(now, NOTHING);
+                self.dirty = true;
+            }
+            Command::Answer(question) => {
+                question(&mut self.server, now);
+                self.carry_out_effects(now, NOTHING);
+            }
+            Command::Upgrade(step) => return self.upgrade(now, step),
+            Command::Stop => {
+                self.flush();
+                self.server.close_all(now, ClosedReason::Shutdown);
+                self.carry_out_effects(now, NOTHING);
+                self.out.streams.shutdown(&self.poller);
+                self.out.dtls.shutdown(&mut self.out.tx);
+                self.flush();
+                self.dirty = true;
+                self.publish(self.published_ms + PUBLISH_MS);
+                return true;
             }
         }
         false

@@ -27,3 +27,4 @@ mod stream_proxy;
 mod stream_splits;
 mod stream_tls;
 mod tcp_relaying;
+mod upgrade;

@@ -45,4 +45,5 @@ mod server_reply_sizes;
 mod server_robustness;
 mod server_stats;
 mod server_third_party;
+mod server_upgrade;
 mod server_views;

@@ -162,7 +162,7 @@ fn connections_take_bytes_from_the_same_buckets_and_give_back_what_they_do_not_c
 }
 
 #[test]
-fn a_reload_changes_rates_of_what_there_is_and_gives_nobody_a_burst() {
+fn a_reload_changes_rates_of_what_there_is_and_a_rate_that_there_was_gives_nobody_a_burst() {
     let mut world = World::with(per_allocation(8_000_000));
     let relay = relaying(&mut world, client(1), "alice");
     assert_eq!(passing(&mut world, client(1)), 100);
@@ -179,7 +179,7 @@ fn a_reload_changes_rates_of_what_there_is_and_gives_nobody_a_burst() {
     world.server.reconfigure(world.now, user.into());
     assert_eq!(passing(&mut world, client(1)), 0);
     world.server.reconfigure(world.now, per_allocation(8_000_000).into());
-    assert_eq!(passing(&mut world, client(1)), 0, "its own begins empty");
+    assert_eq!(passing(&mut world, client(1)), 100, "a limit that is new loses nobody anything");
 }
 
 #[test]

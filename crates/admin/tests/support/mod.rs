@@ -191,9 +191,9 @@ impl Running {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 *served.store.lock().unwrap() = Some(store(&state));
-                let interface = Interface::listen(served.job(), &admin, true).unwrap();
+                let interface = Interface::listen(served.job(), &admin, true, Vec::new()).unwrap();
                 found.send(interface.addresses()).unwrap();
-                interface.serve(served);
+                let _serving = interface.serve(served);
                 let _ = stopped.await;
             });
         });

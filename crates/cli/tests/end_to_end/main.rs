@@ -47,3 +47,5 @@ mod stores;
 mod tenants;
 mod tls_certificates;
 mod transports;
+mod upgrade;
+mod upgrade_forward;

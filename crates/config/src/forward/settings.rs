@@ -55,6 +55,9 @@ settings! {
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
         /// Seconds that connections get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Seconds that connections which stay in the old process get to end after an upgrade.
+        upgrade_deadline: u32 = 3600,
+            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// All rules, those of the file first.
         rules: Vec<Rule> = Vec::new();
         /// Who set what; keys that are missing have their default.

@@ -44,7 +44,7 @@ use crate::{
     link::{Generations, Place},
 };
 use association::{Association, Drained, Stage};
-use cookie::CookieKey;
+pub(crate) use cookie::CookieKey;
 use crowd::Crowd;
 use record::Sifted;
 
@@ -84,6 +84,8 @@ pub(crate) struct Associations {
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKey,
+    /// The clock of cookies is ahead of this worker's by so many seconds: it began with the process that made their key.
+    cookie_lead_s: u32,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
@@ -96,6 +98,8 @@ pub(crate) struct Associations {
     admissions_left: u32,
     /// Clients whose association is gone and whom the state machine must be told of.
     gone: Vec<Client>,
+    /// Where another process has the sockets: clients, as those see them, whose association is gone.
+    ended: Option<Vec<Client>>,
     /// Messages of the datagram that was received last.
     arrived: Vec<Span>,
     /// What is encrypted, in one piece.
@@ -135,6 +139,7 @@ impl Associations {
             started,
             listeners: Vec::new(),
             cookies: CookieKey::random(),
+            cookie_lead_s: 0,
             table: Slab::new(),
             by_client: HashMap::default(),
             last: None,
@@ -144,6 +149,7 @@ impl Associations {
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
+            ended: None,
             arrived: Vec::new(),
             plain: Vec::new(),
             scratch: vec![0; 2048],
@@ -183,6 +189,11 @@ impl Associations {
         self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
         self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
         (self.layout, self.config) = (layout, config);
+    }
+
+    /// How many places of listeners there are, open or not.
+    pub(crate) fn places(&self) -> usize {
+        self.listeners.len()
     }
 
     /// The socket of a listener that is open, and where it is bound.
@@ -325,6 +336,32 @@ impl Associations {
     /// The next client whose association is gone.
     pub(crate) fn next_gone(&mut self) -> Option<Client> {
         self.gone.pop()
+    }
+
+    /// What cookies are made with, for [`Associations::take_over`] of another process; and its clock.
+    pub(crate) fn cookies(&self, now_ms: u64) -> (CookieKey, u32) {
+        (self.cookies.clone(), self.cookie_seconds(now_ms))
+    }
+
+    /// Clients that have got their cookies elsewhere are admitted here.
+    pub(crate) fn take_over(&mut self, now_ms: u64, cookies: CookieKey, seconds: u32) {
+        self.cookies = cookies;
+        self.cookie_lead_s = seconds.saturating_sub(admit::seconds(now_ms));
+    }
+
+    /// Whoever has an association, or is about to, as the sockets see them.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
+        self.by_client.keys().copied()
+    }
+
+    /// From now on another process has the sockets, which is told whose association has ended ([`Associations::next_ended`]).
+    pub(crate) fn left_behind(&mut self) {
+        self.ended = Some(Vec::new());
+    }
+
+    /// The next client whose association is gone.
+    pub(crate) fn next_ended(&mut self) -> Option<Client> {
+        self.ended.as_mut()?.pop()
     }
 
     /// Keeps the limits and the state machine's allocations in step.
@@ -493,6 +530,9 @@ impl Associations {
         self.timers.remove(&(association.armed_ms, slot));
         self.by_client.remove(&association.client);
         self.last = None;
+        if let Some(ended) = &mut self.ended {
+            ended.push(association.client);
+        }
         match association.stage {
             Stage::HalfOpen(number) => self.half_open.leave(number),
             Stage::Idle(number) => {
@@ -501,6 +541,11 @@ impl Associations {
             }
             Stage::Allocated => self.gone.push(association.known_as()),
         }
+    }
+
+    /// A datagram of another process's client found no room on its way there.
+    pub(crate) fn count_lost(&mut self) {
+        self.count_drop(DtlsDrop::OldProcess);
     }
 
     fn count_drop(&mut self, why: DtlsDrop) {
@@ -569,6 +614,10 @@ impl Associations {
             ttl: 0,
             dont_fragment: false,
         }
+    }
+
+    fn cookie_seconds(&self, now_ms: u64) -> u32 {
+        admit::seconds(now_ms).saturating_add(self.cookie_lead_s)
     }
 
     fn instant(&self, now_ms: u64) -> Instant {

@@ -21,7 +21,7 @@ pub(super) const PAUSE_MS: u64 = 1000;
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    /// `None` once it is closed: its connections live on.
+    /// `None` once it is closed, or another process has it: its connections live on.
     pub(super) socket: Option<TcpListener>,
     /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
@@ -79,13 +79,16 @@ impl Streams {
         // In a full house each newcomer takes a place, and not that of one of the same crowd.
         let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
         for _ in 0..most {
-            let Some(listener) = self.listeners.get(place).and_then(|it| it.socket.as_ref()) else { return };
-            match listener.accept() {
-                Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),
+            let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
+            match listening.accept() {
+                Ok(Some((socket, peer))) => {
+                    let bound = listening.local_addr();
+                    self.take((place, bound), socket, canonical(peer), now_ms, poller);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     // The kernel would tell of the same connection again and again.
-                    if is_exhaustion(&error) && poller.remove(listener).is_ok() {
+                    if is_exhaustion(&error) && poller.remove(listening).is_ok() {
                         self.listeners[place].paused = true;
                         self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
                         self.stats.accept_pauses += 1;
@@ -96,10 +99,15 @@ impl Streams {
         }
     }
 
-    fn take(&mut self, place: usize, socket: TcpSocket, peer: SocketAddr, now_ms: u64, poller: &Poller) {
+    fn take(
+        &mut self,
+        (place, bound): (usize, SocketAddr),
+        socket: TcpSocket,
+        peer: SocketAddr,
+        now_ms: u64,
+        poller: &Poller,
+    ) {
         self.stats.accepted += 1;
-        let bound = self.listeners[place].socket.as_ref().map(TcpListener::local_addr);
-        let Some(bound) = bound else { return };
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
@@ -149,6 +157,23 @@ impl Streams {
             return self.remove(slot, CloseReason::Broken);
         }
         self.accepted.push_back(slot);
+    }
+
+    /// The socket of a listener that is open.
+    pub(crate) fn listening(&self, place: usize) -> Option<&TcpListener> {
+        self.listeners.get(place)?.socket.as_ref()
+    }
+
+    /// Accepts nothing more: another process has the sockets. Connections live on.
+    pub(crate) fn leave_listeners(&mut self, poller: &Poller) {
+        for listener in &mut self.listeners {
+            // Closing it here would not take it from the poller while it is open there. One that is paused is not watched.
+            if let Some(socket) = listener.socket.take() {
+                let _ = poller.remove(&socket);
+            }
+            listener.paused = false;
+        }
+        self.resume_ms = None;
     }
 
     /// The next connection that was accepted in this tick: what its client has said is mostly there already.

@@ -23,6 +23,7 @@ mod pause;
 mod receive;
 mod send;
 pub mod stats;
+mod tickets;
 pub mod tls;
 mod transfer;
 
@@ -49,6 +50,7 @@ pub use config::StreamConfig;
 pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
+pub use tickets::TicketKeys;
 pub use tls::{CertificateError, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 

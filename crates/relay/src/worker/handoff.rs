@@ -219,7 +219,7 @@ impl Worker {
     }
 
     /// Takes the relay sockets from an allocation that moves away.
-    fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
+    pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
@@ -275,7 +275,7 @@ impl Worker {
         }
     }
 
-    fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
+    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
         // A session that ended in this tick may have had the same index.
         self.carry_out_effects(now, NOTHING);
         for (family, socket) in sockets {

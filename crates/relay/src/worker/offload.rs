@@ -22,6 +22,8 @@ const CALM_MS: u64 = CALM_NS.div_ceil(1_000_000) + 1;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Sessions that are taken into the kernel, or out of it, between two ticks.
+const WALK: usize = 256;
 
 /// What went across, by direction.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +68,10 @@ pub(super) struct Offload {
     range: ChannelRange,
     /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
     limited: u64,
+    /// Whether flows are installed. What they would be is remembered all the same.
+    is_active: bool,
+    /// The next session that is to follow when that has changed.
+    walk: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -98,7 +104,8 @@ struct Channel {
 }
 
 impl Offload {
-    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+    /// `is_active` unless the program is still to be attached.
+    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
         Self {
             flows,
             base_ns,
@@ -111,7 +118,37 @@ impl Offload {
             sweep: 0,
             range,
             limited: 0,
+            is_active,
+            walk: None,
         }
+    }
+
+    /// From now on the kernel relays what it can, or nothing: user space takes all flows over. [`Offload::walk`] goes on with that.
+    pub(super) fn set_active(&mut self, is_active: bool) {
+        self.is_active = is_active;
+        self.walk = Some(0);
+    }
+
+    /// Has some more sessions follow; whether all have.
+    pub(super) fn walk<G: Gate>(
+        &mut self,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) -> bool {
+        let Some(start) = self.walk else { return true };
+        let end = (start + WALK).min(self.sessions.len());
+        for index in start..end {
+            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+                continue;
+            };
+            if self.is_active {
+                self.renew(allocation, listeners, |_| true);
+            } else {
+                self.with(allocation, server, |session, flows| session.clear(flows));
+            }
+        }
+        self.walk = (end < self.sessions.len()).then_some(end);
+        self.walk.is_none()
     }
 
     /// What went across so far, of sessions of this worker.
@@ -316,7 +353,8 @@ impl Offload {
     /// When there is something to do without an event, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
         let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
-        [sweep, self.emptied.due()].into_iter().flatten().min()
+        let walk = self.walk.map(|_| 0);
+        [sweep, walk, self.emptied.due()].into_iter().flatten().min()
     }
 
     fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
@@ -369,6 +407,9 @@ impl Offload {
         listeners: &[Option<(SocketId, bool)>],
         which: impl Fn(&Channel) -> bool,
     ) {
+        if !self.is_active {
+            return;
+        }
         let index = allocation.index as usize;
         let Some(Some(session)) = self.sessions.get_mut(index) else { return };
         let is_it = session.allocation == allocation && !session.limited;

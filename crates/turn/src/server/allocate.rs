@@ -8,7 +8,6 @@ use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
     PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
     alternate::Occasion,
-    bandwidth::Since,
     context::Context,
     forwarding::Entry,
     granted::Noted,
@@ -171,7 +170,7 @@ impl<G: Gate> Server<G> {
         };
         self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
         // First, so that whoever hears of it knows whether it has limits.
-        self.limit(now, id.index, Since::Now);
+        self.limit(now, id.index);
         self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);

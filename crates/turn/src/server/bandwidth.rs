@@ -233,6 +233,21 @@ impl Limited {
         Ok(bytes.unsigned_abs())
     }
 
+    /// What its own buckets hold now.
+    pub(super) fn allowance(&self, now_ms: u64) -> Option<[i64; 2]> {
+        let (limit, buckets) = self.own?;
+        Some(buckets.map(|mut bucket| {
+            bucket.refill(limit, now_ms);
+            bucket.tokens
+        }))
+    }
+
+    /// Buckets that hold so much and gain nothing, until [`Server::limit`] says what holds here.
+    pub(super) fn carried(tokens: [i64; 2], now_ms: u64) -> Box<Self> {
+        let buckets = tokens.map(|tokens| Bucket { tokens, filled_ms: now_ms });
+        Box::new(Self { own: Some((Limit { rate: 0, burst: 0 }, buckets)), members: [None, None, None] })
+    }
+
     fn give_back(&mut self, way: Way, bytes: u64) {
         let tokens = cost(usize::try_from(bytes).unwrap_or(usize::MAX));
         if let Some((limit, buckets)) = &mut self.own {
@@ -252,13 +267,6 @@ impl Limited {
             member.spend(way, cost);
         }
     }
-}
-
-/// Whether an allocation is new, or was elsewhere or under other limits before: then a bucket of its own begins empty, lest moving pay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Since {
-    Now,
-    Before,
 }
 
 impl<G: Gate> Server<G> {
@@ -313,8 +321,9 @@ impl<G: Gate> Server<G> {
         Verdict::Wait(held_up)
     }
 
-    /// Gives an allocation the limits that are configured.
-    pub(super) fn limit(&mut self, now: Now, index: u32, since: Since) {
+    /// Gives an allocation the limits that are configured. A bucket of its own begins full, or goes on with what it had under other limits
+    /// or elsewhere, lest moving pay.
+    pub(super) fn limit(&mut self, now: Now, index: u32) {
         let Some((_, entry)) = self.forwarding.at(index) else { return };
         let before = entry.limits.take();
         let bandwidth = &self.config.bandwidth;
@@ -326,15 +335,9 @@ impl<G: Gate> Server<G> {
         let own = per_allocation.map(|rate| {
             let limit = Limit::new(rate, bandwidth.burst_ms, LEAST_BURST);
             let had = before.as_ref().and_then(|limits| limits.own);
-            let bucket = |way: Way| match (had, since) {
-                (Some((_, buckets)), _) => {
-                    let Bucket { tokens, filled_ms } = buckets[way as usize];
-                    Bucket { tokens: tokens.min(limit.burst), filled_ms }
-                }
-                (None, Since::Now) => Bucket { tokens: limit.burst, filled_ms: now.ms },
-                (None, Since::Before) => Bucket { tokens: 0, filled_ms: now.ms },
-            };
-            (limit, [bucket(Way::ToPeer), bucket(Way::ToClient)])
+            let full = [Bucket { tokens: limit.burst, filled_ms: now.ms }; 2];
+            let buckets = had.map_or(full, |(_, buckets)| buckets);
+            (limit, buckets.map(|bucket| Bucket { tokens: bucket.tokens.min(limit.burst), ..bucket }))
         });
         let (pools, leases) = (&self.pools, &mut self.leases);
         let mut member = |rate: Option<u64>, name: &str| {

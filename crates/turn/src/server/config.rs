@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt};
 
+use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
@@ -143,8 +144,11 @@ static DEFAULT_PROFILE: ListenerProfile =
     ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr, Serialize, Deserialize,
+)]
 #[strum(serialize_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Datagrams.
     #[default]
@@ -165,8 +169,10 @@ impl Transport {
     }
 }
 
-/// A key that is never printed: whoever has it makes nonces that the server believes.
-#[derive(Clone, Copy)]
+/// A key that is never printed: whoever has it makes nonces that the server believes. It is written where a server goes on in another
+/// process.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct NonceKey(pub [u8; 32]);
 
 impl fmt::Debug for NonceKey {

@@ -20,7 +20,6 @@ use turnpike_wire::stun::kind;
 use super::{
     AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
     Server, Source, User, Verdict,
-    bandwidth::Since,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -111,7 +110,7 @@ impl Mobility {
 }
 
 /// A client that another worker's allocation arrives at: for [`Server::expect`] of the client's worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     client: Client,
     key: u64,
@@ -119,6 +118,12 @@ pub struct Arrival {
     /// For so long, in milliseconds, the client's first data is waited for: until the allocation expires, unless it is
     /// refreshed over the old 5-tuple.
     patience_ms: u64,
+}
+
+impl Arrival {
+    pub(super) fn new(client: Client, key: u64, owner: u16, patience_ms: u64) -> Self {
+        Self { client, key, owner, patience_ms }
+    }
 }
 
 /// Asks the owner of an allocation to give it to the worker where its client is.
@@ -235,7 +240,7 @@ impl<G: Gate> Server<G> {
     /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
-        self.lookups.forget(client);
+        self.lookups.forget(|source| source.client == *client);
         if let Some(expected) = self.moves.remove(client) {
             // It never sent data from there; the old 5-tuple remains.
             let index = self.moves.owned.get(&expected.key).copied();
@@ -510,7 +515,7 @@ impl<G: Gate> Server<G> {
         }
         self.connections.adopt(self.seat, id.index, &mut session);
         self.sessions.insert(id, session);
-        self.limit(now, id.index, Since::Before);
+        self.limit(now, id.index);
         self.arm_connections(now, id.index);
         id
     }

@@ -29,6 +29,7 @@ pub mod effect;
 pub mod forwarding;
 pub mod gate;
 mod granted;
+mod keyed_hash;
 mod learned;
 pub mod lookups;
 mod mobility;
@@ -92,7 +93,7 @@ use crate::{
 };
 use answer::Answer;
 use arrivals::Moves;
-use bandwidth::{Leases, Since};
+use bandwidth::Leases;
 use connection_table::Connections;
 use forwarding::{Binding, Entry, Forwarding};
 use lookups::Lookups;
@@ -158,7 +159,7 @@ impl<G: Gate> Server<G> {
             gate,
             forwarding: Forwarding::new(),
             sessions: Sessions::default(),
-            tombstones: Tombstones::new(),
+            tombstones: Tombstones::new(&config.nonce_key.0),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
@@ -166,7 +167,7 @@ impl<G: Gate> Server<G> {
             reflection: Reflection::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),
-            granted: config.granted.ready(),
+            granted: config.granted.ready(&config.nonce_key.0),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -277,7 +278,7 @@ impl<G: Gate> Server<G> {
                 self.close(now, index, ClosedReason::Administrator);
             } else if is_open {
                 self.shorten(now, index);
-                self.limit(now, index, Since::Before);
+                self.limit(now, index);
             }
         }
     }
@@ -297,6 +298,12 @@ impl<G: Gate> Server<G> {
         let Some(session) = self.session(allocation) else { return false };
         let realm = Arc::clone(&session.realm);
         self.realms.has(&realm)
+    }
+
+    /// Whether a realm of this name is configured.
+    #[must_use]
+    pub fn has_realm(&self, name: &str) -> bool {
+        self.realms.has(name)
     }
 
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.

@@ -19,6 +19,8 @@ pub(crate) const REALM: &str = "example.org";
 pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
+    // The socket on which it can be asked to upgrade.
+    command.env("RUNTIME_DIRECTORY", concat!(env!("CARGO_TARGET_TMPDIR"), "/run"));
     // All servers of all tests by another data path.
     if let Some(datapath) = std::env::var_os("TURNPIKE_TEST_DATAPATH") {
         command.env("TURNPIKE_SERVER_DATAPATH", datapath);

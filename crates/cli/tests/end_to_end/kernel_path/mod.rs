@@ -15,6 +15,7 @@ mod operator;
 mod order;
 mod relays;
 mod untouched;
+mod upgrade;
 
 use std::{
     fs,
@@ -130,7 +131,7 @@ impl Links {
         }
         let serve = turnpike(&arguments);
         command.arg(serve.get_program()).args(serve.get_args()).args(more);
-        command.env("RUST_BACKTRACE", "1");
+        command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
         if !more.contains(&"--user") {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }

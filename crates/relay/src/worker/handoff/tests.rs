@@ -29,7 +29,7 @@ fn workers() -> [Worker; 2] {
     let layout = config.layout();
     let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
     let mut sockets = change.sockets.into_iter();
-    let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None);
+    let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None, false);
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
         let made = Worker::new(number, &common, sockets.next().unwrap());
