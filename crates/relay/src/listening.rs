@@ -335,6 +335,11 @@ impl Places {
         }
     }
 
+    /// What a listener is bound to, unless it is closed.
+    pub(crate) fn bound_to(&self, transport: Transport, place: usize) -> Option<SocketAddr> {
+        Some(self.of(transport).get(place)?.as_ref()?.bound)
+    }
+
     /// Forgets UDP and DTLS listeners whose last client is gone.
     fn forget_closed(&mut self) {
         for place in self.udp.iter_mut().chain(&mut self.dtls) {

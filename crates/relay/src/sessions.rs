@@ -181,6 +181,64 @@ pub struct Looked {
     pub took: Duration,
 }
 
+/// What the sessions that came in by one listener have relayed, of those that there are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerTraffic {
+    /// How many they are.
+    pub sessions: u64,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+}
+
+/// A listener that takes clients, or one by which clients came that are still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerState {
+    /// TCP, where both TCP and TLS come.
+    pub transport: Transport,
+    /// With its real port.
+    pub address: SocketAddr,
+    /// Whether it takes no new clients, because a reload has taken it away.
+    pub closing: bool,
+    /// Of its sessions.
+    pub traffic: ListenerTraffic,
+}
+
+impl ListenerTraffic {
+    fn of(view: &SessionView<'_>) -> Self {
+        Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
+    }
+
+    /// Adds that of other sessions.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { sessions, to_peer, to_client } = other;
+        self.sessions += sessions;
+        for (sum, more) in [(&mut self.to_peer, to_peer), (&mut self.to_client, to_client)] {
+            sum.0 += more.0;
+            sum.1 += more.1;
+        }
+    }
+}
+
+/// What a slice of one worker's sessions adds up to.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// By the number of the listener.
+    pub listeners: Vec<ListenerTraffic>,
+    /// Where to go on; `None` when these were the last.
+    pub next: Option<u32>,
+}
+
+impl Tally {
+    /// Adds another slice's sums.
+    pub fn merge(&mut self, other: &Self) {
+        let len = self.listeners.len().max(other.listeners.len());
+        self.listeners.resize(len, ListenerTraffic::default());
+        self.listeners.iter_mut().zip(&other.listeners).for_each(|(sum, more)| sum.merge(more));
+    }
+}
+
 impl Relay {
     /// How many workers there are: they are numbered from 0.
     #[must_use]
@@ -197,6 +255,42 @@ impl Relay {
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
         });
+    }
+
+    /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
+    /// [`Relay::look`].
+    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
+        let numbers = self.in_force().layout.entries().count();
+        self.ask(worker, move |server, now| answer(tally(server, now, from, numbers)));
+    }
+
+    /// The listeners with these sums of all workers, UDP before streams before DTLS.
+    #[must_use]
+    pub fn listening(&self, sums: &Tally) -> Vec<ListenerState> {
+        let in_force = self.in_force();
+        let mut listeners = Vec::new();
+        for (kind, transports) in [
+            (Transport::Udp, &[Transport::Udp][..]),
+            (Transport::Tcp, &[Transport::Tcp, Transport::Tls]),
+            (Transport::Dtls, &[Transport::Dtls]),
+        ] {
+            for placed in in_force.layout.placed(kind) {
+                let mut traffic = ListenerTraffic::default();
+                let numbers = |transport: &Transport| in_force.layout.numbers(*transport, placed.place);
+                transports
+                    .iter()
+                    .flat_map(numbers)
+                    .filter_map(|number| sums.listeners.get(usize::from(number.0)))
+                    .for_each(|sum| traffic.merge(sum));
+                if placed.open || traffic.sessions > 0 {
+                    let transport = if placed.secure { Transport::Tls } else { kind };
+                    let bound = in_force.places.bound_to(kind, placed.place);
+                    let address = bound.unwrap_or(placed.address);
+                    listeners.push(ListenerState { transport, address, closing: !placed.open, traffic });
+                }
+            }
+        }
+        listeners
     }
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
@@ -232,6 +326,20 @@ fn slice(
         slot += 1;
     }
     (sessions, (slot < end).then_some(slot))
+}
+
+/// `numbers` is how many numbers listeners have.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, numbers: usize) -> Tally {
+    let mut listeners = vec![ListenerTraffic::default(); numbers];
+    let end = server.slots();
+    let last = end.min(from.saturating_add(SLICE));
+    for slot in from..last {
+        let Some(view) = server.view(now, slot) else { continue };
+        if let Some(sum) = listeners.get_mut(usize::from(view.client().listener.0)) {
+            sum.merge(&ListenerTraffic::of(&view));
+        }
+    }
+    Tally { listeners, next: (last < end).then_some(last) }
 }
 
 #[cfg(test)]
@@ -311,6 +419,30 @@ mod tests {
             let (found, then) = slice(&mut server, NOW, 0, &asked);
             assert_eq!((found.len(), then), (count, next), "{asked:?}");
         }
+    }
+
+    #[test]
+    fn sums_of_slices_are_sums_of_all() {
+        let mut server = server(2 * SLICE + 100);
+        let (mut sessions, mut sum) = (Vec::new(), Tally::default());
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let slice = tally(&mut server, NOW, slot, 2);
+            assert_eq!(slice.listeners[1], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(slice.listeners[0].sessions);
+            sum.merge(&slice);
+            from = slice.next;
+        }
+        assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
+        assert_eq!(
+            sum.listeners.iter().map(|it| it.sessions).collect::<Vec<_>>(),
+            [2 * u64::from(SLICE) + 100, 0]
+        );
+        assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);
+        assert!(
+            tally(&mut server, NOW, 0, 0).listeners.is_empty(),
+            "of a number that a reload has just made"
+        );
     }
 
     #[test]

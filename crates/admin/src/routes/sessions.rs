@@ -10,7 +10,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
-use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter};
+use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
 use turnpike_turn::server::{SessionId, Transport};
 use utoipa::IntoParams;
 
@@ -206,6 +206,23 @@ impl App {
         let (sender, answer) = oneshot::channel();
         self.server()?.relay.look(worker, look, move |looked| _ = sender.send(looked));
         answer.await.map_err(|_| Problem::stopping())
+    }
+
+    /// What the sessions of each listener have relayed, over all workers.
+    pub(super) async fn traffic(&self) -> Result<Tally, Problem> {
+        let workers = self.server()?.relay.workers();
+        let mut sums = Tally::default();
+        for worker in 0..workers {
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                let (sender, answer) = oneshot::channel();
+                self.server()?.relay.tally(worker, slot, move |tally| _ = sender.send(tally));
+                let slice = answer.await.map_err(|_| Problem::stopping())?;
+                sums.merge(&slice);
+                from = slice.next;
+            }
+        }
+        Ok(sums)
     }
 
     async fn end(&self, found: &Found) -> Result<bool, Problem> {
