@@ -1,6 +1,6 @@
 //! Limits as keys have them, for all realms and for one, and in the form that the TURN server takes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::RangeInclusive};
 
 use turnpike_turn::server::{Bandwidth, MaxAge, PrefixLengths, Rates, RefusalLimit};
 
@@ -38,14 +38,18 @@ pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
 fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
     match &node.value {
         Value::Text(_) => reader.parsed(node, rate),
-        _ => reader.integer(node, &(LEAST_RATE..=Bandwidth::MOST)).map(Some),
+        _ => reader.integer(node, &RATES).map(Some),
     }
 }
 
-/// Less is no rate that anything could be relayed at.
-const LEAST_RATE: u64 = 1000;
+/// Bits per second that can be a limit: less is no rate that anything could be relayed at.
+pub const RATES: RangeInclusive<u64> = 1000..=Bandwidth::MOST;
 
-fn rate(text: &str) -> Result<Option<u64>, &'static str> {
+/// A rate as it is written, such as `2M`, or `none`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     if text == "none" {
         return Ok(None);
     }
@@ -57,7 +61,7 @@ fn rate(text: &str) -> Result<Option<u64>, &'static str> {
     };
     let rate = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
     let rate = rate.ok_or("not a whole number")?;
-    if (LEAST_RATE..=Bandwidth::MOST).contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
+    if RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
 }
 
 fn show_rate(rate: &Option<u64>) -> String {
@@ -73,6 +77,26 @@ pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
     }
 }
 
+/// What coturn calls `max-bps` is bytes a second; the nearest rate that there can be.
+pub fn of_bytes(bytes: u64) -> u64 {
+    bytes.saturating_mul(8).clamp(*RATES.start(), *RATES.end())
+}
+
+/// What holds in a realm, be it `server.realm`.
+pub fn rates(settings: &Settings, realm: &str) -> Rates {
+    let everywhere = Rates {
+        per_allocation: settings.rate_per_allocation,
+        per_user: settings.rate_per_user,
+        per_realm: settings.rate_per_realm,
+    };
+    if realm == settings.realm {
+        let per_allocation = settings.stored.rate_per_allocation.or(everywhere.per_allocation);
+        return Rates { per_allocation, ..everywhere };
+    }
+    let own = settings.realms.iter().find(|own| own.name == realm);
+    own.map_or(everywhere, |own| rates_of(settings, own))
+}
+
 /// For [`turnpike_turn::server::ServerConfig::bandwidth`].
 pub fn bandwidth(settings: &Settings) -> Bandwidth {
     let rates = Rates {
@@ -80,8 +104,10 @@ pub fn bandwidth(settings: &Settings) -> Bandwidth {
         per_user: settings.rate_per_user,
         per_realm: settings.rate_per_realm,
     };
-    let own = settings.realms.iter().map(|realm| (realm.name.as_str().into(), rates_of(settings, realm)));
-    let realms = own.filter(|(_, own)| *own != rates).collect();
+    let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), rates_of(settings, realm)));
+    let main = (settings.realm.as_str(), self::rates(settings, &settings.realm));
+    let own = tenants.chain([main]).filter(|(_, own)| *own != rates);
+    let realms = own.map(|(realm, own)| (realm.into(), own)).collect();
     Bandwidth { rates, total: settings.rate, burst_ms: settings.burst_ms, realms }
 }
 
@@ -138,6 +164,25 @@ mod tests {
     }
 
     #[test]
+    fn a_store_may_have_a_rate_of_the_main_realm_in_bytes() {
+        for (bytes, bits) in [(1, 1000), (125, 1000), (64_000, 512_000), (u64::MAX, Bandwidth::MOST)] {
+            assert_eq!(of_bytes(bytes), bits);
+        }
+        let mut settings = Settings {
+            rate_per_allocation: Some(1_000_000),
+            realms: vec![RealmSettings { name: "red".to_owned(), ..RealmSettings::default() }],
+            ..Settings::default()
+        };
+        assert!(bandwidth(&settings).realms.is_empty());
+        settings.stored.rate_per_allocation = Some(512_000);
+        let Bandwidth { rates, realms, .. } = bandwidth(&settings);
+        assert_eq!(rates.per_allocation, Some(1_000_000));
+        let main = Rates { per_allocation: Some(512_000), ..Rates::default() };
+        assert_eq!(realms, [("turnpike".into(), main)].into());
+        assert_eq!(super::rates(&settings, "red").per_allocation, Some(1_000_000));
+    }
+
+    #[test]
     fn a_realm_has_its_own_and_for_the_rest_what_all_have() {
         let realm = |name: &str| RealmSettings { name: name.to_owned(), ..RealmSettings::default() };
         let settings = Settings {
@@ -160,6 +205,7 @@ mod tests {
         assert_eq!((total, rates.per_realm, rates.per_user), (Some(9_000_000), None, Some(2_000_000)));
         let blue = Rates { per_allocation: None, per_user: Some(2_000_000), per_realm: Some(5_000_000) };
         assert_eq!((realms.len(), realms.get("blue")), (1, Some(&blue)));
+        assert_eq!(super::rates(&settings, "blue"), blue);
         let max_age = max_age(&settings);
         assert_eq!((max_age.seconds, max_age.realms.len()), (Some(3600), 1));
         assert_eq!(max_age.realms.get("blue"), Some(&None));
