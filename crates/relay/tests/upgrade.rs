@@ -28,8 +28,10 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let offer: Offer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
     let mut config = config.clone();
     config.server.nonce_key = offer.nonce_key();
+    let mut layout = offer.layout().clone();
+    layout.follow(&config.listen, &config.dtls.listen, &config.streams);
     let inheritance = Inheritance::new(offer, descriptors);
-    let heir = Relay::start_as_heir(&config, Arc::new(()), Arc::new(()), inheritance);
+    let heir = Relay::start_as_heir(&config, &layout, Arc::new(()), Arc::new(()), inheritance);
     let heir = heir.map_err(|error| error.to_string())?;
     let given = old.relay.freeze().and_then(|()| old.relay.hand_over(heirs, SOON));
     // Who does not take it closes the way that the old one writes to, and knows better why.
@@ -322,7 +324,7 @@ fn an_offer_of_a_later_version_may_say_more() {
     let mut value = serde_json::to_value(&offer).unwrap();
     value["something"] = serde_json::json!({"new": 1});
     assert!(serde_json::from_value::<Offer>(value.clone()).is_ok());
-    value.as_object_mut().unwrap().remove("listeners");
+    value.as_object_mut().unwrap().remove("layout");
     assert!(serde_json::from_value::<Offer>(value).is_err());
     let error = StartError::ListenerGone { protocol: "tls", address: old.tcp() };
     assert!(error.to_string().contains("tls 127.0.0.1:"), "{error}");

@@ -152,7 +152,8 @@ impl Worker {
         self.lingering.look_ms = now.ms + LOOK_MS;
         for (closing, counts) in &mut self.lingering.list {
             let mut numbers = self.layout.numbers(closing.transport, closing.place);
-            if *counts && !numbers.any(|number| self.server.serves(number)) {
+            let has_clients = |number| self.server.serves(number) || self.tunnels.lead_from(number);
+            if *counts && !numbers.any(has_clients) {
                 *counts = false;
                 closing.clients.leave();
             }

@@ -91,6 +91,11 @@ impl Tunnels {
         !self.elsewhere.is_empty() && self.elsewhere.contains(client)
     }
 
+    /// Whether clients of this listener are elsewhere.
+    pub(super) fn lead_from(&self, listener: ListenerId) -> bool {
+        self.elsewhere.iter().any(|client| client.listener == listener)
+    }
+
     /// Passes a datagram on, whose client is elsewhere. False if it is lost, as it would be where a socket is full.
     pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
         let Some(old) = &self.old else { return false };
@@ -238,6 +243,7 @@ mod tests {
         let far = old.open().unwrap();
         new.join(far, [1, 2].map(client), &poller).unwrap();
         assert!(new.leads_away(&client(1)) && !new.leads_away(&client(3)));
+        assert!(new.lead_from(ListenerId(2)) && !new.lead_from(ListenerId(1)));
         assert!(new.pass_on(&client(2), (7, 64), b"datagram"));
         let mut message = [0; 100];
         let len = old.new.as_ref().unwrap().read(&mut message).unwrap();
