@@ -9,8 +9,8 @@ use std::{
 use serde_json::Value;
 
 use super::harness::{
-    Certificate, Dir, Finished, Load, Metrics, Program, Reflect, SOON, Serve, Upgraded, V4, address_after,
-    ends, eventually, fetch, lives, turnpike,
+    Certificate, Dir, Finished, Load, Metrics, Program, RUN, Reflect, SOON, Serve, Upgraded, V4,
+    address_after, ends, eventually, fetch, lives, turnpike, upgradable,
 };
 
 /// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
@@ -193,7 +193,7 @@ fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
     let dir = Dir::new();
     let path = config(&dir, "");
     let path = path.to_str().expect("our own path is UTF-8");
-    let mut program = Program::start(&mut turnpike(&[
+    let mut program = Program::start(&mut upgradable(&[
         "serve",
         "-c",
         path,
@@ -257,7 +257,7 @@ fn a_server_that_drains_or_is_not_there_is_not_upgraded() {
         "{}",
         asked.output()
     );
-    let socket = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run").join(format!("{pid}.sock"));
+    let socket = Path::new(RUN).join(format!("{pid}.sock"));
     assert!(!socket.exists(), "its socket is left");
     let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
     assert!(asked.code == Some(1) && asked.stderr.contains("cannot ask at"), "{}", asked.output());

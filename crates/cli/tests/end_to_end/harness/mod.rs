@@ -16,11 +16,13 @@ use std::{
 };
 
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
-pub(crate) use http::{Metrics, get as fetch, get_as};
+pub(crate) use http::{Metrics, get as fetch, get_as, get_by};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
-pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
+pub(crate) use turnpike::{
+    Load, PASSWORD, REALM, RUN, Reflect, Serve, USER, address_after, turnpike, upgradable,
+};
 pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
 pub(crate) use upgraded::{Upgraded, ends, lives};
 

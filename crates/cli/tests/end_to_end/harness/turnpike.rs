@@ -19,12 +19,20 @@ pub(crate) const REALM: &str = "example.org";
 pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
-    // The socket on which it can be asked to upgrade.
-    command.env("RUNTIME_DIRECTORY", concat!(env!("CARGO_TARGET_TMPDIR"), "/run"));
     // All servers of all tests by another data path.
     if let Some(datapath) = std::env::var_os("TURNPIKE_TEST_DATAPATH") {
         command.env("TURNPIKE_SERVER_DATAPATH", datapath);
     }
+    command
+}
+
+/// Where processes of tests have the sockets on which they can be asked to upgrade. None has its admin interface there.
+pub(crate) const RUN: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/run");
+
+/// The same, for one that has such a socket or asks at one.
+pub(crate) fn upgradable(arguments: &[&str]) -> Command {
+    let mut command = turnpike(arguments);
+    command.env("RUNTIME_DIRECTORY", RUN);
     command
 }
 
@@ -69,7 +77,7 @@ impl Serve {
         }
         arguments.extend(more);
         let dir = Dir::new();
-        let mut program = Program::start(turnpike(&arguments).current_dir(dir.path()));
+        let mut program = Program::start(upgradable(&arguments).current_dir(dir.path()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
         let v6 = has_ipv6()

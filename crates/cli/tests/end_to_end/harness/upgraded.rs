@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use super::{Finished, Program, eventually, turnpike};
+use super::{Finished, Program, eventually, upgradable};
 
 /// A program of a test and those that came after it; they end with this.
 pub(crate) struct Upgraded {
@@ -23,7 +23,7 @@ impl Upgraded {
     /// Asks it to go on in another one.
     pub(crate) fn ask(&self, more: &[&str]) -> Finished {
         let pid = self.pid().to_string();
-        Program::run(&mut turnpike(&[&["upgrade", "--pid", &pid], more].concat()))
+        Program::run(&mut upgradable(&[&["upgrade", "--pid", &pid], more].concat()))
     }
 
     /// The same, which must not fail; the number of the process before.

@@ -17,15 +17,11 @@ mod relays;
 mod untouched;
 mod upgrade;
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
+use std::{fs, net::IpAddr, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+use crate::harness::{Dir, Metrics, Program, eventually, get_by, installed, need, skip, upgradable};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -112,14 +108,10 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
-        arguments.extend([
-            "--allow-peer",
-            "10.77.0.0/16",
-            "--allow-peer",
-            "fd77::/16",
-            "--admin",
-            "10.77.1.1:9641",
-        ]);
+        let dir = Dir::new();
+        // What is loopback there is not so here.
+        let admin = format!("unix:{}", dir.at(ADMIN).display());
+        arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
             ("--workers", &["1"]),
@@ -129,29 +121,32 @@ impl Links {
                 arguments.extend(values.iter().flat_map(|value| [flag, *value]));
             }
         }
-        let serve = turnpike(&arguments);
+        let serve = upgradable(&arguments);
         command.arg(serve.get_program()).args(serve.get_args()).args(more);
         command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
         if !more.contains(&"--user") {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }
         let mut program = Program::start(&mut command);
-        program.line_with(" on http://");
-        Server { program, _links: self }
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
     }
 }
+
+/// The socket of its admin interface.
+const ADMIN: &str = "admin.sock";
 
 /// A running server.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    dir: Dir,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], 9641);
-        let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        let (status, text) = get_by(&self.dir.at(ADMIN), "/metrics").expect("the admin interface answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
