@@ -1,6 +1,6 @@
 //! What a forwarder gives to the process that takes its place, and what that one makes of it.
 
-use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use turnpike_forward::{

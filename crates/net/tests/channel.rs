@@ -17,7 +17,7 @@ use turnpike_testkit::{PATIENCE, alone::in_own_process};
 
 fn pair() -> (Channel, Channel) {
     let (one, other) = Channel::pair().unwrap();
-    [&one, &other].map(|end| end.set_patience(PATIENCE).unwrap());
+    [&one, &other].into_iter().for_each(|end| end.set_patience(PATIENCE).unwrap());
     (one, other)
 }
 

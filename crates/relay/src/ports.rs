@@ -144,7 +144,8 @@ impl Plan {
     /// In place of one that had these pools, and these ranges.
     fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
-        let bits = |address| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
+        let bits =
+            |address: &RelayAddress| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
         let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
         let is_left =
             |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));

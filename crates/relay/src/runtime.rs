@@ -16,8 +16,8 @@ use turnpike_net::{
 };
 use turnpike_offload::{Kernel, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints,
-    ServerConfig, Stats, Transport, User,
+    CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints, Stats,
+    Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -427,7 +427,7 @@ impl Relay {
 
     /// Another configuration from now on: listeners, relay addresses and ports, limits, the state machine's settings, users. What is in
     /// [`Config`] beside these stays as it was at the start. `layout` is [`Relay::layout`] that has followed the new listeners; the
-    /// configuration's [`ServerConfig::listeners`] are by its numbers.
+    /// configuration's [`turnpike_turn::server::ServerConfig::listeners`] are by its numbers.
     ///
     /// # Errors
     /// [`StartError`], if something cannot be bound; then nothing has changed.
@@ -473,7 +473,7 @@ impl Relay {
         }
         (in_force.streams, in_force.dtls) = (Arc::new(config.streams.clone()), Arc::new(config.dtls.clone()));
         (in_force.config, in_force.layout, in_force.places) = (config, layout.clone(), places);
-        self.tell(&in_force, sockets);
+        self.put_into_force(&in_force, sockets);
         Ok(Relistened { opened, closed: closing })
     }
 
@@ -483,7 +483,7 @@ impl Relay {
         in_force.config.addresses = addresses;
         let own = self.own_endpoints(&in_force.config, &in_force.places);
         in_force.config.server.set_own_endpoints(&own);
-        self.tell(&in_force, Vec::new());
+        self.put_into_force(&in_force, Vec::new());
     }
 
     /// With what is left of before a reload.
@@ -497,7 +497,7 @@ impl Relay {
     }
 
     /// Tells each worker, and gives it its new sockets.
-    fn tell(&self, in_force: &InForce, sockets: Vec<Sockets>) {
+    fn put_into_force(&self, in_force: &InForce, sockets: Vec<Sockets>) {
         let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
             worker.tell(command(sockets.next().unwrap_or_default()));

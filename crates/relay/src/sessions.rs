@@ -250,7 +250,7 @@ impl Relay {
     /// ended.
     pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
         let asked = Instant::now();
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let begun = Instant::now();
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
@@ -261,7 +261,7 @@ impl Relay {
     /// [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
         let numbers = self.in_force().layout.entries().count();
-        self.ask(worker, move |server, now| answer(tally(server, now, from, numbers)));
+        self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
     }
 
     /// The listeners with these sums of all workers, UDP before streams before DTLS.
@@ -295,14 +295,14 @@ impl Relay {
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
     pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let view = server.view(now, slot).filter(|view| view.id() == id);
             let allocation = view.map(|view| view.allocation());
             answer(allocation.is_some_and(|it| server.close_one(now, it, ClosedReason::Administrator)));
         });
     }
 
-    fn ask(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
+    fn question(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             sender.tell(Command::Answer(Box::new(question)));
         }

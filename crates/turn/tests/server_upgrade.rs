@@ -238,13 +238,15 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
         let mut there = World::workers(&config(), workers);
         for (here, there) in here.iter_mut().zip(&mut there) {
             there.now.ms = 77_000;
-            for arrival in here.server.expected(here.now) {
+            let (before, now) = (here.now, there.now);
+            for arrival in here.server.expected(before) {
                 let text = serde_json::to_string(&arrival).unwrap();
-                there.server.expect(there.now, serde_json::from_str(&text).unwrap());
+                there.server.expect(now, serde_json::from_str(&text).unwrap());
             }
         }
-        let moved = here[0].server.snapshot(here[0].now, relay.allocation).expect("it is there");
-        let restored = there[0].server.restore(there[0].now, moved, Link(0)).unwrap_or_else(|_| panic!());
+        let (before, now) = (here[0].now, there[0].now);
+        let moved = here[0].server.snapshot(before, relay.allocation).expect("it is there");
+        let restored = there[0].server.restore(now, moved, Link(0)).unwrap_or_else(|_| panic!());
         there[last].client = new;
         let outcome = there[last].feed(&channel_data(0x4000, b"here I am"));
         if workers == 1 {

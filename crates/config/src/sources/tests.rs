@@ -794,7 +794,7 @@ fn what_a_reload_cannot_change_is_named() {
     assert_eq!(old.unchangeable(&new), ["server.workers", "admin.listen"]);
     let mut kept = new.clone();
     kept.keep_unchangeable(&old);
-    assert_eq!((kept.workers, kept.admin, kept.realm.as_str()), (Some(2), old.admin, "b"));
+    assert_eq!((kept.workers, &kept.admin, kept.realm.as_str()), (Some(2), &old.admin, "b"));
     assert!(!kept.is_explicit("admin.listen") && old.unchangeable(&kept).is_empty());
     assert_eq!(old.changed(&kept), old.changed(&new));
 }

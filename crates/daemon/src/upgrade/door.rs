@@ -10,7 +10,7 @@ use std::{
     env, fs,
     io::{self, BufRead as _, Write as _},
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::AsFd as _,
         unix::{
             ffi::OsStrExt as _,
             fs::{DirBuilderExt as _, MetadataExt as _},

@@ -81,7 +81,7 @@ impl Worker {
             }
         }
         for (place, source) in udp {
-            let (socket, bound, held) = self.open(source, Transport::Dtls)?;
+            let (socket, bound, held) = self.open_listener(source, Transport::Dtls)?;
             let number = self.layout.number(Transport::Udp, place, None);
             if self.listeners.len() <= place {
                 self.listeners.resize_with(place + 1, || Listener::NONE);
@@ -102,7 +102,7 @@ impl Worker {
             }
         }
         for (place, source) in dtls {
-            let (socket, bound, held) = self.open(source, Transport::Udp)?;
+            let (socket, bound, held) = self.open_listener(source, Transport::Udp)?;
             self.out.dtls.listen(place, socket, bound);
             let role = &mut self.roles[socket.0 as usize];
             *role = match *role {
@@ -121,7 +121,7 @@ impl Worker {
 
     /// The socket of a new listener and where it is bound; with the clients to be left, if one of the `other` kind has it that is to be
     /// closed.
-    fn open(
+    fn open_listener(
         &mut self,
         source: Source,
         other: Transport,

@@ -435,13 +435,13 @@ impl<G: Gate> Server<G> {
         if self.moves.is_nobody_expected() {
             return self.dropped(DropReason::NoAllocation);
         }
-        self.expected(now, source, datagram)
+        self.perhaps_expected(now, source, datagram)
     }
 
     /// The same, where some are expected. If it is one that arrived, the old 5-tuple is forgotten.
     #[cold]
     #[inline(never)]
-    fn expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+    fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         match self.arrival(now, source, datagram) {
             Ok(None) => self.dropped(DropReason::NoAllocation),
             Ok(Some(index)) => {

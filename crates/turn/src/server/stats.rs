@@ -1,5 +1,7 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
+use std::ops::{Deref, DerefMut};
+
 use strum::{IntoStaticStr, VariantArray};
 
 use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
@@ -53,7 +55,7 @@ pub struct Stats {
     /// Error responses, by code, in the order of [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
     /// Dropped datagrams, by reason, in the order of [`DropReason::VARIANTS`].
-    pub drops: [u64; DropReason::VARIANTS.len()],
+    pub drops: Drops,
     /// Nonces given out with 401 and 438.
     pub nonces: u64,
     /// Requests answered again with the same answer.
@@ -97,6 +99,30 @@ pub struct Stats {
     pub redirects: u64,
     /// How often streams had to wait for bits per second, in the order of [`Level::NAMES`].
     pub bandwidth_pauses: [u64; Level::NAMES.len()],
+}
+
+/// A count for each [`DropReason`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drops([u64; DropReason::VARIANTS.len()]);
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self([0; DropReason::VARIANTS.len()])
+    }
+}
+
+impl Deref for Drops {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+impl DerefMut for Drops {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        &mut self.0
+    }
 }
 
 /// What happens to a connection between a relayed transport address and a peer.

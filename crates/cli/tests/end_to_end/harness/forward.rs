@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Dir, Metrics, Program, SOON, V4, eventually, http,
-    turnpike::{address_after, turnpike},
+    turnpike::{address_after, upgradable},
 };
 
 pub(crate) struct Forward {
