@@ -109,7 +109,8 @@ impl Talk {
                     socket.send(&channel_data(&number.to_be_bytes())).unwrap();
                     number += 1;
                     sent.store(number, Ordering::Relaxed);
-                    thread::sleep(Duration::from_micros(200));
+                    // Few enough of all together that a listener's buffer holds what comes while a busy machine lets workers sleep.
+                    thread::sleep(Duration::from_millis(2));
                 }
                 socket.send(&channel_data(&[])).unwrap();
                 number
@@ -119,7 +120,7 @@ impl Talk {
     }
 
     fn goes_on(&self) {
-        let wanted = self.sent.load(Ordering::Relaxed) + 20;
+        let wanted = self.sent.load(Ordering::Relaxed) + 5;
         eventually("it talks on", || self.sent.load(Ordering::Relaxed) >= wanted);
     }
 
@@ -153,9 +154,9 @@ fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
         talks.iter().for_each(Talk::goes_on);
         let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
         assert_eq!(allocations, 24);
-        talks.into_iter().for_each(Talk::lost_nothing);
         let drops: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.rx.kernel_drops).sum();
-        assert_eq!(drops, 0);
+        assert_eq!(drops, 0, "nobody read for too long");
+        talks.into_iter().for_each(Talk::lost_nothing);
     }
 }
 
@@ -293,7 +294,7 @@ fn what_the_new_one_cannot_take_stays_where_it_is() {
     let why = upgraded(&old, &workers(3)).err().expect("another number of workers");
     assert!(why.contains("worker"), "{why}");
     talks.iter().for_each(Talk::goes_on);
-    assert_eq!(old.relay.left().0, 6);
+    eventually("all are counted", || old.relay.left().0 == 6);
     // And then it goes all the same.
     let new = upgraded(&old, &config).unwrap();
     ended(old);

@@ -41,6 +41,9 @@ fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
 /// The example without origins, to compare values only.
 fn values_of(mut settings: Settings) -> Settings {
     settings.origins.clear();
+    for realm in &mut settings.realms {
+        realm.place = RealmSettings::default().place;
+    }
     settings
 }
 

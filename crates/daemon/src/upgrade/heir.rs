@@ -1,6 +1,6 @@
 //! The side of a process that takes another one's place.
 
-use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread};
+use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Duration};
 
 use serde::de::DeserializeOwned;
 use turnpike_config::UPGRADE_VARIABLE;
@@ -9,6 +9,9 @@ use zeroize::Zeroizing;
 
 use super::{FromNew, FromOld, PROTOCOL};
 use crate::{carried_metrics::CarriedMetrics, error::DaemonError};
+
+/// How long the rest of an offer that is refused may take to come.
+const REST: Duration = Duration::from_secs(2);
 
 /// What was offered to this process, and the way to the one before.
 pub(crate) struct Heir {
@@ -51,6 +54,8 @@ impl Heir {
             Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
             Err(why) => {
                 refuse(&channel, &why);
+                // What nobody has read when the socket is closed would take the refusal with it.
+                let _ = channel.set_patience(REST).and_then(|()| channel.receive());
                 Err(DaemonError::Upgrade(why))
             }
         }
@@ -153,8 +158,6 @@ fn refuse(channel: &Channel, why: &dyn Display) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::{Value, json};
     use turnpike_testkit::PATIENCE;
 

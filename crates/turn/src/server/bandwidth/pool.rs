@@ -183,9 +183,15 @@ impl Lease {
         held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
     }
 
+    /// What is more than a slice goes back to the pool, lest that fill up again beside it.
     fn give_back(&self, way: Way, tokens: i64) {
         let open = &self.ways[way as usize].open;
-        open.store(open.load(Relaxed).saturating_add(tokens), Relaxed);
+        let has = open.load(Relaxed).saturating_add(tokens);
+        let kept = has.min(self.pool.slice());
+        open.store(kept, Relaxed);
+        if has > kept {
+            self.pool.ways[way as usize].tokens.fetch_add(has - kept, Relaxed);
+        }
     }
 }
 
