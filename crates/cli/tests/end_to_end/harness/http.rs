@@ -21,8 +21,8 @@ pub(crate) fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(
     ask(stream, path, host)
 }
 
-/// The same over a Unix socket.
-pub(crate) fn get_by(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+/// The same over a Unix socket, whose server may be in another network namespace.
+pub(crate) fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(SOON))?;
     ask(stream, path, "localhost")

@@ -17,11 +17,11 @@ mod relays;
 mod untouched;
 mod upgrade;
 
-use std::{fs, net::IpAddr, process::Command};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Dir, Metrics, Program, eventually, get_by, installed, need, skip, upgradable};
+use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, upgradable};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -108,9 +108,10 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
+        // A socket with a file is reached from every network namespace, and an ordinary user may make one here.
         let dir = Dir::new();
-        // What is loopback there is not so here.
-        let admin = format!("unix:{}", dir.at(ADMIN).display());
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        let admin = format!("unix:{}", dir.at("a.sock").display());
         arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
@@ -133,12 +134,10 @@ impl Links {
     }
 }
 
-/// The socket of its admin interface.
-const ADMIN: &str = "admin.sock";
-
 /// A running server.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    /// With its socket.
     dir: Dir,
     /// It ends before its namespace does.
     _links: &'l Links,
@@ -146,7 +145,7 @@ pub(crate) struct Server<'l> {
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let (status, text) = get_by(&self.dir.at(ADMIN), "/metrics").expect("the admin interface answers");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
