@@ -112,17 +112,21 @@ impl ServeInheritance {
         if plan::workers(settings) != workers {
             kept.push("server.workers");
         }
-        let stays = match settings.datapath {
-            DatapathChoice::Kernel => kernel,
-            DatapathChoice::Auto => !kernel,
-            DatapathChoice::Step(step) => !kernel && step == self.datapath,
+        let step = DatapathChoice::Step(self.datapath);
+        // Where in the kernel its program is, each process has for itself.
+        let (stays, datapath) = match settings.datapath {
+            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
+                (kernel, if kernel { it } else { step })
+            }
+            _ if kernel => (false, DatapathChoice::Kernel),
+            it => (it == DatapathChoice::Auto || it == step, step),
         };
         if !stays {
             kept.push("server.datapath");
         }
         Reloaded::default().need_restart(&kept);
         settings.workers = Some(workers);
-        settings.datapath = if kernel { DatapathChoice::Kernel } else { DatapathChoice::Step(self.datapath) };
+        settings.datapath = datapath;
     }
 
     /// What the plan of this process must find as it was.

@@ -14,7 +14,7 @@ use turnpike_net::{
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
-use turnpike_offload::{Kernel, OffloadError};
+use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints, Stats,
     Transport, User,
@@ -128,7 +128,7 @@ pub enum StartError {
     )]
     ListenerGone { protocol: &'static str, address: SocketAddr },
     /// The path through the kernel cannot be had.
-    #[error("--datapath kernel: {0}")]
+    #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
     /// Threads, epoll or the like.
     #[error(
@@ -333,7 +333,8 @@ impl Relay {
         let relays = [&config.relay[..], &known.addresses].concat();
         let own = own_endpoints(&config, &places, &relays, known.ranges.clone());
         config.server.set_own_endpoints(&own);
-        let kernel = config.kernel.then(|| offload(&config, &places.listeners())).transpose()?.map(Arc::new);
+        let kernel =
+            config.kernel.map(|hook| offload(&config, &places.listeners(), hook)).transpose()?.map(Arc::new);
         if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
             kernel.attach()?;
         }
@@ -447,7 +448,6 @@ impl Relay {
             datapath: before.datapath,
             kernel: before.kernel,
             max_kernel_flows: before.max_kernel_flows,
-            kernel_hook: before.kernel_hook,
             busy_poll: before.busy_poll,
             listener_buffer: before.listener_buffer,
             relay_buffer: before.relay_buffer,
@@ -527,7 +527,7 @@ impl Relay {
 }
 
 /// Loads the program for what is configured; it is still to be attached.
-fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
+fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
     Kernel::load(&turnpike_offload::Settings {
@@ -535,7 +535,7 @@ fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadErro
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,
         sockets: count(sockets),
-        hook: config.kernel_hook,
+        hook,
     })
 }
 

@@ -15,8 +15,12 @@ impl Worker {
         let mut share = LISTENER_SHARE;
         while self.rx.room() >= Associations::ROOM {
             let listening = self.out.dtls.listening(place);
-            let Some(socket) = listening.and_then(|(socket, _)| self.sockets.get(socket)) else { return };
+            let Some((id, _)) = listening else { return };
+            let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(id);
+            }
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };
                 match plain {
