@@ -321,6 +321,7 @@ mod tests {
             [
                 "admin",
                 "allow-peer",
+                "allow-peers-only",
                 "busy-poll-us",
                 "config",
                 "datapath",

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
-use turnpike_net::PassedSockets;
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_relay::{
     Attachment, CredentialStore, Hook, Kernel, Relay, RelayAddress, Relistened, SessionLog,
 };
@@ -171,8 +171,13 @@ impl TurnServer {
                 Relay::start_as_heir(&plan.config, &plan.layout, credentials, log, inheritance)?
             }
         });
-        take_over(heir, control.status(), &relay)?;
+        let is_attached = heir.is_none();
+        take_over(heir, control.status(), &relay, &plan)?;
         say_what_started(&plan, &relay, &*page);
+        if is_attached {
+            say_where_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
+        }
+        say_notes(&plan);
         certificates.say();
         if let Some(generated) = generated.as_ref().filter(|_| is_first) {
             generated.print(&settings.realm, out);
@@ -495,18 +500,25 @@ impl Service for TurnServer {
 }
 
 /// Goes on where the process before stops, if there is one.
-fn take_over(heir: &mut Option<Heir>, status: &Status, relay: &Arc<Relay>) -> Result<(), DaemonError> {
+fn take_over(
+    heir: &mut Option<Heir>,
+    status: &Status,
+    relay: &Arc<Relay>,
+    plan: &Plan,
+) -> Result<(), DaemonError> {
     if let Some(heir) = heir {
         let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
         heir.take_over(status.carried(), inherited, || relay.serve())?;
     }
     // From now on nothing goes back to that one.
     if let Some(heir) = heir.take() {
-        let weak = Arc::downgrade(relay);
+        let (weak, room, datapath) =
+            (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
         heir.listen(Arc::clone(status.carried()), move || {
-            let attached = weak.upgrade().map_or(Ok(()), |relay| relay.attach_kernel());
-            if let Err(error) = attached {
-                tracing::error!("the kernel relays nothing from now on: {error}");
+            let Some(relay) = weak.upgrade() else { return };
+            match relay.attach_kernel() {
+                Ok(()) => say_where_attached(&relay, room, datapath),
+                Err(error) => tracing::error!("the kernel relays nothing from now on: {error}"),
             }
         });
     }
@@ -558,32 +570,35 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
         }
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
-    if let Some(kernel) = relay.kernel() {
-        let attached = kernel.attached();
-        let where_to = if attached.is_empty() {
-            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
-        } else {
-            format!("to {}", named_by_hook(&attached))
-        };
-        let flows = config.max_kernel_flows;
-        tracing::info!(
-            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
-            config.datapath
-        );
-        for Attachment { interface, hook, why } in &attached {
-            if let Some(why) = why {
-                tracing::warn!(
-                    "data path kernel: not in the driver of {interface}, but at {}: {why}",
-                    hook.name()
-                );
-            }
+    page.say_where();
+}
+
+fn say_where_attached(relay: &Relay, room: u32, datapath: Datapath) {
+    let Some(kernel) = relay.kernel() else { return };
+    let attached = kernel.attached();
+    let where_to = if attached.is_empty() {
+        "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+    } else {
+        format!("to {}", named_by_hook(&attached))
+    };
+    tracing::info!(
+        "data path kernel: attached {where_to}; room for {room} flows; everything else by {datapath}"
+    );
+    for Attachment { interface, hook, why } in &attached {
+        if let Some(why) = why {
+            tracing::warn!(
+                "data path kernel: not in the driver of {interface}, but at {}: {why}",
+                hook.name()
+            );
         }
     }
-    page.say_where();
+}
+
+fn say_notes(plan: &Plan) {
     for note in &plan.notes {
         tracing::warn!("{note}");
     }
-    if !config.server.authenticate {
+    if !plan.config.server.authenticate {
         tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
     }
 }

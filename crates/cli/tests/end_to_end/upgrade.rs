@@ -106,7 +106,11 @@ fn a_signal_does_the_same_and_the_log_tells_the_steps() {
 #[test]
 fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
-    let serve = Serve::start_secured(&certificate, &["--workers", "2"]);
+    // Clients over DTLS that go away without a farewell are not waited for as long as usual.
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", "[limits]\nidle = 1\n");
+    let path = file.to_str().expect("our own path is UTF-8");
+    let serve = Serve::start_secured(&certificate, &["--workers", "2", "-c", path]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
     let authority = certificate.authority().display().to_string();
