@@ -63,10 +63,9 @@ fn offer(mut send: impl FnMut()) {
     let mut sent = 0;
     while started.elapsed() < Duration::from_millis(1500) {
         let due = u64::try_from(started.elapsed().as_micros()).unwrap() * per_second / 1_000_000;
-        for _ in sent..due.min(sent + 32) {
-            send();
-            sent += 1;
-        }
+        let now = due.saturating_sub(sent).min(32);
+        (0..now).for_each(|_| send());
+        sent += now;
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -271,12 +271,11 @@ impl PeerRules {
         let narrowest = embedded.iter().map(|embedded| embedded.prefix).max().unwrap_or(0);
         self.permits_as(peer, port, narrowest).unwrap_or_else(|| {
             let is_open = |ip: Ipv4Addr| !self.allow_only && !is_special_v4(ip);
-            !is_special_v6(ip)
-                // An address that embeds one which a rule names is that one.
-                && !(self.allow_only && embedded.is_empty())
-                && embedded.iter().all(|embedded| {
-                    self.allows(IpAddr::V4(embedded.ip), port, 0) || is_open(embedded.ip)
-                })
+            // An address that embeds one which a rule names is that one.
+            !(is_special_v6(ip) || self.allow_only && embedded.is_empty())
+                && embedded
+                    .iter()
+                    .all(|embedded| self.allows(IpAddr::V4(embedded.ip), port, 0) || is_open(embedded.ip))
         })
     }
 
