@@ -9,7 +9,7 @@ use std::{
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_config::{
-    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username,
+    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
     realms::{self, RealmView},
     restapi_credentials::{fingerprint, random_secret},
 };
@@ -288,6 +288,7 @@ impl Accounts {
             name: name.to_string(),
             max_sessions: limit(realm.total_quota),
             max_sessions_per_user: limit(realm.user_quota),
+            bits_per_second_per_session: realm.max_bps.map(limit_keys::of_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -295,11 +296,19 @@ impl Accounts {
 
     /// Names a realm, or gives one other limits.
     pub(crate) async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
-        let NewRealm { name, max_sessions, max_sessions_per_user } = new;
+        let NewRealm { name, max_sessions, max_sessions_per_user, bits_per_second_per_session: rate } = new;
         let name = self.realm(Some(&name))?;
+        if rate.is_some_and(|rate| !limit_keys::RATES.contains(&rate)) {
+            let (least, most) = limit_keys::RATES.into_inner();
+            let detail = format!("bits_per_second_per_session is expected to be {least} to {most}");
+            return Err(Problem::bad_request(detail));
+        }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
-        let options =
-            RealmOptions { total_quota: limit(max_sessions), user_quota: limit(max_sessions_per_user) };
+        let options = RealmOptions {
+            total_quota: limit(max_sessions),
+            user_quota: limit(max_sessions_per_user),
+            max_bps: limit(rate) / 8,
+        };
         self.put(Edit::PutRealm { realm: name.clone(), options }, name.clone(), name).await
     }
 

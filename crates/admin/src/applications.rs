@@ -27,7 +27,7 @@ use crate::{
     hosts,
     issue::{Reason, Refusal},
     key_rates::KeyRates,
-    listen::{Bound, ListenError, Listener},
+    listen::{Bound, Lent, ListenError, Listener, Serving, take_lent},
     model::Problem,
     program::{Program, Server},
     routes,
@@ -41,18 +41,18 @@ pub struct Applications {
 }
 
 impl Applications {
-    /// Listens, within a runtime; nowhere, if that is not configured.
+    /// Listens, within a runtime, by what another process has `lent` where that is the same address; nowhere, if that is not configured.
     ///
     /// # Errors
     /// An address or the certificate cannot be used.
-    pub fn listen(settings: &Settings) -> Result<Self, ListenError> {
+    pub fn listen(settings: &Settings, mut lent: Vec<Lent>) -> Result<Self, ListenError> {
         let addresses = &settings.credentials.listen;
         let certificate = settings.credentials_certificate().filter(|_| !addresses.is_empty());
         let tls = certificate.map(Tls::for_applications).transpose().map_err(ListenError::ApplicationsTls)?;
         let tls = tls.map(Arc::new);
         let bind = |address: &SocketAddr| {
             let failed = |source: io::Error| ListenError::Applications { address: *address, source };
-            Bound::tcp(*address, tls.as_ref()).map_err(failed)
+            Bound::tcp(*address, tls.as_ref(), take_lent(&mut lent, address)).map_err(failed)
         };
         let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { bound, tls })
@@ -66,21 +66,18 @@ impl Applications {
 
     /// Says where.
     pub fn say_where(&self) {
-        for Bound { listener, shown } in &self.bound {
+        for Bound { listener, shown, .. } in &self.bound {
             let how = if matches!(listener, Listener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
             tracing::info!("credentials for applications on {shown}, with a key{how}");
         }
     }
 
-    /// Answers from now on, for as long as the runtime lives.
-    pub fn serve(self, program: Arc<dyn Program>) {
+    /// Answers from now on.
+    #[must_use = "another process gets its sockets from it"]
+    pub fn serve(self, program: Arc<dyn Program>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), Gate { program, tls: self.tls });
-        for Bound { listener, .. } in self.bound {
-            let connections =
-                connections::serve(listener, router.clone(), limits, &connections::APPLICATIONS);
-            tokio::spawn(connections);
-        }
+        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS)
     }
 }
 

@@ -35,6 +35,6 @@ mod web;
 
 pub use accounts::{Accounts, Store};
 pub use applications::Applications;
-pub use listen::{Interface, ListenError};
+pub use listen::{Interface, Lent, ListenError, Serving};
 pub use program::Program;
 pub use tls::TlsError;

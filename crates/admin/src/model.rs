@@ -423,6 +423,16 @@ pub struct Realm {
     pub max_sessions: Option<u64>,
     /// The most that each of its users may have.
     pub max_sessions_per_user: u64,
+    /// Bits per second, each way, of all its sessions together.
+    pub bits_per_second: Option<u64>,
+    /// The same of each of its users.
+    pub bits_per_second_per_user: Option<u64>,
+    /// The same of each session.
+    pub bits_per_second_per_session: Option<u64>,
+    /// Seconds that a session may last, however often it is refreshed.
+    pub session_length: Option<u32>,
+    /// The ports of its relayed transport addresses, such as `50000-50999`, where it has some of its own.
+    pub relay_ports: Option<String>,
     /// Users of the configuration.
     pub users: u64,
     /// Secrets of time-limited credentials in the configuration.
@@ -442,6 +452,8 @@ pub struct StoredRealm {
     pub max_sessions: Option<u64>,
     /// The most that each of its users may have.
     pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions.
+    pub bits_per_second_per_session: Option<u64>,
     /// Web pages whose clients are led to it.
     pub origins: Vec<String>,
 }
@@ -460,6 +472,10 @@ pub struct NewRealm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1000)]
+    pub bits_per_second_per_session: Option<u64>,
 }
 
 /// All limits that have a number.
@@ -474,8 +490,9 @@ pub struct Limits {
 pub struct Limit {
     /// Its key, such as `limits.allocations`.
     pub key: String,
-    /// The most that there may be; of times, in seconds, and of buffers, in bytes.
-    pub most: u64,
+    /// The most that there may be; of times, in seconds (of `limits.burst`, in milliseconds), of rates, in bits per second (of refusals, in
+    /// refusals per second), of buffers, in bytes. Without it there is no limit.
+    pub most: Option<u64>,
     /// How much of it is taken, where that is one number.
     pub used: Option<u64>,
 }
@@ -496,6 +513,8 @@ pub struct Listener {
     pub transport: String,
     /// Address and port.
     pub address: String,
+    /// Whether it takes no new clients, because a reload has taken it away; it is shown as long as there are sessions of it.
+    pub closing: bool,
     /// Sessions that came in here and exist now.
     pub sessions: u64,
     /// What these have relayed to peers.

@@ -86,6 +86,8 @@ pub enum NotReloaded {
     Refused(Vec<String>),
     /// The program is about to end.
     Draining,
+    /// Another process is about to take its place, or has.
+    Upgrade,
 }
 
 /// Which refusals are wanted.

@@ -248,11 +248,23 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let error = keeper.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let realm = NewRealm { name: "blue".to_owned(), max_sessions: Some(5), max_sessions_per_user: None };
+        let realm = NewRealm {
+            name: "blue".to_owned(),
+            max_sessions: Some(5),
+            max_sessions_per_user: None,
+            bits_per_second_per_session: Some(64_000),
+        };
         let text = shown(|out| keeper.add_realm(realm, false, out));
         assert_eq!(text, format!("added realm blue ({place})\n"));
         let text = shown(|out| keeper.list_realms(false, out));
-        assert_eq!(text, "NAME  SESSIONS  PER USER  ORIGINS\nblue  5         -\n");
+        assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
+        let slow = NewRealm {
+            name: "blue".to_owned(),
+            max_sessions: None,
+            max_sessions_per_user: None,
+            bits_per_second_per_session: Some(999),
+        };
+        assert!(keeper.add_realm(slow, false, &mut Vec::new()).expect_err("no rate").is_usage());
         let text = shown(|out| keeper.remove_realm("blue", false, out));
         assert_eq!(text, format!("removed realm blue ({place})\n"));
 

@@ -67,11 +67,16 @@ fn configured(running: &Running) {
         max_lifetime: 300,
         realm: None,
     }];
+    settings.rate_per_allocation = Some(1_000_000);
+    settings.session_length = Some(86_400);
     settings.realms = vec![RealmSettings {
         name: "tenant.example".to_owned(),
         users: vec![user("carol")],
         server_names: vec!["turn.tenant.example".to_owned()],
         max_allocations: Some(5),
+        rate: Some(Some(3_000_000)),
+        session_length: Some(None),
+        relay_ports: Some(50_000..=50_999),
         ..RealmSettings::default()
     }];
 }
@@ -127,7 +132,11 @@ fn every_path_answers_as_described() {
     for (path, name, body) in [
         ("/v1/users", "/v1/users/{name}", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
         ("/v1/secrets", "/v1/secrets/{fingerprint}", "{\"secret\":\"north\"}"),
-        ("/v1/realms", "/v1/realms/{name}", "{\"name\":\"blue.example\",\"max_sessions\":7}"),
+        (
+            "/v1/realms",
+            "/v1/realms/{name}",
+            "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}",
+        ),
     ] {
         ask("POST", path, Some(body), 201);
         ask("POST", path, Some(body), 200);
@@ -201,8 +210,10 @@ fn what_is_told_is_so() {
     assert_eq!(
         realms["realms"][1],
         json!({
-            "name": "tenant.example", "sessions": 0, "max_sessions": 5, "max_sessions_per_user": 1024, "users": 1, "secrets": 0,
-            "listen": [], "server_names": ["turn.tenant.example"],
+            "name": "tenant.example", "sessions": 0, "max_sessions": 5, "max_sessions_per_user": 1024,
+            "bits_per_second": 3_000_000, "bits_per_second_per_user": null, "bits_per_second_per_session": 1_000_000,
+            "session_length": null, "relay_ports": "50000-50999",
+            "users": 1, "secrets": 0, "listen": [], "server_names": ["turn.tenant.example"],
         })
     );
     let limits = running.get("/v1/limits").ok();
@@ -211,6 +222,8 @@ fn what_is_told_is_so() {
         all.iter().find(|limit| limit["key"] == key).unwrap_or_else(|| panic!("no {key}")).clone()
     };
     assert_eq!(limit("limits.allocations")["most"], 16_384);
+    assert_eq!(limit("limits.bits_per_second_per_allocation")["most"], 1_000_000);
+    assert_eq!(limit("limits.bits_per_second")["most"], json!(null), "there is none");
     let config = running.get("/v1/config").body;
     let (_, section) = config.split_once("\n[limits]\n").expect("a section");
     let keys = section.split("\n\n").next().unwrap().lines().filter_map(|line| line.split_once(" = "));
@@ -231,7 +244,14 @@ fn what_is_told_is_so() {
     let nothing = json!({ "datagrams": 0, "bytes": 0 });
     assert_eq!(
         listeners["listeners"],
-        json!([{ "transport": "udp", "address": udp, "sessions": 6, "to_peer": nothing, "to_client": nothing }])
+        json!([{
+            "transport": "udp",
+            "address": udp,
+            "closing": false,
+            "sessions": 6,
+            "to_peer": nothing,
+            "to_client": nothing,
+        }])
     );
     assert_eq!(
         listeners["relays"],

@@ -1,6 +1,6 @@
 //! Brings a running program and its admin interface together: two crates of one floor, of which neither knows the other.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Applications, Interface,
@@ -8,7 +8,9 @@ use turnpike_admin::{
     program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
 use turnpike_config::{AdminSettings, Settings};
-use turnpike_daemon::{AdminError, AdminInterface, Listening, RuleId, RuleSnapshot, ServerView, logging};
+use turnpike_daemon::{
+    AdminError, AdminInterface, Lent, Listening, RuleId, RuleSnapshot, ServerView, Serving, logging,
+};
 
 /// The admin interface, for `turnpike_daemon`.
 pub(crate) struct Admin;
@@ -19,12 +21,17 @@ impl AdminInterface for Admin {
         job: turnpike_daemon::Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError> {
-        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit)?)))
+        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit, lent)?)))
     }
 
-    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError> {
-        Ok(Box::new(ForApplications(Applications::listen(settings)?)))
+    fn listen_for_applications(
+        &self,
+        settings: &Settings,
+        lent: Vec<Lent>,
+    ) -> Result<Box<dyn Listening>, AdminError> {
+        Ok(Box::new(ForApplications(Applications::listen(settings, lent)?)))
     }
 }
 
@@ -39,8 +46,20 @@ impl Listening for Bound {
         self.0.say_where();
     }
 
-    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
-        self.0.serve(Arc::new(Running(program)));
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) -> Arc<dyn Serving> {
+        Arc::new(Answering(self.0.serve(Arc::new(Running(program)))))
+    }
+}
+
+struct Answering(turnpike_admin::Serving);
+
+impl Serving for Answering {
+    fn lend(&self) -> io::Result<Vec<Lent>> {
+        self.0.lend()
+    }
+
+    fn leave(&self) {
+        self.0.leave();
     }
 }
 
@@ -55,8 +74,8 @@ impl Listening for ForApplications {
         self.0.say_where();
     }
 
-    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
-        self.0.serve(Arc::new(Running(program)));
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) -> Arc<dyn Serving> {
+        Arc::new(Answering(self.0.serve(Arc::new(Running(program)))))
     }
 }
 
@@ -97,6 +116,7 @@ impl Program for Running {
                 }
                 Err(turnpike_daemon::NotReloaded::Refused(lines)) => Err(NotReloaded::Refused(lines)),
                 Err(turnpike_daemon::NotReloaded::Draining) => Err(NotReloaded::Draining),
+                Err(turnpike_daemon::NotReloaded::Upgrade) => Err(NotReloaded::Upgrade),
             }
         })
     }

@@ -16,6 +16,7 @@ use crate::{
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
     shell_args::{CompletionsArgs, ManArgs},
+    upgrade_args::UpgradeArgs,
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -35,6 +36,9 @@ pub(crate) enum Command {
     /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
     #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
     Forward(Box<ForwardArgs>),
+    /// Have a running `serve` or `forward` go on in a new process, of a new version perhaps, without losing a client over UDP
+    #[command(long_about = UPGRADE, after_help = UPGRADE_EXAMPLES)]
+    Upgrade(UpgradeArgs),
     /// Check the configuration that `serve` would use with the same flags, or `forward` a file; print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
     CheckConfig(Box<CheckConfigArgs>),
@@ -141,7 +145,7 @@ key ([credentials], docs/credentials.md).
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
 also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
-old one in place, and the log says why.
+old one in place, and the log says why. SIGUSR2 has the server go on in a new process, as `turnpike upgrade` does.
 
 systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
 taken over by LISTEN_FDS, those named tls and dtls as such. docs/install.md has units.";
@@ -174,7 +178,7 @@ Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), f
 
 Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
 but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
-broken file changes nothing.
+broken file changes nothing. SIGUSR2 has the forwarder go on in a new process, as `turnpike upgrade` does.
 
 systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
 taken over by LISTEN_FDS, for the rules that listen at their addresses. docs/install.md has units.";
@@ -186,6 +190,23 @@ Examples:
   turnpike forward 'tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010?proxy=v2'
   turnpike forward -c /etc/rinetd.conf --workers 2
   turnpike forward -c /etc/rinetd.conf --check        (prints the rules as TOML)";
+
+const UPGRADE: &str = "\
+Have a running `serve` or `forward` go on in a new process, of a new version perhaps (docs/upgrade.md).
+
+The running process starts the new one with its own arguments and environment; that reads the configuration, takes the sockets and the \
+sessions of clients over UDP, and serves. Nothing is lost and nothing reordered meanwhile; whoever comes over TCP, TLS or DTLS from then \
+on comes to the new one. Connections that exist live on in the old process until they end, at most shutdown.upgrade_deadline seconds (3600). \
+A new process that does not start, or cannot take over, changes nothing.
+
+Each step stands on standard error, what has come of it on standard output; the exit code is 1 where the process serves as before, with \
+the reason. SIGUSR2 to the process does the same, with the steps in its log.";
+
+const UPGRADE_EXAMPLES: &str = "\
+Examples:
+  turnpike upgrade
+  turnpike upgrade --pid \"$(systemctl show --value -p MainPID turnpike)\"
+  turnpike upgrade --binary /opt/turnpike-2/bin/turnpike";
 
 const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or with --forward a file with forwarding rules.
@@ -326,6 +347,7 @@ mod tests {
             [
                 "admin",
                 "allow-peer",
+                "allow-peers-only",
                 "busy-poll-us",
                 "config",
                 "datapath",
@@ -365,6 +387,7 @@ mod tests {
         for path in [
             &["serve"][..],
             &["forward"],
+            &["upgrade"],
             &["check-config"],
             &["credentials"],
             &["user"],

@@ -12,7 +12,7 @@ use turnpike_admin::{
     commands::{CommandError, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Flags, Secret, Sources, api_keys, restapi_credentials};
+use turnpike_config::{Flags, Secret, Sources, api_keys, limit_keys, restapi_credentials};
 use turnpike_daemon::DaemonError;
 
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
@@ -139,6 +139,9 @@ pub(crate) enum RealmCommand {
         /// Allocations of each of its users; 0 for no limit of its own
         #[arg(long, value_name = "N", default_value_t = 0)]
         allocations_per_user: u64,
+        /// Bits per second of each allocation, each way, such as 2M; "none" for no limit of its own
+        #[arg(long, value_name = "BITS", default_value = "none", value_parser = rate)]
+        bits_per_second_per_allocation: Rate,
         #[command(flatten)]
         store: StoreArgs,
     },
@@ -154,6 +157,14 @@ pub(crate) enum RealmCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
+}
+
+/// Bits per second; `None` is no limit.
+#[derive(Clone, Copy)]
+pub(crate) struct Rate(Option<u64>);
+
+fn rate(text: &str) -> Result<Rate, &'static str> {
+    limit_keys::rate(text).map(Rate)
 }
 
 /// Subcommands of `turnpike key`.
@@ -247,12 +258,19 @@ impl SecretCommand {
 impl RealmCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
-            Self::Add { name, allocations, allocations_per_user, store } => {
+            Self::Add {
+                name,
+                allocations,
+                allocations_per_user,
+                bits_per_second_per_allocation: Rate(rate),
+                store,
+            } => {
                 let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);
                 let new = NewRealm {
                     name,
                     max_sessions: limit(allocations),
                     max_sessions_per_user: limit(allocations_per_user),
+                    bits_per_second_per_session: rate,
                 };
                 let json = store.json;
                 Ok(store.keeper()?.add_realm(new, json, out)?)

@@ -83,6 +83,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "CIDR")]
     deny_peer: Vec<String>,
 
+    /// Refuse all peers that no --allow-peer names, public ones too [default: off]
+    #[arg(long)]
+    allow_peers_only: bool,
+
     /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
     #[arg(long, value_name = "N")]
     workers: Option<String>,
@@ -136,6 +140,7 @@ impl ServeArgs {
         flags.set("relay.ports", "--relay-ports", self.relay_ports);
         flags.set("peers.allow", "--allow-peer", self.allow_peer);
         flags.set("peers.deny", "--deny-peer", self.deny_peer);
+        flags.set("peers.allow_only", "--allow-peers-only", self.allow_peers_only.then(|| true.to_string()));
         flags.set("server.workers", "--workers", self.workers);
         flags.set("server.datapath", "--datapath", self.datapath);
         flags.set("server.busy_poll_us", "--busy-poll-us", self.busy_poll_us);

@@ -2,8 +2,13 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AlternateSettings, CredentialsSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
-use crate::realms;
+use turnpike_turn::server::{Bandwidth, Rates};
+
+use super::{
+    AlternateSettings, CredentialsSettings, DatapathChoice, Mistake, RealmSettings, Settings,
+    TokenKeySettings,
+};
+use crate::{limit_keys, realms};
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
@@ -17,6 +22,8 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.certificates();
     judge.addresses();
     judge.limits();
+    judge.rates();
+    judge.peers();
     judge.users();
     judge.tokens();
     alternates(settings, problems);
@@ -191,6 +198,46 @@ impl Judge<'_> {
         }
     }
 
+    /// What is above a limit that it counts towards would never be reached.
+    fn rates(&mut self) {
+        let settings = self.settings;
+        let rates = [
+            ("limits.bits_per_second_per_allocation", settings.rate_per_allocation),
+            ("limits.bits_per_second_per_user", settings.rate_per_user),
+            ("limits.bits_per_second_per_realm", settings.rate_per_realm),
+            ("limits.bits_per_second", settings.rate),
+        ];
+        for (index, (key, rate)) in rates.into_iter().enumerate() {
+            let Some(rate) = rate else { continue };
+            let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
+            if let Some((of_all, Some(all))) = above {
+                self.refuse(key, format!("{rate} is above {of_all} {all}"), &format!("at most {of_all}"));
+            }
+        }
+        let (most, all) = (settings.max_allocations_per_prefix, settings.max_allocations);
+        if let Some(most) = most.filter(|most| *most > all) {
+            let problem = format!("{most} is above limits.allocations {all}");
+            self.refuse("limits.allocations_per_prefix", problem, "at most limits.allocations");
+        }
+        if let Some(realm) = limit_keys::without_ports(settings) {
+            self.refuse(
+                "relay.ports",
+                format!("realm.relay_ports give all of them away, and realm {realm:?} has none"),
+                "a wider range, or relay_ports for every realm",
+            );
+        }
+    }
+
+    fn peers(&mut self) {
+        if self.settings.allow_only && self.settings.allow.is_empty() {
+            self.refuse(
+                "peers.allow_only",
+                "it is true, but peers.allow is empty: nobody could be relayed to",
+                "peers.allow (--allow-peer) with it, or false",
+            );
+        }
+    }
+
     fn users(&mut self) {
         let settings = self.settings;
         if let Some(name) = repeated(settings.users.iter().map(|user| user.name.as_str())) {
@@ -292,6 +339,15 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
                  own addresses",
                 all.base
             ),
+        );
+    }
+    let has_rates =
+        limit_keys::bandwidth(settings) != Bandwidth { burst_ms: settings.burst_ms, ..Bandwidth::default() };
+    if settings.datapath == DatapathChoice::Kernel && has_rates {
+        doubt(
+            "server.datapath",
+            "clients with a limit of bits per second are relayed in user space, where that is held"
+                .to_owned(),
         );
     }
     doubts
@@ -402,6 +458,38 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
         realm.server_names.iter().find(|name| others().any(|other| other.server_names.contains(name)))
     {
         refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
+    }
+    let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
+    let rates = [
+        ("bits_per_second_per_allocation", per_allocation),
+        ("bits_per_second_per_user", per_user),
+        ("bits_per_second", per_realm),
+        ("limits.bits_per_second", settings.rate),
+    ];
+    let said = [realm.rate_per_allocation, realm.rate_per_user, realm.rate];
+    for (index, said) in said.into_iter().enumerate().filter(|(_, said)| said.is_some()) {
+        let (key, Some(Some(rate))) = (rates[index].0, said) else { continue };
+        let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
+        if let Some((of_all, Some(all))) = above {
+            let problem = format!("{rate} is above {of_all} {all}, which holds in this realm");
+            refuse(&format!("realm.{key}"), problem, &format!("at most {of_all}"));
+        }
+    }
+    if let Some(range) = &realm.relay_ports {
+        let ports = &settings.ports;
+        if !(ports.contains(range.start()) && ports.contains(range.end())) {
+            refuse(
+                "realm.relay_ports",
+                format!(
+                    "{}-{} is not within relay.ports {}-{}",
+                    range.start(),
+                    range.end(),
+                    ports.start(),
+                    ports.end()
+                ),
+                "a range within relay.ports",
+            );
+        }
     }
     if realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
         refuse(

@@ -2,8 +2,9 @@
 
 use std::{
     error::Error,
-    fmt,
+    fmt, io,
     net::SocketAddr,
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
 };
 
@@ -37,9 +38,13 @@ pub(crate) type Rules = Arc<dyn Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Syn
 /// Why there is no admin interface; the message says what to change.
 pub type AdminError = Box<dyn Error + Send + Sync>;
 
+/// A listening socket of the interface for another process, by what the configuration calls it.
+pub type Lent = (String, OwnedFd);
+
 /// Makes the admin interface of a program. Called on the control thread, within its runtime.
 pub trait AdminInterface {
-    /// Listens, and answers nobody yet. What nobody has asked for (not `explicit`) and cannot be had is left out and said.
+    /// Listens, and answers nobody yet; by what another process has `lent` where that is the same address. What nobody has asked for
+    /// (not `explicit`) and cannot be had is left out and said.
     ///
     /// # Errors
     /// Of addresses that somebody has asked for.
@@ -48,13 +53,19 @@ pub trait AdminInterface {
         job: Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError>;
 
-    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured.
+    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured. By what another
+    /// process has `lent`, as [`AdminInterface::listen`].
     ///
     /// # Errors
     /// Of addresses that cannot be had, and of the certificate.
-    fn listen_for_applications(&self, settings: &Settings) -> Result<Box<dyn Listening>, AdminError>;
+    fn listen_for_applications(
+        &self,
+        settings: &Settings,
+        lent: Vec<Lent>,
+    ) -> Result<Box<dyn Listening>, AdminError>;
 }
 
 /// Which program it is.
@@ -72,8 +83,19 @@ pub trait Listening {
     fn addresses(&self) -> Vec<SocketAddr>;
     /// Says where in the log.
     fn say_where(&self);
-    /// Answers from now on, until the program ends.
-    fn serve(self: Box<Self>, program: Program);
+    /// Answers from now on.
+    fn serve(self: Box<Self>, program: Program) -> Arc<dyn Serving>;
+}
+
+/// Answers, until the program ends; to be kept for as long.
+pub trait Serving: Send + Sync {
+    /// Its sockets, for another process.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    fn lend(&self) -> io::Result<Vec<Lent>>;
+    /// Another process has them, and answers.
+    fn leave(&self);
 }
 
 /// A running program, for whoever asks it from the runtime of its control thread.
@@ -134,12 +156,13 @@ impl Program {
     #[must_use]
     pub fn server(&self) -> Option<ServerView> {
         let server = self.server.as_ref()?;
+        let Shown { in_force, addresses, .. } = server.shown.borrow().clone();
         Some(ServerView {
             relay: server.relay.upgrade()?,
-            settings: Arc::clone(&server.shown.borrow().in_force),
+            settings: in_force,
             store: shared(&server.store),
             certificates: server.certificates.in_use(),
-            addresses: Arc::clone(&server.addresses),
+            addresses,
             datapath: server.datapath,
             datapath_reason: Arc::clone(&server.datapath_reason),
         })
@@ -154,7 +177,6 @@ pub(crate) struct Server {
     pub(crate) shown: watch::Receiver<Shown>,
     pub(crate) store: SharedStore,
     pub(crate) certificates: Arc<Told>,
-    pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) refusals: Arc<Refusals>,

@@ -1,7 +1,7 @@
-//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads and drains it.
+//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
-    fs,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -15,14 +15,16 @@ use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, Start
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{self, AdminInterface, Job, Listening, Program, Rules},
+    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Rules, Serving},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Control, Reloaded, Service, say_warnings},
+    control::{self, Control, Reloaded, Service, Status, say_warnings},
     denial::Lists,
     error::DaemonError,
+    forward_estate::{ForwardEstate, ForwardInheritance},
     forward_metrics, passed, rlimit,
+    upgrade::{self, Estate, Heir},
 };
 
 /// Forwards until a signal or an administrator ends it.
@@ -30,14 +32,31 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
-    // Before anything else is opened.
-    let passed = PassedSockets::from_service_manager()?;
-    let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
-    let loaded = sources.load()?;
-    let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |control| {
-        PortForwarder::start(sources, loaded, Arc::new(passed), control, interface)
+    upgrade::begin("forward", |heir| {
+        // Before anything else is opened.
+        let (before, passed) = match heir {
+            Some(heir) => {
+                let (before, passed) = ForwardInheritance::new(heir)?;
+                (Some(before), passed)
+            }
+            None => (None, PassedSockets::from_service_manager()?),
+        };
+        let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
+        let loaded = sources.load()?;
+        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        control::run((&level, format), async |control| PortForwarder::start(found, control, interface, heir))
     })
+}
+
+/// What a forwarder begins with.
+struct Found {
+    sources: ForwardSources,
+    loaded: ForwardLoaded,
+    /// By a service manager.
+    passed: Arc<PassedSockets>,
+    /// In place of which it begins.
+    before: Option<ForwardInheritance>,
 }
 
 struct PortForwarder {
@@ -53,48 +72,60 @@ struct PortForwarder {
     passed: Arc<PassedSockets>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
+    page: Arc<dyn Serving>,
+    metrics: MetricsPage,
     /// Behind the forwarder: it is there for as long as that.
     pid_file: PidFile,
 }
 
 impl PortForwarder {
     fn start(
-        sources: ForwardSources,
-        loaded: ForwardLoaded,
-        passed: Arc<PassedSockets>,
+        found: Found,
         control: &Control,
         interface: &dyn AdminInterface,
+        heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+        let Found { sources, loaded, passed, mut before } = found;
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         say_source(sources.file(), format, &included, settings.rules.len());
         say_warnings(&warnings);
-        let workers =
-            settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-        let (datapath, reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
-        };
+        let (workers, datapath, reason) = threads(&settings, before.as_ref());
         passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
+        let lent = before.as_mut().map(ForwardInheritance::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
         let page =
-            interface.listen(Job::Forward, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+            interface.listen(Job::Forward, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath, &passed), &settings.rules, log)?;
+        let runtime = for_runtime(&settings, workers, datapath, &passed);
+        let is_first = before.is_none();
+        let (forwarder, failed) = match before {
+            None => Forwarder::start(&runtime, &settings.rules, log)?,
+            Some(before) => {
+                Forwarder::start_as_heir(&runtime, &settings.rules, log, before.into_forwarder())?
+            }
+        };
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
         }
-        let pid_file = PidFile::write(settings.pid_file.as_deref())?;
+        let forwarder = Arc::new(forwarder);
+        take_over(heir, control.status(), &forwarder)?;
+        let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
+            // Clients are served by now.
+            Err(error) if !is_first => {
+                tracing::warn!("{error}");
+                PidFile(None)
+            }
+            written => written?,
+        };
         say_what_started(&settings, &forwarder, &*page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
 
-        let forwarder = Arc::new(forwarder);
         // Weak, so that the last owner can stop the forwarder while others look at it.
         let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
@@ -102,7 +133,11 @@ impl PortForwarder {
             let forwarder = Weak::clone(&weak);
             Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
         };
-        page.serve(Program {
+        let metrics = {
+            let snapshots = Arc::clone(&rules);
+            forward_metrics::page(move || snapshots(), Arc::clone(control.status()), log_counts)
+        };
+        let page = page.serve(Program {
             job: Job::Forward,
             control: control.clone(),
             admin: {
@@ -113,14 +148,8 @@ impl PortForwarder {
                 let settings = shown.subscribe();
                 Arc::new(move || settings.borrow().to_toml())
             },
-            open: {
-                let forwarder = Weak::clone(&weak);
-                Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
-            },
-            metrics: {
-                let snapshots = Arc::clone(&rules);
-                forward_metrics::page(move || snapshots(), Arc::clone(control.status()), log_counts)
-            },
+            open: Arc::new(move || weak.upgrade().map_or(0, |forwarder| forwarder.active())),
+            metrics: Arc::clone(&metrics),
             server: None,
             rules: Some(rules),
         });
@@ -134,6 +163,8 @@ impl PortForwarder {
             passed,
             forwarder,
             records,
+            page,
+            metrics,
             pid_file,
         };
         Ok((service, tokio::spawn(writer.run())))
@@ -208,6 +239,67 @@ impl Service for PortForwarder {
     fn say_left(&self, open: u64) {
         tracing::warn!(connections = open, "connections still open are ended");
     }
+
+    fn estate(&self) -> Arc<dyn Estate> {
+        Arc::new(ForwardEstate {
+            forwarder: Arc::clone(&self.forwarder),
+            page: Arc::clone(&self.page),
+            passed: Arc::clone(&self.passed),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn patience_after_upgrade(&self) -> Duration {
+        Duration::from_secs(self.settings.upgrade_deadline.into())
+    }
+
+    fn handed_over(&mut self, patience: Duration) {
+        self.page.leave();
+        self.pid_file.leave();
+        let deadline_s = patience.as_secs();
+        tracing::info!(connections = self.open(), deadline_s, "handed over; TCP connections live on here");
+    }
+
+    fn left(&self) -> u64 {
+        self.open()
+    }
+}
+
+/// Goes on where the process before stops, if there is one.
+fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) -> Result<(), DaemonError> {
+    if let Some(heir) = heir {
+        let unfit =
+            |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
+        heir.take_over(status.carried(), || forwarder.inherited().map_err(unfit), || forwarder.serve())?;
+    }
+    // From now on nothing goes back to that one.
+    if let Some(heir) = heir.take() {
+        heir.listen(Arc::clone(status.carried()), || {});
+    }
+    Ok(())
+}
+
+/// How many workers there are, how datagrams enter and leave them, and why so.
+fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (usize, Datapath, String) {
+    let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let (datapath, reason) = match settings.datapath {
+        Some(step) => (step, "as configured".to_owned()),
+        None => Datapath::best(),
+    };
+    let Some((kept_workers, kept_datapath)) = before.map(ForwardInheritance::kept) else {
+        return (workers, datapath, reason);
+    };
+    let differ = [
+        (workers != kept_workers, "forward.workers"),
+        (settings.datapath.is_some_and(|step| step != kept_datapath), "forward.datapath"),
+    ];
+    let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
+    Reloaded::default().need_restart(&differ);
+    (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
 fn for_runtime(
@@ -304,6 +396,11 @@ impl PidFile {
                 .map_err(DaemonError::file("the process ID to", path))?;
         }
         Ok(Self(path.map(Path::to_owned)))
+    }
+
+    /// It names another process by now.
+    fn leave(&mut self) {
+        self.0 = None;
     }
 }
 

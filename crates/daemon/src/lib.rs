@@ -1,4 +1,4 @@
-//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics.
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, upgrade, logs, metrics.
 //!
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod carried_metrics;
 mod certificate_expiry;
 mod certificate_watch;
 mod certificates;
@@ -23,6 +24,7 @@ mod denial;
 mod error;
 mod exposition;
 mod forward;
+mod forward_estate;
 mod forward_metrics;
 mod log_limit;
 mod log_queue;
@@ -34,14 +36,16 @@ mod process;
 mod refusals;
 mod rlimit;
 mod serve;
+mod serve_estate;
 mod serve_metrics;
 mod service_manager;
 mod session_log;
 mod session_totals;
 mod signals;
 mod store;
+mod upgrade;
 
-pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView};
+pub use admin::{AdminError, AdminInterface, Job, Lent, Listening, Program, ServerView, Serving};
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use forward::forward;
@@ -51,3 +55,4 @@ pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
 pub use store::{Store, open_store};
 pub use turnpike_forward::{RuleId, RuleSnapshot};
+pub use upgrade::{AskError, Which, ask as upgrade};

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
@@ -28,23 +28,39 @@ pub(crate) const GENERATED_USER: &str = "turnpike";
 pub(crate) struct Plan {
     /// For [`turnpike_relay::Relay::start`].
     pub(crate) config: Config,
+    /// What the numbers of its listeners stand for.
+    pub(crate) layout: Layout,
     /// Why this data path.
     pub(crate) datapath_reason: String,
     /// Sentences about what was found or left out.
     pub(crate) notes: Vec<String>,
 }
 
+/// What a reload must find again as it was.
+#[derive(Clone, Debug)]
+pub(crate) struct Before {
+    /// The relay addresses that were detected, where none were configured.
+    pub(crate) detected: Option<Vec<RelayAddress>>,
+    /// The numbers of listeners so far.
+    pub(crate) layout: Layout,
+}
+
 impl Plan {
-    /// Asks the machine for what the settings do not say. Sends nothing.
+    /// Asks the machine for what the settings do not say, unless that was asked `before`. Sends nothing.
     pub(crate) fn new(
         merged: &Merged,
         nonce_key: NonceKey,
         tls: Option<Arc<TlsContext>>,
         dtls: Option<Arc<DtlsContext>>,
+        before: Option<&Before>,
     ) -> Self {
         let settings = &merged.settings;
         let mut notes = Vec::new();
-        let relay = relay_addresses(settings, &mut notes);
+        let detected = before.and_then(|before| before.detected.clone());
+        let relay = match detected {
+            Some(detected) if settings.relay_addresses.is_empty() => detected,
+            _ => relay_addresses(settings, &mut notes),
+        };
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
@@ -56,14 +72,14 @@ impl Plan {
             DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
             DatapathChoice::Auto | DatapathChoice::Step(_) => None,
         };
-        if kernel.is_some() {
+        if kernel.is_some() && before.is_none() {
             notes.push(
                 "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
                  peers are kept away by the peer rules alone"
                     .to_owned(),
             );
         }
-        if settings.datapath == DatapathChoice::Xdp {
+        if settings.datapath == DatapathChoice::Xdp && before.is_none() {
             notes.push(
                 "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
                  (ethtool -K INTERFACE rxvlan off)"
@@ -95,7 +111,8 @@ impl Plan {
             idle_ms: u64::from(settings.idle_timeout) * 1000,
         };
         listen.extend(discovery_listeners(settings, &listen));
-        let layout = Layout::new(&listen, &dtls.listen, &streams);
+        let mut layout = before.map_or_else(Layout::default, |before| before.layout.clone());
+        layout.follow(&listen, &dtls.listen, &streams);
         let config = Config {
             dtls,
             workers: workers(settings),
@@ -115,9 +132,10 @@ impl Plan {
             relay_buffer: settings.relay_buffer,
             max_allocations: settings.max_allocations,
             max_allocations_per_user: settings.max_allocations_per_user,
+            max_allocations_per_prefix: settings.max_allocations_per_prefix,
             realm_limits: realms::limits(settings),
         };
-        Self { config, datapath_reason, notes }
+        Self { config, layout, datapath_reason, notes }
     }
 
     /// Whether the relay will listen here.
@@ -153,8 +171,8 @@ impl Plan {
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
-/// the numbers of listeners stand for.
+/// The state machine's part of the settings; a reload makes it anew with the same nonce key. `layout` says what the numbers of listeners
+/// stand for.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
@@ -168,6 +186,7 @@ pub(crate) fn server_config(
     let profiles = layout.entries().map(|entry| ListenerProfile {
         transport: entry.transport,
         realms: realms::served_at(&realms, entry.address, entry.server_name),
+        ..ListenerProfile::default()
     });
     ServerConfig {
         realm: realms[0].name.to_owned(),
@@ -186,6 +205,10 @@ pub(crate) fn server_config(
         nonce_lifetime: settings.nonce_lifetime,
         default_lifetime: settings.default_lifetime,
         max_lifetime: settings.max_lifetime,
+        max_age: limit_keys::max_age(settings),
+        bandwidth: limit_keys::bandwidth(settings),
+        prefixes: limit_keys::prefixes(settings),
+        refusals: limit_keys::refusals(settings, workers(settings)),
         max_permissions: settings.max_permissions,
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
@@ -208,7 +231,7 @@ pub(crate) fn server_config(
     }
 }
 
-fn workers(settings: &Settings) -> usize {
+pub(crate) fn workers(settings: &Settings) -> usize {
     settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 

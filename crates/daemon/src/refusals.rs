@@ -218,6 +218,7 @@ pub(crate) fn peer_reason(by: PeerDenial) -> String {
             "default: a service of this server's own machine, and not named in peers.allow".to_owned()
         }
         PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
+        PeerDenial::NotAllowed => "peers.allow_only: not in peers.allow".to_owned(),
     }
 }
 
@@ -229,6 +230,7 @@ fn peer_remedy(by: PeerDenial) -> &'static str {
             "Clients name private peers when they try all candidates of a call: that is no fault. Add the prefix to peers.allow if they \
              shall reach it."
         }
+        PeerDenial::NotAllowed => "Add the prefix to peers.allow if clients shall reach this peer.",
     }
 }
 
@@ -279,6 +281,9 @@ fn credentials_remedy(why: CredentialRefusal) -> &'static str {
 pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
     match (why, code) {
         (RequestRefusal::UserQuota, _) => "the user has as many allocations as each may have",
+        (RequestRefusal::PrefixQuota, _) => {
+            "the client's address prefix has as many allocations as each may have"
+        }
         (RequestRefusal::TotalQuota, _) => {
             "there are as many allocations as there may be, in the realm or in total"
         }
@@ -310,6 +315,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
     match (why, code) {
         (RequestRefusal::UserQuota, _) => {
             "Raise limits.allocations_per_user, or that of the realm; or find out why the client makes so many."
+        }
+        (RequestRefusal::PrefixQuota, _) => {
+            "Many clients behind one address: raise limits.allocations_per_prefix."
         }
         (RequestRefusal::TotalQuota, _) => {
             "Raise limits.allocations, or that of the realm, or add a server ([[alternate]])."

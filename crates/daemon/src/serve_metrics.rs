@@ -176,6 +176,11 @@ impl Families<'_, '_, WorkerSnapshot> {
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
         )?;
+        self.each(
+            "kernel_channels_limited",
+            "Channels that stay in user space because their allocation has a limit of bits per second.",
+            |snapshot| snapshot.kernel_limited,
+        )?;
         let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
         let passes =
             counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
@@ -478,6 +483,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "drain_refusals" => "Allocations refused because the server drains.",
         "loop_refusals" => "Requests for an allocation, or to move one, from our own relayed addresses.",
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
+        "bandwidth_pauses" => "How often streams had to wait for their bits per second, by limit.",
         "requests" => "Well-formed requests, by method.",
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
@@ -520,6 +526,7 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
+        first.kernel_limited = 8;
         let listener = |transport, server_name: Option<&str>| ListenerCount {
             transport,
             address: ([192, 0, 2, 1], 3478).into(),
@@ -553,7 +560,12 @@ mod tests {
                 }),
                 query_seconds: 2.5,
             }),
-            common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
+            common: Common {
+                log_lost: 2,
+                reloads: Status::default().reloads(),
+                upgrades: Status::default().upgrades(),
+                ..Common::default()
+            },
         }
     }
 
@@ -642,6 +654,8 @@ mod tests {
             ("turnpike_kernel_passes_total{reason=\"super_packet\"}", 0.0),
             ("turnpike_kernel_flows", 6.0),
             ("turnpike_kernel_flows_refused_total", 2.0),
+            ("turnpike_kernel_channels_limited_total{worker=\"0\"}", 8.0),
+            ("turnpike_bandwidth_pauses_total{worker=\"0\",limit=\"realm\"}", 0.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));
             assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");

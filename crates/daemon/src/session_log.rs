@@ -258,6 +258,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
+        ClosedReason::MaxAge => "as long as a session may last",
     }
 }
 

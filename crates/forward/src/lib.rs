@@ -28,6 +28,7 @@ mod tcp;
 #[cfg(test)]
 mod testing;
 pub mod udp;
+pub mod upgrade;
 mod worker;
 
 pub use access::{Access, Pattern};

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 pub use turnpike_net::CopyMode;
 use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
@@ -17,7 +18,8 @@ use crate::{Access, Address, Bind, Pattern};
 pub struct RuleId(pub String);
 
 /// What comes in, and what goes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// TCP to TCP.
     Tcp,

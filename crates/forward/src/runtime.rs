@@ -19,7 +19,8 @@ use crate::{
     state::{Gauge, RuleState},
     tally::TargetSnapshot,
     targets::Targets,
-    worker::{Change, Command, Snapshots, Worker},
+    upgrade::{Inheritance, Matched},
+    worker::{Change, Command, Heir, Snapshots, Worker},
 };
 
 /// What holds for all rules.
@@ -55,6 +56,12 @@ pub enum StartError {
     /// A rule's sockets towards its targets cannot be made as it asks.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
+    /// What another process serves is not configured here.
+    #[error(
+        "the process to be upgraded has the rule {rule} ({addresses}), which is gone or has another protocol or other ports: reload that \
+         process first (SIGHUP)"
+    )]
+    RuleGone { rule: String, addresses: String },
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -189,18 +196,22 @@ const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
-    workers: Workers<Command, Snapshots>,
-    datapath: Datapath,
+    pub(crate) workers: Workers<Command, Snapshots>,
+    pub(crate) datapath: Datapath,
+    /// When its clock was 0.
+    pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
     resolver: Resolver,
     rules: Mutex<Rules>,
+    /// Of an heir: what its workers say of their inheritance.
+    pub(crate) heirs: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 /// The rules in force.
 #[derive(Default)]
-struct Rules {
-    active: Vec<Active>,
+pub(crate) struct Rules {
+    pub(crate) active: Vec<Active>,
     next_key: u32,
 }
 
@@ -213,11 +224,11 @@ struct Come {
     failed: Vec<StartError>,
 }
 
-struct Active {
-    state: Arc<RuleState>,
+pub(crate) struct Active {
+    pub(crate) state: Arc<RuleState>,
     addresses: Vec<Address>,
     /// Of a Unix socket; gone with the rule.
-    file: Option<SocketFile>,
+    pub(crate) file: Option<SocketFile>,
 }
 
 impl Forwarder {
@@ -231,7 +242,35 @@ impl Forwarder {
         rules: &[Rule],
         log: Arc<dyn ConnectionLog>,
     ) -> Result<(Self, Vec<StartError>), StartError> {
+        Self::begin(settings, rules, log, None)
+    }
+
+    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
+    /// ([`crate::upgrade`]). There are as many workers as were offered, and the data path is the same.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other process goes on.
+    pub fn start_as_heir(
+        settings: &Settings,
+        rules: &[Rule],
+        log: Arc<dyn ConnectionLog>,
+        inheritance: Inheritance,
+    ) -> Result<(Self, Vec<StartError>), StartError> {
+        Self::begin(settings, rules, log, Some(inheritance))
+    }
+
+    fn begin(
+        settings: &Settings,
+        rules: &[Rule],
+        log: Arc<dyn ConnectionLog>,
+        inheritance: Option<Inheritance>,
+    ) -> Result<(Self, Vec<StartError>), StartError> {
         let count = settings.workers.max(1);
+        let is_heir = inheritance.is_some();
+        // One clock, so that buckets of tokens can be shared.
+        let began = inheritance.as_ref().map_or_else(Instant::now, Inheritance::began);
+        let mut matched =
+            inheritance.map(|inheritance| inheritance.matched(rules)).transpose()?.unwrap_or_default();
         let total = Arc::new(Gauge::new(settings.max_connections));
         let common = Arc::new(Common {
             access: settings.access.clone(),
@@ -240,11 +279,9 @@ impl Forwarder {
         });
         let mut workers = Vec::with_capacity(count);
         let mut senders = Vec::with_capacity(count);
-        // One clock, so that buckets of tokens can be shared.
-        let started = Instant::now();
         for number in 0..count {
             let (worker, sender) =
-                Worker::new((number, started), settings.datapath, settings.busy_poll, &common)?;
+                Worker::new((number, began), settings.datapath, settings.busy_poll, &common)?;
             workers.push(worker);
             senders.push(sender);
         }
@@ -254,23 +291,50 @@ impl Forwarder {
         let mut forwarder = Self {
             workers: Workers::default(),
             datapath: settings.datapath,
+            began,
             total,
             log,
             resolver,
             rules: Mutex::new(Rules::default()),
+            heirs: Mutex::default(),
         };
         let mut next_key = 0;
+        let mut held = Held::default();
         let Come { active, of_workers, failed } =
-            forwarder.bind_all(rules.iter(), settings, count, &mut Held::default(), &mut next_key)?;
+            forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
         for (worker, come) in workers.iter_mut().zip(of_workers) {
             for (state, bound) in come {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
             }
         }
+        let key = |rule: &Rule| {
+            active.iter().find(|active| active.state.rule == *rule).map(|active| active.state.key)
+        };
+        let keys: Vec<Option<u32>> = rules.iter().map(key).collect();
+        // A rule that was offered has been taken over, or all has failed.
+        let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let mut channels = matched.into_channels().into_iter();
+        if is_heir && channels.len() != count {
+            // One more would change which worker a client comes to.
+            return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
+        }
+        let (answer, answers) = mpsc::channel();
+        if is_heir {
+            forwarder.heirs = Mutex::new(Some(answers));
+        }
         forwarder.rules = Mutex::new(Rules { active, next_key });
         for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
             let snapshots = worker.snapshots();
-            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, move || worker.run())?;
+            let heir = channels.next().map(|channel| Heir {
+                channel,
+                rules: Arc::clone(&keys),
+                answer: answer.clone(),
+            });
+            let run = move || match heir {
+                None => worker.run(),
+                Some(heir) => worker.run_as_heir(heir),
+            };
+            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
         }
         Ok((forwarder, failed))
     }
@@ -302,8 +366,14 @@ impl Forwarder {
         }
         let mut next_key = in_force.next_key;
         let new = rules.iter().filter(is_new);
-        let Come { active: mut newcomers, of_workers, mut failed } =
-            self.bind_all(new, settings, self.workers.count(), &mut held, &mut next_key)?;
+        let Come { active: mut newcomers, of_workers, mut failed } = self.bind_all(
+            new,
+            settings,
+            self.workers.count(),
+            &mut held,
+            &mut next_key,
+            &mut Matched::default(),
+        )?;
         if newcomers.is_empty()
             && !in_force.active.iter().any(is_kept)
             && let Some(error) = failed.pop()
@@ -405,12 +475,15 @@ impl Forwarder {
         workers: usize,
         held: &mut Held,
         next_key: &mut u32,
+        matched: &mut Matched,
     ) -> Result<Come, StartError> {
         let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
         let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
-        for rule in rules {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, workers, self.datapath, held, &settings.passed));
+        for (place, rule) in rules.enumerate() {
+            let bound = preflight::check(rule).and_then(|()| match matched.listeners(place) {
+                Some(listeners) => Ok(listen::take_over(rule, listeners)?),
+                None => listen::bind(rule, workers, self.datapath, held, &settings.passed),
+            });
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -429,7 +502,7 @@ impl Forwarder {
         Ok(come)
     }
 
-    fn rules(&self) -> MutexGuard<'_, Rules> {
+    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -98,6 +98,11 @@ impl Gauge {
         true
     }
 
+    /// One more, whatever the limit is: it was let in by another process.
+    pub(crate) fn resume(&self) {
+        self.now.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn leave(&self) {
         self.now.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,6 +1,8 @@
 //! One worker: one thread, one epoll, its own listeners, connections and sessions. A wake-up is [`Worker::run`], read from top
 //! to bottom.
 
+mod upgrade;
+
 use std::{
     io,
     sync::{Arc, mpsc},
@@ -25,6 +27,8 @@ use crate::{
     tcp, udp,
 };
 
+pub(crate) use upgrade::{Heir, Step};
+
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
 /// The token of the inbox; it has [`udp::TOKENS`] too, but no other token has all bits.
@@ -40,6 +44,7 @@ pub(crate) enum Command {
     /// Close the listeners; only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
     Answer(Question),
+    Upgrade(Step),
     Stop,
 }
 
@@ -214,34 +219,39 @@ impl Worker {
     fn run_commands(&mut self, now: u64) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::Change(change) => self.change(*change, now),
-                Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
-                Command::Drain(done) => {
-                    self.tcp.drain(tcp::Tick { now, poller: &self.poller });
-                    if let Some(engine) = &mut self.udp {
-                        engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
-                    }
-                    let _ = done.send(());
+            if self.carry_out(command, now) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// True means the end.
+    fn carry_out(&mut self, command: Command, now: u64) -> bool {
+        match command {
+            Command::Change(change) => self.change(*change, now),
+            Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
+            Command::Drain(done) => {
+                self.tcp.drain(tcp::Tick { now, poller: &self.poller });
+                if let Some(engine) = &mut self.udp {
+                    engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
-                Command::Unlisten(done) => {
-                    if let Some(engine) = &mut self.udp {
-                        engine.unlisten(&mut udp::Tick {
-                            now,
-                            poller: &self.poller,
-                            around: &mut self.around,
-                        });
-                    }
-                    let _ = done.send(());
+                let _ = done.send(());
+            }
+            Command::Unlisten(done) => {
+                if let Some(engine) = &mut self.udp {
+                    engine.unlisten(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
-                Command::Answer(question) => drop(question),
-                Command::Stop => {
-                    self.tcp.stop(tcp::Tick { now, poller: &self.poller });
-                    if let Some(engine) = &mut self.udp {
-                        engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
-                    }
-                    return true;
+                let _ = done.send(());
+            }
+            Command::Answer(question) => drop(question),
+            Command::Upgrade(step) => return self.upgrade(step),
+            Command::Stop => {
+                self.tcp.stop(tcp::Tick { now, poller: &self.poller });
+                if let Some(engine) = &mut self.udp {
+                    engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
+                return true;
             }
         }
         false

@@ -26,4 +26,5 @@ mod udp_echo;
 mod udp_exhaustion;
 mod udp_sessions;
 mod unix;
+mod upgrade;
 mod vanishing;

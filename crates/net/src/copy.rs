@@ -179,10 +179,18 @@ impl Flow {
 
     /// How much of `room` may be filled.
     #[inline]
-    fn within_budget(&self, room: usize) -> usize {
+    pub fn within_budget(&self, room: usize) -> usize {
         match self.budget {
             None => room,
             Some(left) => usize::try_from(left).map_or(room, |left| left.min(room)),
+        }
+    }
+
+    /// Takes so much from the budget: for an owner that reads by itself.
+    #[inline]
+    pub fn spend(&mut self, n: usize) {
+        if let Some(left) = &mut self.budget {
+            *left = left.saturating_sub(n as u64);
         }
     }
 
@@ -190,9 +198,7 @@ impl Flow {
     #[inline]
     fn took(&mut self, n: usize, spliced: bool) {
         self.bytes += n as u64;
-        if let Some(left) = &mut self.budget {
-            *left = left.saturating_sub(n as u64);
-        }
+        self.spend(n);
         let against = if spliced { n < CHATTER } else { n >= BULK };
         self.streak = if against { self.streak + 1 } else { 0 };
         if self.streak >= if spliced { CHATTER_READS } else { BULK_READS } {

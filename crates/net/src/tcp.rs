@@ -82,6 +82,19 @@ impl TcpListener {
         Ok(this)
     }
 
+    /// Takes over a listening socket that another process has made, with the clients that wait in it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no listening TCP socket; those of getsockname(2).
+    pub fn take_over(fd: OwnedFd) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        let found = (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?, option(libc::SO_ACCEPTCONN)?);
+        if found != (libc::SOCK_STREAM, libc::IPPROTO_TCP, 1) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening TCP socket"));
+        }
+        Ok(Self { local: sys::local_address(fd.as_fd())?, fd })
+    }
+
     /// Whether nobody else has this address, and the port that the kernel would choose for port 0. Without SO_REUSEPORT,
     /// so that a second program on the same port is told so instead of silently sharing it.
     ///
@@ -204,7 +217,7 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket: TCP's, or a Unix stream ([`crate::unix`]), where what only TCP has (TCP_NODELAY,
+/// A connected or connecting, non-blocking socket: TCP's, or one of [`crate::unix`], where what only TCP has (TCP_NODELAY,
 /// a reset, addresses) fails or does nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {

@@ -12,12 +12,14 @@ pub mod dtls;
 mod gate;
 pub mod layout;
 mod link;
+mod listening;
 mod peers;
 mod ports;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
 mod turned_away;
+pub mod upgrade;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
@@ -25,10 +27,11 @@ pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailur
 pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{
-    CredentialStore, ListenerCount, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot,
+    CredentialStore, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, StartError, WorkerSnapshot,
 };
 pub use stream::{
-    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,
+    TlsContext,
 };
 pub use turned_away::TurnedAway;
 pub use turnpike_offload::{

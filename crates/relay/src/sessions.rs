@@ -209,6 +209,19 @@ pub struct ListenerTraffic {
     pub to_client: (u64, u64),
 }
 
+/// A listener that takes clients, or one by which clients came that are still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerState {
+    /// TCP, where both TCP and TLS come.
+    pub transport: Transport,
+    /// With its real port.
+    pub address: SocketAddr,
+    /// Whether it takes no new clients, because a reload has taken it away.
+    pub closing: bool,
+    /// Of its sessions.
+    pub traffic: ListenerTraffic,
+}
+
 impl ListenerTraffic {
     fn of(view: &SessionView<'_>) -> Self {
         Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
@@ -226,12 +239,21 @@ impl ListenerTraffic {
 }
 
 /// What a slice of one worker's sessions adds up to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// In the order of [`crate::runtime::Listeners::all`].
+    /// By the number of the listener.
     pub listeners: Vec<ListenerTraffic>,
     /// Where to go on; `None` when these were the last.
     pub next: Option<u32>,
+}
+
+impl Tally {
+    /// Adds another slice's sums.
+    pub fn merge(&mut self, other: &Self) {
+        let len = self.listeners.len().max(other.listeners.len());
+        self.listeners.resize(len, ListenerTraffic::default());
+        self.listeners.iter_mut().zip(&other.listeners).for_each(|(sum, more)| sum.merge(more));
+    }
 }
 
 impl Relay {
@@ -245,7 +267,7 @@ impl Relay {
     /// ended.
     pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
         let asked = Instant::now();
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let begun = Instant::now();
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
@@ -255,8 +277,37 @@ impl Relay {
     /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
     /// [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
-        let (places, listeners) = (self.places(), self.listeners().all().count());
-        self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
+        let numbers = self.in_force().layout.entries().count();
+        self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
+    }
+
+    /// The listeners with these sums of all workers, UDP before streams before DTLS.
+    #[must_use]
+    pub fn listening(&self, sums: &Tally) -> Vec<ListenerState> {
+        let in_force = self.in_force();
+        let mut listeners = Vec::new();
+        for (kind, transports) in [
+            (Transport::Udp, &[Transport::Udp][..]),
+            (Transport::Tcp, &[Transport::Tcp, Transport::Tls]),
+            (Transport::Dtls, &[Transport::Dtls]),
+        ] {
+            for placed in in_force.layout.placed(kind) {
+                let mut traffic = ListenerTraffic::default();
+                let numbers = |transport: &Transport| in_force.layout.numbers(*transport, placed.place);
+                transports
+                    .iter()
+                    .flat_map(numbers)
+                    .filter_map(|number| sums.listeners.get(usize::from(number.0)))
+                    .for_each(|sum| traffic.merge(sum));
+                if placed.open || traffic.sessions > 0 {
+                    let transport = if placed.secure { Transport::Tls } else { kind };
+                    let bound = in_force.places.bound_to(kind, placed.place);
+                    let address = bound.unwrap_or(placed.address);
+                    listeners.push(ListenerState { transport, address, closing: !placed.open, traffic });
+                }
+            }
+        }
+        listeners
     }
 
     /// What each session has relayed, in the same slices; `answer` gets them, and where to go on.
@@ -266,7 +317,7 @@ impl Relay {
         from: u32,
         answer: impl FnOnce(Vec<SessionTraffic>, Option<u32>) + Send + 'static,
     ) {
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let (sessions, next) = traffic(server, now, from);
             answer(sessions, next);
         });
@@ -283,14 +334,14 @@ impl Relay {
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
     pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let view = server.view(now, slot).filter(|view| view.id() == id);
             let allocation = view.map(|view| view.allocation());
             answer(allocation.is_some_and(|it| server.close_one(now, it, ClosedReason::Administrator)));
         });
     }
 
-    fn ask(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
+    fn question(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             sender.tell(Command::Answer(Box::new(question)));
         }
@@ -316,16 +367,15 @@ fn slice(
     (sessions, (slot < end).then_some(slot))
 }
 
-/// `places` has the listener of each listener's number.
-fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
-    let mut all = vec![ListenerTraffic::default(); listeners];
+/// `numbers` is how many numbers listeners have.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, numbers: usize) -> Tally {
+    let mut listeners = vec![ListenerTraffic::default(); numbers];
     let next = walk(server, now, from, |_, view| {
-        let place = places.get(usize::from(view.client().listener.0));
-        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
+        if let Some(sum) = listeners.get_mut(usize::from(view.client().listener.0)) {
             sum.merge(&ListenerTraffic::of(view));
         }
     });
-    Tally { listeners: all, next }
+    Tally { listeners, next }
 }
 
 fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
@@ -380,9 +430,10 @@ mod tests {
     /// With so many sessions, and no sockets.
     fn server(sessions: u32) -> Server<WorkerGate> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
-        let config = Config { server, ..Config::default() };
+        let config =
+            Config { server, max_allocations: 10_000, max_allocations_per_user: 10_000, ..Config::default() };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
-        let quotas = Arc::new(Quotas::new(10_000, 10_000));
+        let quotas = Arc::new(Quotas::new(&config));
         let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)));
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
         for number in 0..sessions {
@@ -454,18 +505,25 @@ mod tests {
     #[test]
     fn sums_of_slices_are_sums_of_all() {
         let mut server = server(2 * SLICE + 100);
-        let mut sessions = Vec::new();
+        let (mut sessions, mut sum) = (Vec::new(), Tally::default());
         let mut from = Some(0);
         while let Some(slot) = from {
-            let Tally { listeners, next } = tally(&mut server, NOW, slot, &[1], 2);
-            assert_eq!(listeners[0], ListenerTraffic::default(), "its clients came by the other one");
-            sessions.push(listeners[1].sessions);
-            from = next;
+            let slice = tally(&mut server, NOW, slot, 2);
+            assert_eq!(slice.listeners[1], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(slice.listeners[0].sessions);
+            sum.merge(&slice);
+            from = slice.next;
         }
         assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
-        assert_eq!(tally(&mut server, NOW, u32::MAX, &[1], 2).next, None);
-        let elsewhere = tally(&mut server, NOW, 0, &[], 2).listeners;
-        assert_eq!(elsewhere, [ListenerTraffic::default(); 2], "of a number that a reload has just made");
+        assert_eq!(
+            sum.listeners.iter().map(|it| it.sessions).collect::<Vec<_>>(),
+            [2 * u64::from(SLICE) + 100, 0]
+        );
+        assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);
+        assert!(
+            tally(&mut server, NOW, 0, 0).listeners.is_empty(),
+            "of a number that a reload has just made"
+        );
     }
 
     #[test]

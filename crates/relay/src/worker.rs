@@ -4,20 +4,23 @@
 mod dtls;
 mod emptied;
 mod handoff;
+mod listeners;
 pub(crate) mod offload;
 mod out;
 mod peers;
 mod streams;
+mod tunnel;
+mod upgrade;
 
 use std::{
     io,
-    net::SocketAddr,
-    sync::Arc,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
@@ -25,9 +28,9 @@ use turnpike_net::{
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Source, Transport,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
+        ListenerId, LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server,
+        Source,
     },
     time::Now,
 };
@@ -37,16 +40,21 @@ use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
     dtls::Associations,
     gate::WorkerGate,
+    listening,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, passed_error},
+    runtime::Common,
     sessions::Question,
-    stream::{StreamListeners, Streams},
+    stream::Streams,
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
+use listeners::Lingering;
+pub(crate) use listeners::Reconfigure;
 use offload::Offload;
 use out::{Out, side};
+use tunnel::Tunnels;
+pub(crate) use upgrade::{Heir, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
@@ -69,12 +77,13 @@ type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Drain,
-    Reconfigure(Arc<ServerConfig>, Arc<Layout>),
+    Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Answer(Question),
     /// Lets everybody see what has been counted by the end of this tick, and calls this.
     Publish(Probe),
+    Upgrade(Step),
     Stop,
 }
 
@@ -130,6 +139,15 @@ struct Listener {
     number: ListenerId,
 }
 
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
+}
+
 pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
@@ -137,7 +155,10 @@ pub(crate) struct Worker {
     rx: Rx,
     out: Out,
     sockets: Sockets,
+    layout: Arc<Layout>,
+    /// By place.
     listeners: Vec<Listener>,
+    lingering: Lingering,
     roles: Vec<Role>,
     peers: Peers,
     ports: Arc<Ports>,
@@ -145,6 +166,13 @@ pub(crate) struct Worker {
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
     offload: Option<Offload>,
+    /// Told when the kernel relays nothing any more.
+    suspended: Option<mpsc::Sender<()>>,
+    /// To clients over DTLS that another process has.
+    tunnels: Tunnels,
+    /// What another process is about to have.
+    given: Vec<AllocationId>,
+    granted: GrantedAllocates,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
@@ -158,19 +186,24 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
+    /// A worker that has its sockets and does not serve yet; how it is reached, and what it lets others see.
+    pub(crate) fn new(
+        number: usize,
+        common: &Common,
+        sockets: listening::Sockets,
+    ) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let (sender, inbox) = worker::inbox(&poller, WAKER)?;
-        let started = Instant::now();
+        let started = common.started;
+        let (layout, streams) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         let out = Out {
             tx: Tx::new(config.datapath),
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(number, common, &poller)?,
+            streams: Streams::new(Arc::clone(&layout), streams, Arc::clone(&common.admission)),
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -188,7 +221,8 @@ impl Worker {
             let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
             turnpike_offload::now_ns().saturating_sub(since)
         };
-        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
+        let (range, is_active) = (config.server.channels, !common.is_heir);
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
@@ -196,13 +230,19 @@ impl Worker {
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
+            layout,
             listeners: Vec::new(),
+            lingering: Lingering::default(),
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
             ports: Arc::clone(ports),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
+            suspended: None,
+            tunnels: Tunnels::default(),
+            given: Vec::new(),
+            granted: config.server.granted.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
@@ -212,65 +252,8 @@ impl Worker {
             dirty: true,
             complained: false,
         };
-        let Listeners { udp, dtls, .. } = &common.listeners;
-        for address in udp {
-            worker.listen(*address, config)?;
-        }
-        for address in dtls {
-            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
-        }
+        worker.listen(sockets)?;
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
-    }
-
-    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
-        let Listeners { tcp, tls, .. } = &common.listeners;
-        let passed = &common.config.passed;
-        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
-        let listeners = bound.map_err(|(address, source)| {
-            let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            passed_error(passed, protocol, address, source)
-        })?;
-        let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
-        Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
-    }
-
-    fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let place = self.listeners.len();
-        let number = config.layout().number(Transport::Udp, place, None);
-        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config)?;
-        self.listeners.push(Listener { socket, bound, number });
-        let index = usize::from(number.0);
-        if self.out.listeners.len() <= index {
-            self.out.listeners.resize(index + 1, None);
-        }
-        self.out.listeners[index] = Some((socket, address.ip().is_unspecified()));
-        Ok(())
-    }
-
-    fn bind_udp(
-        &mut self,
-        protocol: &'static str,
-        address: SocketAddr,
-        role: Role,
-        config: &Config,
-    ) -> Result<(SocketId, SocketAddr), StartError> {
-        let options = UdpOptions {
-            reuse_port: config.reuses_ports(),
-            recv_buffer: Some(config.listener_buffer),
-            send_buffer: Some(config.listener_buffer),
-            gro: config.datapath == Datapath::Gso,
-            packet_info: address.ip().is_unspecified(),
-            ip_header: true,
-            errors: false,
-            dual_stack: false,
-        };
-        let socket = config
-            .passed
-            .udp(self.number, address, &options)
-            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
-        let bound = socket.local_addr();
-        Ok((self.adopt(socket, role)?, bound))
     }
 
     /// Serves until told to stop.
@@ -300,6 +283,7 @@ impl Worker {
                 offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
+            self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -317,6 +301,8 @@ impl Worker {
                             return;
                         }
                     }
+                    _ if event.token == tunnel::TO_OLD => self.hear_of_old(),
+                    _ if event.token == tunnel::TO_NEW => self.receive_from_new(now),
                     _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
                     _ => self.serve_stream(now, event),
                 }
@@ -324,6 +310,7 @@ impl Worker {
             self.serve_accepted(now);
             if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
                 self.out.streams.handle_timeout(now.ms, &self.poller);
+                self.resume_streams(now);
                 self.dirty = true;
             }
             if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
@@ -337,12 +324,16 @@ impl Worker {
                 self.server.handle_timeout(now);
                 self.dirty = true;
             }
+            if self.lingering.due().is_some_and(|due| due <= now.ms) {
+                self.close_forsaken(now);
+            }
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
             self.flush();
             while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
+            self.tell_ended_associations();
             self.carry_out_effects(now, NOTHING);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
@@ -580,43 +571,46 @@ impl Worker {
     fn handle_commands(&mut self, now: Now) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::Drain => self.server.drain(),
-                Command::Reconfigure(config, layout) => {
-                    let channels = config.channels;
-                    self.server.reconfigure(now, config);
-                    if let Some(offload) = &mut self.offload {
-                        offload.restrict(channels, &mut self.server);
-                    }
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.lay_out(Arc::clone(&layout));
-                    self.out.dtls.lay_out(layout);
-                }
-                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-                Command::Credentials(lookup, credentials) => {
-                    let verdict = self.server.credentials(now, lookup, credentials);
-                    self.out.reply(verdict);
-                    self.carry_out_effects(now, NOTHING);
-                    self.dirty = true;
-                }
-                Command::Answer(question) => {
-                    question(&mut self.server, now);
-                    self.carry_out_effects(now, NOTHING);
-                    // One a tick, so that packets wait for one at most.
-                    self.inbox.wake_again();
-                    return false;
-                }
-                Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
-                Command::Stop => {
-                    self.flush();
-                    self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.shutdown(&self.poller);
-                    self.out.dtls.shutdown(&mut self.out.tx);
-                    self.flush();
-                    self.publish_now(now.ms);
-                    return true;
-                }
+            // Questions are answered one a tick, so that packets wait for one at most.
+            let is_question = matches!(command, Command::Answer(_));
+            if self.handle_command(now, command) {
+                return true;
+            }
+            if is_question {
+                self.inbox.wake_again();
+                return false;
+            }
+        }
+        false
+    }
+
+    /// True means the end.
+    fn handle_command(&mut self, now: Now, command: Command) -> bool {
+        match command {
+            Command::Drain => self.server.drain(),
+            Command::Reconfigure(new) => self.reconfigure(now, *new),
+            Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+            Command::Credentials(lookup, credentials) => {
+                let verdict = self.server.credentials(now, lookup, credentials);
+                self.out.reply(verdict);
+                self.carry_out_effects(now, NOTHING);
+                self.dirty = true;
+            }
+            Command::Answer(question) => {
+                question(&mut self.server, now);
+                self.carry_out_effects(now, NOTHING);
+            }
+            Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
+            Command::Upgrade(step) => return self.upgrade(now, step),
+            Command::Stop => {
+                self.flush();
+                self.server.close_all(now, ClosedReason::Shutdown);
+                self.carry_out_effects(now, NOTHING);
+                self.out.streams.shutdown(&self.poller);
+                self.out.dtls.shutdown(&mut self.out.tx);
+                self.flush();
+                self.publish_now(now.ms);
+                return true;
             }
         }
         false
@@ -634,7 +628,8 @@ impl Worker {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
         let offload = self.offload.as_ref().and_then(Offload::due);
-        [timer, publish, streams, dtls, self.peers.poll_timeout(), offload].into_iter().flatten().min()
+        let (peers, lingering) = (self.peers.poll_timeout(), self.lingering.due());
+        [timer, publish, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
@@ -664,6 +659,7 @@ impl Worker {
         counted.tx = *self.out.tx.stats();
         counted.ttl_expired = self.out.ttl_expired;
         counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
+        counted.kernel_limited = self.offload.as_ref().map_or(0, Offload::limited);
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
         self.snapshot.update(|snapshot| snapshot.clone_from(counted));

@@ -6,6 +6,7 @@
 
 mod support;
 
+mod bandwidth;
 mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
@@ -16,6 +17,7 @@ mod mobility_client;
 mod observed;
 mod padding;
 mod pending_credentials;
+mod reload;
 mod reservations;
 mod sessions;
 mod stream_attacks;
@@ -26,3 +28,4 @@ mod stream_proxy;
 mod stream_splits;
 mod stream_tls;
 mod tcp_relaying;
+mod upgrade;

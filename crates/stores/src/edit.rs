@@ -76,4 +76,14 @@ pub struct RealmOptions {
     pub total_quota: u64,
     /// Allocations of each of its users.
     pub user_quota: u64,
+    /// Bytes a second of each of its allocations, each way.
+    pub max_bps: u64,
+}
+
+impl RealmOptions {
+    /// By coturn's names.
+    pub(crate) fn named(self) -> [(&'static str, u64); 3] {
+        let Self { total_quota, user_quota, max_bps } = self;
+        [("total-quota", total_quota), ("user-quota", user_quota), ("max-bps", max_bps)]
+    }
 }

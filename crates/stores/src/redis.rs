@@ -314,8 +314,8 @@ impl Backend for Redis {
             Edit::PutRealm { realm, options } => {
                 let set = |option: &str, value: u64| of("GETSET", &[&key(realm, option), &value.to_string()]);
                 let mut was_there = false;
-                for set in [set("total-quota", options.total_quota), set("user-quota", options.user_quota)] {
-                    was_there |= self.ask::<Option<String>>(&set).await?.is_some();
+                for (option, value) in options.named() {
+                    was_there |= self.ask::<Option<String>>(&set(option, value)).await?.is_some();
                 }
                 return Ok(was_there);
             }

@@ -257,7 +257,7 @@ impl<S: Sql> Backend for Tables<S> {
                 }
                 self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])]).await?
             }
-            Edit::PutRealm { realm, options } => self.put_realm(realm, *options).await?,
+            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options).await,
             Edit::RemoveRealm { realm } => {
                 let tables = [REMOVE_OPTIONS, REMOVE_ORIGINS, REMOVE_ALLOWED, REMOVE_DENIED];
                 let removed =
@@ -350,13 +350,14 @@ impl<S: Sql> Tables<S> {
         }
     }
 
-    async fn put_realm(&self, realm: &str, options: RealmOptions) -> Result<Vec<u64>, StoreError> {
-        // Both have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
-        let named = [("total-quota", options.total_quota), ("user-quota", options.user_quota)];
-        let values = named.map(|(name, value)| (name, value.to_string()));
+    /// Whether it had any of its limits before.
+    async fn put_realm(&self, realm: &str, options: RealmOptions) -> Result<bool, StoreError> {
+        // All have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
+        let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
-        self.sql.change(remove.chain(add).collect()).await
+        let changed = self.sql.change(remove.chain(add).collect()).await?;
+        Ok(changed.iter().take(values.len()).any(|removed| *removed > 0))
     }
 }
 

@@ -84,7 +84,8 @@ fn what_we_write_turnadmin_reads() {
         let keys = UserKeys::new("whirrun", REALM, "sword");
         world.edit(&Edit::PutUser { realm: realm.clone(), name: "whirrun".to_owned(), keys });
         world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Zeroizing::new("bloody9".to_owned()) });
-        world.edit(&Edit::PutRealm { realm, options: RealmOptions { total_quota: 9, user_quota: 0 } });
+        let options = RealmOptions { total_quota: 9, max_bps: 250_000, ..RealmOptions::default() };
+        world.edit(&Edit::PutRealm { realm, options });
         let users = turnadmin(world, &["-l", "-r", REALM]);
         assert!(users.contains("whirrun"), "{:?}: {users}", world.kind);
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
@@ -99,7 +100,9 @@ fn what_we_write_turnadmin_reads() {
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(!secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
         let options = turnadmin(world, &["-G", "-r", REALM]);
-        assert!(options.contains("total-quota") && options.contains('9'), "{options}");
+        for said in ["total-quota", "9", "max-bps", "250000"] {
+            assert!(options.contains(said), "{said}: {options}");
+        }
     });
 }
 

@@ -137,14 +137,17 @@ fn what_is_written_is_read_and_what_is_removed_is_gone() {
         assert_eq!(values(&world.wait(database.secrets(REALM)).expect("it answers")), ["b"]);
 
         let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
-        let options = RealmOptions { total_quota: 7, user_quota: 0 };
+        let options = RealmOptions { total_quota: 7, user_quota: 0, max_bps: 125_000 };
         let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
         assert!(!world.edit(&put(options)));
         let new = rules().realms["new.example"].clone();
-        assert_eq!((new.named, new.total_quota, new.user_quota), (true, Some(7), None));
+        assert_eq!(
+            (new.named, new.total_quota, new.user_quota, new.max_bps),
+            (true, Some(7), None, Some(125_000))
+        );
         assert!(world.edit(&put(RealmOptions::default())));
         let new = rules().realms["new.example"].clone();
-        assert_eq!((new.named, new.total_quota), (true, None), "there without a limit");
+        assert_eq!((new.named, new.total_quota, new.max_bps), (true, None, None), "there without a limit");
         let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
         assert!(world.edit(&remove) && !world.edit(&remove));
         assert!(!rules().realms.contains_key("new.example"));

@@ -259,7 +259,7 @@ impl Keeper {
             Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "ORIGINS"]);
+        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
         list.show(out, &realms, row_of_realm)?;
         Ok(list.end(out, "no realms in the store")?)
     }
@@ -336,12 +336,13 @@ fn row_of_key(key: &Key) -> [String; 4] {
     [name, realm.unwrap_or_else(|| "all".to_owned()), number(max_ttl), number(rate)]
 }
 
-fn row_of_realm(realm: &StoredRealm) -> [String; 4] {
+fn row_of_realm(realm: &StoredRealm) -> [String; 5] {
     let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [
         realm.name.clone(),
         limit(realm.max_sessions),
         limit(realm.max_sessions_per_user),
+        limit(realm.bits_per_second_per_session),
         realm.origins.join(" "),
     ]
 }

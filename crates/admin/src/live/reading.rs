@@ -473,7 +473,7 @@ mod tests {
         let code =
             |wanted| turnpike_turn::server::stats::ERROR_CODES.iter().position(|(code, _)| *code == wanted);
         let now = server(|worker| {
-            worker.turn.quota_refusals = [4, 0];
+            worker.turn.quota_refusals = [4, 0, 0];
             worker.turn.errors[code(486).unwrap()] = 4;
             worker.turn.errors[code(401).unwrap()] = 1000;
             worker.turn.credentials_refused[2] = 6;

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use turnpike_config::realms;
+use turnpike_config::{limit_keys, realms};
 use utoipa::IntoParams;
 
 use super::{App, Json, body, query};
@@ -254,6 +254,7 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
     let realms = realms::all(settings).into_iter().map(|realm| {
         let named = settings.realms.iter().find(|named| named.name == realm.name);
         let limit = limits.iter().find(|limit| limit.realm == realm.name);
+        let rates = limit_keys::rates(settings, realm.name);
         let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
         Realm {
             name: realm.name.to_owned(),
@@ -262,6 +263,13 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
             max_sessions_per_user: limit
                 .and_then(|limit| limit.allocations_per_user)
                 .unwrap_or(settings.max_allocations_per_user) as u64,
+            bits_per_second: rates.per_realm,
+            bits_per_second_per_user: rates.per_user,
+            bits_per_second_per_session: rates.per_allocation,
+            session_length: named.and_then(|named| named.session_length).unwrap_or(settings.session_length),
+            relay_ports: named
+                .and_then(|named| named.relay_ports.as_ref())
+                .map(|ports| format!("{}-{}", ports.start(), ports.end())),
             users: realm.users.len() as u64,
             secrets: realm.secrets.len() as u64,
             listen: named.iter().flat_map(|named| &named.listen).map(ToString::to_string).collect(),

@@ -157,6 +157,11 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
             "draining",
             "the program drains, and reloads nothing any more",
         )),
+        Err(NotReloaded::Upgrade) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "upgrade",
+            "another process takes this one's place: ask again, and it will answer",
+        )),
     }
 }
 

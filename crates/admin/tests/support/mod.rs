@@ -217,11 +217,11 @@ impl Running {
                 let opened = store(&state);
                 opened.read().await.unwrap();
                 *served.store.lock().unwrap() = Some(opened);
-                let interface = Interface::listen(served.job(), &began.admin, true).unwrap();
-                let applications = Applications::listen(&began).unwrap();
+                let interface = Interface::listen(served.job(), &began.admin, true, Vec::new()).unwrap();
+                let applications = Applications::listen(&began, Vec::new()).unwrap();
                 found.send((interface.addresses(), applications.addresses())).unwrap();
-                applications.serve(Arc::clone(&served) as Arc<dyn Program>);
-                interface.serve(served);
+                let _serving =
+                    [applications.serve(Arc::clone(&served) as Arc<dyn Program>), interface.serve(served)];
                 let _ = stopped.await;
             });
         });

@@ -7,7 +7,7 @@ use turnpike_net::Datapath;
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, LogFormat, Origin, admin_keys,
+    AdminSettings, Change, LogFormat, Origin, admin_keys,
     key::{self, Kind, kind, named, number, settings},
 };
 
@@ -55,6 +55,9 @@ settings! {
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
         /// Seconds that connections get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Seconds that connections which stay in the old process get to end after an upgrade.
+        upgrade_deadline: u32 = 3600,
+            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// All rules, those of the file first.
         rules: Vec<Rule> = Vec::new();
         /// Who set what; keys that are missing have their default.
@@ -80,12 +83,12 @@ impl ForwardSettings {
 
     /// Keys whose value differs in `new` but which a running forwarder cannot change.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, false, self, new)
+        key::unchangeable(FORWARD_KEYS, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running forwarder takes over.
-    pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, true, self, new)
+    pub fn changed(&self, new: &Self) -> Vec<Change> {
+        key::changes(FORWARD_KEYS, self, new)
     }
 }
 

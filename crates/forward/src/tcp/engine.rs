@@ -1,6 +1,11 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use slab::Slab;
 use turnpike_net::{
@@ -265,6 +270,33 @@ impl Engine {
         for listener in self.listeners.drain() {
             // Closing one that other workers have as well does not end the watch. A paused one is not watched.
             let _ = tick.poller.remove(&listener.socket);
+        }
+    }
+
+    /// The listeners of a rule, in the order of its range.
+    pub(crate) fn listening(&self, rule: u32) -> Vec<BorrowedFd<'_>> {
+        let is_of = |listener: &&Listener| {
+            let of = self.rules.get(listener.rule);
+            of.is_some_and(|of| of.state.key == rule && !of.removed)
+        };
+        let mut found: Vec<&Listener> =
+            self.listeners.iter().map(|(_, listener)| listener).filter(is_of).collect();
+        found.sort_unstable_by_key(|listener| listener.offset);
+        found.into_iter().map(|listener| listener.socket.as_fd()).collect()
+    }
+
+    /// What another process bound is ours now, and what comes from it is as our rules say.
+    pub(crate) fn take_hold(&self) {
+        for (_, listener) in &self.listeners {
+            listener.socket.set_inherited(&self.rules[listener.rule].state.rule);
+        }
+    }
+
+    /// Another process has the listeners, and checks the health of targets.
+    pub(crate) fn surrender(&mut self, tick: Tick<'_>) {
+        self.drain(tick);
+        for state in std::mem::take(&mut self.watched) {
+            self.unwatch_health(&state);
         }
     }
 

@@ -5,8 +5,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use hmac::{Hmac, Mac};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use turnpike_turn::server::Client;
+use zeroize::ZeroizeOnDrop;
 
 use super::hello::{Hello, Version};
 
@@ -20,8 +22,10 @@ const NO_PADDING: u16 = u16::MAX;
 
 pub(super) type Cookie = [u8; COOKIE_LEN];
 
-/// What cookies are made and checked with.
-pub(super) struct CookieKey([u8; 32]);
+/// What cookies are made and checked with. It goes along where the sockets go to another process; overwritten when dropped.
+#[derive(Clone, Serialize, Deserialize, ZeroizeOnDrop)]
+#[serde(transparent)]
+pub(crate) struct CookieKey([u8; 32]);
 
 impl CookieKey {
     pub(super) fn random() -> Self {

@@ -23,7 +23,7 @@ pub mod stats;
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -45,7 +45,7 @@ use crate::{
     turned_away::{Noted, TurnedAway},
 };
 use association::{Association, Drained, Stage};
-use cookie::CookieKey;
+pub(crate) use cookie::CookieKey;
 use crowd::Crowd;
 use record::Sifted;
 
@@ -66,14 +66,27 @@ struct Listener {
     number: ListenerId,
 }
 
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
+}
+
 /// The associations of one worker.
 pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
+    /// How many share the limits.
+    workers: usize,
     /// What the milliseconds count from.
     started: Instant,
     listeners: Vec<Listener>,
     cookies: CookieKey,
+    /// The clock of cookies is ahead of this worker's by so many seconds: it began with the process that made their key.
+    cookie_lead_s: u32,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
@@ -86,6 +99,8 @@ pub(crate) struct Associations {
     admissions_left: u32,
     /// Clients whose association is gone and whom the state machine must be told of.
     gone: Vec<Client>,
+    /// Where another process has the sockets: clients, as those see them, whose association is gone.
+    ended: Option<Vec<Client>>,
     /// Messages of the datagram that was received last.
     arrived: Vec<Span>,
     /// What is encrypted, in one piece.
@@ -118,12 +133,15 @@ impl Associations {
         workers: usize,
         started: Instant,
     ) -> Self {
-        let share = |limit: usize| limit.div_ceil(workers.max(1));
+        let workers = workers.max(1);
+        let share = |limit: usize| limit.div_ceil(workers);
         Self {
             layout,
+            workers,
             started,
             listeners: Vec::new(),
             cookies: CookieKey::random(),
+            cookie_lead_s: 0,
             table: Slab::new(),
             by_client: HashMap::default(),
             last: None,
@@ -133,6 +151,7 @@ impl Associations {
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
+            ended: None,
             arrived: Vec::new(),
             plain: Vec::new(),
             scratch: vec![0; 2048],
@@ -146,26 +165,48 @@ impl Associations {
         }
     }
 
-    /// Serves on this socket; the listener's place.
-    pub(crate) fn listen(&mut self, socket: SocketId, bound: SocketAddr) -> usize {
-        let place = self.listeners.len();
+    /// Serves on this socket, whose listener has this place.
+    pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
-        self.listeners.push(Listener { socket, bound, number });
-        place
+        if self.listeners.len() <= place {
+            self.listeners.resize_with(place + 1, || Listener::NONE);
+        }
+        self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Ends what is left of the associations of a listener that is closed. What they are told leaves by its socket, which nobody asks for
+    /// from now on.
+    pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
+        let theirs =
+            |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);
+        let slots: Vec<usize> = self.table.iter().filter_map(theirs).collect();
+        self.end(&slots, tx);
+        if let Some(listener) = self.listeners.get_mut(place) {
+            *listener = Listener::NONE;
+        }
     }
 
-    /// The socket of a listener.
-    pub(crate) fn socket(&self, place: usize) -> SocketId {
-        self.listeners[place].socket
+    /// Other listeners, server names and limits from now on.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>) {
+        let share = |limit: usize| limit.div_ceil(self.workers);
+        self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
+        self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
+        (self.layout, self.config) = (layout, config);
+    }
+
+    /// How many places of listeners there are, open or not.
+    pub(crate) fn places(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// The socket of a listener that is open, and where it is bound.
+    pub(crate) fn listening(&self, place: usize) -> Option<(SocketId, SocketAddr)> {
+        let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
+        listener.map(|listener| (listener.socket, listener.bound))
     }
 
     /// Who sent a datagram, as the socket sees it.
-    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
+    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<IpAddr>) -> Client {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         Client { listener: number, address: from, local: canonical(local) }
@@ -305,6 +346,32 @@ impl Associations {
         self.gone.pop()
     }
 
+    /// What cookies are made with, for [`Associations::take_over`] of another process; and its clock.
+    pub(crate) fn cookies(&self, now_ms: u64) -> (CookieKey, u32) {
+        (self.cookies.clone(), self.cookie_seconds(now_ms))
+    }
+
+    /// Clients that have got their cookies elsewhere are admitted here.
+    pub(crate) fn take_over(&mut self, now_ms: u64, cookies: CookieKey, seconds: u32) {
+        self.cookies = cookies;
+        self.cookie_lead_s = seconds.saturating_sub(admit::seconds(now_ms));
+    }
+
+    /// Whoever has an association, or is about to, as the sockets see them.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
+        self.by_client.keys().copied()
+    }
+
+    /// From now on another process has the sockets, which is told whose association has ended ([`Associations::next_ended`]).
+    pub(crate) fn left_behind(&mut self) {
+        self.ended = Some(Vec::new());
+    }
+
+    /// The next client whose association is gone.
+    pub(crate) fn next_ended(&mut self) -> Option<Client> {
+        self.ended.as_mut()?.pop()
+    }
+
     /// Keeps the limits and the state machine's allocations in step.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
@@ -351,11 +418,15 @@ impl Associations {
     /// Says farewell to all.
     pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
         let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
+        self.end(&slots, tx);
+    }
+
+    fn end(&mut self, slots: &[usize], tx: &mut Tx) {
         for slot in slots {
-            if self.table[slot].is_open() {
-                self.close(slot, DtlsEnd::Shutdown, tx);
+            if self.table[*slot].is_open() {
+                self.close(*slot, DtlsEnd::Shutdown, tx);
             } else {
-                self.fail(slot, DtlsFailure::Other);
+                self.fail(*slot, DtlsFailure::Other);
             }
         }
     }
@@ -472,6 +543,9 @@ impl Associations {
         self.timers.remove(&(association.armed_ms, slot));
         self.by_client.remove(&association.client);
         self.last = None;
+        if let Some(ended) = &mut self.ended {
+            ended.push(association.client);
+        }
         match association.stage {
             Stage::HalfOpen(number) => self.half_open.leave(number),
             Stage::Idle(number) => {
@@ -480,6 +554,11 @@ impl Associations {
             }
             Stage::Allocated => self.gone.push(association.known_as()),
         }
+    }
+
+    /// A datagram of another process's client found no room on its way there.
+    pub(crate) fn count_lost(&mut self) {
+        self.count_drop(DtlsDrop::OldProcess);
     }
 
     fn count_drop(&mut self, why: DtlsDrop) {
@@ -548,6 +627,10 @@ impl Associations {
             ttl: 0,
             dont_fragment: false,
         }
+    }
+
+    fn cookie_seconds(&self, now_ms: u64) -> u32 {
+        admit::seconds(now_ms).saturating_add(self.cookie_lead_s)
     }
 
     fn instant(&self, now_ms: u64) -> Instant {

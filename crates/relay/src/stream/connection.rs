@@ -40,8 +40,12 @@ pub(super) struct Connection {
     pub(super) last: u32,
     /// Whether it is on the list of those that the end of the tick looks at.
     pub(super) touched: bool,
+    /// Whether the poller tells of readability.
+    pub(super) watches_readable: bool,
     /// Whether the poller tells of writability.
     pub(super) watches_writable: bool,
+    /// What was read may not pass now, and nothing more is read ([`super::pause`]).
+    pub(super) paused: bool,
     /// When it is closed unless something happens before; milliseconds.
     pub(super) deadline_ms: u64,
     /// Bytes that TLS was fed without an end of the handshake, or a byte of plaintext.

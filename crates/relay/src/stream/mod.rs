@@ -19,13 +19,19 @@ mod connection;
 mod idle;
 mod listener;
 mod outbox;
+mod pause;
 mod receive;
 mod send;
 pub mod stats;
+mod tickets;
 pub mod tls;
 mod transfer;
 
-use std::{collections::VecDeque, io, mem, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    mem,
+    sync::Arc,
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -42,9 +48,10 @@ use crate::{
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
-pub(crate) use listener::StreamListeners;
+pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
+pub use tickets::TicketKeys;
 pub use tls::{CertificateError, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
@@ -120,20 +127,16 @@ pub(crate) struct Streams {
     next_sweep_ms: Option<u64>,
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
+    /// Connections of which nothing may pass before this time, with their generations.
+    paused: BTreeSet<(u64, usize, u32)>,
     stats: StreamStats,
     noted: Noted,
 }
 
 impl Streams {
-    /// Watches these listeners.
-    pub(crate) fn new(
-        layout: Arc<Layout>,
-        config: Arc<StreamConfig>,
-        admission: Arc<Admission>,
-        listeners: StreamListeners,
-        poller: &Poller,
-    ) -> io::Result<Self> {
-        let mut streams = Self {
+    /// None yet.
+    pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, admission: Arc<Admission>) -> Self {
+        Self {
             layout,
             config,
             admission,
@@ -152,19 +155,16 @@ impl Streams {
             first_put_off: None,
             next_sweep_ms: None,
             resume_ms: None,
+            paused: BTreeSet::new(),
             stats: StreamStats::default(),
             noted: Noted::default(),
-        };
-        for listener in listeners.0 {
-            poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
-            streams.listeners.push(listener);
         }
-        Ok(streams)
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Other listeners, server names and limits from now on. Connections keep what they began with.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
+        (self.layout, self.config) = (layout, config);
+        self.set_tls_only();
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
@@ -185,9 +185,10 @@ impl Streams {
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
-    /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
+    /// When [`Streams::handle_timeout`] or [`Streams::next_resumed`] wants to be called; milliseconds.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        [self.next_sweep_ms, self.resume_ms].into_iter().flatten().min()
+        let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
+        [self.next_sweep_ms, self.resume_ms, paused].into_iter().flatten().min()
     }
 
     /// Closes what is overdue, and listens again.
@@ -195,7 +196,8 @@ impl Streams {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
             for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
-                listener.paused = poller.add(&listener.socket, Token::Listener(place).get()).is_err();
+                let Some(socket) = &listener.socket else { continue };
+                listener.paused = poller.add(socket, Token::Listener(place).get()).is_err();
                 if listener.paused {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }

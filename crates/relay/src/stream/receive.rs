@@ -341,7 +341,7 @@ mod tests {
     use crate::{
         Layout, StreamConfig,
         link::Way,
-        stream::{Admission, SHARE, StreamListeners, Token},
+        stream::{Admission, SHARE, Token, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -361,13 +361,13 @@ mod tests {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
         change(&mut config);
-        let listeners =
-            StreamListeners::bind(&config.listen, &[], &config, false, TcpListener::bind).unwrap();
-        let at = listeners.0[0].socket.local_addr();
+        let socket = TcpListener::bind(any, &listen_options()).unwrap();
+        let at = socket.local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));
         let admission = Arc::new(Admission::new(config.max_idle, config.max_idle_per_address));
-        let streams = Streams::new(layout, Arc::new(config), admission, listeners, &poller).unwrap();
+        let mut streams = Streams::new(layout, Arc::new(config), admission);
+        streams.listen(0, socket, &poller).unwrap();
         Bench { streams, poller, rx: Rx::new(Datapath::Mmsg), at }
     }
 

@@ -8,7 +8,9 @@ use std::sync::{
 
 use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
-    server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
+    server::{
+        AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source, Verdict,
+    },
     time::Now,
 };
 
@@ -217,7 +219,7 @@ impl Worker {
     }
 
     /// Takes the relay sockets from an allocation that moves away.
-    fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
+    pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
@@ -267,11 +269,13 @@ impl Worker {
         let bytes = self.rx.bytes(span);
         let from = source.client.address;
         let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
-        let verdict = self.server.from_client(now, &source, bytes);
-        self.out.carry_out(&self.rx, &buffer, verdict);
+        match self.server.from_client(now, &source, bytes) {
+            Verdict::Wait(held_up) => self.server.not_waited(held_up),
+            verdict => _ = self.out.carry_out(&self.rx, &buffer, verdict),
+        }
     }
 
-    fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
+    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
         // A session that ended in this tick may have had the same index.
         self.carry_out_effects(now, NOTHING);
         for (family, socket) in sockets {

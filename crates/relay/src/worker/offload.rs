@@ -17,6 +17,8 @@ use crate::link::Way;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Sessions that are taken into the kernel, or out of it, between two ticks.
+const WALK: usize = 256;
 
 /// What went across, by direction.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +61,12 @@ pub(super) struct Offload {
     sweep: usize,
     /// Of channels that may be used.
     range: ChannelRange,
+    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    limited: u64,
+    /// Whether flows are installed. What they would be is remembered all the same.
+    is_active: bool,
+    /// The next session that is to follow when that has changed.
+    walk: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +80,8 @@ struct Session {
     allocation: AllocationId,
     /// Only one that is reached by plain UDP.
     client: Option<Client>,
+    /// Whether it has a limit of bits per second, which is held in user space: then it has no flows.
+    limited: bool,
     /// The client as such, and what its flows to peers share.
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
@@ -89,7 +99,8 @@ struct Channel {
 }
 
 impl Offload {
-    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+    /// `is_active` unless the program is still to be attached.
+    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
         let emptied = Emptied::new(flows.gap_ns());
         Self {
             flows,
@@ -102,12 +113,48 @@ impl Offload {
             swept_ms: 0,
             sweep: 0,
             range,
+            limited: 0,
+            is_active,
+            walk: None,
         }
+    }
+
+    /// From now on the kernel relays what it can, or nothing: user space takes all flows over. [`Offload::walk`] goes on with that.
+    pub(super) fn set_active(&mut self, is_active: bool) {
+        self.is_active = is_active;
+        self.walk = Some(0);
+    }
+
+    /// Has some more sessions follow; whether all have.
+    pub(super) fn walk<G: Gate>(
+        &mut self,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) -> bool {
+        let Some(start) = self.walk else { return true };
+        let end = (start + WALK).min(self.sessions.len());
+        for index in start..end {
+            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+                continue;
+            };
+            if self.is_active {
+                self.renew(allocation, listeners, |_| true);
+            } else {
+                self.with(allocation, server, |session, flows| session.clear(flows));
+            }
+        }
+        self.walk = (end < self.sessions.len()).then_some(end);
+        self.walk.is_none()
     }
 
     /// What went across so far, of sessions of this worker.
     pub(super) fn across(&self) -> Across {
         self.across
+    }
+
+    /// Channels that stayed in user space because of a limit, so far.
+    pub(super) fn limited(&self) -> u64 {
+        self.limited
     }
 
     /// A relay socket for datagrams has been opened, or has come from another worker.
@@ -129,6 +176,13 @@ impl Offload {
         }
     }
 
+    /// A listener is about to be closed.
+    pub(super) fn socket_closed(&mut self, id: SocketId) {
+        if let Some(number) = self.emptied.forget(id) {
+            self.flows.give_back_socket(number);
+        }
+    }
+
     /// The first to hear of each effect, so that what has ended has ended in the kernel before anybody is answered. Adds to the totals
     /// of a session that ends.
     pub(super) fn hear<G: Gate>(
@@ -139,7 +193,7 @@ impl Offload {
     ) {
         match effect {
             Effect::Opened { allocation, client, link, .. } => {
-                self.open(*allocation, client, *link);
+                self.open(*allocation, client, *link, server.is_limited(*allocation));
             }
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let peer = *peer;
@@ -151,16 +205,21 @@ impl Offload {
             Effect::Bound { allocation, number, peer, expires_ms, .. } => {
                 let number = *number;
                 let Some(session) = self.session(*allocation) else { return };
+                let mut limited = 0;
                 match session.channels.iter_mut().find(|channel| channel.number == number) {
                     Some(channel) => channel.expires_ms = *expires_ms,
-                    None => session.channels.push(Channel {
-                        number,
-                        peer: *peer,
-                        expires_ms: *expires_ms,
-                        to_peer: None,
-                        to_client: None,
-                    }),
+                    None => {
+                        session.channels.push(Channel {
+                            number,
+                            peer: *peer,
+                            expires_ms: *expires_ms,
+                            to_peer: None,
+                            to_client: None,
+                        });
+                        limited = u64::from(session.limited);
+                    }
                 }
+                self.limited += limited;
                 self.renew(*allocation, listeners, |channel| channel.number == number);
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -192,7 +251,7 @@ impl Offload {
             }
             Effect::Moved { allocation, client, link, .. } => {
                 if self.session(*allocation).is_none() {
-                    self.open(*allocation, client, *link);
+                    self.open(*allocation, client, *link, server.is_limited(*allocation));
                 }
                 let datagrams = by_datagrams(client, *link);
                 self.with(*allocation, server, |session, flows| {
@@ -229,22 +288,33 @@ impl Offload {
         counted.and(session.late)
     }
 
-    /// Channels outside of this range end for ChannelData.
-    pub(super) fn restrict<G: Gate>(&mut self, range: ChannelRange, server: &mut Server<G>) {
+    /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
+    pub(super) fn restrict<G: Gate>(
+        &mut self,
+        range: ChannelRange,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
         self.range = range;
         let is_out = |channel: &Channel| ChannelNumber::within(range, channel.number.get()).is_none();
         for index in 0..self.sessions.len() {
             let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
                 continue;
             };
+            let limited = server.is_limited(allocation);
+            let mut was_limited = false;
             self.with(allocation, server, |session, flows| {
+                was_limited = std::mem::replace(&mut session.limited, limited);
                 for channel in session.channels.iter_mut().filter(|channel| is_out(channel)) {
                     if let Some(flow) = channel.to_peer.take() {
                         flows.remove(flow);
                     }
                 }
-                Across::default()
+                if limited { session.clear(flows) } else { Across::default() }
             });
+            if was_limited && !limited {
+                self.renew(allocation, listeners, |_| true);
+            }
         }
     }
 
@@ -291,10 +361,12 @@ impl Offload {
 
     /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        (self.open > 0).then_some(self.swept_ms + SWEEP_MS)
+        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
+        let walk = self.walk.map(|_| 0);
+        [sweep, walk].into_iter().flatten().min()
     }
 
-    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
+    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
         let index = allocation.index as usize;
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
@@ -304,6 +376,7 @@ impl Offload {
         self.sessions[index] = Some(Box::new(Session {
             allocation,
             client: by_datagrams(client, link),
+            limited,
             own: None,
             permissions: Vec::new(),
             channels: Vec::new(),
@@ -343,9 +416,13 @@ impl Offload {
         listeners: &[Option<(SocketId, bool)>],
         which: impl Fn(&Channel) -> bool,
     ) {
+        if !self.is_active {
+            return;
+        }
         let index = allocation.index as usize;
         let Some(Some(session)) = self.sessions.get_mut(index) else { return };
-        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        let is_it = session.allocation == allocation && !session.limited;
+        let Some(client) = session.client.filter(|_| is_it) else { return };
         if session.channels.is_empty() || is_link_local(client.address) {
             return;
         }

@@ -58,6 +58,8 @@ impl Out {
                 self.reply_to(&client, link, bytes);
                 true
             }
+            // Streams have been asked before.
+            Verdict::Wait(_) => false,
             Verdict::Drop(_) => true,
         }
     }

@@ -67,6 +67,7 @@ impl<G: Gate> Server<G> {
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
+        let granted = self.config.max_age.limit(&context.who.realm, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
@@ -77,6 +78,7 @@ impl<G: Gate> Server<G> {
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
+            prefix: self.config.prefixes.of(client.address.ip()),
             grant: who.grant,
             opened_ms: now.ms,
             transaction,
@@ -97,21 +99,24 @@ impl<G: Gate> Server<G> {
     /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
     /// has had one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
-        let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
         let client = context.client();
+        let draining = self.draining || self.config.listener(client.listener).closing;
+        let occasion = if draining { Occasion::Draining } else { Occasion::None };
         if self.write_redirect(client, &context.envelope, occasion) {
             return Err(Answer::Reply);
         }
-        if self.draining {
+        if draining {
             self.stats.drain_refusals += 1;
             return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
-        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
+        let prefix = self.config.prefixes.of(client.address.ip());
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
             self.stats.quota(refusal);
             return Err(match refusal {
                 QuotaRefusal::User => self.refuse(context, 486, RequestRefusal::UserQuota),
+                QuotaRefusal::Prefix => self.refuse(context, 486, RequestRefusal::PrefixQuota),
                 QuotaRefusal::Total if self.write_redirect(client, &context.envelope, Occasion::Full) => {
                     Answer::Reply
                 }
@@ -119,7 +124,7 @@ impl<G: Gate> Server<G> {
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
-        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity))
+        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
     }
 
     /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
@@ -165,6 +170,8 @@ impl<G: Gate> Server<G> {
             relayed,
         };
         self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
+        // First, so that whoever hears of it knows whether it has limits.
+        self.limit(now, id.index);
         self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
@@ -185,7 +192,7 @@ impl<G: Gate> Server<G> {
         self.forwarding.remove(id.index);
         let session = self.sessions.remove(id.index);
         if let Some(session) = &session {
-            self.gate.release(&session.realm, session.identity());
+            self.gate.release(&session.realm, session.identity(), session.prefix);
         }
         if let Some(noted) = pending.noted {
             self.granted.withdraw(noted);

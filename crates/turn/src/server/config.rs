@@ -2,12 +2,13 @@
 
 use std::{collections::HashMap, fmt};
 
+use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, OwnEndpoints, PeerRules, RealmId, ThirdParty,
-    realm::Realm,
+    Alternate, Bandwidth, DiscoveryLimits, GrantedAllocates, MaxAge, NatDiscovery, OwnEndpoints, PeerRules,
+    Pools, PrefixLengths, RealmId, RefusalLimit, ThirdParty, realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -31,6 +32,16 @@ pub struct ServerConfig {
     pub default_lifetime: u32,
     /// Seconds, the most that LIFETIME gives. Default 3600.
     pub max_lifetime: u32,
+    /// How old an allocation may become. Default without a limit.
+    pub max_age: MaxAge,
+    /// Bits per second. Default without a limit.
+    pub bandwidth: Bandwidth,
+    /// What allocations share of them, all workers together. A new configuration's is not looked at: it outlives reloads.
+    pub pools: Pools,
+    /// What quotas and refusals by address count as one client.
+    pub prefixes: PrefixLengths,
+    /// How many refusals a prefix may be sent. Default without a limit.
+    pub refusals: Option<RefusalLimit>,
     /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
     /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
@@ -124,14 +135,20 @@ pub struct ListenerProfile {
     /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
     /// is the default, means all, [`ServerConfig::realm`] first.
     pub realms: Vec<RealmId>,
+    /// Whether it takes no new allocations: it is to be closed with its last one.
+    pub closing: bool,
 }
 
 /// Of a listener that [`ServerConfig::listeners`] does not have.
-static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
+static DEFAULT_PROFILE: ListenerProfile =
+    ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr, Serialize, Deserialize,
+)]
 #[strum(serialize_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Datagrams.
     #[default]
@@ -152,8 +169,10 @@ impl Transport {
     }
 }
 
-/// A key that is never printed: whoever has it makes nonces that the server believes.
-#[derive(Clone, Copy)]
+/// A key that is never printed: whoever has it makes nonces that the server believes. It is written where a server goes on in another
+/// process.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct NonceKey(pub [u8; 32]);
 
 impl fmt::Debug for NonceKey {
@@ -174,6 +193,11 @@ impl Default for ServerConfig {
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
+            max_age: MaxAge::default(),
+            bandwidth: Bandwidth::default(),
+            pools: Pools::default(),
+            prefixes: PrefixLengths::default(),
+            refusals: None,
             permission_lifetime: 300,
             channel_lifetime: 600,
             max_permissions: 64,

@@ -289,6 +289,8 @@ pub enum RequestRefusal {
     Code,
     /// The user has as many allocations as each may have.
     UserQuota,
+    /// The client's address prefix has as many allocations as each may have.
+    PrefixQuota,
     /// There are as many allocations as there may be, in the realm or in total.
     TotalQuota,
     /// The server takes no new allocations.
@@ -320,6 +322,8 @@ pub enum ClosedReason {
     Administrator,
     /// The client's connection was closed, and it is not mobile.
     Disconnected,
+    /// It was as old as it may become.
+    MaxAge,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

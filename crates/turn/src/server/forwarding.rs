@@ -22,7 +22,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use turnpike_wire::channel_data::ChannelNumber;
 
-use super::{AllocationId, Client, Effect, Family, Link, ListenerId, timers::Timers};
+use super::{AllocationId, Client, Effect, Family, Link, ListenerId, bandwidth::Limited, timers::Timers};
 pub(super) use channels::{BindError, Channel, Channels};
 pub(super) use permissions::Permissions;
 
@@ -56,6 +56,8 @@ pub(super) struct Entry {
     /// Payload datagrams and bytes.
     pub(super) to_peer: (u64, u64),
     pub(super) to_client: (u64, u64),
+    /// Where there are limits of bits per second.
+    pub(super) limits: Option<Box<Limited>>,
 }
 
 /// One relayed transport address.
@@ -92,7 +94,13 @@ impl Entry {
             permissions: Permissions::default(),
             to_peer: (0, 0),
             to_client: (0, 0),
+            limits: None,
         }
+    }
+
+    /// Whether what its client sends comes in a stream.
+    pub(super) fn is_by_stream(&self) -> bool {
+        self.padding != 0
     }
 
     #[inline]

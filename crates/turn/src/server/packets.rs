@@ -11,7 +11,7 @@ use turnpike_wire::{
     stun::{self, Class, Writer, kind, method},
 };
 
-use super::{DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, context::Delivery};
+use super::{DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, Way, context::Delivery};
 use crate::time::Now;
 
 /// The most that a UDP datagram over IPv4 holds, in bytes.
@@ -66,6 +66,12 @@ impl<G: Gate> Server<G> {
         };
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
             return self.dropped(DropReason::Oversized);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
+        {
+            // Whoever sends from there is no stream of ours.
+            return self.held_up(held_up, false);
         }
         entry.to_client.0 += 1;
         entry.to_client.1 += u64::from(length);
@@ -143,6 +149,12 @@ impl<G: Gate> Server<G> {
         };
         let peer = channel.peer;
         let payload = message.payload();
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
+        }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += payload.len() as u64;
         self.stats.to_peer_datagrams += 1;
@@ -180,6 +192,12 @@ impl<G: Gate> Server<G> {
         }
         if !entry.permissions.allow(view.peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
         }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += view.data.len() as u64;

@@ -7,7 +7,13 @@
     reason = "benchmarks use a part, and are no tests to clippy"
 )]
 
-use std::{cell::RefCell, collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+};
 
 use stun_types::{
     attribute::{
@@ -26,8 +32,8 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, CredentialQuery, DropReason, Effect, Family, Gate, IssuerKey, Link, ListenerId,
-        ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, OpenRequest, OpenResult,
+        ConnectionRefusal, CredentialQuery, DropReason, Effect, Family, Gate, HeldUp, IssuerKey, Link,
+        ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, OpenRequest, OpenResult,
         PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId, RelayTransport, Seat, Server,
         ServerConfig, Source, ThirdParty, Transport, User, Verdict,
     },
@@ -64,7 +70,10 @@ pub(crate) const TICKET: u16 = 0x8030;
 pub(crate) struct TestGate {
     pub(crate) per_user: usize,
     pub(crate) total: usize,
+    /// Allocations of a prefix; 0 for any number.
+    pub(crate) per_prefix: usize,
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
+    pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
     pub(crate) lookups: usize,
     /// Whether it never knows at once.
     pub(crate) later: bool,
@@ -111,9 +120,14 @@ impl Gate for TestGate {
 }
 
 impl Quotas for TestGate {
-    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         if self.held() >= self.total {
             return Err(QuotaRefusal::Total);
+        }
+        let mut prefixes = self.prefixes.borrow_mut();
+        let of_prefix = prefixes.entry(prefix).or_default();
+        if self.per_prefix > 0 && *of_prefix >= self.per_prefix {
+            return Err(QuotaRefusal::Prefix);
         }
         let mut counts = self.held.borrow_mut();
         let held = counts.entry(key(realm, identity)).or_default();
@@ -121,10 +135,14 @@ impl Quotas for TestGate {
             return Err(QuotaRefusal::User);
         }
         *held += 1;
+        *of_prefix += 1;
         Ok(())
     }
 
-    fn release(&mut self, realm: &str, identity: &str) {
+    fn release(&mut self, realm: &str, identity: &str, prefix: IpAddr) {
+        let mut prefixes = self.prefixes.borrow_mut();
+        let of_prefix = prefixes.get_mut(&prefix).expect("released where it was acquired");
+        *of_prefix = of_prefix.checked_sub(1).expect("released once");
         let mut counts = self.held.borrow_mut();
         let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
@@ -330,6 +348,7 @@ pub(crate) enum Outcome {
     Forward { worker: u16 },
     Move(MoveRequest),
     LookUp(CredentialQuery),
+    Wait(HeldUp),
     Drop(DropReason),
     Later,
 }
@@ -345,6 +364,7 @@ impl From<Verdict<'_>> for Outcome {
                 Self::ToClient { client, bytes: [header.as_slice(), payload, &padding].concat() }
             }
             Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
+            Verdict::Wait(held_up) => Self::Wait(held_up),
             Verdict::Drop(Some(reason)) => Self::Drop(reason),
             Verdict::Drop(None) => Self::Later,
         }

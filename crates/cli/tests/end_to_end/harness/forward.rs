@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Dir, Metrics, Program, SOON, V4, eventually, http,
-    turnpike::{address_after, turnpike},
+    turnpike::{address_after, upgradable},
 };
 
 pub(crate) struct Forward {
@@ -33,7 +33,7 @@ impl Forward {
 
     pub(crate) fn start_in(dir: Dir, arguments: &[&str]) -> Self {
         let all: Vec<&str> = ["forward", "--admin", "127.0.0.1:0"].iter().chain(arguments).copied().collect();
-        let mut program = Program::start(turnpike(&all).current_dir(dir.path()));
+        let mut program = Program::start(upgradable(&all).current_dir(dir.path()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let forward = Self { program, admin, dir };
         eventually("/healthz answers 200", || (forward.health()? == 200).then_some(()));

@@ -6,6 +6,7 @@ mod program;
 mod stun;
 mod tls;
 mod turnpike;
+mod upgraded;
 
 use std::{
     collections::BTreeSet,
@@ -19,8 +20,11 @@ pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
-pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
+pub(crate) use turnpike::{
+    Load, PASSWORD, REALM, RUN, Reflect, Serve, USER, address_after, turnpike, upgradable,
+};
 pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
+pub(crate) use upgraded::{Upgraded, ends, lives};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);

@@ -26,6 +26,16 @@ pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     command
 }
 
+/// Where processes of tests have the sockets on which they can be asked to upgrade. None has its admin interface there.
+pub(crate) const RUN: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/run");
+
+/// The same, for one that has such a socket or asks at one.
+pub(crate) fn upgradable(arguments: &[&str]) -> Command {
+    let mut command = turnpike(arguments);
+    command.env("RUNTIME_DIRECTORY", RUN);
+    command
+}
+
 /// A running `turnpike serve`.
 pub(crate) struct Serve {
     pub(crate) program: Program,
@@ -67,7 +77,7 @@ impl Serve {
         }
         arguments.extend(more);
         let dir = Dir::new();
-        let mut program = Program::start(turnpike(&arguments).current_dir(dir.path()));
+        let mut program = Program::start(upgradable(&arguments).current_dir(dir.path()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
         let v6 = has_ipv6()

@@ -16,6 +16,7 @@ mod order;
 mod relays;
 mod spoofed;
 mod untouched;
+mod upgrade;
 mod vlan;
 mod xdp;
 
@@ -23,7 +24,7 @@ use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, turnpike};
+use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, upgradable};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -158,9 +159,9 @@ impl Links {
                 arguments.extend(values.iter().flat_map(|value| [flag, *value]));
             }
         }
-        let serve = turnpike(&arguments);
+        let serve = upgradable(&arguments);
         command.arg(serve.get_program()).args(serve.get_args()).args(more);
-        command.env("RUST_BACKTRACE", "1");
+        command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
         if !more.contains(&"--user") {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }

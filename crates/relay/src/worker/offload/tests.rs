@@ -23,7 +23,8 @@ use turnpike_turn::{
 use super::*;
 use crate::{
     Config, RelayAddress,
-    runtime::{Common, Listeners},
+    listening::Places,
+    runtime::Common,
     worker::{NOTHING, Worker},
 };
 
@@ -95,10 +96,11 @@ impl Bench {
             ..Config::default()
         };
         let layout = config.layout();
-        let listeners = Listeners { udp: vec![listen], ..Listeners::default() };
+        let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
+        let sockets = change.sockets.into_iter().next().unwrap();
         let common =
-            Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), Some(Arc::clone(&kernel)));
-        let (worker, ..) = Worker::new(0, &common).unwrap_or_else(|error| panic!("{error}"));
+            Common::new(config, layout, Arc::new(()), Arc::new(()), Some(Arc::clone(&kernel)), false);
+        let (worker, ..) = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
         let flows = kernel.flows().unwrap();
         let now = Now { ms: 1000, unix: 1_800_000_000 };
         let (random, bound) = (StdRng::seed_from_u64(7), BTreeSet::new());
