@@ -40,5 +40,6 @@ mod server_realms;
 mod server_replays;
 mod server_reply_sizes;
 mod server_robustness;
+mod server_shared_ports;
 mod server_stats;
 mod server_third_party;

@@ -201,6 +201,15 @@ impl<G: Gate> Server<G> {
         Answer::Reply
     }
 
+    /// The same where the code's own reason phrase would not say what the client can do about it.
+    pub(super) fn fail_because(&mut self, context: &Context<'_>, code: u16, reason: &str) -> Answer {
+        self.stats.error(code);
+        let to = &context.envelope;
+        let response = to.error_because(&mut self.reply, code, reason);
+        to.sign(response, self.config.software.as_deref());
+        Answer::Reply
+    }
+
     pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {
         self.stats.error(code);
         let response = to.error(&mut self.reply, code);

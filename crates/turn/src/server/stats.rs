@@ -69,6 +69,8 @@ pub struct Stats {
     pub permission_limit: u64,
     /// Requests refused because the allocation had all the channels it may have.
     pub channel_limit: u64,
+    /// Requests refused because the peer is another allocation's on the shared relayed transport address.
+    pub shared_peer_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
@@ -218,6 +220,7 @@ impl Stats {
             ("total", self.quota_refusals[1]),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
+            ("shared_peer", self.shared_peer_limit),
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
             ("connections_user", self.connection_limit[2]),
@@ -271,6 +274,7 @@ impl Stats {
             quota_refusals,
             permission_limit,
             channel_limit,
+            shared_peer_limit,
             drain_refusals,
             loop_refusals,
             connection_events,
@@ -290,6 +294,7 @@ impl Stats {
         self.allocations_opened += allocations_opened;
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
+        self.shared_peer_limit += shared_peer_limit;
         self.drain_refusals += drain_refusals;
         self.loop_refusals += loop_refusals;
         self.redirects += redirects;
