@@ -62,6 +62,8 @@ pub(crate) struct Ports {
     pools: Vec<Pool>,
     range: RangeInclusive<u16>,
     options: UdpOptions,
+    /// Of sockets that several allocations share.
+    shared_options: UdpOptions,
     /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
     next: [AtomicUsize; 2],
     most_reservations: usize,
@@ -92,17 +94,19 @@ struct Pool {
 
 impl Ports {
     pub(crate) fn new(config: &Config) -> Self {
+        let options = |buffer| UdpOptions {
+            gro: config.datapath == Datapath::Gso,
+            ip_header: true,
+            errors: true,
+            recv_buffer: Some(buffer),
+            send_buffer: Some(buffer),
+            ..UdpOptions::default()
+        };
         Self {
             pools: config.relay.iter().copied().map(Pool::new).collect(),
             range: config.ports.clone(),
-            options: UdpOptions {
-                gro: config.datapath == Datapath::Gso,
-                ip_header: true,
-                errors: true,
-                recv_buffer: Some(config.relay_buffer),
-                send_buffer: Some(config.relay_buffer),
-                ..UdpOptions::default()
-            },
+            options: options(config.relay_buffer),
+            shared_options: options(config.listener_buffer),
             next: Default::default(),
             most_reservations: config.max_reservations(),
             reservations: Mutex::default(),
@@ -122,7 +126,9 @@ impl Ports {
         now_ms: u64,
     ) -> Result<Opened, Refusal> {
         match wish.port {
-            PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true, Self::bind)),
+            PortWish::Any | PortWish::Own => {
+                self.in_turn(wish.family, |pool| self.draw(pool, |_| true, Self::bind))
+            }
             PortWish::Even => {
                 self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2), Self::bind))
             }
@@ -132,6 +138,13 @@ impl Ports {
             }
             PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
+    }
+
+    /// Opens a socket for datagrams that several allocations are to share, on any port.
+    pub(crate) fn open_shared(&self, family: Family) -> Result<Opened, Refusal> {
+        self.in_turn(family, |pool| {
+            self.draw(pool, |_| true, |ports, pool, port| ports.bind_with(&ports.shared_options, pool, port))
+        })
     }
 
     /// Whether this is a relayed transport address of somebody, as bound or as clients are told.
@@ -271,7 +284,11 @@ impl Ports {
     }
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
-        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
+        self.bind_with(&self.options, pool, port)
+    }
+
+    fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
+        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
         pool.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })

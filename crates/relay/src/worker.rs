@@ -6,6 +6,8 @@ mod handoff;
 pub(crate) mod offload;
 mod out;
 mod peers;
+mod relays;
+mod shared;
 mod streams;
 
 use std::{
@@ -17,16 +19,14 @@ use std::{
 
 use turnpike_net::{
     CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
-    error_queue::{self, IcmpError},
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
 };
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Source, Transport,
+        Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId, LookupId, RelayId,
+        Seat, Server, ServerConfig, Source, Transport,
     },
     time::Now,
 };
@@ -37,21 +37,22 @@ use crate::{
     dtls::Associations,
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
-    ports::{Opened, Ports, Refusal},
+    ports::Ports,
     runtime::{Common, Listeners, listen_error},
     stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
 use offload::Offload;
-use out::{Out, side};
+use out::Out;
+use relays::Holder;
+use shared::SharedPorts;
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
-/// Datagrams taken from one listener in one tick, so that relay sockets get their turn.
-const LISTENER_SHARE: usize = 512;
-/// ICMP errors read from one socket in one tick.
-const ERRORS: usize = 16;
+/// Datagrams taken in one tick from one listener, or from one relay socket that several allocations have, so that others get their
+/// turn.
+const SHARE: usize = 512;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
@@ -81,7 +82,7 @@ enum Role {
     Dtls(usize),
     /// For plain UDP and DTLS.
     Both(usize, usize),
-    Relay(RelayId),
+    Relay(Holder),
 }
 
 /// What came behind a message, on a stream.
@@ -121,6 +122,7 @@ pub(crate) struct Worker {
     roles: Vec<Role>,
     peers: Peers,
     ports: Arc<Ports>,
+    shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
@@ -178,6 +180,7 @@ impl Worker {
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
             ports: Arc::clone(ports),
+            shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
@@ -281,7 +284,7 @@ impl Worker {
                 let role = usize::try_from(event.token).ok().and_then(|index| self.roles.get(index)).copied();
                 match role {
                     Some(Role::Listener(place)) => self.receive_from_clients(now, place),
-                    Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    Some(Role::Relay(holder)) => self.receive_from_peers(now, holder, event),
                     Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
                     Some(Role::Both(plain, place)) => self.receive_by_dtls(now, place, Some(plain)),
                     _ if event.token == WAKER => {
@@ -326,7 +329,7 @@ impl Worker {
 
     fn receive_from_clients(&mut self, now: Now, place: usize) {
         let Listener { socket, .. } = self.listeners[place];
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
@@ -370,92 +373,11 @@ impl Worker {
         }
     }
 
-    fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
-        let Some(socket) = self.out.relay_socket(relay) else { return };
-        let Some(socket) = self.sockets.get(socket) else { return };
-        if event.error {
-            let mut errors = [None; ERRORS];
-            let mut count = 0;
-            let _ = error_queue::read(socket, ERRORS, |error| {
-                errors[count] = Some(error);
-                count += 1;
-            });
-            for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
-                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
-                self.out.reply(verdict);
-            }
-        }
-        let Ok(received) = self.rx.recv(socket) else { return };
-        for buffer in self.rx.buffers(received) {
-            for datagram in buffer.datagrams() {
-                let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
-                self.out.carry_out(&self.rx, &buffer, verdict);
-            }
-        }
-    }
-
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.out.streams.flush(&self.rx, &self.poller);
         self.out.dtls.flushed();
         self.rx.reset();
-    }
-
-    /// Opens the relay sockets of a new allocation and answers its client.
-    fn open(&mut self, now: Now, request: &OpenRequest) {
-        let first = self.open_one(now, request.allocation, &request.first);
-        let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
-        let verdict = self.server.opened(now, request.allocation, first, second);
-        self.out.reply(verdict);
-    }
-
-    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
-        if wish.transport == RelayTransport::Tcp {
-            return self.open_tcp(allocation, wish);
-        }
-        let owner = self.server.owner(allocation).unwrap_or_default();
-        let opened = match self.ports.open(wish, owner, now.ms) {
-            Ok(opened) => opened,
-            Err(refusal) => return self.refuse(refusal),
-        };
-        let Opened { socket, relayed } = opened;
-        let bound = socket.local_addr();
-        let relay = RelayId { allocation, family: wish.family };
-        match self.adopt(socket, Role::Relay(relay)) {
-            Ok(id) => {
-                self.out.set_relay(allocation, wish.family, id);
-                if let Some(offload) = &mut self.offload {
-                    offload.relay_opened(relay, id, bound);
-                }
-                OpenResult::Opened { relayed }
-            }
-            Err(_) => {
-                self.ports.release(bound);
-                self.refuse(Refusal::File)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) -> OpenResult {
-        let remedy = match refusal {
-            Refusal::Port => {
-                self.counted.ports_exhausted += 1;
-                "every relay port is taken: widen --relay-ports or add a --relay-ip"
-            }
-            Refusal::File => {
-                self.counted.files_exhausted += 1;
-                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
-            }
-            Refusal::Family | Refusal::Reservation => return refusal.result(),
-        };
-        if !self.complained {
-            self.complained = true;
-            tracing::warn!(
-                worker = self.number,
-                "allocation refused with 508: {remedy}; said once, counted on"
-            );
-        }
-        refusal.result()
     }
 
     /// Takes a socket into the table and watches it.
@@ -526,20 +448,6 @@ impl Worker {
         let Some(own) = self.mailboxes.get(self.number) else { return };
         let answer = PendingLookup::new(query.lookup, own.worker.clone());
         self.server.gate_mut().look_up(query, answer);
-    }
-
-    fn close(&mut self, relay: RelayId) {
-        let pair = self.out.relays.get_mut(relay.allocation.index as usize);
-        let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
-        if let Some(offload) = &mut self.offload {
-            offload.relay_closed(relay);
-        }
-        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
-        self.out.tx.flush(&mut self.sockets, &self.rx);
-        self.roles[id.0 as usize] = Role::Free;
-        if let Some(socket) = self.sockets.remove(id) {
-            self.ports.release(socket.local_addr());
-        }
     }
 
     /// Carries out what the control thread and other workers ask for; true means the end.

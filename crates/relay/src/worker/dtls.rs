@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use turnpike_net::{Buffer, Span};
 use turnpike_turn::time::Now;
 
-use super::{LISTENER_SHARE, NOTHING, Role, Worker};
+use super::{NOTHING, Role, SHARE, Worker};
 use crate::{Config, StartError, dtls::Associations};
 
 impl Worker {
@@ -34,7 +34,7 @@ impl Worker {
         if self.rx.room() < Associations::ROOM {
             self.flush();
         }
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.room() >= Associations::ROOM {
             let Some(socket) = self.sockets.get(self.out.dtls.socket(place)) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };

@@ -8,7 +8,7 @@ use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use super::side;
+use super::out::side;
 use crate::link::Way;
 
 /// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq, which hands
@@ -114,7 +114,7 @@ impl Offload {
         self.across
     }
 
-    /// A relay socket for datagrams has been opened, or has come from another worker.
+    /// A relay socket for datagrams has been opened, is shared with this allocation, or has come from another worker.
     pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
         let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
@@ -123,10 +123,11 @@ impl Offload {
         self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
     }
 
-    /// A relay socket is about to be closed, or to leave; its flows are gone.
-    pub(super) fn relay_closed(&mut self, relay: RelayId) {
+    /// A relay socket is not this allocation's any more, and its flows are gone. `closes` says that it is nobody else's either.
+    pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
-        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
+        let socket = pair.and_then(|pair| pair[side(relay.family)].take());
+        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes) {
             self.emptied.forget(id, &self.flows);
         }
     }

@@ -10,8 +10,8 @@ use turnpike_turn::{
 };
 use turnpike_wire::address::canonical;
 
-use super::{Behind, Refusal, Worker};
-use crate::{peers::PeerEvent, stream::CloseReason};
+use super::{Behind, Worker};
+use crate::{peers::PeerEvent, ports::Refusal, stream::CloseReason};
 
 /// Connections accepted from one relayed transport address in one tick.
 const ACCEPTS: usize = 32;
