@@ -89,11 +89,13 @@ impl Plan {
             max_kernel_flows: settings.kernel_flows,
             kernel_hook: Hook::Best,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
+            coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
             server: server_config(settings, &layout, &relay, nonce_key),
             listen,
             streams,
             relay,
             ports: settings.ports.clone(),
+            shared_ports: settings.shared_ports,
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
@@ -105,8 +107,9 @@ impl Plan {
         Self { config, datapath_reason, notes }
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
-    /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets, though none without a port, and its client's
+    /// connection, each reserved port and each connection without an allocation one, each connection to a peer two, and some for
+    /// everything else.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -118,7 +121,7 @@ impl Plan {
             config.workers * 2 * (config.server.max_total_connections + PIPES)
         };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
-            + 2 * config.max_allocations
+            + (2 * config.max_allocations).min(config.ports.len() * config.relay.len())
             + config.max_reservations()
             + streams
             // Of a full house those who come and those who go are there together, until the tick is over.

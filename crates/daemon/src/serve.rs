@@ -212,6 +212,12 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
             None => tracing::info!("relaying on {}, ports {first}-{last}", address.bind),
         }
     }
+    if config.shared_ports > 0 {
+        tracing::info!(
+            "allocations of a worker share {} ports on each of these; there, an address of peers is one client's alone",
+            config.shared_ports
+        );
+    }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
     if let Some(kernel) = relay.kernel() {
         let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };

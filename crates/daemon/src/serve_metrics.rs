@@ -199,6 +199,7 @@ impl Families<'_, '_, WorkerSnapshot> {
     fn received(&mut self) -> fmt::Result {
         each!(self;
             "wakeups" "Times that the worker woke up." wakeups;
+            "pauses" "Times that the worker paused so that its next wake-up carries more (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
             "rx_would_block" "Receive calls that had nothing." rx.would_block;
             "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;

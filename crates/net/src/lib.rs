@@ -12,6 +12,7 @@
 //!
 //! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
+pub mod coalesce;
 pub mod copy;
 pub mod datapath;
 pub mod error_queue;
@@ -27,6 +28,7 @@ pub mod tx;
 pub mod unix;
 pub mod worker;
 
+pub use coalesce::Coalescer;
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
 pub use rx::{Buffer, Rx, Span};

@@ -53,6 +53,8 @@ pub struct Config {
     pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
+    /// By how long a worker may delay a datagram so that its next wake-up carries more ([`turnpike_net::Coalescer`]); zero by none.
+    pub coalesce: Duration,
     /// Relay addresses; several of a family are used in turn.
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
@@ -91,6 +93,7 @@ impl Default for Config {
             max_kernel_flows: 65_536,
             kernel_hook: Hook::Best,
             busy_poll: Duration::ZERO,
+            coalesce: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,
             shared_ports: 0,

@@ -141,6 +141,8 @@ pub struct WorkerSnapshot {
     pub tx: TxStats,
     /// Times that the worker woke up.
     pub wakeups: u64,
+    /// Times that it paused, so that its next wake-up carries more.
+    pub pauses: u64,
     /// Allocations refused because every port of the range is taken.
     pub ports_exhausted: u64,
     /// Allocations refused because the process may open no more files.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    Coalescer, CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket, limits,
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
 };
@@ -115,6 +115,8 @@ pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
     poller: Poller,
+    /// Where its wake-ups are to carry more.
+    coalescer: Option<Coalescer>,
     rx: Rx,
     out: Out,
     sockets: Sockets,
@@ -173,6 +175,7 @@ impl Worker {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
+            coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
@@ -253,7 +256,16 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
+        // Whoever is served by a stream, another worker or the control thread shall not wait for datagrams.
+        let mut by_datagrams = true;
+        if self.coalescer.is_some() {
+            // Without it, each pause is up to 50 us longer than it may be.
+            let _ = limits::exact_timers();
+        }
         loop {
+            if let Some(coalescer) = self.coalescer.as_mut().filter(|_| by_datagrams) {
+                coalescer.pause(self.rx.stats().datagrams);
+            }
             let mut looks = false;
             if let Some(offload) = &mut self.offload {
                 looks = offload.before_wait();
@@ -269,6 +281,10 @@ impl Worker {
                 }
             }
             now = self.now();
+            by_datagrams = true;
+            if let Some(coalescer) = &mut self.coalescer {
+                coalescer.woke();
+            }
             self.counted.wakeups += u64::from(!looks || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
@@ -287,13 +303,12 @@ impl Worker {
                     Some(Role::Relay(holder)) => self.receive_from_peers(now, holder, event),
                     Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
                     Some(Role::Both(plain, place)) => self.receive_by_dtls(now, place, Some(plain)),
-                    _ if event.token == WAKER => {
-                        if self.handle_commands(now) {
+                    _ => {
+                        by_datagrams = false;
+                        if self.serve_others(now, event) {
                             return;
                         }
                     }
-                    _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
-                    _ => self.serve_stream(now, event),
                 }
             }
             self.serve_accepted(now);
@@ -325,6 +340,16 @@ impl Worker {
             }
             self.publish(now.ms);
         }
+    }
+
+    /// What is no datagram: the control thread, other workers, streams of clients and of peers. True means the end.
+    fn serve_others(&mut self, now: Now, event: &Event) -> bool {
+        match event.token {
+            WAKER => return self.handle_commands(now),
+            FIRST_PEER_TOKEN.. => self.serve_peers(now, event),
+            _ => self.serve_stream(now, event),
+        }
+        false
     }
 
     fn receive_from_clients(&mut self, now: Now, place: usize) {
@@ -520,6 +545,7 @@ impl Worker {
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
+        counted.pauses = self.coalescer.as_ref().map_or(0, Coalescer::pauses);
         counted.ttl_expired = self.out.ttl_expired;
         counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
         counted.streams = self.out.streams.stats();

@@ -6,6 +6,7 @@
 
 mod support;
 
+mod coalescing;
 mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
