@@ -29,7 +29,9 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "relay-shared" "relay-coalesce"
+        "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory" "net-sockets" "net-spread" "net-zerocopy"
+        "net-io-uring"
     ],
 };
 
@@ -38,8 +40,11 @@ pub(crate) const PARTS: Shelf =
     Shelf { kind: "part", folder: "parts", texts: texts!["parts/": "relays" "forwarders"] };
 
 /// Tables of experiments.
-pub(crate) const SUITES: Shelf =
-    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "forward"] };
+pub(crate) const SUITES: Shelf = Shelf {
+    kind: "suite",
+    folder: "suites",
+    texts: texts!["suites/": "relay" "relay-thin-user-space" "forward"],
+};
 
 /// A file as it was read, or would be if there were one.
 #[derive(Clone, Debug, PartialEq, Eq)]
