@@ -31,7 +31,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
         "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "relay-shared" "relay-coalesce"
         "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory" "net-sockets" "net-spread" "net-zerocopy"
-        "net-io-uring"
+        "net-io-uring" "net-lookup"
     ],
 };
 
