@@ -1,6 +1,10 @@
 //! Several allocations on one relayed transport address: an address of peers is one client's alone, and whoever comes second is refused.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
@@ -12,36 +16,25 @@ use turnpike_turn::server::{
 const PORT: SharedPort = SharedPort(0);
 const OTHER_PORT: SharedPort = SharedPort(1);
 
-fn relayed(port: SharedPort, family: Family) -> OpenResult {
-    let SharedPort(number) = port;
+/// The relayed transport address of a port, and the number of its socket: each family has one.
+fn relayed(SharedPort(number): SharedPort, family: Family) -> (SocketAddr, SharedPort) {
     let relayed = match family {
         Family::V4 => address(&format!("203.0.113.1:{}", 50_000 + number)),
         Family::V6 => address(&format!("[2001:db8::1]:{}", 50_000 + number)),
     };
-    // Each socket is of one family.
-    OpenResult::Shared { relayed, port: SharedPort(2 * number + family as u16) }
+    (relayed, SharedPort(2 * number + family as u16))
 }
 
-/// The number of the socket that serves this family.
-fn socket(SharedPort(number): SharedPort, family: Family) -> SharedPort {
-    SharedPort(2 * number + family as u16)
+fn opened(port: SharedPort, family: Family) -> OpenResult {
+    let (relayed, port) = relayed(port, family);
+    OpenResult::Shared { relayed, port }
 }
 
 /// A client of this port with an allocation on a relay socket that others have too.
 fn shares(world: &mut World, from: u16, port: SharedPort) -> (Credentials, RelayId) {
     world.client = client(from);
-    let alice = world.credentials("alice", Scheme::Md5);
-    loop {
-        match world.feed(&Ask::allocate().signed(&alice).bytes()) {
-            Outcome::Open(request) => {
-                world.opened(request.allocation, relayed(port, Family::V4), None).success();
-                return (alice, world.last_opened());
-            }
-            // Of many clients in one second some are asked once more.
-            Outcome::Reply(bytes) => assert_eq!(Reply(bytes).code(), Some(438)),
-            other => panic!("{other:?}"),
-        }
-    }
+    let (relayed, port) = relayed(port, Family::V4);
+    world.allocated_sharing(relayed, port)
 }
 
 fn ask(world: &mut World, from: u16, ask: &Ask) -> Option<u16> {
@@ -52,7 +45,7 @@ fn ask(world: &mut World, from: u16, ask: &Ask) -> Option<u16> {
 fn claimant(world: &mut World, port: SharedPort, peer: &str) -> Option<RelayId> {
     let peer: IpAddr = peer.parse().unwrap();
     let family = if peer.is_ipv4() { Family::V4 } else { Family::V6 };
-    world.server.claimant(socket(port, family), peer, 1)
+    world.server.claimant(relayed(port, family).1, peer, 1)
 }
 
 #[test]
@@ -166,7 +159,7 @@ fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
     let wishes = (request.first.port, request.second.map(|second| second.port));
     assert_eq!(wishes, (PortWish::Any, Some(PortWish::Any)));
     let own = OpenResult::Opened { relayed: address("203.0.113.1:50100") };
-    world.opened(request.allocation, own, Some(relayed(PORT, Family::V6))).success();
+    world.opened(request.allocation, own, Some(opened(PORT, Family::V6))).success();
     let first = RelayId { family: Family::V6, ..world.last_opened() };
     world.ask(&Ask::permit(PEER).peer(PEER_V6).signed(&alice)).success();
     assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), Some(first));
@@ -197,8 +190,8 @@ fn a_shared_port_that_comes_too_late_is_given_back() {
     let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
     world.server.close_all(world.now, ClosedReason::Administrator);
     world.all_effects();
-    let opened = world.server.opened(world.now, request.allocation, relayed(PORT, Family::V4), None);
-    assert!(matches!(opened, Verdict::Drop(Some(DropReason::StaleRelay))));
+    let verdict = world.server.opened(world.now, request.allocation, opened(PORT, Family::V4), None);
+    assert!(matches!(verdict, Verdict::Drop(Some(DropReason::StaleRelay))));
     let relay = RelayId { allocation: request.allocation, family: Family::V4 };
     assert_eq!(world.all_effects(), [Effect::RelayClosed { relay }]);
 }
@@ -292,7 +285,7 @@ proptest! {
                 Step::Allocate(other) => {
                     let port = if other { OTHER_PORT } else { PORT };
                     if let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) {
-                        world.opened(request.allocation, relayed(port, Family::V4), None);
+                        world.opened(request.allocation, opened(port, Family::V4), None);
                     }
                 }
                 Step::Refresh(seconds) => _ = world.ask(&Ask::refresh(seconds).signed(&alice)),
@@ -314,7 +307,7 @@ proptest! {
                     let peer = IpAddr::from([198, 41, 0, n]);
                     let held = holders.of(port, peer);
                     prop_assert!(held.len() <= 1, "{} is held by {:?}", peer, held);
-                    prop_assert_eq!(world.server.claimant(socket(port, Family::V4), peer, 1), held.first().copied());
+                    prop_assert_eq!(world.server.claimant(relayed(port, Family::V4).1, peer, 1), held.first().copied());
                 }
             }
         }
