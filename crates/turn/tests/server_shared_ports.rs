@@ -9,7 +9,7 @@ use std::{
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use turnpike_turn::server::{
-    ClosedReason, DropReason, Effect, Family, OpenResult, PeerRules, PortWish, RelayId, ServerConfig,
+    ClosedReason, DropReason, Effect, Family, Link, OpenResult, PeerRules, PortWish, RelayId, ServerConfig,
     SharedPort, Verdict,
 };
 
@@ -194,6 +194,24 @@ fn a_shared_port_that_comes_too_late_is_given_back() {
     assert!(matches!(verdict, Verdict::Drop(Some(DropReason::StaleRelay))));
     let relay = RelayId { allocation: request.allocation, family: Family::V4 };
     assert_eq!(world.all_effects(), [Effect::RelayClosed { relay }]);
+}
+
+/// As data, on its way to another process.
+#[test]
+fn an_allocation_that_is_written_and_read_has_its_peers_still() {
+    let (mut here, mut there) = (World::new(), World::new());
+    let (alice, first) = shares(&mut here, 1, PORT);
+    assert_eq!(ask(&mut here, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
+    let text = serde_json::to_string(&here.server.snapshot(here.now, first.allocation).unwrap()).unwrap();
+    let allocation = there
+        .server
+        .restore(there.now, serde_json::from_str(&text).unwrap(), Link(0))
+        .expect("there is room");
+    assert_eq!(claimant(&mut there, PORT, "198.41.0.4"), Some(RelayId { allocation, ..first }));
+    let (bob, _) = shares(&mut there, 2, PORT);
+    assert_eq!(ask(&mut there, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
+    there.server.close_one(there.now, allocation, ClosedReason::Administrator);
+    assert_eq!(ask(&mut there, 2, &Ask::permit(PEER).signed(&bob)), None);
 }
 
 #[derive(Clone, Debug)]

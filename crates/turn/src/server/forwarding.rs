@@ -261,6 +261,11 @@ impl Forwarding {
             self.slots.push(Slot { generation: 0, entry: None });
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
+        for family in [Family::V4, Family::V6] {
+            if let Some(port) = entry.shared[family as usize] {
+                entry.peers(family).for_each(|peer| self.claims.take(port, peer, index));
+            }
+        }
         let slot = &mut self.slots[index as usize];
         slot.entry = Some(Box::new(entry));
         let generation = slot.generation;

@@ -64,7 +64,7 @@ pub struct RelayId {
 }
 
 /// A relay socket that several allocations of this worker share, numbered by the runtime: [`super::Server::claimant`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SharedPort(pub u16);
 
 /// Bytes that stand before a payload, held inline.
