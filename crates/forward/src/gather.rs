@@ -37,7 +37,7 @@ pub(crate) struct Gather {
 
 impl Gather {
     /// Whether to rest after this wake-up.
-    pub(crate) fn rests(&mut self, now: u64, wake_up: WakeUp) -> bool {
+    pub(crate) fn should_sleep(&mut self, now: u64, wake_up: WakeUp) -> bool {
         if wake_up.other > 0 {
             self.other = now;
             self.run = 0;
@@ -62,7 +62,7 @@ mod tests {
     const OTHER: WakeUp = WakeUp { lean: 3, other: 1 };
 
     fn after(gather: &mut Gather, from: u64, wake_ups: u32) -> Vec<bool> {
-        (0..wake_ups).map(|at| gather.rests(from + u64::from(at) / 2, LEAN)).collect()
+        (0..wake_ups).map(|at| gather.should_sleep(from + u64::from(at) / 2, LEAN)).collect()
     }
 
     #[test]
@@ -75,22 +75,22 @@ mod tests {
     #[test]
     fn slow_bulk_never_rests() {
         let mut gather = Gather::default();
-        assert!((0..100).all(|at| !gather.rests(1000 + at * (GAP_MS + 1), LEAN)));
+        assert!((0..100).all(|at| !gather.should_sleep(1000 + at * (GAP_MS + 1), LEAN)));
     }
 
     #[test]
     fn pieces_that_are_large_already_need_no_rest() {
         let mut gather = Gather::default();
         after(&mut gather, 1000, 12);
-        assert!(!gather.rests(1006, FULL));
-        assert!(gather.rests(1006, LEAN), "one of them does not end the run");
+        assert!(!gather.should_sleep(1006, FULL));
+        assert!(gather.should_sleep(1006, LEAN), "one of them does not end the run");
     }
 
     #[test]
     fn anything_else_is_served_without_a_rest_and_keeps_the_worker_alert() {
         let mut gather = Gather::default();
         after(&mut gather, 1000, 12);
-        assert!(!gather.rests(1006, OTHER));
+        assert!(!gather.should_sleep(1006, OTHER));
         let rests = after(&mut gather, 1006, 40);
         assert!(rests[..20].iter().all(|rests| !rests), "within {ALERT_MS} ms");
         assert!(rests[39]);

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The rules of one worker that the UDP engine serves.
-pub(crate) struct Around {
+pub(crate) struct WorkerRules {
     pub(crate) common: Arc<Common>,
     rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
 }
@@ -30,7 +30,7 @@ struct Entry {
     turns: u64,
 }
 
-impl Around {
+impl WorkerRules {
     pub(crate) fn new(common: Arc<Common>) -> Self {
         Self { common, rules: HashMap::default() }
     }
@@ -66,7 +66,7 @@ impl Around {
     }
 }
 
-impl Surroundings for Around {
+impl Surroundings for WorkerRules {
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool {
         self.rules.get(&rule).is_some_and(|entry| self.common.admits(&entry.state.rule, client))
     }

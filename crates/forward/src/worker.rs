@@ -21,7 +21,7 @@ use crate::{
     gather::{self, Gather},
     listen::{Acceptor, Bound, Kind, Tcp},
     state::RuleState,
-    surroundings::Around,
+    surroundings::WorkerRules,
     tcp, udp,
 };
 
@@ -65,7 +65,7 @@ pub(crate) struct Worker {
     tcp: tcp::Engine,
     /// Made for the first rule that needs it: its buffers are large.
     udp: Option<udp::Engine>,
-    around: Around,
+    around: WorkerRules,
     inbox: Inbox<Command>,
     snapshots: Arc<Snapshots>,
     started: Instant,
@@ -91,7 +91,7 @@ impl Worker {
             poller,
             tcp: tcp::Engine::new(Arc::clone(common), number == 0),
             udp: None,
-            around: Around::new(Arc::clone(common)),
+            around: WorkerRules::new(Arc::clone(common)),
             inbox,
             snapshots: Arc::default(),
             started,
@@ -187,7 +187,7 @@ impl Worker {
                     self.tcp.on_event(event, tick);
                 }
             }
-            if woken && self.obey(now) {
+            if woken && self.run_commands(now) {
                 self.publish(now);
                 return;
             }
@@ -197,14 +197,14 @@ impl Worker {
             }
             let mut wake_up = self.tcp.take_wake_up();
             wake_up.other += datagrams + u32::from(woken);
-            if self.gather.rests(now, wake_up) {
+            if self.gather.should_sleep(now, wake_up) {
                 thread::sleep(gather::REST);
             }
         }
     }
 
     /// Carries out what the control thread wants; `true` to stop.
-    fn obey(&mut self, now: u64) -> bool {
+    fn run_commands(&mut self, now: u64) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
             match command {

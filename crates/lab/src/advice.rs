@@ -3,7 +3,7 @@
 
 use crate::record::{Record, Round};
 use crate::stats;
-use crate::verdict::{Outcome, Reason, Verdict};
+use crate::verdict::{MetricVerdict, Outcome, Reason};
 use crate::void::Void;
 
 /// One cause of void runs.
@@ -16,7 +16,7 @@ pub struct Advice {
 }
 
 /// For each cause that cost one of these verdicts, or all runs of a subject.
-pub fn advice(record: &Record, verdicts: &[Verdict]) -> Vec<Advice> {
+pub fn advice(record: &Record, verdicts: &[MetricVerdict]) -> Vec<Advice> {
     let cost = |is: fn(&Reason) -> bool| {
         verdicts.iter().any(|verdict| match &verdict.outcome {
             Outcome::CannotTell { reasons, .. } => reasons.iter().any(is),

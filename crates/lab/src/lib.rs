@@ -79,4 +79,4 @@ pub use commands::{main, run};
 pub use error::LabError;
 pub use record::{Record, Round};
 pub use stop::Stop;
-pub use verdict::{Outcome, Verdict, judge};
+pub use verdict::{MetricVerdict, Outcome, judge};

@@ -133,7 +133,7 @@ impl Settings {
             max_pps,
             goals: loss.iter().map(|percent| percent / 100.0).collect(),
             width: width / 100.0,
-            short_s: (trial_s / 5.0).max(0.2),
+            short_s: (trial_s / 5.0).max(0.6).min(trial_s),
             long_s: trial_s,
             sum_s: trial_s * 3.0,
             ..Self::default()

@@ -100,7 +100,7 @@ pub enum Reason {
 
 /// One metric of one subject against the baseline.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct MetricVerdict {
     /// The metric's name.
     pub metric: String,
     /// The subject's name.
@@ -120,7 +120,7 @@ pub struct Verdict {
 }
 
 /// Judges one metric of one subject by the experiment's rules.
-pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
+pub fn judge(record: &Record, subject: &str, metric: &str) -> MetricVerdict {
     let rules = &record.experiment.rules;
     let baseline = record.baseline().unwrap_or_default().to_owned();
     let grounds = Grounds::of(record, &baseline, subject, metric);
@@ -144,7 +144,7 @@ pub fn judge(record: &Record, subject: &str, metric: &str) -> Verdict {
         }
     };
     let late = late_rounds(record, &baseline, subject, metric);
-    Verdict {
+    MetricVerdict {
         metric: metric.to_owned(),
         subject: subject.to_owned(),
         baseline,
@@ -182,7 +182,7 @@ impl Grounds {
     }
 }
 
-impl Verdict {
+impl MetricVerdict {
     /// How much better the subject is: above 1 is better whatever the metric's direction. `None` without an estimate;
     /// for a metric without direction, the plain ratio.
     pub fn gain(&self) -> Option<f64> {
@@ -219,7 +219,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for MetricVerdict {
     /// `packets_per_cpu_s: new against old: faster; 1.520 times as high (95 % interval 1.410 to 1.660, …)`: the metric
     /// first, so that one line of many can be found.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,8 +12,8 @@ use std::{
 use crate::support::{SOON, World, connect, peer};
 use turnpike_turn::client::{Client, Config, Event, Incoming, Timing};
 use turnpike_wire::{
-    frame::{Framer, MAX_MESSAGE_LEN},
-    indication::{self, MAX_HEADER_LEN},
+    frame::{self, Framer, MAX_MESSAGE_LEN},
+    indication::MAX_HEADER_LEN,
 };
 
 /// Enough that with two workers some lead from one to the other.
@@ -136,7 +136,7 @@ impl Traveller {
         loop {
             let mut header = [0; MAX_HEADER_LEN];
             let len = self.client.send_header(to, word.len().try_into().unwrap(), &mut header);
-            let padding = vec![0; indication::padding(word.len())];
+            let padding = vec![0; usize::from(frame::padding(word.len()))];
             self.way.send(&[&header[..len], word, &padding].concat());
             let mut buffer = [0; 2048];
             let heard = peer.recv_from(&mut buffer);

@@ -12,7 +12,8 @@ use turnpike_turn::{
     time::Now,
 };
 use turnpike_wire::{
-    indication::{self, MAX_HEADER_LEN},
+    frame,
+    indication::MAX_HEADER_LEN,
     integrity::{Key, KeyAlgorithm, userhash},
 };
 
@@ -142,7 +143,7 @@ impl Bench {
         let mut datagram = header[..len].to_vec();
         datagram.extend(payload);
         if len > 4 {
-            datagram.resize(datagram.len() + indication::padding(payload.len()), 0);
+            datagram.resize(datagram.len() + usize::from(frame::padding(payload.len())), 0);
         }
         self.deliver(&datagram);
     }

@@ -83,7 +83,7 @@ pub fn first(bytes: &[u8], limit: usize) -> Result<Frame, FrameError> {
     }
 }
 
-/// Zero bytes that a message of this length needs behind it on a stream, 0 to 3. STUN messages need none.
+/// Zero bytes that follow so many bytes: after the payload of an indication, and after ChannelData on a stream. 0 to 3.
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> u8 {
@@ -200,6 +200,11 @@ mod tests {
     fn padded(mut message: Vec<u8>) -> Vec<u8> {
         message.resize(message.len().next_multiple_of(4), 0);
         message
+    }
+
+    #[test]
+    fn padding_fills_up_to_four() {
+        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
     }
 
     #[test]

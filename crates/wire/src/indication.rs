@@ -154,12 +154,6 @@ pub fn write_header(
     header_len
 }
 
-/// Zero bytes that stand after a payload of this length (0 to 3).
-#[must_use]
-pub const fn padding(payload_len: usize) -> usize {
-    payload_len.wrapping_neg() & 3
-}
-
 const XOR_IPV4_LEN: u8 = 8;
 const XOR_IPV6_LEN: u8 = 20;
 
@@ -185,7 +179,7 @@ impl From<Invalid> for IndicationError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stun::Writer;
+    use crate::{frame, stun::Writer};
 
     const TRANSACTION: [u8; 12] = [0xB7, 0xE7, 0xA7, 0x01, 0xBC, 0x34, 0xD6, 0x86, 0xFA, 0x87, 0xDF, 0xAE];
 
@@ -250,7 +244,7 @@ mod tests {
         let mut header = [0xFF; MAX_HEADER_LEN];
         let length = write_header(Indication::Send, TRANSACTION, ipv4(), 3, &mut header);
         assert_eq!(header[..length], SEND_IPV4[..36]);
-        assert_eq!(padding(3), SEND_IPV4.len() - 36 - 3);
+        assert_eq!(usize::from(frame::padding(3)), SEND_IPV4.len() - 36 - 3);
     }
 
     #[test]
@@ -412,17 +406,13 @@ mod tests {
         for (peer, fixed) in [(ipv4(), 16), (ipv6(), 28)] {
             for payload in [0, 1, 2, 3, 4, 5, 1199, 1200, MAX_PAYLOAD_LEN - 1, MAX_PAYLOAD_LEN] {
                 write_header(Indication::Data, TRANSACTION, peer, payload, &mut header);
-                let expected = fixed + usize::from(payload) + padding(usize::from(payload));
+                let expected =
+                    fixed + usize::from(payload) + usize::from(frame::padding(usize::from(payload)));
                 let written = usize::from(u16::from_be_bytes([header[2], header[3]]));
                 assert_eq!(written, expected, "{payload}");
             }
             write_header(Indication::Data, TRANSACTION, peer, u16::MAX, &mut header);
             assert_eq!(header[2..4], [0xFF, 0xFC], "never wraps to a short one");
         }
-    }
-
-    #[test]
-    fn padding_fills_up_to_four() {
-        assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
     }
 }

@@ -2,6 +2,7 @@
 //! check. Bounded under `cargo test`, unbounded under `cargo bolero`.
 
 use turnpike_wire::address::canonical;
+use turnpike_wire::frame;
 use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};
 use turnpike_wire::stun::View;
 
@@ -16,7 +17,7 @@ fn check(bytes: &[u8]) {
         let mut header = [0; MAX_HEADER_LEN];
         let length = u16::try_from(view.data.len()).unwrap();
         let header_len = indication::write_header(which, [1; 12], view.peer, length, &mut header);
-        let padding = &[0; 3][..indication::padding(view.data.len())];
+        let padding = &[0; 3][..usize::from(frame::padding(view.data.len()))];
         let again = [&header[..header_len], view.data, padding].concat();
         let reparsed = indication::parse(which, &again).unwrap();
         assert_eq!((reparsed.peer, reparsed.data), (canonical(view.peer), view.data));

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
 use turnpike_wire::demux;
+use turnpike_wire::frame;
 use turnpike_wire::indication::{self, Indication, MAX_HEADER_LEN};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, Mac};
 use turnpike_wire::stun::{self, Class, Header, View, Writer, kind};
@@ -23,7 +24,7 @@ fn indication(which: Indication, peer: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let mut header = [0; MAX_HEADER_LEN];
     let length = u16::try_from(payload.len()).unwrap();
     let header_len = indication::write_header(which, [7; 12], peer, length, &mut header);
-    [&header[..header_len], payload, &[0; 3][..indication::padding(payload.len())]].concat()
+    [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 
 #[test]

@@ -14,6 +14,7 @@ use turn_types::message::{DATA, SEND};
 use turnpike_wire::address::canonical;
 use turnpike_wire::channel_data::{ChannelData, ChannelNumber};
 use turnpike_wire::demux;
+use turnpike_wire::frame;
 use turnpike_wire::indication::{self, Indication, IndicationError, MAX_HEADER_LEN, View};
 use turnpike_wire::stun::{self, Invalid};
 
@@ -49,7 +50,7 @@ fn ours(which: Indication, transaction: [u8; 12], peer: SocketAddr, payload: &[u
     let mut header = [0; MAX_HEADER_LEN];
     let length = u16::try_from(payload.len()).unwrap();
     let header_len = indication::write_header(which, transaction, peer, length, &mut header);
-    [&header[..header_len], payload, &[0; 3][..indication::padding(payload.len())]].concat()
+    [&header[..header_len], payload, &[0; 3][..usize::from(frame::padding(payload.len()))]].concat()
 }
 
 /// An attribute of a message that nobody in their right mind would send.

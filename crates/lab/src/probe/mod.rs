@@ -18,6 +18,8 @@ use crate::{error::LabError, metric, record::Round, topology::Topology};
 
 /// The name of the host where it stands beside namespaces.
 const HOST: &str = "host";
+/// What a tick is worth, in which Linux counts CPU time of processes (USER_HZ, proc_pid_stat(5)), seconds.
+const TICK_S: f64 = 0.01;
 
 /// What to look at.
 #[derive(Clone, Debug)]
@@ -211,9 +213,10 @@ impl Reading {
             let receiving = self.network_threads - earlier.network_threads;
             let own = self.subject.total() - earlier.subject.total() + receiving;
             // What is left of the core's time is not all of others: going idle and waking up again is nobody's, and part of what a
-            // datagram costs. Others may have spent their time elsewhere, so that neither figure alone is theirs.
+            // datagram costs. Others may have spent their time elsewhere, so that neither figure alone is theirs. Their time is
+            // counted in ticks: one more than there was is rounding.
             let left = (core_busy - own).max(0.0);
-            let foreign = left.min((self.others - earlier.others).max(0.0));
+            let foreign = left.min((self.others - earlier.others - TICK_S).max(0.0));
             put("network_threads_s", receiving);
             put("idle_transitions_s", left - foreign);
             put(metric::FOREIGN_PERCENT, foreign * 100.0 / (elapsed * scope.subject_cpus.len() as f64));
@@ -292,8 +295,9 @@ mod tests {
         };
         let foreign = |round, percent| close(metric::FOREIGN_PERCENT, round, percent);
         // Busy for 6 s: 4 by the subject, 1.5 in threads that receive for it, 0.5 elsewhere, of which others ran 0.2, or 3.
-        foreign(window(4.0, 4.0, 1.5, 0.2), 2.0);
-        close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.2), 0.3);
+        foreign(window(4.0, 4.0, 1.5, 0.21), 2.0);
+        close("idle_transitions_s", window(4.0, 4.0, 1.5, 0.21), 0.3);
+        foreign(window(4.0, 4.0, 1.5, 0.01), 0.0);
         foreign(window(4.0, 4.0, 1.5, 3.0), 5.0);
         foreign(window(4.0, 4.0, 2.0, 3.0), 0.0);
         foreign(window(4.0, 4.0, 1.5, 0.0), 0.0);

@@ -15,7 +15,7 @@ use crate::comparable::{Difference, comparable};
 use crate::metric;
 use crate::record::Record;
 use crate::stats;
-use crate::verdict::Verdict;
+use crate::verdict::MetricVerdict;
 
 /// Several records, the first of which the others are held against.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct Entry {
     /// In what it differs from the first record.
     pub differences: Vec<Difference>,
     /// Its deciding verdicts.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<MetricVerdict>,
     /// Median of the baseline in the deciding metric: what the machine gave on that day.
     pub baseline: Option<f64>,
     metric: String,
@@ -117,7 +117,7 @@ impl Comparison {
 }
 
 impl Entry {
-    fn row(&self, verdict: &Verdict) -> Row {
+    fn row(&self, verdict: &MetricVerdict) -> Row {
         let (ratio, interval) = verdict.estimate.map_or_else(Default::default, |e| {
             (format!("{:.3}", e.ratio()), format!("{:.3} to {:.3}", e.interval().low, e.interval().high))
         });

@@ -16,7 +16,7 @@ pub use row::{Change, insert_row, row};
 
 use crate::metric::{self, Direction};
 use crate::record::{self, Record, write_whole};
-use crate::verdict::{Verdict, judge};
+use crate::verdict::{MetricVerdict, judge};
 
 /// File name inside the record's directory.
 pub const FILE: &str = "report.html";
@@ -32,12 +32,12 @@ pub fn save_comparison(file: &Path, comparison: &Comparison) -> Result<(), recor
 }
 
 /// The verdict on the deciding metric for each subject but the baseline.
-pub fn verdicts(record: &Record) -> Vec<Verdict> {
+pub fn verdicts(record: &Record) -> Vec<MetricVerdict> {
     record.candidates().map(|subject| judge(record, subject, &record.experiment.metric)).collect()
 }
 
 /// The verdicts on all other metrics of a subject: those with a better direction first, then by name.
-pub fn other_verdicts(record: &Record, subject: &str) -> Vec<Verdict> {
+pub fn other_verdicts(record: &Record, subject: &str) -> Vec<MetricVerdict> {
     let mut names: Vec<&str> =
         record.metrics().into_iter().filter(|&name| name != record.experiment.metric).collect();
     names.sort_by_key(|name| (metric::direction(name) == Direction::Neither, *name));

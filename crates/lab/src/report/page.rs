@@ -7,7 +7,7 @@ use super::{other_verdicts, tables, verdicts};
 use crate::advice::advice;
 use crate::metric::{self, Direction};
 use crate::record::Record;
-use crate::verdict::{Outcome, Verdict};
+use crate::verdict::{MetricVerdict, Outcome};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -56,17 +56,17 @@ pub fn page(record: &Record) -> String {
 }
 
 /// All metrics as ratios and tables, and the plots of rounds, latencies and sweeps.
-fn figures(record: &Record, deciding: Vec<Verdict>) -> Markup {
+fn figures(record: &Record, deciding: Vec<MetricVerdict>) -> Markup {
     let metric = &record.experiment.metric;
-    let judged: Vec<Verdict> = record
+    let judged: Vec<MetricVerdict> = record
         .candidates()
         .zip(deciding)
         .flat_map(|(subject, first)| std::iter::once(first).chain(other_verdicts(record, subject)))
         .collect();
-    let is_telling = |verdict: &&Verdict| {
+    let is_telling = |verdict: &&MetricVerdict| {
         metric::direction(&verdict.metric) != Direction::Neither || verdict.metric == *metric
     };
-    let (telling, counters): (Vec<&Verdict>, Vec<&Verdict>) = judged.iter().partition(is_telling);
+    let (telling, counters): (Vec<&MetricVerdict>, Vec<&MetricVerdict>) = judged.iter().partition(is_telling);
     let ratios = plots::ratios(&ratio_rows(record, &telling));
     let rounds = plots::rounds(record, metric);
     let curve = |curve| PreEscaped(plots::sweeps(record, curve));
@@ -138,7 +138,7 @@ pub(super) fn class(outcome: &Outcome) -> &'static str {
     }
 }
 
-fn ratio_rows(record: &Record, judged: &[&Verdict]) -> Vec<Ratio> {
+fn ratio_rows(record: &Record, judged: &[&MetricVerdict]) -> Vec<Ratio> {
     let several = record.candidates().count() > 1;
     judged
         .iter()

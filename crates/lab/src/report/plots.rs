@@ -9,7 +9,7 @@ use plotters::prelude::*;
 use crate::metric;
 use crate::record::{Record, Round, Sweep};
 use crate::stats;
-use crate::verdict::{Outcome, Verdict};
+use crate::verdict::{MetricVerdict, Outcome};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -49,7 +49,7 @@ pub(super) struct Ratio {
 }
 
 impl Ratio {
-    pub(super) fn of(label: String, verdict: &Verdict) -> Option<Self> {
+    pub(super) fn of(label: String, verdict: &MetricVerdict) -> Option<Self> {
         let estimate = verdict.estimate?;
         let interval = estimate.interval();
         let floor = verdict.floor.map(|floor| floor.level);

@@ -2,7 +2,7 @@
 
 use crate::metric;
 use crate::record::Record;
-use crate::verdict::{Outcome, Verdict};
+use crate::verdict::{MetricVerdict, Outcome};
 
 /// What only the person who made the change knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn insert_row(log: &str, row: &str) -> Option<String> {
     Some(format!("{before}{end}{row}\n{}", after.concat()))
 }
 
-fn measured(verdict: &Verdict) -> String {
+fn measured(verdict: &MetricVerdict) -> String {
     let (Some(gain), Some(estimate)) = (verdict.gain(), &verdict.estimate) else {
         return format!("{}: {}", verdict.metric, verdict.outcome);
     };

@@ -7,7 +7,7 @@ use crate::bar::{Standing, hold};
 use crate::metric::{self, Direction};
 use crate::record::{Profile, Record, Round, Syscall};
 use crate::stats;
-use crate::verdict::{Outcome, Verdict};
+use crate::verdict::{MetricVerdict, Outcome};
 
 /// A row of [`cards`].
 pub(super) struct Row {
@@ -50,7 +50,7 @@ pub(super) fn cards(head: &[&str], rows: &[Row]) -> Markup {
 }
 
 /// One row a metric: the verdict stands next to it, where no screen is too narrow for it.
-pub(super) fn metrics(record: &Record, judged: &[&Verdict]) -> Markup {
+pub(super) fn metrics(record: &Record, judged: &[&MetricVerdict]) -> Markup {
     let several = record.candidates().count() > 1;
     let rows: Vec<Row> = judged.iter().map(|verdict| metric_row(record, verdict, several)).collect();
     let baseline = record.baseline().unwrap_or("baseline");
@@ -61,7 +61,7 @@ pub(super) fn metrics(record: &Record, judged: &[&Verdict]) -> Markup {
     )
 }
 
-fn metric_row(record: &Record, verdict: &Verdict, several: bool) -> Row {
+fn metric_row(record: &Record, verdict: &MetricVerdict, several: bool) -> Row {
     let name = &verdict.metric;
     let median = |subject: &str| {
         stats::median(&record.values(subject, name))

@@ -10,14 +10,14 @@ fn steady(metric: &str, rounds: usize, ratio: f64, noise: f64) -> Record {
     record(metric, &values)
 }
 
-fn reasons(verdict: &Verdict) -> &[Reason] {
+fn reasons(verdict: &MetricVerdict) -> &[Reason] {
     match &verdict.outcome {
         Outcome::CannotTell { reasons, .. } => reasons,
         other => panic!("a verdict: {other}"),
     }
 }
 
-fn rounds_needed(verdict: &Verdict) -> Option<u32> {
+fn rounds_needed(verdict: &MetricVerdict) -> Option<u32> {
     match &verdict.outcome {
         Outcome::CannotTell { rounds, .. } => *rounds,
         other => panic!("a verdict: {other}"),

@@ -225,7 +225,7 @@ impl Connection {
     fn take(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
         let data = &buffers.bytes[..len];
         match &mut self.role {
-            Role::Greeting { .. } => return self.greet(len, buffers, now),
+            Role::Greeting { .. } => return self.choose_role(len, buffers, now),
             Role::Echo { pending, written } => {
                 // Only called when all of the last is written.
                 pending.clear();
@@ -245,7 +245,7 @@ impl Connection {
         Ok(Next::Wait)
     }
 
-    fn greet(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
+    fn choose_role(&mut self, len: usize, buffers: &mut Buffers, now: Instant) -> io::Result<Next> {
         let Role::Greeting { bytes, len: had } = &mut self.role else { return Ok(Next::Wait) };
         let part = len.min(GREETING_LEN - *had);
         bytes[*had..*had + part].copy_from_slice(&buffers.bytes[..part]);

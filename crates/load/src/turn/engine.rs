@@ -11,7 +11,7 @@ use turnpike_turn::{
     },
     random::Seed,
 };
-use turnpike_wire::{channel_data::ChannelData, indication};
+use turnpike_wire::{channel_data::ChannelData, frame, indication};
 
 use super::{Config, Mode, Via, migrate::Moves, redirect::Course};
 use crate::{
@@ -432,7 +432,7 @@ impl Carrier for Engine {
         endpoint.prepare(len);
         let Header { bytes, len: start, .. } = &endpoint.header;
         let end = start + len;
-        let padding = if *pads { indication::padding(len) } else { 0 };
+        let padding = if *pads { usize::from(frame::padding(len)) } else { 0 };
         let mut fill = |out: &mut [u8]| {
             out[..*start].copy_from_slice(&bytes[..*start]);
             fill(&mut out[*start..end]);

@@ -2,7 +2,7 @@
 //! own and from them.
 
 mod clients;
-mod greet;
+mod session_setup;
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,7 +10,7 @@ use turnpike_measure::Rate;
 use turnpike_net::Datapath;
 
 pub(crate) use clients::Clients;
-pub(crate) use greet::PROBE;
+pub(crate) use session_setup::PROBE;
 
 use crate::{
     LoadError,
@@ -149,13 +149,13 @@ fn run_thread(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError>
     let mut clients = Clients::new(config.server, config.datapath, config.clients, share.0, shared.clock)?;
     let finished = match &config.profile {
         None => {
-            greet::set_up(&mut clients, shared, share, || {})?;
+            session_setup::set_up(&mut clients, shared, share, || {})?;
             echo::run(&mut clients, &config.plan(), shared, thread)?
         }
         Some(shaped) => {
             let listen = config.peer.unwrap_or(config.server);
             let mut ends = Ends::new(shaped, share, listen, config.datapath, clients.poller(), shared.clock)?;
-            greet::set_up(&mut clients, shared, share, || ends.receive_at_peer())?;
+            session_setup::set_up(&mut clients, shared, share, || ends.receive_at_peer())?;
             profile::run(&mut clients, ends, shared, thread)?
         }
     };

@@ -213,7 +213,7 @@ impl Client {
     }
 
     /// Writes what stands before a payload for this peer and returns its length: a ChannelData header where a channel
-    /// is bound, else a Send indication's, which needs [`indication::padding`] zero bytes after the payload.
+    /// is bound, else a Send indication's, which needs [`turnpike_wire::frame::padding`] zero bytes after the payload.
     pub fn send_header(
         &mut self,
         peer: SocketAddr,
