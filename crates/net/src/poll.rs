@@ -134,6 +134,15 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, token, both | libc::EPOLLET)
     }
 
+    /// From either of the two to nothing but a stream's end and its errors: bytes that come wake nobody up.
+    /// [`Poller::add_edge_writable`] leads back.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_edge_end(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, libc::EPOLLRDHUP | libc::EPOLLET)
+    }
+
     /// Also watches for writability, or stops to.
     ///
     /// # Errors

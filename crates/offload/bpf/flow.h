@@ -20,6 +20,8 @@ enum kind {
 	TO_PEER = 1,
 	/* A peer's datagram: becomes ChannelData. */
 	TO_CLIENT = 2,
+	/* A datagram of a forwarder's session, either way: it gets other addresses, and nothing else. */
+	FORWARD = 3,
 };
 
 struct flow {
@@ -63,12 +65,13 @@ struct state {
 /* Classes of UDP ports, two bits each. */
 enum { LISTENER = 1, RELAY = 2 };
 
-/* Indexes of `counts`. The first four are done, the rest went up for a reason. */
+/* Indexes of `counts`. The first five are done, the rest went up for a reason. */
 enum count {
 	COUNT_TO_PEER,
 	COUNT_TO_CLIENT,
 	/* From a client by two relayed addresses of ours to another client. */
 	COUNT_TURNED_BACK,
+	COUNT_FORWARDED,
 	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
 	COUNT_FAILED,
 	PASS_SUPER_PACKET,

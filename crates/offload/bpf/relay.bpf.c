@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
-/* Relays lone datagrams between bound channels at TC ingress. What it is not sure of goes up to user space, as if it were not there;
+/* Relays lone datagrams between bound channels, and forwards those of a forwarder's sessions, at TC ingress. What it is not sure of goes up to user space, as if it were not there;
  * `mirror.rs` decides the same in Rust, and tests hold the two together. */
 #include "flow.h"
 
@@ -302,8 +302,8 @@ struct way {
 	u32 interface;
 	/* UDP's, and the payload's. */
 	u16 length, check, payload;
-	/* By how many the TTL is less. */
-	u8 hops;
+	/* By how many the TTL is less; the TOS that it leaves with. */
+	u8 hops, tos;
 };
 
 /* Writes all headers. */
@@ -330,7 +330,7 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 		if ((void *)(udp + 1) > end)
 			return -1;
 		ethernet->protocol = HTONS(ETH_IPV6);
-		ip->first = HTONL((u32)6 << 28 | (u32)packet->tos << 20);
+		ip->first = HTONL((u32)6 << 28 | (u32)way->tos << 20);
 		ip->payload_length = HTONS(way->length);
 		ip->next = IPPROTO_UDP;
 		ip->hop_limit = packet->ttl - way->hops;
@@ -346,7 +346,7 @@ INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, con
 			return -1;
 		ethernet->protocol = HTONS(ETH_IPV4);
 		ip->version_length = 0x45;
-		ip->tos = packet->tos;
+		ip->tos = way->tos;
 		ip->total_length = HTONS(way->length + IPV4_LEN);
 		/* It may be cut into fragments further down: a socket's datagrams have no DF either, and an ID. */
 		ip->id = get_prandom_u32();
@@ -482,6 +482,8 @@ INLINE u32 judge(struct __sk_buff *skb, const struct packet *packet, const struc
 	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
 	way->interface = INTERFACE(READ_ONCE(*route));
 	way->hops = 1;
+	/* A forwarder's sockets send with none. */
+	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (!way->interface) {
 		u32 reason = way->came_with ? turn_back(way, now) : PASS_NO_ROUTE;
 
@@ -559,7 +561,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	}
 	skb->mark = 0;
 	if (!way->out_v6)
-		skb->priority = priority_of(packet->tos);
+		skb->priority = priority_of(way->tos);
 	return 0;
 }
 
@@ -598,7 +600,7 @@ INLINE int forward(struct __sk_buff *skb, const struct packet *packet, const str
 	add(way.state, way.payload);
 	if (way.next)
 		add(way.next, way.payload);
-	count(way.next ? COUNT_TURNED_BACK : way.came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
+	count(way.next ? COUNT_TURNED_BACK : way.flow.kind == FORWARD ? COUNT_FORWARDED : way.came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
 	return redirect_neigh(way.interface, 0, 0, 0);
 }
 

@@ -29,8 +29,9 @@ use strum::VariantArray as _;
 use crate::{
     error::{OffloadError, chain},
     flows::Flows,
-    layout::{self, Count, STATE_WORDS},
+    layout::{Count, STATE_WORDS},
     netlink::{Interface, Netlink, News},
+    ports::Ports,
     routes::Routes,
     slots::Slots,
     words::Words,
@@ -48,9 +49,9 @@ const LINKS: KernelVersion = KernelVersion::new(6, 6, 0);
 /// What the program is made for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients send their datagrams.
+    /// Where a server's clients send their datagrams; a forwarder has none here.
     pub listeners: Vec<SocketAddr>,
-    /// Ports of relayed transport addresses.
+    /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
     /// Flows that there may be, each in one direction.
     pub flows: u32,
@@ -85,6 +86,7 @@ pub(crate) struct Shared {
     pub(crate) states: Words,
     pub(crate) drained: Words,
     pub(crate) routes: Routes,
+    pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
@@ -135,11 +137,8 @@ impl Kernel {
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }
-        let classes = array(&mut object, "ports", 2048)?;
         let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
-        for (word, class) in classes.iter().zip(layout::classes(&listeners, settings.relay_ports.clone())) {
-            word.store(class, Ordering::Relaxed);
-        }
+        let ports = array(&mut object, "ports", 2048)?;
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
         let hook = match settings.hook {
             Hook::Best if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
@@ -150,6 +149,7 @@ impl Kernel {
             states: array(&mut object, "states", words(states) * STATE_WORDS)?,
             drained: array(&mut object, "drained", words(settings.sockets))?,
             routes: Routes::new(array(&mut object, "routes", words(settings.flows))?)?,
+            ports: Ports::new(ports, &listeners, settings.relay_ports.clone()),
             flows: data(take(&mut object, "flows")?)?,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
@@ -343,7 +343,7 @@ fn program(object: &mut Ebpf) -> Result<&mut SchedClassifier, OffloadError> {
     program.try_into().map_err(OffloadError::program)
 }
 
-fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
+pub(crate) fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
     object.take_map(name).ok_or_else(|| OffloadError::Object(format!("no map {name}")))
 }
 
@@ -354,7 +354,7 @@ fn data(map: Map) -> Result<MapData, OffloadError> {
     }
 }
 
-fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
+pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
     let data = data(take(object, name)?)?;
     Words::map(data.fd().as_fd(), len)
         .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })

@@ -53,6 +53,8 @@ pub enum Kind {
     ToPeer = 1,
     /// A datagram of a peer: becomes ChannelData.
     ToClient = 2,
+    /// A datagram of a forwarder's session, either way: it gets other addresses, and nothing else.
+    Forward = 3,
 }
 
 /// A flow.
@@ -124,7 +126,7 @@ pub const LISTENER: u64 = 1;
 /// A class of ports: those of relayed transport addresses.
 pub const RELAY: u64 = 2;
 
-/// What is counted, in the order of the program's counters. The first four were taken, all others went up for a reason.
+/// What is counted, in the order of the program's counters. The first five were taken, all others went up for a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
@@ -134,6 +136,8 @@ pub enum Count {
     ToClient,
     /// From a client by two relayed addresses of this machine to another client.
     TurnedBack,
+    /// Of a forwarder's session.
+    Forwarded,
     /// Dropped: the kernel refused a change when others had been made already.
     Failed,
     /// Coalesced by GRO: user space is cheaper for these.
@@ -247,6 +251,7 @@ mod tests {
             format!("\tCLIENT = {},", Kind::Client as u8),
             format!("\tTO_PEER = {},", Kind::ToPeer as u8),
             format!("\tTO_CLIENT = {},", Kind::ToClient as u8),
+            format!("\tFORWARD = {},", Kind::Forward as u8),
         ] {
             assert!(source.contains(&line), "{line}");
         }

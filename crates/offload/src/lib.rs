@@ -9,23 +9,29 @@
 //! ```
 //!
 //! - [`Kernel`] loads the program (`bpf/relay.bpf.c`), attaches it, and follows interfaces and routes.
-//! - [`Flows`] is a worker's way to its flows.
+//! - [`Flows`] is a worker's way to its flows; [`Emptied`] tells the program when what went up has left.
+//! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
 //! - [`mirror`] decides in Rust what the program decides, for tests and for readers.
 
+pub mod emptied;
 pub mod error;
 pub mod flows;
 pub mod kernel;
 pub mod layout;
 pub mod mirror;
 mod netlink;
+mod ports;
 mod routes;
 mod slots;
+pub mod sockmap;
 mod words;
 
+pub use emptied::Emptied;
 pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
 pub use kernel::{Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
+pub use sockmap::{Joined, Sockmap};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(

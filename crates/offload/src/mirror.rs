@@ -279,7 +279,10 @@ fn forward(
             Err(count) => return up(count, Some(until)),
         };
     }
-    let leaves_with_header = !to_peer || way.turned_back;
+    let leaves_with_header = way.flow.kind == Kind::ToClient as u8;
+    let forwards = flow.kind == Kind::Forward as u8;
+    // A forwarder's sockets send with none.
+    let tos = if forwards { 0 } else { packet.tos };
     let payload = if to_peer { &packet.udp[UDP + CHANNEL_DATA..] } else { &packet.udp[UDP..] };
     if to_peer && usize::from(packet.channel_data()[1]) != payload.len() {
         return up(Count::Padded, Some(until));
@@ -332,13 +335,13 @@ fn forward(
     let mut bytes = frame.bytes[..12].to_vec();
     if leaves_by_v6 {
         bytes.extend(ETH_IPV6.to_be_bytes());
-        bytes.extend([0x60 | packet.tos >> 4, packet.tos << 4, 0, 0]);
+        bytes.extend([0x60 | tos >> 4, tos << 4, 0, 0]);
         bytes.extend(to_be16(udp_length));
         bytes.extend([PROTOCOL, packet.ttl - hops]);
         bytes.extend([leaving.from, leaving.to].as_flattened());
     } else {
         let mut header = [0; IPV4];
-        header[..2].copy_from_slice(&[0x45, packet.tos]);
+        header[..2].copy_from_slice(&[0x45, tos]);
         header[2..4].copy_from_slice(&to_be16(ip_length));
         header[4..6].copy_from_slice(&moment.id);
         header[8..10].copy_from_slice(&[packet.ttl - hops, PROTOCOL]);
@@ -353,6 +356,7 @@ fn forward(
     bytes.extend(payload);
     let count = match (way.turned_back, to_peer) {
         (true, _) => Count::TurnedBack,
+        (false, _) if forwards => Count::Forwarded,
         (false, true) => Count::ToPeer,
         (false, false) => Count::ToClient,
     };

@@ -4,21 +4,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use super::side;
 use crate::link::Way;
 
-/// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq, which hands
-/// on eight packets at a time.
-const GAP_NS: u64 = 100_000;
-/// How long the program keeps a flow in user space after a super-packet; so long has a socket to be watched.
-const CALM_NS: u64 = turnpike_offload::layout::CALM_NS + GAP_NS;
-/// Between two looks at sockets that have had something, in milliseconds: soon after they had, and when the flow has been calm.
-const SOON_MS: u64 = 1;
-const CALM_MS: u64 = CALM_NS.div_ceil(1_000_000) + 1;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
@@ -127,7 +119,7 @@ impl Offload {
     pub(super) fn relay_closed(&mut self, relay: RelayId) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
-            self.emptied.forget(id, &self.flows);
+            self.emptied.forget(id.0, &self.flows);
         }
     }
 
@@ -252,13 +244,14 @@ impl Offload {
 
     /// Before the worker waits for events. True if it is to look only, and not to sleep.
     pub(super) fn before_wait(&mut self) -> bool {
-        self.emptied.before_ns = now_ns();
-        self.emptied.again && !self.emptied.watched.is_empty()
+        self.emptied.before_wait()
     }
 
     /// What the worker was told. `are_all` says that there is nothing else ready.
     pub(super) fn after_wait(&mut self, now_ms: u64, events: &[Event], are_all: bool) {
-        self.emptied.look(now_ms, events, are_all, &self.flows);
+        // The tokens of sockets for datagrams are their numbers.
+        let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
+        self.emptied.after_wait(now_ms, ready, !events.is_empty(), are_all, &self.flows);
     }
 
     /// Reads the counters of some sessions. True if there was something.
@@ -347,7 +340,7 @@ impl Offload {
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener, flows) else { return };
+        let Some(from_clients) = emptied.slot(listener.0, flows) else { return };
         if session.own.is_none() {
             let Ok(state) = flows.state() else { return };
             let own = NewFlow {
@@ -383,7 +376,7 @@ impl Offload {
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
                 None => {
                     flows.hold_up(own);
-                    emptied.touch(listener);
+                    emptied.touch(listener.0);
                     let flow = NewFlow {
                         kind: Kind::ToPeer,
                         remote: client.address,
@@ -406,9 +399,9 @@ impl Offload {
                 let _ = flows.extend(flow, expires_ns);
                 continue;
             }
-            let Some(from_peers) = emptied.slot(relay.id, flows) else { continue };
+            let Some(from_peers) = emptied.slot(relay.id.0, flows) else { continue };
             let Ok(state) = flows.state() else { continue };
-            emptied.touch(relay.id);
+            emptied.touch(relay.id.0);
             let flow = NewFlow {
                 kind: Kind::ToClient,
                 remote: channel.peer,
@@ -491,106 +484,6 @@ impl Channel {
         let Some((flow, state)) = self.to_client.take() else { return Across::default() };
         flows.remove(flow);
         Across { to_client: flows.give_back_state(state), ..Across::default() }
-    }
-}
-
-/// Which sockets have had something lately, and since when they are known to be empty. epoll tells it without being asked: a socket that is
-/// not among the ready ones is empty.
-#[derive(Default)]
-struct Emptied {
-    /// By the number of the socket, while flows need it.
-    places: Vec<Option<Place>>,
-    /// Numbers of those sockets that are watched.
-    watched: Vec<u32>,
-    /// When the wait began of which we look at the result.
-    before_ns: u64,
-    look_ms: u64,
-    /// At once, without waiting.
-    again: bool,
-    /// Counts waits.
-    wait: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Place {
-    /// In `drained`.
-    slot: u32,
-    is_watched: bool,
-    /// The last wait that told of the socket.
-    ready: u64,
-    /// Not after this was it touched last; 0 for not yet known.
-    touched_ns: u64,
-}
-
-impl Emptied {
-    /// The place of a socket.
-    fn slot(&mut self, SocketId(socket): SocketId, flows: &Flows) -> Option<u32> {
-        let at = socket as usize;
-        if self.places.len() <= at {
-            self.places.resize(at + 1, None);
-        }
-        if self.places[at].is_none() {
-            let place = |slot| Place { slot, is_watched: false, ready: 0, touched_ns: 0 };
-            self.places[at] = flows.socket().map(place);
-        }
-        self.places[at].map(|place| place.slot)
-    }
-
-    fn forget(&mut self, SocketId(socket): SocketId, flows: &Flows) {
-        if let Some(place) = self.places.get_mut(socket as usize).and_then(Option::take) {
-            flows.give_back_socket(place.slot);
-            self.watched.retain(|watched| *watched != socket);
-        }
-    }
-
-    /// Something may be on its way through this socket.
-    fn touch(&mut self, SocketId(socket): SocketId) {
-        let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
-        (place.ready, place.touched_ns) = (self.wait, 0);
-        if !place.is_watched {
-            place.is_watched = true;
-            self.watched.push(socket);
-        }
-    }
-
-    fn look(&mut self, now_ms: u64, events: &[Event], are_all: bool, flows: &Flows) {
-        self.wait += 1;
-        for event in events {
-            if let Ok(socket) = u32::try_from(event.token) {
-                self.touch(SocketId(socket));
-            }
-        }
-        // One look more behind whatever came: what is empty then was sent just now.
-        self.again = !self.watched.is_empty() && (!events.is_empty() || now_ms >= self.look_ms);
-        if !are_all || self.watched.is_empty() {
-            return;
-        }
-        let (wait, before_ns) = (self.wait, self.before_ns);
-        // What was queued before the wait began, and is not told of, was read and sent before.
-        let empty_ns = before_ns.saturating_sub(GAP_NS);
-        let mut next_ms = now_ms + CALM_MS;
-        let places = &mut self.places;
-        self.watched.retain(|socket| {
-            let Some(Some(place)) = places.get_mut(*socket as usize) else { return false };
-            if place.ready == wait {
-                next_ms = now_ms + SOON_MS;
-                return true;
-            }
-            if place.touched_ns == 0 {
-                place.touched_ns = before_ns;
-            }
-            flows.drained(place.slot, empty_ns);
-            if empty_ns < place.touched_ns {
-                next_ms = now_ms + SOON_MS;
-            }
-            place.is_watched = empty_ns < place.touched_ns + CALM_NS;
-            place.is_watched
-        });
-        self.look_ms = next_ms;
-    }
-
-    fn due(&self) -> Option<u64> {
-        (!self.watched.is_empty()).then_some(if self.again { 0 } else { self.look_ms })
     }
 }
 
