@@ -25,7 +25,9 @@ struct side {
 	u64 base;
 	/* Bytes since something came from the other side. */
 	u64 run;
-	u64 unused[5];
+	/* What had been seen when UP was set: so much has been passed on, or read before that. */
+	u64 handed;
+	u64 unused[4];
 };
 
 #define UP (1ULL << 63)
@@ -116,10 +118,12 @@ SEC("sk_skb/stream_verdict") int turnpike_chat(struct __sk_buff *skb) {
 		return SK_PASS;
 	seen = READ_ONCE(side->seen);
 	if ((!(seen & UP) || !(side->base & KNOWN)) && is_too_much(side, place, seen, len) && !(seen & UP)) {
-		__sync_fetch_and_or(&side->seen, UP);
-		place ^= 1;
-		ringbuf_output(&raised, &place, sizeof(place), 0);
-		place ^= 1;
+		u32 own = place ^ 1;
+
+		WRITE_ONCE(side->handed, seen);
+		/* Unless user space was first. */
+		if (!(__sync_fetch_and_or(&side->seen, UP) & UP))
+			ringbuf_output(&raised, &own, sizeof(own), 0);
 	}
 	WRITE_ONCE(side->run, side->run + len);
 	WRITE_ONCE(other->run, 0);

@@ -43,6 +43,7 @@ const SIDE_WORDS: usize = 8;
 const SEEN: usize = 0;
 const BASE: usize = 1;
 const RUN: usize = 2;
+const HANDED: usize = 3;
 /// In SEEN: what comes goes up.
 const UP: u64 = 1 << 63;
 /// In BASE: it is set.
@@ -141,6 +142,7 @@ impl Sockmap {
             let place = joined.place(side);
             self.word(place, BASE).store(0, Ordering::Relaxed);
             self.word(place, RUN).store(0, Ordering::Relaxed);
+            self.word(place, HANDED).store(0, Ordering::Relaxed);
             self.word(place, SEEN).store(UP, Ordering::Release);
             if let Err(error) = self.places.insert(cookie, number(place), 0) {
                 self.part(now, joined);
@@ -171,16 +173,35 @@ impl Sockmap {
         self.free.give_back(now, joined.pair);
     }
 
-    /// How many bytes have come from this side since the two were joined, and whether what comes goes up.
+    /// How many bytes have come from this side since the two were joined.
     #[must_use]
-    pub fn seen(&self, joined: &Joined, side: usize) -> (u64, bool) {
-        let seen = self.word(joined.place(side), SEEN).load(Ordering::Acquire);
-        (seen & !UP, seen & UP != 0)
+    pub fn seen(&self, joined: &Joined, side: usize) -> u64 {
+        self.word(joined.place(side), SEEN).load(Ordering::Acquire) & !UP
     }
 
-    /// What comes from this side goes up from now on; how many bytes came before. Those the kernel passes on, if not yet then soon.
-    pub fn raise(&self, joined: &Joined, side: usize) -> u64 {
-        self.word(joined.place(side), SEEN).fetch_or(UP, Ordering::AcqRel) & !UP
+    /// Whether what comes from this side goes up.
+    #[must_use]
+    pub fn is_up(&self, joined: &Joined, side: usize) -> bool {
+        self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0
+    }
+
+    /// How many of these bytes the kernel has passed on, or soon will have, and were read before that. All others are to be read.
+    #[must_use]
+    pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
+        match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
+            seen if seen & UP == 0 => seen,
+            _ => self.word(joined.place(side), HANDED).load(Ordering::Acquire),
+        }
+    }
+
+    /// What comes from this side goes up from now on. [`Sockmap::handed`] does not grow any more.
+    pub fn raise(&self, joined: &Joined, side: usize) {
+        let place = joined.place(side);
+        let seen = self.word(place, SEEN).fetch_or(UP, Ordering::AcqRel);
+        if seen & UP == 0 {
+            // The program writes the same, should it be at it.
+            self.word(place, HANDED).store(seen, Ordering::Release);
+        }
     }
 
     /// What comes from this side is passed on by the kernel again, unless more has come than these `taken` bytes, which have all been
@@ -275,8 +296,8 @@ mod tests {
             .lines()
             .filter_map(|line| line.trim().strip_prefix("u64 ")?.strip_suffix(';'))
             .collect();
-        assert_eq!(words, ["seen", "base", "run", "unused[5]"]);
-        assert_eq!((words[SEEN], words[BASE], words[RUN], SIDE_WORDS), ("seen", "base", "run", 3 + 5));
+        assert_eq!(words, ["seen", "base", "run", "handed", "unused[4]"]);
+        assert_eq!([SEEN, BASE, RUN, HANDED, SIDE_WORDS], [0, 1, 2, 3, 4 + 4]);
         assert!(source.contains(&format!("#define UP (1ULL << {})", UP.trailing_zeros())));
         assert!(source.contains(&format!("#define KNOWN (1ULL << {})", KNOWN.trailing_zeros())));
     }

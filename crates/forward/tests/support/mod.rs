@@ -11,7 +11,7 @@ use std::{
 };
 
 use turnpike_forward::{
-    Access, Address, ConnectionLog, ConnectionReport, Forwarder, Rule, RuleSnapshot, Settings,
+    Access, Address, ConnectionLog, ConnectionReport, Forwarder, Hook, Rule, RuleSnapshot, Settings,
 };
 use turnpike_net::Datapath;
 pub(crate) use turnpike_testkit::{PATIENCE, eventually};
@@ -25,6 +25,9 @@ pub(crate) fn settings() -> Settings {
     Settings {
         workers: 1,
         datapath: Datapath::Basic,
+        kernel: false,
+        max_kernel_flows: 1024,
+        kernel_hook: Hook::Best,
         busy_poll: Duration::ZERO,
         access: Access::default(),
         max_connections: 100_000,
