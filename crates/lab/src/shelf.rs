@@ -39,7 +39,7 @@ pub(crate) const PARTS: Shelf =
 
 /// Tables of experiments.
 pub(crate) const SUITES: Shelf =
-    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "forward"] };
+    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "forward" "forward-kernel"] };
 
 /// A file as it was read, or would be if there were one.
 #[derive(Clone, Debug, PartialEq, Eq)]
