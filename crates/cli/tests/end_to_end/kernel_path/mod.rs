@@ -1,4 +1,4 @@
-//! `serve --datapath kernel` on links of its own: what goes across is what user space would have sent, and nothing else.
+//! `serve` and `forward` with `--datapath kernel` on links of their own: what goes across is what user space would have sent, and nothing else.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -11,6 +11,7 @@ mod churn;
 mod client;
 mod ends;
 mod foreign;
+mod forwards;
 mod operator;
 mod order;
 mod relays;
@@ -136,20 +137,44 @@ impl Links {
         }
         let mut program = Program::start(&mut command);
         program.line_with(" on http://");
-        Server { program, _links: self }
+        Server { program, admin: 9641, _links: self }
+    }
+
+    /// A forwarder on the kernel path, with these rules and flags.
+    pub(crate) fn forward(&self, more: &[&str]) -> Server<'_> {
+        let mut command = Command::new("nsenter");
+        command.args(self.nsenter()).env_clear();
+        self.forward_as(command, more)
+    }
+
+    /// The same, started by a command that ends where the forwarder's begins.
+    pub(crate) fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
+        let mut arguments = vec!["forward", "--admin", "10.77.1.1:9642"];
+        for (flag, value) in [("--workers", "1"), ("--datapath", "kernel")] {
+            if !more.contains(&flag) {
+                arguments.extend([flag, value]);
+            }
+        }
+        let forward = turnpike(&arguments);
+        command.arg(forward.get_program()).args(forward.get_args()).args(more);
+        let mut program = Program::start(command.env("RUST_BACKTRACE", "1"));
+        program.line_with(" on http://");
+        Server { program, admin: 9642, _links: self }
     }
 }
 
-/// A running server.
+/// A running server or forwarder.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    /// Where its page is.
+    admin: u16,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], 9641);
+        let admin = SocketAddr::new(SERVER[0], self.admin);
         let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
         assert_eq!(status, 200);
         Metrics::new(text)
