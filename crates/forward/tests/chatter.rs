@@ -75,6 +75,7 @@ fn chatter_goes_across_and_totals_are_exact() {
     let (running, server) = start(1, |_| {});
     let (mut client, mut server) = open(&running, &server);
     let said = chat(&running, "r", &mut client, &mut server);
+    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
     let before = booked(&running);
     for round in 0..500 {
         let len = 1 + round % 3000;
@@ -252,7 +253,8 @@ fn a_connection_that_the_kernel_passes_on_is_not_idle() {
     }
     let (running, server) = start(1, |rule| rule.idle_timeout = Some(Duration::from_secs(2)));
     let (mut client, mut server) = open(&running, &server);
-    chat(&running, "r", &mut client, &mut server);
+    let said = chat(&running, "r", &mut client, &mut server);
+    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
     let before = booked(&running).kernel.bytes[0];
     for _ in 0..8 {
         thread::sleep(Duration::from_millis(500));

@@ -61,7 +61,9 @@ impl Emptied {
     pub fn forget(&mut self, socket: u32, flows: &Flows) {
         if let Some(place) = self.places.get_mut(socket as usize).and_then(Option::take) {
             flows.give_back_socket(place.slot);
-            self.watched.retain(|watched| *watched != socket);
+            if place.is_watched {
+                self.watched.retain(|watched| *watched != socket);
+            }
         }
     }
 

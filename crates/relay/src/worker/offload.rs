@@ -43,7 +43,7 @@ impl Across {
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
-    /// [`now_ns`] when the state machine's clock began.
+    /// [`turnpike_offload::now_ns`] when the state machine's clock began.
     base_ns: u64,
     /// By the index of their allocation.
     sessions: Vec<Option<Box<Session>>>,

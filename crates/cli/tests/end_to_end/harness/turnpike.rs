@@ -22,7 +22,7 @@ pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     // All servers and forwarders of all tests by another data path, and another way to copy.
     for (asked, variables) in [
         ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
-        ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"]),
+        ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
     ] {
         if let Some(value) = std::env::var_os(asked) {
             command.envs(variables.iter().map(|variable| (variable, &value)));
