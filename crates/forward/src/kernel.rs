@@ -1,7 +1,7 @@
 //! What rules need of the kernel beside sockets: loaded for the first rule that asks for it, at the start or by a reload, and kept until the
 //! end.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use turnpike_net::CopyMode;
 use turnpike_offload::{Flows, Kernel, Sockmap};
@@ -50,7 +50,7 @@ impl Loaded {
         if self.kernel.is_none() && rules.clone().any(|state| state.goes_across) {
             let kernel = Kernel::start(&turnpike_offload::Settings {
                 listeners: Vec::new(),
-                relay_ports: 1..=0,
+                relay_ports: RangeInclusive::new(1, 0),
                 flows: settings.max_kernel_flows,
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
                 hook: settings.kernel_hook,
