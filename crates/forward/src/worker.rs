@@ -167,12 +167,11 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
+        self.keep_time();
         loop {
             let due = self.due();
-            if let Some(engine) = &mut self.udp {
-                engine.before_wait();
-            }
-            match self.poller.wait_until(now, due) {
+            let at_most = self.udp.as_mut().and_then(udp::Engine::before_wait);
+            match self.poller.wait_until_within(now, due, at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -235,6 +234,13 @@ impl Worker {
         }
     }
 
+    /// What the kernel path waits for is due within tens of microseconds. On the worker's own thread.
+    fn keep_time(&self) {
+        if self.udp.as_ref().is_some_and(udp::Engine::goes_across) {
+            let _ = turnpike_net::limits::exact_timers();
+        }
+    }
+
     /// Carries out what the control thread wants; `true` to stop.
     fn obey(&mut self, now: u64) -> bool {
         self.inbox.acknowledge();
@@ -278,6 +284,7 @@ impl Worker {
             tracing::error!(worker = self.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
                 (fs.epoll.max_user_watches); copy is as auto");
         }
+        self.keep_time();
         let mut inherited = HashMap::new();
         for state in &change.leave {
             if Kind::of(state.rule.protocol) == Kind::Tcp {

@@ -192,6 +192,9 @@ impl Engine {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return false };
             let Ok(received) = self.rx.recv(listening) else { return false };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             for index in received.first..received.first + received.count {
                 self.send_to_target(key, index, tick);
             }
@@ -261,6 +264,9 @@ impl Engine {
                 }
                 Err(_) => break,
             };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
@@ -517,6 +523,9 @@ impl Engine {
     /// Sends what is queued, and closes the sockets that waited for it. The arena keeps what is still to be routed.
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
+        if let Some(offload) = &mut self.offload {
+            offload.flushed();
+        }
         self.copied = 0;
         for socket in self.leaving.drain(..) {
             self.sockets.remove(socket);

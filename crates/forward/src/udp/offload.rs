@@ -1,7 +1,10 @@
 //! Sessions that the kernel forwards itself (`turnpike_offload`): a flow each way, from a session's first datagram to its end, and what the
 //! two have counted. What they leave to user space takes its usual way, in the same order.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use turnpike_net::{SocketId, poll::Event};
 use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
@@ -42,24 +45,36 @@ pub(super) struct Across {
 impl Offload {
     fn new(flows: Flows, now: u64) -> Self {
         let base_ns = now_ns().saturating_sub(now.saturating_mul(1_000_000));
-        Self { flows, emptied: Emptied::default(), base_ns, open: 0, swept: now, sweep: 0 }
+        let emptied = Emptied::new(flows.gap_ns());
+        Self { flows, emptied, base_ns, open: 0, swept: now, sweep: 0 }
     }
 
-    /// When there is something to do without an event.
+    /// When there are counters to be read.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = (self.open > 0).then_some(self.swept + SWEEP_MS);
-        [sweep, self.emptied.due()].into_iter().flatten().min()
+        (self.open > 0).then_some(self.swept + SWEEP_MS)
     }
 
-    /// A listener is about to be closed, its sessions have ended.
-    pub(super) fn forget(&mut self, listener: SocketId) {
-        self.emptied.forget(listener.0, &self.flows);
+    /// A receive call has emptied this socket; what it brought is still to be sent.
+    pub(super) fn received(&mut self, socket: SocketId) {
+        self.emptied.received(socket.0);
+    }
+
+    /// All that was received has been sent.
+    pub(super) fn flushed(&mut self) {
+        self.emptied.flushed(&self.flows);
+    }
+
+    /// A socket is about to be closed, its flows are gone.
+    pub(super) fn forget(&mut self, SocketId(socket): SocketId) {
+        if let Some(number) = self.emptied.forget(socket) {
+            self.flows.give_back_socket(number);
+        }
     }
 
     /// Removes the flows of a session; what they have counted since the last time.
     pub(super) fn release(&mut self, across: Across) -> [Counted; 2] {
         self.open -= 1;
-        self.emptied.forget(across.outward.0, &self.flows);
+        self.forget(across.outward);
         [across.to_target, across.to_client].map(|flow| self.remove(flow))
     }
 
@@ -80,7 +95,7 @@ impl Offload {
         }
         let listener = listener.0;
         let [of_client, of_target] = [listener, outward.0].map(|socket| {
-            let slot = self.emptied.slot(socket, &self.flows);
+            let slot = self.emptied.slot(socket, || self.flows.socket());
             // What came until now may be on its way.
             self.emptied.touch(socket);
             slot
@@ -97,7 +112,7 @@ impl Offload {
                 if let Some(there) = there {
                     self.remove(there);
                 }
-                self.emptied.forget(outward.0, &self.flows);
+                self.forget(outward);
                 None
             }
         }
@@ -153,6 +168,11 @@ impl Engine {
         self.offload = Some(Offload::new(flows, now));
     }
 
+    /// Whether the kernel forwards sessions.
+    pub(crate) fn goes_across(&self) -> bool {
+        self.offload.is_some()
+    }
+
     /// The kernel forwards sessions of this rule, which was just added, where it can.
     pub(crate) fn offload_rule(&mut self, key: RuleKey) {
         for (_, state) in self.rules.iter_mut().filter(|(_, state)| state.key == key) {
@@ -160,11 +180,9 @@ impl Engine {
         }
     }
 
-    /// Before the worker waits for events.
-    pub(crate) fn before_wait(&mut self) {
-        if let Some(offload) = &mut self.offload {
-            offload.emptied.before_wait();
-        }
+    /// Before the worker waits for events: how long at most.
+    pub(crate) fn before_wait(&mut self) -> Option<Duration> {
+        self.offload.as_mut().and_then(|offload| offload.emptied.before_wait(now_ns()))
     }
 
     /// What the worker was told, before any of it is handled; `are_all` says that there is nothing else ready. True if the kernel has
@@ -173,7 +191,8 @@ impl Engine {
         let Some(Offload { flows, emptied, .. }) = &mut self.offload else { return false };
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
         let ready = of_ours.filter_map(|event| socket_of(&self.listeners, &self.sessions, event.token));
-        emptied.after_wait(tick.now, ready.map(|socket| socket.0), !events.is_empty(), are_all, flows);
+        let lost = self.rx.stats().kernel_drops;
+        emptied.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, lost, flows);
         self.sweep(tick)
     }
 

@@ -1,10 +1,13 @@
 //! Keeps the flows of the program in the kernel (`turnpike_offload`) from the effects of the state machine, brings back what they have
 //! counted, and tells the program when a socket has been emptied, so that nothing overtakes what went through user space.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State};
+use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
@@ -43,7 +46,7 @@ impl Across {
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
-    /// [`turnpike_offload::now_ns`] when the state machine's clock began.
+    /// [`now_ns`] when the state machine's clock began.
     base_ns: u64,
     /// By the index of their allocation.
     sessions: Vec<Option<Box<Session>>>,
@@ -87,13 +90,14 @@ struct Channel {
 
 impl Offload {
     pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+        let emptied = Emptied::new(flows.gap_ns());
         Self {
             flows,
             base_ns,
             sessions: Vec::new(),
             open: 0,
             relays: Vec::new(),
-            emptied: Emptied::default(),
+            emptied,
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
@@ -119,7 +123,9 @@ impl Offload {
     pub(super) fn relay_closed(&mut self, relay: RelayId) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
-            self.emptied.forget(id.0, &self.flows);
+            if let Some(number) = self.emptied.forget(id.0) {
+                self.flows.give_back_socket(number);
+            }
         }
     }
 
@@ -242,16 +248,26 @@ impl Offload {
         }
     }
 
-    /// Before the worker waits for events. True if it is to look only, and not to sleep.
-    pub(super) fn before_wait(&mut self) -> bool {
-        self.emptied.before_wait()
+    /// Before the worker waits for events: how long at most.
+    pub(super) fn before_wait(&mut self) -> Option<Duration> {
+        self.emptied.before_wait(now_ns())
     }
 
-    /// What the worker was told. `are_all` says that there is nothing else ready.
-    pub(super) fn after_wait(&mut self, now_ms: u64, events: &[Event], are_all: bool) {
+    /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
+    pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64) {
         // The tokens of sockets for datagrams are their numbers.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
-        self.emptied.after_wait(now_ms, ready, !events.is_empty(), are_all, &self.flows);
+        self.emptied.after_wait(now_ns(), ready, are_all, lost, &self.flows);
+    }
+
+    /// A receive call has emptied this socket; what it brought is still to be sent.
+    pub(super) fn received(&mut self, socket: SocketId) {
+        self.emptied.received(socket.0);
+    }
+
+    /// All that was received has been sent.
+    pub(super) fn flushed(&mut self) {
+        self.emptied.flushed(&self.flows);
     }
 
     /// Reads the counters of some sessions. True if there was something.
@@ -275,10 +291,9 @@ impl Offload {
         any
     }
 
-    /// When there is something to do without an event, in milliseconds.
+    /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
-        [sweep, self.emptied.due()].into_iter().flatten().min()
+        (self.open > 0).then_some(self.swept_ms + SWEEP_MS)
     }
 
     fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
@@ -340,7 +355,7 @@ impl Offload {
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener.0, flows) else { return };
+        let Some(from_clients) = emptied.slot(listener.0, || flows.socket()) else { return };
         if session.own.is_none() {
             let Ok(state) = flows.state() else { return };
             let own = NewFlow {
@@ -399,7 +414,7 @@ impl Offload {
                 let _ = flows.extend(flow, expires_ns);
                 continue;
             }
-            let Some(from_peers) = emptied.slot(relay.id.0, flows) else { continue };
+            let Some(from_peers) = emptied.slot(relay.id.0, || flows.socket()) else { continue };
             let Ok(state) = flows.state() else { continue };
             emptied.touch(relay.id.0);
             let flow = NewFlow {
@@ -500,3 +515,6 @@ fn family_of(ip: IpAddr) -> Family {
 fn is_link_local(address: SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
+
+#[cfg(test)]
+mod tests;
