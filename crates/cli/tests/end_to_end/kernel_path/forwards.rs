@@ -391,8 +391,6 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         "kernel_path::forwards::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
     on_links(TEST, |links| {
         let reflect = Reflect::start(PEER[0], &[]);
-        let target = UdpSocket::bind((CLIENT[0], 0)).expect("a free port");
-        drop(target);
         let rules = format!("udp://{}={}", at(0, 5000), reflect.address);
         let forward = links.forward(&[&rules]);
         let runs: Vec<Program> =
