@@ -29,7 +29,7 @@ use std::{
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+use crate::harness::{Metrics, Program, eventually, fetch, installed, may_load_programs, need, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -52,12 +52,7 @@ pub(crate) struct Links {
 
 /// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
 pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
-    // In a user namespace of its own nobody may load programs.
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let is_root = map.split_whitespace().eq(["0", "0", "4294967295"]) && fs::metadata("/root").is_ok();
-    if !is_root || Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout != b"0\n") {
-        return skip("only root may load programs into the kernel here");
-    }
+    need!(may_load_programs());
     need!(installed("nsenter"));
     need!(installed("ip"));
     in_namespaces(test, "n", &["ip", "link", "set", "lo", "up"], || {
