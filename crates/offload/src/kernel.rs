@@ -392,6 +392,8 @@ impl Watcher {
                     }
                     self.links.insert(interface.number, attached);
                 }
+                // Gone since it was asked for.
+                Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
                 Err(error) if starting => {
                     self.detach_all();
                     return Err(error);

@@ -1,11 +1,11 @@
 //! What an operator sees: at start, when interfaces come and go, and when the kernel path cannot be had.
 
-use std::{fs, process::Command, time::Duration};
+use std::{fs, net::SocketAddr, process::Command, time::Duration};
 
 use turnpike_testkit::alone::run;
 
-use super::{Links, by_each, client::received, on_links, relays::Pair};
-use crate::harness::{Program, SOON, eventually, turnpike};
+use super::{Links, PEER, SERVER, by_each, client::received, on_links, relays::Pair};
+use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
 
 const USER: &str = "65534";
 
@@ -125,6 +125,29 @@ fn a_neighbour_that_moves_is_followed() {
         pair.settle(&server);
         assert!(links.inside_says(&["ip", "neigh", "show", "dev", "p"]).contains(number));
     });
+}
+
+#[test]
+fn flows_that_have_all_come_up_at_once_go_across_again_under_load() {
+    by_each(
+        "kernel_path::operator::flows_that_have_all_come_up_at_once_go_across_again_under_load",
+        |links, datapath| {
+            let server = links.serve(&["--datapath", datapath]);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+                .to(reflect.address)
+                .with(&["--clients", "200", "--rate", "15000", "--duration", "8"])
+                .start();
+            eventually("they go across", || server.across() > 5000);
+            let no_route = server.passes("no_route");
+            links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
+            eventually("nothing does", || server.passes("no_route") > no_route + 1000);
+            links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
+            let before = server.across();
+            eventually("they go across again", || server.across() > before + 10_000);
+            assert_eq!(load.wait(SOON).code, Some(0));
+        },
+    );
 }
 
 #[test]
