@@ -9,8 +9,11 @@ use std::{
 };
 
 use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
+use turnpike_config::{
+    DatapathChoice,
+    forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
+};
+use turnpike_forward::{ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, Settings, StartError};
 use turnpike_net::Datapath;
 
 use crate::{
@@ -21,7 +24,7 @@ use crate::{
     control::{self, Service, Status, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_metrics, rlimit,
+    forward_metrics, kernel_path, rlimit,
 };
 
 /// Forwards until a signal ends it.
@@ -41,6 +44,8 @@ struct PortForwarder {
     settings: ForwardSettings,
     workers: usize,
     datapath: Datapath,
+    /// It has been said what the kernel's program was attached to.
+    says_kernel: bool,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     /// Behind the forwarder: it is there for as long as that.
@@ -59,8 +64,8 @@ impl PortForwarder {
         let workers =
             settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let (datapath, reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
+            DatapathChoice::Step(step) => (step, "as configured".to_owned()),
+            _ => Datapath::best(),
         };
         raise_open_files(&settings, workers);
 
@@ -70,7 +75,7 @@ impl PortForwarder {
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
+            Forwarder::start(&for_runtime(&settings, &settings, workers, datapath), &settings.rules, log)?;
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
@@ -78,12 +83,17 @@ impl PortForwarder {
         let pid_file = PidFile::write(settings.pid_file.as_deref())?;
         say_what_started(&settings, &forwarder, page.as_ref());
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
+        let says_kernel = say_kernel(&settings, &forwarder, &settings.rules, datapath);
 
         let forwarder = Arc::new(forwarder);
         if let Some(page) = page {
             // Weak, so that the last owner can stop the forwarder while a scrape is under way.
             let weak = Arc::downgrade(&forwarder);
-            let snapshots = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
+            let snapshots = move || {
+                weak.upgrade().map_or_else(Default::default, |forwarder| {
+                    (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
+                })
+            };
             let metrics = forward_metrics::page(snapshots, Arc::clone(status), log_counts);
             let hosts = settings.admin_hosts.clone();
             admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
@@ -94,6 +104,7 @@ impl PortForwarder {
             settings,
             workers,
             datapath,
+            says_kernel,
             forwarder,
             records,
             pid_file,
@@ -106,7 +117,11 @@ impl PortForwarder {
         say_warnings(&warnings);
         control::say_unchangeable(&self.started.unchangeable(&new));
         let records = open_records(&new)?;
-        say_left_out(&self.forwarder.reload(&for_runtime(&new, self.workers, self.datapath), &new.rules)?);
+        let runtime = for_runtime(&new, &self.started, self.workers, self.datapath);
+        say_left_out(&self.forwarder.reload(&runtime, &new.rules)?);
+        if !self.says_kernel {
+            self.says_kernel = say_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
+        }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
@@ -156,10 +171,19 @@ impl Service for PortForwarder {
     }
 }
 
-fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
+/// `started` is what the forwarder was started with, for what a reload cannot change.
+fn for_runtime(
+    settings: &ForwardSettings,
+    started: &ForwardSettings,
+    workers: usize,
+    datapath: Datapath,
+) -> Settings {
     Settings {
         workers,
         datapath,
+        kernel: started.datapath == DatapathChoice::Kernel,
+        max_kernel_flows: started.kernel_flows,
+        kernel_hook: Hook::Best,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
@@ -198,6 +222,24 @@ fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: Opt
         tracing::info!("listening on {transport} {address} for {targets} ({protocol}, rule {})", id.0);
     }
     admin::say_where(page);
+}
+
+/// What the kernel forwards itself, if it does, and what that means.
+fn say_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
+    let by_default = started.datapath == DatapathChoice::Kernel;
+    let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
+    for rule in rules.iter().filter(asked) {
+        if let Some(obstacle) = rule.kernel_obstacle() {
+            tracing::info!("rule {}: its datagrams stay in user space: {obstacle}", rule.id.0);
+        }
+    }
+    let Some(kernel) = forwarder.kernel() else { return false };
+    kernel_path::say(&kernel, started.kernel_flows, datapath);
+    tracing::warn!(
+        "what the kernel forwards itself never meets this machine's firewall (netfilter), nor its IPsec policies: clients are kept away \
+         by allow and deny alone"
+    );
+    true
 }
 
 /// Each connection has two sockets and, as bulk, two pipes; pipes are pooled, and few connections are bulk at a time.

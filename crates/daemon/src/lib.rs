@@ -24,6 +24,7 @@ mod error;
 mod exposition;
 mod forward;
 mod forward_metrics;
+mod kernel_path;
 mod log_limit;
 mod log_queue;
 pub mod logging;

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{net::TcpListener, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_relay::{CredentialStore, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     control::{self, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
+    kernel_path,
     own_addresses::OwnAddresses,
     plan::{self, Plan},
     rlimit, serve_metrics,
@@ -220,18 +221,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
     if let Some(kernel) = relay.kernel() {
-        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
-        let interfaces = kernel.interfaces();
-        let where_to = if interfaces.is_empty() {
-            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
-        } else {
-            format!("to {} ({how})", interfaces.join(", "))
-        };
-        let flows = config.max_kernel_flows;
-        tracing::info!(
-            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
-            config.datapath
-        );
+        kernel_path::say(kernel, config.max_kernel_flows, config.datapath);
     }
     admin::say_where(page);
     for note in &plan.notes {

@@ -12,8 +12,7 @@ use prometheus_client::{
 };
 use strum::VariantArray as _;
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    WorkerSnapshot,
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, WorkerSnapshot,
 };
 
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
     certificates::Told,
     control::Status,
     exposition::{self, Common, Families, by_name, count, counter, counts},
+    kernel_path,
     log_limit::LogCounts,
 };
 
@@ -112,32 +112,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
         )?;
-        let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
-        let passes =
-            counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
-        let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
-        counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
-        let mut single = |name, help: &str, value: u64| {
-            counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
-        };
-        single(
-            "kernel_dropped",
-            "Datagrams that were dropped because the kernel refused to change them.",
-            kernel.counts[KernelCount::Failed as usize],
-        )?;
-        single(
-            "kernel_flows_refused",
-            "Flows that stay in user space because the kernel's table was full.",
-            kernel.refused,
-        )?;
-        for (name, help, value) in [
-            ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
-            ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
-        ] {
-            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            metric.encode_gauge(&value)?;
-        }
-        Ok(())
+        kernel_path::encode(&mut self.encoder, kernel)
     }
 
     /// Files are named as the configuration names them.

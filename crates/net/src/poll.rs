@@ -134,6 +134,15 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, fd, token, both | libc::EPOLLET)
     }
 
+    /// From either of the two to nothing but a stream's end and its errors: bytes that come wake nobody up.
+    /// [`Poller::add_edge_writable`] leads back.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_edge_end(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, libc::EPOLLRDHUP | libc::EPOLLET)
+    }
+
     /// Also watches for writability, or stops to.
     ///
     /// # Errors
@@ -179,7 +188,20 @@ impl Poller {
     /// # Errors
     /// Those of epoll_wait(2) but EINTR, and of timerfd_settime(2).
     pub fn wait_until(&mut self, now: u64, due: Option<u64>) -> io::Result<&[Event]> {
-        if due.is_some_and(|due| due <= now) {
+        self.wait_until_within(now, due, None)
+    }
+
+    /// The same, but no longer than `at_most`, which is finer than the clock's milliseconds; zero only looks.
+    ///
+    /// # Errors
+    /// As for [`Poller::wait_until`].
+    pub fn wait_until_within(
+        &mut self,
+        now: u64,
+        due: Option<u64>,
+        at_most: Option<Duration>,
+    ) -> io::Result<&[Event]> {
+        if due.is_some_and(|due| due <= now) || at_most.is_some_and(|time| time.is_zero()) {
             self.wait(Some(Duration::ZERO))?;
             self.lively = !self.events.is_empty();
             return Ok(&self.events);
@@ -191,14 +213,14 @@ impl Poller {
             self.alarm = Some(due);
         }
         if self.lively && !self.busy_poll.is_zero() {
-            let until = Instant::now() + self.busy_poll;
+            let until = Instant::now() + at_most.map_or(self.busy_poll, |time| time.min(self.busy_poll));
             while Instant::now() < until {
                 if !self.wait(Some(Duration::ZERO))?.is_empty() {
                     return Ok(&self.events);
                 }
             }
         }
-        self.wait(None)?;
+        self.wait(at_most)?;
         self.lively = !self.events.is_empty();
         Ok(&self.events)
     }

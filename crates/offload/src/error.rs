@@ -21,7 +21,9 @@ pub enum OffloadError {
         source: io::Error,
     },
     /// The verifier did not take the program.
-    #[error("the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later, better 6.6")]
+    #[error(
+        "the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later (xdp: 5.18), better 6.6"
+    )]
     Verifier {
         /// The last line of its log.
         said: String,
@@ -42,12 +44,27 @@ pub enum OffloadError {
         "the kernel would interpret the program, which is slower than user space: turn the compiler on (sysctl net.core.bpf_jit_enable=1)"
     )]
     Interpreted,
+    /// Passing a stream on is not sound in this kernel.
+    #[error(
+        "before Linux 6.16 the kernel sends bytes twice where a reader is slow (sockmap), so that copy = \"kernel\" would damage streams: \
+         run a newer kernel, or leave copy at \"auto\""
+    )]
+    Unsound,
     /// The program could not be attached.
     #[error("the program cannot be attached to {interface}: {said}; it needs CAP_NET_ADMIN")]
     Attach {
         /// Where.
         interface: String,
         /// The kernel's answer.
+        said: String,
+    },
+    /// No interface can have XDP.
+    #[error(
+        "no interface runs the program in its driver ({said}): use --datapath kernel, which every driver can, or --datapath xdp-generic \
+         for a test"
+    )]
+    Xdp {
+        /// Why each cannot.
         said: String,
     },
     /// The object is damaged.

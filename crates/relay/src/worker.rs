@@ -14,7 +14,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
@@ -258,19 +258,16 @@ impl Worker {
         let mut now = self.now();
         // Whoever is served by a stream, another worker or the control thread shall not wait for datagrams.
         let mut by_datagrams = true;
-        if self.coalescer.is_some() {
-            // Without it, each pause is up to 50 us longer than it may be.
+        if self.coalescer.is_some() || self.offload.is_some() {
+            // Pauses, and looks at what has been emptied, are due within tens of microseconds.
             let _ = limits::exact_timers();
         }
         loop {
             if let Some(coalescer) = self.coalescer.as_mut().filter(|_| by_datagrams) {
                 coalescer.pause(self.rx.stats().datagrams);
             }
-            let mut looks = false;
-            if let Some(offload) = &mut self.offload {
-                looks = offload.before_wait();
-            }
-            match self.poller.wait_until(now.ms, self.due()) {
+            let at_most = self.offload.as_mut().and_then(Offload::before_wait);
+            match self.poller.wait_until_within(now.ms, self.due(), at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -285,10 +282,10 @@ impl Worker {
             if let Some(coalescer) = &mut self.coalescer {
                 coalescer.woke();
             }
-            self.counted.wakeups += u64::from(!looks || !events.is_empty());
+            self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
-                offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
+                offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
             let first = self.out.streams.begin_tick(&events);
@@ -358,6 +355,9 @@ impl Worker {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);
             }
@@ -403,6 +403,9 @@ impl Worker {
         self.out.streams.flush(&self.rx, &self.poller);
         self.out.dtls.flushed();
         self.rx.reset();
+        if let Some(offload) = &mut self.offload {
+            offload.flushed();
+        }
     }
 
     /// Takes a socket into the table and watches it.

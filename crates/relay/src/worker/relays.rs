@@ -137,6 +137,9 @@ impl Worker {
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(id);
+            }
             for buffer in self.rx.buffers(received) {
                 let relay = match holder {
                     Holder::One(relay) => Some(relay),

@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr};
 
 use super::{
-    PEER, SERVER,
+    PEER, SERVER, by_each,
     client::{bound, is_silent, received},
     on_links,
     relays::Pair,
@@ -14,8 +14,8 @@ const CHANNEL: u16 = 0x4001;
 
 #[test]
 fn after_the_answer_to_refresh_0_nothing_is_relayed() {
-    on_links("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links| {
-        let server = links.serve(&[]);
+    by_each("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 2);

@@ -1,4 +1,5 @@
-//! `serve --datapath kernel` on links of its own: what goes across is what user space would have sent, and nothing else.
+//! `serve` with `--datapath kernel` and `xdp`, and `forward` with `kernel`, on links of their own: what goes across is what user space would have
+//! sent, and nothing else.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -11,10 +12,14 @@ mod churn;
 mod client;
 mod ends;
 mod foreign;
+mod forwards;
 mod operator;
 mod order;
 mod relays;
+mod spoofed;
 mod untouched;
+mod vlan;
+mod xdp;
 
 use std::{
     fs,
@@ -24,7 +29,7 @@ use std::{
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+use crate::harness::{Metrics, Program, eventually, fetch, installed, may_load_programs, need, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -47,12 +52,7 @@ pub(crate) struct Links {
 
 /// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
 pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
-    // In a user namespace of its own nobody may load programs.
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let is_root = map.split_whitespace().eq(["0", "0", "4294967295"]) && fs::metadata("/root").is_ok();
-    if !is_root || Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout != b"0\n") {
-        return skip("only root may load programs into the kernel here");
-    }
+    need!(may_load_programs());
     need!(installed("nsenter"));
     need!(installed("ip"));
     in_namespaces(test, "n", &["ip", "link", "set", "lo", "up"], || {
@@ -61,7 +61,41 @@ pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
     });
 }
 
+/// The same by each data path that the kernel has, whose name `body` is told.
+pub(crate) fn by_each(test: &str, body: impl Fn(&Links, &str)) {
+    need!(installed("ethtool"));
+    on_links(test, |links| {
+        for datapath in ["kernel", "xdp"] {
+            if datapath == "xdp" {
+                links.behave_as_cards();
+            }
+            println!("by {datapath}");
+            body(links, datapath);
+        }
+    });
+}
+
+/// Why what comes in bulk goes up.
+pub(crate) fn reason_of_bulk(datapath: &str) -> &'static str {
+    if datapath == "xdp" { "bulk" } else { "super_packet" }
+}
+
 impl Links {
+    /// What XDP needs of a veth: its far end writes checksums and tags, for XDP sees what is there, and receives by NAPI, for else nothing
+    /// that is redirected arrives.
+    pub(crate) fn behave_as_cards(&self) {
+        for device in ["c", "p"] {
+            run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
+        }
+    }
+
+    /// The server's link address on link `p`.
+    pub(crate) fn link_address(&self) -> String {
+        let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
+        let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
+        words.nth(1).expect("Ethernet has one").to_owned()
+    }
+
     fn up() -> Self {
         let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
         let pid = holder.pid().to_string();
@@ -136,20 +170,44 @@ impl Links {
         }
         let mut program = Program::start(&mut command);
         program.line_with(" on http://");
-        Server { program, _links: self }
+        Server { program, admin: 9641, _links: self }
+    }
+
+    /// A forwarder on the kernel path, with these rules and flags.
+    pub(crate) fn forward(&self, more: &[&str]) -> Server<'_> {
+        let mut command = Command::new("nsenter");
+        command.args(self.nsenter()).env_clear();
+        self.forward_as(command, more)
+    }
+
+    /// The same, started by a command that ends where the forwarder's begins.
+    pub(crate) fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
+        let mut arguments = vec!["forward", "--admin", "10.77.1.1:9642"];
+        for (flag, value) in [("--workers", "1"), ("--datapath", "kernel")] {
+            if !more.contains(&flag) {
+                arguments.extend([flag, value]);
+            }
+        }
+        let forward = turnpike(&arguments);
+        command.arg(forward.get_program()).args(forward.get_args()).args(more);
+        let mut program = Program::start(command.env("RUST_BACKTRACE", "1"));
+        program.line_with(" on http://");
+        Server { program, admin: 9642, _links: self }
     }
 }
 
-/// A running server.
+/// A running server or forwarder.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    /// Where its page is.
+    admin: u16,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], 9641);
+        let admin = SocketAddr::new(SERVER[0], self.admin);
         let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
         assert_eq!(status, 200);
         Metrics::new(text)
