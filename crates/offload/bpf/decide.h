@@ -276,7 +276,7 @@ INLINE struct flow *find(struct packet *packet, u32 segments, u32 *reason) {
 	return flow;
 }
 
-INLINE long load_bytes(enum place place, void *context, u32 at, void *to, u32 length) {
+INLINE long load_bytes(enum place place, void *context, u64 at, void *to, u64 length) {
 	return place == AT_XDP ? xdp_load_bytes(context, at, to, length) : skb_load_bytes(context, at, to, length);
 }
 

@@ -90,7 +90,7 @@ static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;
 static s64 (*csum_level)(struct __sk_buff *, u64 level) = (void *)135;
 static long (*redirect_neigh)(u32 ifindex, void *params, int params_len, u64 flags) = (void *)152;
 static long (*check_mtu)(void *context, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;
-static long (*xdp_load_bytes)(struct xdp_md *, u32 offset, void *to, u32 len) = (void *)189;
+static long (*xdp_load_bytes)(struct xdp_md *, u64 offset, void *to, u64 len) = (void *)189;
 
 enum { ETH_LEN = 14, UDP_LEN = 8, IPV4_LEN = 20, IPV6_LEN = 40, IPPROTO_UDP = 17 };
 enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd };

@@ -117,11 +117,7 @@ impl Netlink {
                     3 => interface.name = text(value),
                     10 => interface.is_port = true,
                     1 => interface.address = value.try_into().ok(),
-                    // IFLA_LINKINFO, and in it IFLA_INFO_KIND.
-                    18 => {
-                        interface.kind =
-                            attributes(value).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
-                    }
+                    18 => interface.kind = kind_of(value),
                     _ => {}
                 }
             }
@@ -235,6 +231,11 @@ impl Netlink {
             }
         }
     }
+}
+
+/// IFLA_INFO_KIND, in IFLA_LINKINFO.
+fn kind_of(info: &[u8]) -> Option<String> {
+    attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
 }
 
 /// An error that is an answer: no route to host, network unreachable, forbidden, not our address, no such neighbour.
