@@ -19,7 +19,7 @@ mod ring;
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd,
+    os::fd::FromRawFd as _,
     time::Duration,
 };
 
@@ -91,27 +91,19 @@ fn ask(ring: &mut Ring, pairs: &mut [Option<Pair>], at: usize) {
         0 => (RECV, at % 2, &mut buffer[..]),
         left => (SEND, 1 - at % 2, &mut buffer[sent..sent + left]),
     };
-    ring.push(Request {
-        opcode,
-        fd: pair.ends[end].as_raw_fd(),
-        address: bytes.as_mut_ptr() as u64,
-        len: u32::try_from(bytes.len()).unwrap(),
-        user_data: at as u64,
-        ..Request::default()
-    });
+    ring.push(Request::new(opcode, &pair.ends[end], bytes, at as u64));
 }
 
 fn by_io_uring(run: &Run, listener: &TcpListener, to: SocketAddr) -> u64 {
     let mut ring = Ring::new(4096).unwrap();
     let (mut pairs, mut moved): (Vec<Option<Pair>>, u64) = (Vec::new(), 0);
-    let accept =
-        Request { opcode: ACCEPT, fd: listener.as_raw_fd(), user_data: LISTENER, ..Request::default() };
+    let accept = Request::new(ACCEPT, listener, &mut [], LISTENER);
     ring.push(accept);
     while run.goes_on() {
         ring.wait(Duration::from_millis(100), |ring, Completion { user_data, result, .. }| {
             if user_data == LISTENER {
                 // SAFETY: the kernel has just given it to us.
-                let client = unsafe { <TcpStream as std::os::fd::FromRawFd>::from_raw_fd(result) };
+                let client = unsafe { TcpStream::from_raw_fd(result) };
                 pairs.push(Some(pair(client, to)));
                 for end in 0..2 {
                     let at = usize::try_from(token(pairs.len() - 1, end)).unwrap();

@@ -34,16 +34,26 @@ struct Params {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Request {
-    pub(crate) opcode: u8,
+    opcode: u8,
     flags: u8,
     ioprio: u16,
-    pub(crate) fd: i32,
+    fd: i32,
     offset: u64,
-    pub(crate) address: u64,
-    pub(crate) len: u32,
+    address: u64,
+    len: u32,
     op_flags: u32,
-    pub(crate) user_data: u64,
+    user_data: u64,
     rest: [u64; 3],
+}
+
+impl Request {
+    /// What is asked of a socket, with memory for it; `user_data` comes back with the completion.
+    pub(crate) fn new(opcode: u8, socket: &impl AsRawFd, bytes: &mut [u8], user_data: u64) -> Self {
+        let (address, len) = (bytes.as_mut_ptr() as u64, bytes.len() as u32);
+        // Without memory (accept) it must be no address at all.
+        let address = if len == 0 { 0 } else { address };
+        Self { opcode, fd: socket.as_raw_fd(), address, len, user_data, ..Self::default() }
+    }
 }
 
 /// `struct io_uring_cqe`.
