@@ -88,7 +88,8 @@ pub struct Received {
     /// Whether the call was filled to the brim, so that asking again now is likely to bring more. When a lone datagram
     /// was asked for, it is likely not to (but with [`Datapath::Basic`], which always does): level-triggered epoll tells.
     pub more: bool,
-    /// Whether the call asked for more than there was: the socket's queue was empty when it ended.
+    /// Whether the call asked for more than there was: the socket's queue was empty when it ended. Not so where it has IP_RECVERR, for
+    /// there an ICMP error ends a call as well.
     pub emptied: bool,
 }
 

@@ -280,23 +280,28 @@ INLINE long load_bytes(enum place place, void *context, u64 at, void *to, u64 le
 	return place == AT_XDP ? xdp_load_bytes(context, at, to, length) : skb_load_bytes(context, at, to, length);
 }
 
-/* What stands from `at` on, summed: `length` bytes, not more than ROOM. */
+/* A length of 1 to ROOM as it is, in a way that tells the verifier its bounds: from a comparison with 0 it learns nothing before Linux 6.8,
+ * and from one with another copy of the value only sometimes. */
+INLINE u64 within_room(u64 length) {
+	asm volatile("" : "+r"(length));
+	return ((length - 1) & (ROOM - 1)) + 1;
+}
+
+/* What stands from `at` on, summed: `length` bytes, 1 to ROOM - 4. */
 INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct room *room) {
 	u64 sum = 0;
 
-	/* The verifier has to see the very register that was compared. */
-	asm volatile("" : "+r"(length));
-	if (length == 0 || length > ROOM - 4)
-		return 0;
+	length = within_room(length);
 	if (load_bytes(place, context, at, room->bytes, length))
 		return 0;
 	*(u32 *)(room->bytes + length) = 0;
-	for (u32 i = 0; i < ROOM / STEP; i++) {
-		u64 left = length > i * STEP ? length - i * STEP : 0;
+	for (u32 i = 0; i < ROOM / STEP && length > i * STEP; i++) {
+		u64 left = length - i * STEP;
 		u64 step = left < STEP ? (left + 3) & ~3ULL : STEP;
 
+		/* The verifier has to see the very register that is compared. */
 		asm volatile("" : "+r"(step));
-		if (step == 0 || step > STEP)
+		if (step > STEP)
 			break;
 		sum += (u32)csum_diff(0, 0, room->bytes + i * STEP, step, 0);
 	}

@@ -47,14 +47,11 @@ INLINE int move_payload(struct __sk_buff *skb, u32 udp_at, u64 payload, int to_p
 	u32 from = udp_at + UDP_LEN + (to_peer ? sizeof(struct channel_data) : 0);
 	u32 to = udp_at + UDP_LEN + (to_peer ? 0 : sizeof(struct channel_data));
 
-	asm volatile("" : "+r"(payload));
-	if (payload > ROOM)
-		return -1;
-	if (payload > 0 && skb_load_bytes(skb, from, room->bytes, payload))
+	if (payload > 0 && skb_load_bytes(skb, from, room->bytes, within_room(payload)))
 		return -1;
 	if (!to_peer && skb_change_tail(skb, to + payload, 0))
 		return -1;
-	if (payload > 0 && skb_store_bytes(skb, to, room->bytes, payload, 0))
+	if (payload > 0 && skb_store_bytes(skb, to, room->bytes, within_room(payload), 0))
 		return -1;
 	if (to_peer && skb_change_tail(skb, to + payload, 0))
 		return -1;

@@ -19,7 +19,8 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
     programs::{
-        FdLink, LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode,
+        LinkOrder, SchedClassifier, TcAttachType, Xdp,
+        links::FdLink,
         tc::{NlOptions, SchedClassifierLinkId, TcAttachOptions},
     },
     util::KernelVersion,
@@ -305,7 +306,7 @@ struct Attached {
 enum Link {
     Tc(SchedClassifierLinkId),
     /// Ends as it is dropped.
-    Xdp(#[expect(dead_code, reason = "kept open")] FdLink),
+    Xdp(FdLink),
 }
 
 impl Watcher {
@@ -457,9 +458,10 @@ impl Watcher {
     }
 
     fn detach(&mut self, link: Link) {
-        if let (Link::Tc(link), Ok(program)) = (link, program(&mut self.object)) {
+        match link {
             // Of an interface that is no more, the kernel has removed it.
-            let _ = program.detach(link);
+            Link::Tc(link) => _ = program(&mut self.object).map(|program| program.detach(link)),
+            Link::Xdp(link) => drop(link),
         }
     }
 

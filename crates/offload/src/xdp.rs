@@ -3,7 +3,7 @@
 use std::fs;
 
 use aya::{
-    programs::{FdLink, Xdp, XdpMode},
+    programs::{Xdp, XdpMode, links::FdLink},
     util::KernelVersion,
 };
 

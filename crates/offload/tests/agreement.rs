@@ -462,7 +462,7 @@ fn agree(place: Place, never: &[Count]) {
             ..ProptestConfig::default()
         };
         let mut runner = TestRunner::new(config);
-        let flows = prop_oneof![4 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
+        let flows = prop_oneof![2 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
         let outcome = runner.run(&(flows, around(), packet()), |(flows, around, packet)| {
             let mut program = program.borrow_mut();
             let tables = around.build(&flows, now_ns());

@@ -264,9 +264,6 @@ impl Engine {
                 }
                 Err(_) => break,
             };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(socket);
-            }
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);

@@ -123,8 +123,9 @@ impl Offload {
     pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         let socket = pair.and_then(|pair| pair[side(relay.family)].take());
-        let Some(RelaySocket { id, .. }) = socket.filter(|_| closes) else { return };
-        if let Some(number) = self.emptied.forget(id.0) {
+        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes)
+            && let Some(number) = self.emptied.forget(id.0)
+        {
             self.flows.give_back_socket(number);
         }
     }

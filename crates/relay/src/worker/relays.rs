@@ -134,11 +134,17 @@ impl Worker {
         if event.error {
             self.pass_errors_on(now, holder, id);
         }
+        // One that many have may be ready at every wait, and the kernel has to be told when it was empty: only a call that brings nothing
+        // shows that, for an ICMP error ends one too.
+        let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(id);
+            if received.count == 0 {
+                if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                    offload.received(id);
+                }
+                return;
             }
             for buffer in self.rx.buffers(received) {
                 let relay = match holder {
@@ -153,7 +159,7 @@ impl Worker {
                 }
             }
             share = share.saturating_sub(received.count);
-            if !received.more || share == 0 || !self.rx.has_room() {
+            if !(received.more || reads_on) || share == 0 || !self.rx.has_room() {
                 return;
             }
         }

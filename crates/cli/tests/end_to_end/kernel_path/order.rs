@@ -22,9 +22,9 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
         let result = run.result();
         assert_eq!((result["lost"].as_u64(), result["reordered"].as_u64()), (Some(0), Some(0)), "{result}");
         let received = result["received"].as_u64().expect("a number");
-        assert!(server.across() > received * 3 / 2, "{} of {result}", server.across());
+        let before = across_of_all(&server);
+        assert!(before > received * 3 / 2, "{before} of {result}");
 
-        let before = server.across();
         let run = load(&["--clients", "2", "--rate", "20000", "--burst", "32", "--duration", "2"])
             .to(reflect.address)
             .run();
@@ -33,8 +33,17 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
         let bulk = server.passes(reason_of_bulk(datapath));
         assert!(bulk > 100, "{bulk}");
         let received = result["received"].as_u64().expect("a number");
-        assert!(server.across() - before < received / 10, "{} of {result}", server.across() - before);
+        let across = across_of_all(&server) - before;
+        // XDP takes what begins a burst, and a generator that was held up begins anew.
+        let most = if datapath == "xdp" { received } else { received / 10 };
+        assert!(across < most, "{across} of {result}");
     });
+}
+
+/// What went across of sessions that have all ended: then it is told exactly.
+fn across_of_all(server: &Server<'_>) -> u64 {
+    eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    server.across()
 }
 
 #[test]
@@ -65,7 +74,8 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         }
         let busy = busy.wait(SOON);
         assert_eq!(busy.result()["reordered"].as_u64(), Some(0), "{}", busy.result());
-        assert!(server.across() > 1000 && server.passes("settling") > 0);
+        let across = across_of_all(&server);
+        assert!(across > 1000 && server.passes("settling") > 0, "{across}");
         let bulk = server.passes(reason_of_bulk(datapath));
         assert!(bulk > 100, "{bulk}");
     });
@@ -94,9 +104,11 @@ fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<
         thread::sleep(Duration::from_millis(if round % 2 == 0 { 12 } else { 1 }));
         (0..5).for_each(|_| send(false));
         server.program.signal("CONT");
-        for _ in 0..40 {
+        for number in 1..=40 {
             send(false);
-            thread::sleep(Duration::from_micros(50));
+            // After a rest, as long as XDP needs it, the flow goes across.
+            let rest = if number % 10 == 0 { Duration::from_millis(4) } else { Duration::from_micros(50) };
+            thread::sleep(rest);
         }
         for _ in 0..51 {
             received += 1;
