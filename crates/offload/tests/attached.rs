@@ -112,27 +112,26 @@ fn in_the_driver_where_that_can_and_at_tc_where_not() {
     if !with_a_link() {
         return;
     }
-    ip("link add link one name tagged type vlan id 7");
-    ip("addr add 10.78.7.1/24 dev tagged");
-    ip("link set tagged up");
+    ip("link add bridge type bridge");
+    ip("addr add 10.78.7.1/24 dev bridge");
+    ip("link set bridge up");
     let Some(kernel) = start(Hook::Xdp) else { return };
     let told = kernel.attached();
     assert_eq!(
         attached(&kernel),
-        [("one".to_owned(), Hook::Xdp), ("tagged".to_owned(), Hook::Tcx)],
+        [("bridge".to_owned(), Hook::Tcx), ("one".to_owned(), Hook::Xdp)],
         "{told:?}"
     );
-    assert!(told[1].why.as_ref().is_some_and(|why| why.contains("vlan")), "{told:?}");
-    assert_eq!((in_drivers("one"), links("one"), links("tagged"), links("lo")), ([true, false], 0, 1, 1));
-    // What is left at one is taken up again at the other.
+    assert!(told[0].why.as_ref().is_some_and(|why| why.contains("software (bridge)")), "{told:?}");
+    assert_eq!((in_drivers("one"), links("one"), links("bridge"), links("lo")), ([true, false], 0, 1, 1));
     ip("link set one down");
-    eventually("it lets go", || is_attached_to(&kernel, &[]));
+    eventually("it lets go", || is_attached_to(&kernel, &["bridge"]));
     assert_eq!(in_drivers("one"), [false, false]);
     ip("link set one up");
-    ip("link set tagged up");
-    eventually("it follows", || is_attached_to(&kernel, &["one", "tagged"]));
+    eventually("it follows", || is_attached_to(&kernel, &["bridge", "one"]));
+    assert_eq!(in_drivers("one"), [true, false]);
     drop(kernel);
-    assert_eq!((in_drivers("one"), links("tagged"), links("lo")), ([false, false], 0, 0));
+    assert_eq!((in_drivers("one"), links("bridge"), links("lo")), ([false, false], 0, 0));
 }
 
 #[test]
@@ -153,12 +152,12 @@ fn without_a_driver_that_can_there_is_no_start() {
         return;
     }
     ip("link del one");
-    ip("link add one type dummy");
+    ip("link add one type bridge");
     ip("addr add 10.78.0.1/24 dev one");
     ip("link set one up");
     let error = Kernel::start(&settings(Hook::Xdp)).err().expect("it cannot").to_string();
     assert!(
-        error.contains("one: ") && error.contains("dummy") && error.contains("--datapath kernel"),
+        error.contains("one: ") && error.contains("(bridge)") && error.contains("--datapath kernel"),
         "{error}"
     );
     assert_eq!((links("one"), links("lo"), in_drivers("one")), (0, 0, [false, false]));

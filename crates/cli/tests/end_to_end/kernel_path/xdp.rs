@@ -46,7 +46,7 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
         for name in ["c", "p"] {
             links.inside(&["ip", "link", "del", name]);
         }
-        links.inside(&["ip", "link", "add", "c", "type", "dummy"]);
+        links.inside(&["ip", "link", "add", "c", "type", "bridge"]);
         links.inside(&["ip", "addr", "add", "10.77.1.1/24", "dev", "c"]);
         links.inside(&["ip", "link", "set", "c", "up"]);
         let mut command = std::process::Command::new("nsenter");
@@ -56,7 +56,7 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
         command.arg(serve.get_program()).args(serve.get_args());
         let ended = Program::start(&mut command).wait(SOON);
         assert_eq!(ended.code, Some(1), "{}", ended.output());
-        for said in ["--datapath kernel", "c: it is made by software (dummy)", "xdp-generic"] {
+        for said in ["--datapath kernel", "c: it is made by software (bridge)", "xdp-generic"] {
             assert!(ended.stderr.contains(said), "{said}: {}", ended.output());
         }
     });
