@@ -144,7 +144,7 @@ impl Config {
     fn validate_peers(&self) -> Result<(), LoadError> {
         let Some(prefix) = self.peer_prefix else { return Ok(()) };
         let refused = |what: String| Err(LoadError::Config(what));
-        if self.mode != Mode::Packet {
+        if !matches!(self.mode, Mode::Packet | Mode::Bind) {
             return refused(format!(
                 "--peer-prefix does not go with --mode {}: there are no peers",
                 self.mode
