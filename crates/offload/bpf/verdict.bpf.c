@@ -12,9 +12,13 @@ static long (*sk_release)(void *sk) = (void *)86;
 static long (*ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static void *(*skc_to_tcp_sock)(void *sk) = (void *)137;
 
-/* What is read of the kernel's own structure: where it lies is told by BTF when the program is loaded. */
+/* What is read of the kernel's own structures: where it lies is told by BTF when the program is loaded. */
 struct tcp_sock {
 	u32 write_seq;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	int sk_wmem_queued, sk_sndbuf;
 } __attribute__((preserve_access_index));
 
 /* One socket of a pair, in a cache line of its own. `sockmap.rs` knows the same layout. */
@@ -33,10 +37,10 @@ struct side {
 #define UP (1ULL << 63)
 #define KNOWN (1ULL << 32)
 
-/* Nothing bounds what the kernel queues for a socket that takes no more (sk_psock_skb_redirect): this does. */
-#define MOST_PENDING (128 * 1024)
 /* More than this in one direction is no chatter, and user space is cheaper for it. */
 #define MOST_RUN (256 * 1024)
+/* What a packet takes of a send buffer, beside its bytes. */
+#define PIECE 4096
 
 /* By cookie (SO_COOKIE): the place of a socket. Those of a pair differ in the last bit. */
 struct {
@@ -68,9 +72,10 @@ struct {
 	NUMBER(max_entries, 4096);
 } raised SEC(".maps");
 
-/* How much has been written to a socket, modulo 2^32; not 0 if there is none. */
-INLINE int written_to(u32 place, u32 *written) {
+/* How much has been written to a socket, modulo 2^32, and what its send buffer has room for; not 0 if there is none. */
+INLINE int look_at(u32 place, u32 *written, s64 *room) {
 	struct tcp_sock *tcp;
+	struct sock *sock;
 	void *sk = map_lookup(&sockets, &place);
 	int failed = 1;
 
@@ -78,18 +83,24 @@ INLINE int written_to(u32 place, u32 *written) {
 		return 1;
 	tcp = skc_to_tcp_sock(sk);
 	if (tcp) {
+		/* It begins with the one. */
+		sock = (struct sock *)tcp;
 		*written = tcp->write_seq;
+		*room = (s64)sock->sk_sndbuf - sock->sk_wmem_queued;
 		failed = 0;
 	}
 	sk_release(sk);
 	return failed;
 }
 
-/* Whether so many bytes more are too many. */
+/* Whether so many bytes more are too many. What the kernel has queued for a socket that takes no more (sk_psock_backlog) would wait there without
+ * bound, and what came from that socket behind it. So only that is passed on which the send buffer is sure to have room for, with what
+ * each piece takes beside its bytes: about as much again. */
 INLINE int is_too_much(struct side *side, u32 other, u64 seen, u32 len) {
-	u32 written = 0;
+	u32 written = 0, waiting;
+	s64 room = 0;
 
-	if (written_to(other, &written))
+	if (look_at(other, &written, &room))
 		return 1;
 	if (!(side->base & KNOWN)) {
 		/* Of bytes that were seen before, nobody knows how many have been written. */
@@ -97,7 +108,8 @@ INLINE int is_too_much(struct side *side, u32 other, u64 seen, u32 len) {
 			return 1;
 		WRITE_ONCE(side->base, KNOWN | written);
 	}
-	return (u32)seen - (written - (u32)side->base) + len > MOST_PENDING || side->run + len > MOST_RUN;
+	waiting = (u32)seen - (written - (u32)side->base);
+	return 2 * ((s64)waiting + len) + PIECE > room || side->run + len > MOST_RUN;
 }
 
 SEC("sk_skb/stream_verdict") int turnpike_chat(struct __sk_buff *skb) {

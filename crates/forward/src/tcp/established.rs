@@ -21,9 +21,13 @@ impl Engine {
             Side::Client => (&mut connection.up, &connection.down, Some(&connection.client)),
             Side::Target => (&mut connection.down, &connection.up, connection.target.as_ref()),
         };
-        // In the map, a read that is short need not be the last.
         inward.fin |= event.closed && !is_joined;
-        inward.readable |= event.readable || event.closed && is_joined;
+        inward.readable |= event.readable;
+        if event.closed && is_joined {
+            // In the map, a read that is short need not be the last.
+            inward.be_thorough();
+            inward.readable = true;
+        }
         if event.priority {
             inward.on_urgent();
             if let Some(socket) = socket {
