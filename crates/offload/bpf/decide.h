@@ -107,11 +107,13 @@ struct way {
 	struct state *state, *next;
 	/* When it was judged; what goes up holds its flow up from then on. 0 for not at all. */
 	u64 now;
-	/* It is one of many. */
-	u32 bulk;
+	/* It is one of many, and nothing of its flow is in user space yet, but something may still be on its way out of the driver. */
+	u32 bulk, leaving;
 	/* Whether it came, and leaves, with a header of ChannelData; whether it leaves as IPv6. */
 	u32 came_with, leaves_with, out_v6;
 	u32 interface;
+	/* For XDP. */
+	u32 by_redirection;
 	struct hop hop;
 	/* UDP's, and the payload's. */
 	u16 length, check, payload;
@@ -324,11 +326,12 @@ INLINE int take(const struct flow *found, const struct flow_key *key, struct flo
 	return 1;
 }
 
-/* Why a flow may not go across yet: something that went up may still be on its way. COUNTS if it may. */
-INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now) {
+/* Why a flow may not go across yet: something that went up may still be on its way. COUNTS if it may. What went across and has not left is
+ * not overtaken by way of user space for the sake of calm. */
+INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now, u32 leaving) {
 	u64 empty = *(volatile u64 *)emptied;
 
-	if (now < READ_ONCE(state->calm))
+	if (!leaving && now < READ_ONCE(state->calm))
 		return PASS_SETTLING;
 	if ((empty & ~BEHIND) >= READ_ONCE(state->up))
 		return COUNTS;
@@ -345,6 +348,13 @@ INLINE int is_bulk(struct state *state, u64 now) {
 	}
 	WRITE_ONCE(state->arrived, arrived);
 	return arrived > BURST;
+}
+
+/* See `leaving` in struct way. */
+INLINE int is_leaving(const struct state *state, u64 now) {
+	u64 across = READ_ONCE(state->across);
+
+	return (s64)(now - across) < (s64)POLL_TIME && READ_ONCE(state->up) <= across;
 }
 
 /* The peer is a relayed address of ours: leads on to the client behind that. COUNTS if it can. */
@@ -373,7 +383,7 @@ INLINE u32 turn_back(struct way *way) {
 	if (way->flow.expires <= way->now)
 		return PASS_EXPIRED;
 	/* What user space sent there itself has marked it on its way through loopback. */
-	reason = settling(emptied, way->next, way->now);
+	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
 	way->interface = INTERFACE(READ_ONCE(*route));
@@ -384,14 +394,16 @@ INLINE u32 turn_back(struct way *way) {
 /* The link addresses of the way. They are three words, and may change while they are read. */
 INLINE u32 read_hop(struct way *way) {
 	struct hop *hop = map_lookup(&hops, &way->flow.route);
-	u64 *route = map_lookup(&routes, &way->flow.route);
+	u64 *route = map_lookup(&routes, &way->flow.route), word;
 
 	if (!hop || !route)
 		return PASS_STALE;
 	way->hop.to = READ_ONCE(hop->to);
 	way->hop.from = READ_ONCE(hop->from);
-	if (INTERFACE(READ_ONCE(*route)) != way->interface)
+	word = READ_ONCE(*route);
+	if (INTERFACE(word) != way->interface)
 		return PASS_STALE;
+	way->by_redirection = (word & BY_REDIRECTION) != 0;
 	return way->hop.to ? COUNTS : PASS_NO_NEIGHBOUR;
 }
 
@@ -422,7 +434,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 
 	way->state = way->next = 0;
 	way->now = 0;
-	way->bulk = 0;
+	way->bulk = way->leaving = 0;
 	if (!take(found, &packet->key, &way->flow))
 		return PASS_STALE;
 	emptied = map_lookup(&drained, &way->flow.socket);
@@ -434,7 +446,8 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_STALE;
 	way->now = ktime_get_ns();
 	way->bulk = place == AT_XDP ? is_bulk(way->state, way->now) : arrival->segments > 1;
-	if (way->bulk)
+	way->leaving = place == AT_XDP && is_leaving(way->state, way->now);
+	if (way->bulk && !way->leaving)
 		return place == AT_XDP ? PASS_BULK : PASS_SUPER_PACKET;
 	if (way->flow.kind == CLIENT)
 		return PASS_NOT_CHANNEL_DATA;
@@ -473,7 +486,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) ||
 	    check_mtu(arrival->context, way->interface, &mtu, ip_length + ETH_LEN - arrival->length, 0))
 		return PASS_TOO_BIG;
-	return settling(emptied, way->state, way->now);
+	return settling(emptied, way->state, way->now, way->leaving);
 }
 
 /* The checksum of what leaves. Only the change is added, so that a payload that was damaged shows at the far end. */

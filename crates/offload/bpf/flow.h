@@ -55,7 +55,9 @@ struct state {
 	u64 calm;
 	/* What XDP measures: so many have come since. */
 	u64 since, arrived;
-	u64 unused[2];
+	/* When XDP last sent something of it across. */
+	u64 across;
+	u64 unused;
 };
 
 /* Of a time in `drained`: user space loses what it is sent, and does not find the socket empty any more. */
@@ -65,6 +67,9 @@ struct state {
  * whether nothing from there may come by another one (strict reverse path). */
 #define INTERFACE(route) ((u32)(route))
 #define ONLY_FROM_THERE (1ULL << 32)
+/* XDP sends by that interface by redirection also what came by it: a veth does not wake up its far end for XDP_TX unless that has a program
+ * (Linux 6.18, veth_xdp_flush). */
+#define BY_REDIRECTION (1ULL << 33)
 
 /* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. The first is 0
  * where it is not known, both are where XDP does not send. */
@@ -77,6 +82,8 @@ struct hop {
 /* What XDP takes for bulk, for it sees packets before GRO: more than so many datagrams within so many nanoseconds. */
 #define BURST 16
 #define BURST_TIME 250000ULL
+/* So long may it take until what XDP sends has left: drivers send at the end of a poll, which takes 64 packets at a time. In nanoseconds. */
+#define POLL_TIME 500000ULL
 
 /* Classes of UDP ports, two bits each. */
 enum { LISTENER = 1, RELAY = 2 };

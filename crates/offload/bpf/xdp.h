@@ -64,8 +64,14 @@ INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct
 		return XDP_DROP;
 	}
 	book(&way);
+	if (way.state) {
+		WRITE_ONCE(way.state->across, way.now);
+		/* After the next pause it goes up. */
+		if (way.bulk)
+			at_least(&way.state->calm, way.now + CALM);
+	}
 	/* Back by the same interface every driver can send. */
-	if (way.interface == arrival.interface)
+	if (way.interface == arrival.interface && !way.by_redirection)
 		return XDP_TX;
 	return redirect(way.interface, 0);
 }

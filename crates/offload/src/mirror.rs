@@ -8,7 +8,7 @@ use std::{
 
 use crate::layout::{
     BEHIND, BURST, BURST_NS, CALM_NS, Count, Flow, FlowKey, HOP_WORDS, Kind, LISTENER, ONLY_FROM_THERE,
-    RELAY, class_of, mapped,
+    POLL_NS, RELAY, class_of, mapped,
 };
 
 const ETHERNET: usize = 14;
@@ -90,6 +90,8 @@ pub struct State {
     pub since: u64,
     /// [`crate::layout::ARRIVED`].
     pub arrived: u64,
+    /// [`crate::layout::ACROSS`].
+    pub across: u64,
 }
 
 /// What is asked of the kernel on the way.
@@ -309,25 +311,32 @@ fn forward(
         Place::Tc => frame.segments > 1,
         Place::Xdp => state.count(now),
     };
-    let judged = if in_bulk {
+    // What went across and has not left the driver is not overtaken by way of user space.
+    let leaving = place == Place::Xdp && state.is_leaving(now);
+    let judged = if in_bulk && !leaving {
         Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })
     } else {
         let way = judge(place, frame, packet, flow, tables, moment);
-        way.and_then(|way| state.settling(drained, now).map(|()| way))
+        way.and_then(|way| state.settling(drained, now, leaving).map(|()| way))
     };
     let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
     let judged = judged.and_then(|way| {
         let summed = if place == Place::Tc { frame.summed } else { Summed::Nothing };
         Ok((way, checksum(summed, packet, before).ok_or(Count::Checksum)?))
     });
+    if in_bulk && !matches!(judged, Err(Count::Behind)) {
+        state.calm = state.calm.max(now + CALM_NS);
+    }
     let verdict = match judged {
-        Ok((way, field)) => across(place, frame, packet, &way, &field, before, moment),
+        Ok((way, field)) => {
+            if place == Place::Xdp {
+                state.across = now;
+            }
+            across(place, frame, packet, &way, &field, before, moment)
+        }
         Err(Count::Behind) => Verdict::Dropped(Count::Behind),
         Err(count) => {
             state.up = state.up.max(now);
-            if in_bulk {
-                state.calm = state.calm.max(now + CALM_NS);
-            }
             Verdict::Up(Some(count))
         }
     };
@@ -345,9 +354,14 @@ impl State {
         self.arrived > BURST
     }
 
+    /// Whether something of it may still be on its way out of the driver, and nothing is in user space.
+    fn is_leaving(&self, now: u64) -> bool {
+        now.wrapping_sub(self.across).cast_signed() < POLL_NS.cast_signed() && self.up <= self.across
+    }
+
     /// Why a flow may not go across yet, if so: something that went up may still be on its way.
-    fn settling(&self, drained: u64, now: u64) -> Result<(), Count> {
-        if now < self.calm {
+    fn settling(&self, drained: u64, now: u64, leaving: bool) -> Result<(), Count> {
+        if !leaving && now < self.calm {
             Err(Count::Settling)
         } else if drained & !BEHIND >= self.up {
             Ok(())
@@ -531,7 +545,7 @@ fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow,
         return Err(Count::Expired);
     }
     // What user space sent there itself has marked it on its way through loopback.
-    state.settling(drained, now)?;
+    state.settling(drained, now, false)?;
     match interface_of(route(tables, next.route)) {
         0 => Err(Count::NoRoute),
         interface => Ok((next, interface)),

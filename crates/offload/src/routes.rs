@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    layout::{HOP_WORDS, ONLY_FROM_THERE},
+    layout::{BY_REDIRECTION, HOP_WORDS, ONLY_FROM_THERE},
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
     words::Words,
@@ -47,6 +47,8 @@ struct Links {
     ethernet: BTreeSet<u32>,
     /// Our link addresses where XDP sends.
     own: BTreeMap<u32, LinkAddress>,
+    /// Where it sends by redirection alone.
+    by_redirection: BTreeSet<u32>,
     /// Some interface has a strict reverse path filter for IPv4.
     strict: bool,
 }
@@ -56,19 +58,22 @@ impl Links {
     fn read(netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<Self> {
         let interfaces = netlink.interfaces()?;
         let ethernet = interfaces.iter().filter(|interface| interface.is_ethernet && !interface.is_port);
-        let by_xdp = interfaces.iter().filter(|interface| xdp.contains(&interface.number));
+        let by_xdp = || interfaces.iter().filter(|interface| xdp.contains(&interface.number));
+        let veth = by_xdp().filter(|interface| interface.kind.as_deref() == Some("veth"));
         Ok(Self {
+            by_redirection: veth.map(|interface| interface.number).collect(),
             strict: interfaces.iter().any(|interface| filters_strictly(&interface.name))
                 || filters_strictly("all"),
             ethernet: ethernet.map(|interface| interface.number).collect(),
-            own: by_xdp.filter_map(|interface| Some((interface.number, interface.address?))).collect(),
+            own: by_xdp().filter_map(|interface| Some((interface.number, interface.address?))).collect(),
         })
     }
 
     fn word(&self, to: IpAddr, next: Option<NextHop>) -> u64 {
         let Some(next) = next.filter(|next| self.ethernet.contains(&next.interface)) else { return 0 };
         let only = if self.strict && to.is_ipv4() { ONLY_FROM_THERE } else { 0 };
-        u64::from(next.interface) | only
+        let how = if self.by_redirection.contains(&next.interface) { BY_REDIRECTION } else { 0 };
+        u64::from(next.interface) | only | how
     }
 
     /// What XDP writes into a frame.
@@ -182,7 +187,7 @@ impl Routes {
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 
-    /// A reader that finds the same word before and behind the hop has read them together.
+    /// A reader that finds the same interface before and behind the hop has link addresses that are good there.
     fn write(&self, slot: u32, word: u64, hop: [u64; HOP_WORDS]) {
         let place = &self.words[slot as usize];
         if let Some(hops) = &self.hops {

@@ -53,11 +53,10 @@ pub(crate) fn attach(program: &mut Xdp, interface: &Interface, hook: Hook) -> Re
 fn unfit(kind: Option<&str>, driver: Option<&str>) -> Option<String> {
     if let Some(kind) = kind {
         // And where sysfs shows the interfaces of another namespace, the driver would be another's.
-        let is_native = NATIVE_KINDS.iter().any(|native| *native == kind);
         let why = format!("it is made by software ({kind}), and has no driver that could run the program");
-        return (!is_native).then_some(why);
+        return (!NATIVE_KINDS.contains(&kind)).then_some(why);
     }
-    let driver = driver.filter(|driver| NO_HEADROOM.iter().any(|other| other == driver))?;
+    let driver = driver.filter(|driver| NO_HEADROOM.contains(driver))?;
     Some(format!("its driver {driver} cannot move the start of a packet (XDP head adjustment)"))
 }
 

@@ -10,7 +10,7 @@ use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 use strum::VariantArray as _;
 use turnpike_offload::{
     Count, Kind,
-    layout::{BEHIND, BURST, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped},
+    layout::{BEHIND, BURST, BY_REDIRECTION, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped},
     mirror::{Decision, Frame, Moment, Place, State, Summed, Tables, Verdict, decide},
     now_ns,
 };
@@ -360,8 +360,9 @@ const NOWHERE: u32 = 4;
 /// States, routes, next hops, and when sockets were empty: all but flows.
 #[derive(Clone, Debug)]
 struct Around {
-    /// Of each state: when something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were.
-    states: [(u64, bool, bool, u64); 4],
+    /// Of each state: when something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were;
+    /// whether the last went across just now.
+    states: [(u64, bool, bool, u64, bool); 4],
     drained: [u64; 4],
     routes: [u64; 5],
     hops: [[u64; HOP_WORDS]; 5],
@@ -369,7 +370,8 @@ struct Around {
 
 fn around() -> impl Strategy<Value = Around> {
     let route = prop_oneof![
-        6 => Just(u64::from(LOOPBACK)),
+        5 => Just(u64::from(LOOPBACK)),
+        1 => Just(u64::from(LOOPBACK) | BY_REDIRECTION),
         1 => Just(u64::from(LOOPBACK) | ONLY_FROM_THERE),
         1 => Just(77 | ONLY_FROM_THERE),
         1 => Just(77_u64),
@@ -383,7 +385,7 @@ fn around() -> impl Strategy<Value = Around> {
     ];
     let time = || prop_oneof![4 => Just(0_u64), 1 => Just(5_u64), 1 => Just(10_u64)];
     let arrived = prop_oneof![6 => 0..BURST, 1 => Just(BURST), 1 => BURST..1000];
-    let state = (time(), prop::bool::weighted(0.05), any::<bool>(), arrived);
+    let state = (time(), prop::bool::weighted(0.05), any::<bool>(), arrived, prop::bool::weighted(0.3));
     let drained = (time(), prop::bool::weighted(0.2))
         .prop_map(|(at, behind)| (at + 3) | if behind { BEHIND } else { 0 });
     let routes = prop::array::uniform4(route).prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
@@ -394,13 +396,15 @@ fn around() -> impl Strategy<Value = Around> {
 
 impl Around {
     fn build(&self, flows: &[FlowRecipe], now: u64) -> Tables {
-        let state = |(up, is_calming, is_counting, arrived): (u64, bool, bool, u64)| State {
-            up,
-            calm: if is_calming { now + ALIVE } else { 0 },
-            // Not long ago, however long the test takes.
-            since: if is_counting { now + ALIVE } else { 0 },
-            arrived,
-        };
+        let state =
+            |(up, is_calming, is_counting, arrived, is_leaving): (u64, bool, bool, u64, bool)| State {
+                up,
+                calm: if is_calming { now + ALIVE } else { 0 },
+                // Not long ago, however long the test takes.
+                since: if is_counting { now + ALIVE } else { 0 },
+                arrived,
+                across: if is_leaving { now + ALIVE } else { 0 },
+            };
         Tables {
             flows: flows.iter().map(|flow| flow.build(now)).collect(),
             states: self.states.map(state).to_vec(),
@@ -427,6 +431,7 @@ fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64
             calm: at(expected.calm, got.calm),
             since: at(expected.since, got.since),
             arrived: expected.arrived,
+            across: at(expected.across, got.across),
         };
     }
     Outcome { verdict: decision.verdict.clone(), states }
@@ -498,7 +503,6 @@ fn agree(place: Place, never: &[Count]) {
             prop_assert_eq!(outcome, expected);
             Ok(())
         });
-        println!("{:?}", seen.borrow());
         outcome.expect("they agree");
         for count in Count::VARIANTS.iter().filter(|count| !never.contains(count)) {
             let seen = seen.borrow();

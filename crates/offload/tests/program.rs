@@ -13,7 +13,7 @@ use aya::{
 };
 use turnpike_offload::{
     Count,
-    layout::{ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
+    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
     mirror::{Frame, Place, State, Summed, Tables, Verdict},
 };
 use turnpike_testkit::alone::skip;
@@ -115,8 +115,10 @@ impl Program {
         }
         for (slot, state) in (0..).zip(&tables.states) {
             let mut words = [0; STATE_WORDS];
-            let State { up, calm, since, arrived } = *state;
-            for (word, value) in [(UP, up), (CALM, calm), (SINCE, since), (ARRIVED, arrived)] {
+            let State { up, calm, since, arrived, across } = *state;
+            for (word, value) in
+                [(UP, up), (CALM, calm), (SINCE, since), (ARRIVED, arrived), (ACROSS, across)]
+            {
                 words[word] = value;
             }
             self.states.set(slot, words, 0).expect("in range");
@@ -144,9 +146,10 @@ impl Program {
     pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
         /// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
         const COMPLETE: u32 = 1 << 2;
-        /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX.
+        /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX; XDP_REDIRECT.
         const TC: [u32; 3] = [u32::MAX, 2, 7];
         const XDP: [u32; 3] = [2, 1, 3];
+        const XDP_REDIRECT: u32 = 4;
         let flags = match frame.summed {
             Summed::Complete if place == Place::Tc => COMPLETE,
             Summed::Nothing | Summed::Complete => 0,
@@ -160,6 +163,8 @@ impl Program {
         let context = &context[..if place == Place::Tc { context.len() } else { 0 }];
         let (result, bytes) = test_run(self.descriptor(place), frame.bytes, context, flags)?;
         let [up, dropped, across] = if place == Place::Tc { TC } else { XDP };
+        // The same, to whom the interface is told.
+        let result = if place == Place::Xdp && result == XDP_REDIRECT { across } else { result };
         let counted: Vec<Count> = counts(&self.counts);
         assert!(counted.len() <= 1, "{counted:?}");
         let count = counted.first().copied();
@@ -189,6 +194,7 @@ impl Program {
             calm: words[CALM],
             since: words[SINCE],
             arrived: words[ARRIVED],
+            across: words[ACROSS],
         };
         Ok(Outcome { verdict, states: states.iter().map(state).collect() })
     }

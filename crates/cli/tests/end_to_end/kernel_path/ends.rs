@@ -66,9 +66,8 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
         // A stranger on the peer's machine has no channel, and its permission by IP address still holds.
         let stranger = bound(PEER[0]);
         stranger.send_to(b"strange", pair.client.relayed).expect("it leaves");
-        let mut buffer = [0; 200];
-        let len = pair.client.socket.recv(&mut buffer).expect("a Data indication");
-        assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
+        let message = pair.client.receive_message().expect("a Data indication");
+        assert_eq!(message[..2], [0x00, 0x17], "{message:02x?}");
     });
 }
 
