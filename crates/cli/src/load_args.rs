@@ -84,6 +84,10 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
     user: Option<(String, String)>,
 
+    /// With --mode allocate: so many users take turns, NAME0, NAME1 and so on, all with the password, 1 to 1000000
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    users: usize,
+
     /// Third-party authorization (RFC 7635) in place of --user: all that `turnpike credentials --token-key` prints, in quotes. Other
     /// users of this machine can see it in the process list
     #[arg(
@@ -280,6 +284,7 @@ impl LoadTurnArgs {
             profile,
             user,
             password,
+            users: self.users,
             access_token,
             clients: self.clients,
             via: self.via,

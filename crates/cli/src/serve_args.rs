@@ -54,6 +54,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S")]
     secret: Vec<String>,
 
+    /// Database with users, secrets, realms and peer rules, in coturn's schema: postgres://, mysql://, redis://, rediss:// or
+    /// sqlite:///PATH. As visible as --user: prefer TURNPIKE_STORE_URL_FILE [default: the embedded store of --state]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Directory of the embedded store, where `turnpike user`, `secret` and `realm` write, or "off" for none [default:
+    /// $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike]
+    #[arg(long, value_name = "DIR|off")]
+    state: Option<String>,
+
     /// Address of this machine to relay on, with the public one where a NAT stands in front; repeat for several
     /// [default: the source addresses of the default routes]
     #[arg(long, value_name = "IP[=EXTERNAL]")]
@@ -99,9 +109,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "US")]
     coalesce_us: Option<String>,
 
-    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9641]
-    #[arg(long, value_name = "ADDR:PORT|off")]
-    admin: Option<String>,
+    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
+    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9641]
+    #[arg(long, value_name = "ADDRESS|off")]
+    admin: Vec<String>,
 
     #[command(flatten)]
     log: LogArgs,
@@ -130,6 +141,8 @@ impl ServeArgs {
         flags.set("server.realm", "--realm", self.realm);
         flags.set("auth.users", "--user", self.user);
         flags.set("auth.secrets", "--secret", self.secret);
+        flags.set("store.url", "--store", self.store);
+        flags.set("store.state", "--state", self.state);
         flags.set("relay.addresses", "--relay-ip", self.relay_ip);
         flags.set("relay.ports", "--relay-ports", self.relay_ports);
         flags.set("relay.shared_ports", "--shared-ports", self.shared_ports);

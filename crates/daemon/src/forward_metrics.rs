@@ -24,7 +24,7 @@ use crate::{
 /// Of rules, and of the kernel's part where it has one.
 type Snapshots = (Vec<(RuleId, RuleSnapshot)>, Option<KernelSnapshot>);
 
-/// The exposition text of live snapshots, for the admin page.
+/// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     status: Arc<Status>,

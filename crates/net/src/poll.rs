@@ -227,7 +227,7 @@ impl Poller {
 
     fn set_alarm(&self, after: Duration) -> io::Result<()> {
         let value = libc::timespec {
-            tv_sec: libc::time_t::try_from(after.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_sec: after.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: after.subsec_nanos().into(),
         };
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -286,7 +286,7 @@ impl Poller {
     /// epoll_pwait2(2), called by number because glibc has it only since 2.35.
     fn wait_fine(&mut self, timeout: Duration) -> io::Result<usize> {
         let timeout = libc::timespec {
-            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         };
         // SAFETY: the pointer and count describe `raw`, `timeout` lives until the call returns, and no signal mask is

@@ -245,7 +245,7 @@ impl Rx {
             header.msg_name = (&raw mut self.names[i]).cast();
             header.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_namelen = RawAddress::SIZE;
-            header.msg_controllen = CONTROL;
+            header.msg_controllen = CONTROL as _;
             header.msg_flags = 0;
         }
         self.stats.calls += 1;
@@ -349,7 +349,7 @@ impl Rx {
                 fd,
                 self.headers.as_mut_ptr(),
                 ask as u32,
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         };

@@ -104,7 +104,8 @@ fn ethernet_with_an_address_is_what_it_is_attached_to() {
     eventually("it lets go", || is_attached_to(&kernel, &["one"]));
     eventually("and is gone", || links("other") == 0);
     drop(kernel);
-    assert_eq!([links("one"), links("other"), links("lo")], [0, 0, 0]);
+    // A process that is just being started may hold a copy of a link until it is another program.
+    eventually("all are gone", || [links("one"), links("other"), links("lo")] == [0, 0, 0]);
 }
 
 #[test]
@@ -131,7 +132,9 @@ fn in_the_driver_where_that_can_and_at_tc_where_not() {
     eventually("it follows", || is_attached_to(&kernel, &["bridge", "one"]));
     assert_eq!(in_drivers("one"), [true, false]);
     drop(kernel);
-    assert_eq!((in_drivers("one"), links("bridge"), links("lo")), ([false, false], 0, 0));
+    eventually("all are gone", || {
+        (in_drivers("one"), links("bridge"), links("lo")) == ([false, false], 0, 0)
+    });
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn generic_where_that_is_asked_for() {
     assert_eq!(attached(&kernel), [("one".to_owned(), Hook::XdpGeneric)]);
     assert_eq!(in_drivers("one"), [false, true]);
     drop(kernel);
-    assert_eq!(in_drivers("one"), [false, false]);
+    eventually("it is gone", || in_drivers("one") == [false, false]);
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    sync::Arc,
     time::Duration,
 };
 
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
 use turnpike_turn::server::ServerConfig;
 
@@ -41,6 +42,8 @@ pub struct Config {
     pub streams: StreamConfig,
     /// DTLS.
     pub dtls: DtlsConfig,
+    /// Sockets of listeners that somebody else has bound; those of addresses that are listened on anyway.
+    pub passed: Arc<PassedSockets>,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.
@@ -85,6 +88,7 @@ impl Default for Config {
             listen: Vec::new(),
             streams: StreamConfig::default(),
             dtls: DtlsConfig::default(),
+            passed: Arc::default(),
             workers: 1,
             datapath: Datapath::best().0,
             kernel: None,

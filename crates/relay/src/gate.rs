@@ -114,6 +114,11 @@ impl Quotas {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
 
+    /// Users that have an allocation.
+    pub(crate) fn users(&self) -> usize {
+        self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
     pub(crate) fn acquire(&self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
         let within = |n: usize| (n < self.most).then_some(n + 1);
         self.total
@@ -256,7 +261,7 @@ mod tests {
         quotas.release(REALM, "small\0c");
         quotas.release("small", "a");
         assert_eq!(quotas.acquire("small", "c"), Ok(()));
-        assert_eq!(quotas.total.load(Ordering::Relaxed), 3);
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (3, 3));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod link;
 mod peers;
 mod ports;
 pub mod runtime;
+pub mod sessions;
 pub mod stream;
 mod worker;
 

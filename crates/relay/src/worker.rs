@@ -18,7 +18,8 @@ use std::{
 };
 
 use turnpike_net::{
-    Coalescer, CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket, limits,
+    Coalescer, CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    limits,
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
 };
@@ -38,7 +39,8 @@ use crate::{
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::Ports,
-    runtime::{Common, Listeners, listen_error},
+    runtime::{Common, Listeners, passed_error},
+    sessions::Question,
     stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
@@ -62,11 +64,18 @@ pub(crate) enum Command {
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Answer(Question),
     Stop,
 }
 
 impl worker::Command for Command {
     const STOP: Self = Self::Stop;
+}
+
+impl worker::Asked for Command {
+    fn ask(question: worker::Question) -> Self {
+        Self::Answer(Box::new(move |_, _| drop(question)))
+    }
 }
 
 /// What the control thread may look at.
@@ -152,7 +161,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Self::listen_streams(number, common, &poller)?,
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -205,12 +214,14 @@ impl Worker {
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
         let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let passed = &common.config.passed;
+        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
         let listeners = bound.map_err(|(address, source)| {
             let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            listen_error(protocol, address, source)
+            passed_error(passed, protocol, address, source)
         })?;
         let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
@@ -246,8 +257,10 @@ impl Worker {
             errors: false,
             dual_stack: false,
         };
-        let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
+        let socket = config
+            .passed
+            .udp(self.number, address, &options)
+            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
         let bound = socket.local_addr();
         Ok((self.adopt(socket, role)?, bound))
     }
@@ -500,6 +513,13 @@ impl Worker {
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
+                }
+                Command::Answer(question) => {
+                    question(&mut self.server, now);
+                    self.carry_out_effects(now, NOTHING);
+                    // One a tick, so that packets wait for one at most.
+                    self.inbox.wake_again();
+                    return false;
                 }
                 Command::Stop => {
                     self.flush();

@@ -17,6 +17,7 @@ mod mobility_client;
 mod padding;
 mod pending_credentials;
 mod reservations;
+mod sessions;
 mod shared_ports;
 mod stream_attacks;
 mod stream_limits;

@@ -43,3 +43,4 @@ mod server_robustness;
 mod server_shared_ports;
 mod server_stats;
 mod server_third_party;
+mod server_views;

@@ -5,10 +5,10 @@
 //! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it; over TCP, TLS and DTLS each
 //! allocation has a connection of its own, and opening it counts. Of mode `bind` only its ChannelBind requests are counted and timed.
 
-use std::{collections::VecDeque, io, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_client::{Errors, Security};
-use turnpike_turn::client::{Event, Failure, Request};
+use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
     Mode, Shared,
@@ -47,6 +47,7 @@ pub(super) fn run(
         is_granted: vec![false; limit],
         bound: vec![0; limit],
         ports: Ports::of_thread(thread, shared.frame.threads),
+        users: Users::of_thread(thread, shared),
         engine,
         shared,
         schedule,
@@ -72,6 +73,7 @@ struct Churn<'a> {
     /// How many channels each has asked for.
     bound: Vec<u16>,
     ports: Ports,
+    users: Users,
     limit: usize,
     under_way: usize,
     /// Of these, those that were granted.
@@ -115,7 +117,6 @@ impl Churn<'_> {
         if now < self.schedule.start {
             return Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP);
         }
-        let settings = client_settings(self.shared.config);
         while self.under_way < self.limit {
             let due = pacer.as_ref().map_or(now, |pacer| pacer.due());
             if due > now {
@@ -132,7 +133,7 @@ impl Churn<'_> {
             }
             self.due[index] = due;
             self.under_way += 1;
-            self.engine.renew(index, &settings);
+            self.engine.renew(index, self.users.next());
             // A new client can allocate.
             let _ = self.engine.endpoints[index].client.allocate(now / 1_000_000);
             self.engine.pump(index);
@@ -249,6 +250,34 @@ impl Churn<'_> {
             return Err(self.engine.no_answer(self.shared.config, (0, self.limit)));
         }
         Ok(())
+    }
+}
+
+/// Whose the allocations of one thread are, round and round.
+struct Users {
+    /// Of the first, whose name the others have before their numbers.
+    settings: Arc<client::Config>,
+    count: usize,
+    next: usize,
+    threads: usize,
+}
+
+impl Users {
+    /// Threads take turns, so that all users together come round once in `count` allocations.
+    fn of_thread(thread: usize, shared: &Shared<'_>) -> Self {
+        let config = shared.config;
+        let settings = client_settings(config);
+        Self { settings, count: config.users, next: thread % config.users, threads: shared.frame.threads }
+    }
+
+    fn next(&mut self) -> Arc<client::Config> {
+        if self.count == 1 {
+            return Arc::clone(&self.settings);
+        }
+        let mut settings = client::Config::clone(&self.settings);
+        settings.username.push_str(&self.next.to_string());
+        self.next = (self.next + self.threads) % self.count;
+        Arc::new(settings)
     }
 }
 

@@ -21,15 +21,11 @@ mod untouched;
 mod vlan;
 mod xdp;
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, may_load_programs, need, turnpike};
+use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -145,14 +141,8 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
-        arguments.extend([
-            "--allow-peer",
-            "10.77.0.0/16",
-            "--allow-peer",
-            "fd77::/16",
-            "--admin",
-            "10.77.1.1:9641",
-        ]);
+        let (dir, admin) = admin_socket();
+        arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
             ("--workers", &["1"]),
@@ -169,8 +159,8 @@ impl Links {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }
         let mut program = Program::start(&mut command);
-        program.line_with(" on http://");
-        Server { program, admin: 9641, _links: self }
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
     }
 
     /// A forwarder on the kernel path, with these rules and flags.
@@ -182,7 +172,8 @@ impl Links {
 
     /// The same, started by a command that ends where the forwarder's begins.
     pub(crate) fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
-        let mut arguments = vec!["forward", "--admin", "10.77.1.1:9642"];
+        let (dir, admin) = admin_socket();
+        let mut arguments = vec!["forward", "--admin", &admin];
         for (flag, value) in [("--workers", "1"), ("--datapath", "kernel")] {
             if !more.contains(&flag) {
                 arguments.extend([flag, value]);
@@ -191,24 +182,32 @@ impl Links {
         let forward = turnpike(&arguments);
         command.arg(forward.get_program()).args(forward.get_args()).args(more);
         let mut program = Program::start(command.env("RUST_BACKTRACE", "1"));
-        program.line_with(" on http://");
-        Server { program, admin: 9642, _links: self }
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
     }
+}
+
+/// Where the admin interface is to be: a socket with a file is reached from every network namespace, and an ordinary user may make one
+/// here.
+fn admin_socket() -> (Dir, String) {
+    let dir = Dir::new();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+    let admin = format!("unix:{}", dir.at("a.sock").display());
+    (dir, admin)
 }
 
 /// A running server or forwarder.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
-    /// Where its page is.
-    admin: u16,
+    /// With its socket.
+    dir: Dir,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], self.admin);
-        let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
