@@ -89,8 +89,11 @@ impl PortForwarder {
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, &settings, workers, datapath, &passed), &settings.rules, log)?;
+        let (forwarder, failed) = Forwarder::start(
+            &for_runtime(&settings, &settings, workers, datapath, &passed),
+            &settings.rules,
+            log,
+        )?;
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);

@@ -464,8 +464,6 @@ fn across(
     moment: &Moment<'_>,
 ) -> Verdict {
     let leaving = way.flow;
-    // A forwarder's sockets send with none.
-    let tos = if way.forwards { 0 } else { packet.tos };
     let payload = &packet.udp[packet.udp.len() - way.payload..];
     let mut udp = Vec::with_capacity(way.udp_length());
     udp.extend([leaving.from_port, leaving.to_port].as_flattened());
@@ -489,6 +487,29 @@ fn across(
         }
     };
     udp[6..8].copy_from_slice(&check.to_be_bytes());
+    let mut bytes = lower_headers(place, frame, packet, way, moment);
+    bytes.extend(udp);
+    bytes.extend(payload);
+    let count = match (way.turned_back, way.to_peer) {
+        (true, _) => Count::TurnedBack,
+        (false, _) if way.forwards => Count::Forwarded,
+        (false, true) => Count::ToPeer,
+        (false, false) => Count::ToClient,
+    };
+    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
+}
+
+/// What stands before UDP's header: Ethernet's and IP's.
+fn lower_headers(
+    place: Place,
+    frame: &Frame<'_>,
+    packet: &Packet<'_>,
+    way: &Way<'_>,
+    moment: &Moment<'_>,
+) -> Vec<u8> {
+    let leaving = way.flow;
+    // A forwarder's sockets send with none.
+    let tos = if way.forwards { 0 } else { packet.tos };
     let mut bytes = match place {
         Place::Tc => frame.bytes[..12].to_vec(),
         Place::Xdp => way.hop.iter().flat_map(|word| word.to_le_bytes().into_iter().take(6)).collect(),
@@ -512,15 +533,7 @@ fn across(
         bytes.extend(ETH_IPV4.to_be_bytes());
         bytes.extend(header);
     }
-    bytes.extend(udp);
-    bytes.extend(payload);
-    let count = match (way.turned_back, way.to_peer) {
-        (true, _) => Count::TurnedBack,
-        (false, _) if way.forwards => Count::Forwarded,
-        (false, true) => Count::ToPeer,
-        (false, false) => Count::ToClient,
-    };
-    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
+    bytes
 }
 
 /// The peer is a relayed address of ours: leads on to the client behind that.

@@ -352,86 +352,129 @@ impl Offload {
         if session.channels.is_empty() || is_link_local(client.address) {
             return;
         }
-        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener.0, || flows.socket()) else { return };
+        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
+        let mut installer = Installer { flows, emptied, client, listener, socket };
         if session.own.is_none() {
-            let Ok(state) = flows.state() else { return };
-            let own = NewFlow {
-                kind: Kind::Client,
-                remote: client.address,
-                local: client.local,
-                channel: None,
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_clients,
-                expires_ns: u64::MAX,
-            };
-            let Ok(installed) = flows.install(&own) else {
-                flows.give_back_state(state);
-                return;
-            };
-            session.own = Some((installed, state));
+            session.own = installer.client();
         }
         let Some((_, own)) = &session.own else { return };
-        let permissions = &session.permissions;
+        let relays = self.relays.get(index).copied().unwrap_or_default();
+        let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
         for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
-            let relays = self.relays.get(index).copied().unwrap_or_default();
             let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
             if is_link_local(channel.peer) {
                 continue;
             }
-            let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
             let expires_ns = ns(channel.expires_ms);
             match &mut channel.to_peer {
-                Some(flow) => _ = flows.extend(flow, expires_ns),
+                Some(flow) => _ = installer.flows.extend(flow, expires_ns),
                 // Since a reload, the state machine drops it.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
-                None => {
-                    flows.hold_up(own);
-                    emptied.touch(listener.0);
-                    let flow = NewFlow {
-                        kind: Kind::ToPeer,
-                        remote: client.address,
-                        local: client.local,
-                        channel: Some(channel.number),
-                        from: relay.bound,
-                        to: channel.peer,
-                        state: own,
-                        socket: from_clients,
-                        expires_ns,
-                    };
-                    channel.to_peer = flows.install(&flow).ok();
-                }
+                None => channel.to_peer = installer.to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
-            let permitted = permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
-            if let Some((flow, _)) = &mut channel.to_client {
-                let _ = flows.extend(flow, expires_ns);
-                continue;
+            match &mut channel.to_client {
+                Some((flow, _)) => _ = installer.flows.extend(flow, expires_ns),
+                None => channel.to_client = installer.to_client(channel, relay, expires_ns),
             }
-            let Some(from_peers) = emptied.slot(relay.id.0, || flows.socket()) else { continue };
-            let Ok(state) = flows.state() else { continue };
-            emptied.touch(relay.id.0);
-            let flow = NewFlow {
-                kind: Kind::ToClient,
-                remote: channel.peer,
-                local: relay.bound,
-                channel: Some(channel.number),
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_peers,
-                expires_ns,
-            };
-            match flows.install(&flow) {
-                Ok(flow) => channel.to_client = Some((flow, state)),
-                Err(_) => _ = flows.give_back_state(state),
+        }
+    }
+}
+
+/// Installs flows of one client. `None` where there is no room for one, which is counted.
+struct Installer<'o> {
+    flows: &'o mut Flows,
+    emptied: &'o mut Emptied,
+    client: Client,
+    /// Takes what the client sends.
+    listener: SocketId,
+    /// As which the program knows that.
+    socket: u32,
+}
+
+impl Installer<'_> {
+    /// The client as such, and what its flows to peers share.
+    fn client(&mut self) -> Option<(Installed, State)> {
+        let Client { address, local, .. } = self.client;
+        let state = self.flows.state().ok()?;
+        let flow = NewFlow {
+            kind: Kind::Client,
+            remote: address,
+            local,
+            channel: None,
+            from: local,
+            to: address,
+            state: &state,
+            socket: self.socket,
+            expires_ns: u64::MAX,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// ChannelData of the client.
+    fn to_peer(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        own: &State,
+        expires_ns: u64,
+    ) -> Option<Installed> {
+        self.flows.hold_up(own);
+        self.emptied.touch(self.listener.0);
+        let flow = NewFlow {
+            kind: Kind::ToPeer,
+            remote: self.client.address,
+            local: self.client.local,
+            channel: Some(channel.number),
+            from: relay.bound,
+            to: channel.peer,
+            state: own,
+            socket: self.socket,
+            expires_ns,
+        };
+        self.flows.install(&flow).ok()
+    }
+
+    /// Datagrams of the peer.
+    fn to_client(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        expires_ns: u64,
+    ) -> Option<(Installed, State)> {
+        let socket = self.emptied.slot(relay.id.0, || self.flows.socket())?;
+        let state = self.flows.state().ok()?;
+        self.emptied.touch(relay.id.0);
+        let flow = NewFlow {
+            kind: Kind::ToClient,
+            remote: channel.peer,
+            local: relay.bound,
+            channel: Some(channel.number),
+            from: self.client.local,
+            to: self.client.address,
+            state: &state,
+            socket,
+            expires_ns,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// A flow with the state that it has to itself, which is given back where there is no flow.
+    fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
+        match installed {
+            Some(flow) => Some((flow, state)),
+            None => {
+                self.flows.give_back_state(state);
+                None
             }
         }
     }
