@@ -25,7 +25,9 @@ use crate::{
     control::{self, Control, Reloaded, Service, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_metrics, kernel_path, passed, rlimit,
+    forward_metrics, kernel_path,
+    log_limit::LogCounts,
+    passed, rlimit,
 };
 
 /// Forwards until a signal or an administrator ends it.
@@ -104,34 +106,8 @@ impl PortForwarder {
         let says_kernel = say_kernel(&settings, &forwarder, &settings.rules, datapath);
 
         let forwarder = Arc::new(forwarder);
-        // Weak, so that the last owner can stop the forwarder while others look at it.
-        let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
-        page.serve(Program {
-            job: Job::Forward,
-            control: control.clone(),
-            admin: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().admin.clone())
-            },
-            toml: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().to_toml())
-            },
-            open: {
-                let forwarder = Weak::clone(&weak);
-                Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
-            },
-            metrics: {
-                let snapshots = move || {
-                    weak.upgrade().map_or_else(Default::default, |forwarder| {
-                        (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
-                    })
-                };
-                forward_metrics::page(snapshots, Arc::clone(control.status()), log_counts)
-            },
-            server: None,
-        });
+        page.serve(for_lookers(control, &forwarder, &shown, log_counts));
         let service = Self {
             sources,
             started: settings.clone(),
@@ -219,6 +195,42 @@ impl Service for PortForwarder {
 
     fn say_left(&self, open: u64) {
         tracing::warn!(connections = open, "connections still open are ended");
+    }
+}
+
+/// What others may see of it.
+fn for_lookers(
+    control: &Control,
+    forwarder: &Arc<Forwarder>,
+    shown: &watch::Sender<Arc<ForwardSettings>>,
+    log: Arc<LogCounts>,
+) -> Program {
+    // Weak, so that the last owner can stop the forwarder while others look at it.
+    let weak = Arc::downgrade(forwarder);
+    Program {
+        job: Job::Forward,
+        control: control.clone(),
+        admin: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().admin.clone())
+        },
+        toml: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().to_toml())
+        },
+        open: {
+            let forwarder = Weak::clone(&weak);
+            Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
+        },
+        metrics: {
+            let snapshots = move || {
+                weak.upgrade().map_or_else(Default::default, |forwarder| {
+                    (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
+                })
+            };
+            forward_metrics::page(snapshots, Arc::clone(control.status()), log)
+        },
+        server: None,
     }
 }
 

@@ -322,21 +322,7 @@ impl Worker {
                 }
             }
             self.serve_accepted(now);
-            if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.streams.handle_timeout(now.ms, &self.poller);
-                self.dirty = true;
-            }
-            if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
-                self.dirty = true;
-            }
-            if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.resume_peers(now);
-            }
-            if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.server.handle_timeout(now);
-                self.dirty = true;
-            }
+            self.handle_timeouts(now);
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
             self.flush();
@@ -349,6 +335,25 @@ impl Worker {
                 self.flush();
             }
             self.publish(now.ms);
+        }
+    }
+
+    /// Does what is due.
+    fn handle_timeouts(&mut self, now: Now) {
+        if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.streams.handle_timeout(now.ms, &self.poller);
+            self.dirty = true;
+        }
+        if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
+            self.dirty = true;
+        }
+        if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.resume_peers(now);
+        }
+        if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.server.handle_timeout(now);
+            self.dirty = true;
         }
     }
 
