@@ -36,7 +36,7 @@ impl Loaded {
         &mut self,
         settings: &Settings,
         workers: usize,
-        rules: impl Iterator<Item = &'a RuleState> + Clone,
+        mut rules: impl Iterator<Item = &'a RuleState> + Clone,
     ) -> Result<Vec<Parts>, StartError> {
         let mut parts: Vec<Parts> = std::iter::repeat_with(Parts::default).take(workers).collect();
         let passes_on =
@@ -47,7 +47,7 @@ impl Loaded {
             let loaded = Sockmap::load(workers, pairs).map_err(StartError::Copy)?;
             parts.iter_mut().zip(loaded).for_each(|(part, sockmap)| part.sockmap = Some(sockmap));
         }
-        if self.kernel.is_none() && rules.clone().any(|state| state.goes_across) {
+        if self.kernel.is_none() && rules.any(|state| state.goes_across) {
             let kernel = Kernel::start(&turnpike_offload::Settings {
                 listeners: Vec::new(),
                 relay_ports: RangeInclusive::new(1, 0),

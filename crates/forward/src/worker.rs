@@ -214,7 +214,8 @@ impl Worker {
             }
             if let Some(engine) = &mut self.udp {
                 engine.flush();
-                engine.on_tick(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                self.dirty |= engine.on_tick(&mut tick);
             }
             let tick = tcp::Tick { now, poller: &self.poller };
             self.dirty |= self.tcp.on_tick(tick);

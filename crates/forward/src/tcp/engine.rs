@@ -203,6 +203,8 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
+    /// Some connection has ended since the last tick.
+    any_ended: bool,
     /// This wake-up, as far as it has been counted.
     pub(super) wake_up: WakeUp,
 }
@@ -235,6 +237,7 @@ impl Engine {
             starving: false,
             any_paused: false,
             complained: false,
+            any_ended: false,
             wake_up: WakeUp::default(),
         }
     }
@@ -337,9 +340,15 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if the kernel has passed something
-    /// on.
+    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if something has changed since the
+    /// last call that no event may have told of: connections have ended, or the kernel has passed something on.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
+        let passed_on = self.do_due(tick);
+        std::mem::take(&mut self.any_ended) || passed_on
+    }
+
+    /// True if the kernel has passed something on.
+    fn do_due(&mut self, tick: Tick<'_>) -> bool {
         if !self.again.is_empty() {
             std::mem::swap(&mut self.again, &mut self.resumed);
             for at in 0..self.resumed.len() {
@@ -531,6 +540,7 @@ impl Engine {
         }
         local.counters.count_end(reason);
         local.connections -= 1;
+        self.any_ended = true;
         // Before anybody hears of it: who does may count on the place being free.
         drop(connection.place);
         let reached = connection.opening.is_none();

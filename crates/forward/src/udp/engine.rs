@@ -131,17 +131,17 @@ impl Engine {
         self.rx.reset();
     }
 
-    /// Does what is due: idle sessions, connects that take too long, listeners that paused.
-    pub fn on_tick(&mut self, tick: &mut Tick<'_>) {
+    /// Does what is due: idle sessions, connects that take too long, listeners that paused. True if something has changed.
+    pub fn on_tick(&mut self, tick: &mut Tick<'_>) -> bool {
         if self.due.is_none_or(|due| tick.now < due) {
-            return;
+            return false;
         }
         let mut budget = EXPIRIES;
         for slot in 0..self.rules.capacity() {
             while let Some(at) = self.expired(slot, tick.now) {
                 if budget == 0 {
                     self.send_queued();
-                    return;
+                    return true;
                 }
                 budget -= 1;
                 // The kernel may have forwarded something of it since the last look.
@@ -161,6 +161,7 @@ impl Engine {
         let resumed = self.resume_listeners(tick);
         let lists = self.rules.iter().flat_map(|(_, state)| state.lists.all());
         self.due = lists.filter_map(|list| self.sessions.due(list)).chain(resumed).min();
+        budget < EXPIRIES
     }
 
     /// When [`Engine::on_tick`] next has something to do, by the clock of [`Tick::now`].

@@ -359,7 +359,7 @@ impl Offload {
         let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
         let mut installer = Installer { flows, emptied, client, listener, socket };
         if session.own.is_none() {
-            session.own = installer.client();
+            session.own = installer.install_own();
         }
         let Some((_, own)) = &session.own else { return };
         let relays = self.relays.get(index).copied().unwrap_or_default();
@@ -374,7 +374,7 @@ impl Offload {
                 Some(flow) => _ = installer.flows.extend(flow, expires_ns),
                 // Since a reload, the state machine drops it.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
-                None => channel.to_peer = installer.to_peer(channel, relay, own, expires_ns),
+                None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
             let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
@@ -382,7 +382,7 @@ impl Offload {
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
             match &mut channel.to_client {
                 Some((flow, _)) => _ = installer.flows.extend(flow, expires_ns),
-                None => channel.to_client = installer.to_client(channel, relay, expires_ns),
+                None => channel.to_client = installer.install_to_client(channel, relay, expires_ns),
             }
         }
     }
@@ -401,7 +401,7 @@ struct Installer<'o> {
 
 impl Installer<'_> {
     /// The client as such, and what its flows to peers share.
-    fn client(&mut self) -> Option<(Installed, State)> {
+    fn install_own(&mut self) -> Option<(Installed, State)> {
         let Client { address, local, .. } = self.client;
         let state = self.flows.state().ok()?;
         let flow = NewFlow {
@@ -420,7 +420,7 @@ impl Installer<'_> {
     }
 
     /// ChannelData of the client.
-    fn to_peer(
+    fn install_to_peer(
         &mut self,
         channel: &Channel,
         relay: RelaySocket,
@@ -444,7 +444,7 @@ impl Installer<'_> {
     }
 
     /// Datagrams of the peer.
-    fn to_client(
+    fn install_to_client(
         &mut self,
         channel: &Channel,
         relay: RelaySocket,
