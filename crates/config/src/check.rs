@@ -21,6 +21,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.credentials();
     judge.certificates();
     judge.addresses();
+    judge.workers();
     judge.limits();
     judge.rates();
     judge.peers();
@@ -155,6 +156,29 @@ impl Judge<'_> {
         }
     }
 
+    fn workers(&mut self) {
+        let settings = self.settings;
+        if settings.busy_poll_us > 0 && settings.coalesce_us > 0 {
+            self.refuse(
+                "server.coalesce_us",
+                "server.busy_poll_us is set too, and one is the opposite of the other",
+                "one of the two (--busy-poll-us for less latency, --coalesce-us for less CPU)",
+            );
+        }
+        // As many workers as cores are another number on each machine.
+        let (shared, workers, room) =
+            (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
+        if shared * workers > room {
+            self.refuse(
+                "relay.shared_ports",
+                format!(
+                    "{shared} for each of {workers} workers do not fit into the {room} ports of relay.ports"
+                ),
+                "fewer of them, or more ports in relay.ports",
+            );
+        }
+    }
+
     fn limits(&mut self) {
         let settings = self.settings;
         for (key, one, all, of_all) in [
@@ -185,7 +209,7 @@ impl Judge<'_> {
             );
         }
         let (most, room) = (settings.max_allocations, relay_ports(settings));
-        if settings.is_explicit("limits.allocations") && most > room {
+        if settings.is_explicit("limits.allocations") && most > room && settings.shared_ports == 0 {
             self.refuse(
                 "limits.allocations",
                 format!("{most} allocations do not fit into the {room} ports of relay.ports"),

@@ -299,8 +299,6 @@ pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String)
 pub(crate) mod kind {
     use std::{net::IpAddr, path::PathBuf};
 
-    use turnpike_net::Datapath;
-
     use super::{Kind, Value, show::quoted};
     use crate::{LogFormat, realm_keys::server_name};
 
@@ -315,19 +313,6 @@ pub(crate) mod kind {
             _ => reader.integer(node, &(1..=1024)).map(Some),
         },
         |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
-    );
-
-    /// A step of the ladder; `None` is the best one.
-    pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind::one(
-        "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
-        |reader, node| {
-            reader.parsed(node, |text| match text {
-                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
-                "auto" => Ok(None),
-                other => other.parse().map(Some).map_err(|_| ""),
-            })
-        },
-        |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
     );
 
     /// The path of a file as it stands, "" for none.

@@ -63,6 +63,8 @@ settings! {
         datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
         /// Microseconds that a worker looks for more before it sleeps.
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
+        /// Microseconds by which a worker may delay a datagram so that its next wake-up carries more.
+        coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
         /// Listeners for TLS.
         tls_listen: Vec<SocketAddr> = Vec::new(),
             reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
@@ -83,6 +85,8 @@ settings! {
         relay_addresses: Vec<RelayAddress> = Vec::new(), reload "relay.addresses" keys::RELAY_ADDRESSES;
         /// Ports of relayed transport addresses.
         ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
+        /// Relay sockets that a worker's allocations share, on each relay address.
+        shared_ports: usize = 0, start "relay.shared_ports" number!(usize, "a number", 0..=1024);
         /// Bytes.
         listener_buffer: usize = 4 << 20,
             start "relay.listener_buffer" number!(usize, "bytes", 4096..=1_073_741_824);

@@ -10,8 +10,11 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, StartError};
+use turnpike_config::{
+    DatapathChoice,
+    forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
+};
+use turnpike_forward::{ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, Settings, StartError};
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
@@ -23,7 +26,9 @@ use crate::{
     denial::Lists,
     error::DaemonError,
     forward_estate::{ForwardEstate, ForwardInheritance},
-    forward_metrics, passed, rlimit,
+    forward_metrics, kernel_path,
+    log_limit::LogCounts,
+    passed, rlimit,
     upgrade::{self, Estate, Heir},
 };
 
@@ -68,6 +73,8 @@ struct PortForwarder {
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
+    /// It has been said what the kernel's program was attached to.
+    says_kernel: bool,
     /// For as long as something may be bound anew.
     passed: Arc<PassedSockets>,
     forwarder: Arc<Forwarder>,
@@ -101,7 +108,7 @@ impl PortForwarder {
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let runtime = for_runtime(&settings, workers, datapath, &passed);
+        let runtime = for_runtime(&settings, &settings, workers, datapath, &passed);
         let is_first = before.is_none();
         let (forwarder, failed) = match before {
             None => Forwarder::start(&runtime, &settings.rules, log)?,
@@ -114,7 +121,8 @@ impl PortForwarder {
             return Err(DaemonError::NothingLeft);
         }
         let forwarder = Arc::new(forwarder);
-        take_over(heir, control.status(), &forwarder)?;
+        let is_attached = heir.is_none();
+        take_over(heir, control.status(), &forwarder, &settings, datapath)?;
         let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
             // Clients are served by now.
             Err(error) if !is_first => {
@@ -125,34 +133,16 @@ impl PortForwarder {
         };
         say_what_started(&settings, &forwarder, &*page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
+        let says_kernel = if is_attached {
+            say_kernel(&settings, &forwarder, &settings.rules, datapath)
+        } else {
+            forwarder.kernel().is_some()
+        };
 
-        // Weak, so that the last owner can stop the forwarder while others look at it.
-        let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
-        let rules: Rules = {
-            let forwarder = Weak::clone(&weak);
-            Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
-        };
-        let metrics = {
-            let snapshots = Arc::clone(&rules);
-            forward_metrics::page(move || snapshots(), Arc::clone(control.status()), log_counts)
-        };
-        let page = page.serve(Program {
-            job: Job::Forward,
-            control: control.clone(),
-            admin: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().admin.clone())
-            },
-            toml: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().to_toml())
-            },
-            open: Arc::new(move || weak.upgrade().map_or(0, |forwarder| forwarder.active())),
-            metrics: Arc::clone(&metrics),
-            server: None,
-            rules: Some(rules),
-        });
+        let program = for_lookers(control, &forwarder, &shown, log_counts);
+        let metrics = Arc::clone(&program.metrics);
+        let page = page.serve(program);
         let service = Self {
             sources,
             started: settings.clone(),
@@ -160,6 +150,7 @@ impl PortForwarder {
             shown,
             workers,
             datapath,
+            says_kernel,
             passed,
             forwarder,
             records,
@@ -176,9 +167,12 @@ impl PortForwarder {
         reloaded.warn_all(warnings);
         reloaded.need_restart(&self.started.unchangeable(&new));
         let records = open_records(&new)?;
-        let runtime = for_runtime(&new, self.workers, self.datapath, &self.passed);
+        let runtime = for_runtime(&new, &self.started, self.workers, self.datapath, &self.passed);
         let failed = self.forwarder.reload(&runtime, &new.rules)?;
         reloaded.warnings.extend(say_left_out(&failed));
+        if !self.says_kernel {
+            self.says_kernel = say_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
+        }
         if let Err(error) =
             passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
         {
@@ -270,7 +264,13 @@ impl Service for PortForwarder {
 }
 
 /// Goes on where the process before stops, if there is one.
-fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) -> Result<(), DaemonError> {
+fn take_over(
+    heir: &mut Option<Heir>,
+    status: &Status,
+    forwarder: &Arc<Forwarder>,
+    settings: &ForwardSettings,
+    datapath: Datapath,
+) -> Result<(), DaemonError> {
     if let Some(heir) = heir {
         let unfit =
             |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
@@ -278,7 +278,14 @@ fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) ->
     }
     // From now on nothing goes back to that one.
     if let Some(heir) = heir.take() {
-        heir.listen(Arc::clone(status.carried()), || {});
+        let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
+        heir.listen(Arc::clone(status.carried()), move || {
+            let Some(forwarder) = weak.upgrade() else { return };
+            match forwarder.attach_kernel() {
+                Ok(()) => _ = say_kernel(&settings, &forwarder, &settings.rules, datapath),
+                Err(error) => tracing::error!("the kernel forwards nothing from now on: {error}"),
+            }
+        });
     }
     Ok(())
 }
@@ -287,23 +294,69 @@ fn take_over(heir: &mut Option<Heir>, status: &Status, forwarder: &Forwarder) ->
 fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (usize, Datapath, String) {
     let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let (datapath, reason) = match settings.datapath {
-        Some(step) => (step, "as configured".to_owned()),
-        None => Datapath::best(),
+        DatapathChoice::Step(step) => (step, "as configured".to_owned()),
+        _ => Datapath::best(),
     };
     let Some((kept_workers, kept_datapath)) = before.map(ForwardInheritance::kept) else {
         return (workers, datapath, reason);
     };
     let differ = [
         (workers != kept_workers, "forward.workers"),
-        (settings.datapath.is_some_and(|step| step != kept_datapath), "forward.datapath"),
+        (
+            matches!(settings.datapath, DatapathChoice::Step(step) if step != kept_datapath),
+            "forward.datapath",
+        ),
     ];
     let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
     Reloaded::default().need_restart(&differ);
     (kept_workers, kept_datapath, "that of the process before".to_owned())
 }
 
+/// What others may see of it.
+fn for_lookers(
+    control: &Control,
+    forwarder: &Arc<Forwarder>,
+    shown: &watch::Sender<Arc<ForwardSettings>>,
+    log: Arc<LogCounts>,
+) -> Program {
+    // Weak, so that the last owner can stop the forwarder while others look at it.
+    let weak = Arc::downgrade(forwarder);
+    let rules: Rules = {
+        let forwarder = Weak::clone(&weak);
+        Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
+    };
+    Program {
+        job: Job::Forward,
+        control: control.clone(),
+        admin: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().admin.clone())
+        },
+        toml: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().to_toml())
+        },
+        open: {
+            let forwarder = Weak::clone(&weak);
+            Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
+        },
+        metrics: {
+            let snapshots = move || {
+                weak.upgrade().map_or_else(Default::default, |forwarder| {
+                    (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
+                })
+            };
+            forward_metrics::page(snapshots, Arc::clone(control.status()), log)
+        },
+        server: None,
+        rules: Some(rules),
+    }
+}
+
+/// `started` is what the forwarder was started with, for what a reload cannot change.
 fn for_runtime(
     settings: &ForwardSettings,
+    started: &ForwardSettings,
     workers: usize,
     datapath: Datapath,
     passed: &Arc<PassedSockets>,
@@ -311,6 +364,9 @@ fn for_runtime(
     Settings {
         workers,
         datapath,
+        kernel: started.datapath == DatapathChoice::Kernel,
+        max_kernel_flows: started.kernel_flows,
+        kernel_hook: Hook::Best,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
@@ -364,6 +420,24 @@ fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dy
         tracing::info!("listening on {transport} {address} for {targets} ({protocol}, rule {})", id.0);
     }
     page.say_where();
+}
+
+/// What the kernel forwards itself, if it does, and what that means.
+fn say_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
+    let by_default = started.datapath == DatapathChoice::Kernel;
+    let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
+    for rule in rules.iter().filter(asked) {
+        if let Some(obstacle) = rule.kernel_obstacle() {
+            tracing::info!("rule {}: its datagrams stay in user space: {obstacle}", rule.id.0);
+        }
+    }
+    let Some(kernel) = forwarder.kernel() else { return false };
+    kernel_path::say(&kernel, started.kernel_flows, datapath);
+    tracing::warn!(
+        "what the kernel forwards itself never meets this machine's firewall (netfilter), nor its IPsec policies: clients are kept away \
+         by allow and deny alone"
+    );
+    true
 }
 
 /// Each connection has two sockets and, as bulk, two pipes; pipes are pooled, and few connections are bulk at a time.

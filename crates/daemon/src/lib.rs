@@ -26,6 +26,7 @@ mod exposition;
 mod forward;
 mod forward_estate;
 mod forward_metrics;
+mod kernel_path;
 mod log_limit;
 mod log_queue;
 pub mod logging;

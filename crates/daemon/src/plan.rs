@@ -120,12 +120,14 @@ impl Plan {
             kernel,
             max_kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
+            coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
             server: server_config(merged, &layout, &relay, nonce_key),
             listen,
             streams,
             relay,
             passed: Arc::default(),
             ports: settings.ports.clone(),
+            shared_ports: settings.shared_ports,
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
@@ -148,8 +150,9 @@ impl Plan {
         one.contains(&address) || other.contains(&address)
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
-    /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets, though none without a port, and its client's
+    /// connection, each reserved port and each connection without an allocation one, each connection to a peer two, and some for
+    /// everything else.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -161,7 +164,7 @@ impl Plan {
             config.workers * 2 * (config.server.max_total_connections + PIPES)
         };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
-            + 2 * config.max_allocations
+            + (2 * config.max_allocations).min(config.ports.len() * config.relay.len())
             + config.max_reservations()
             + streams
             // Of a full house those who come and those who go are there together, until the tick is over.

@@ -291,6 +291,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
         (RequestRefusal::Permissions, _) => "the allocation has as many permissions as it may have",
         (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
+        (RequestRefusal::SharedPeer, _) => "the peer is another client's on a shared relay port",
         (RequestRefusal::Connections, _) => "there are as many connections to peers as there may be",
         (RequestRefusal::NoRelay, _) => "no relay port or no file descriptor is left",
         (RequestRefusal::Store, _) => "the credential store does not answer",
@@ -328,6 +329,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
         (RequestRefusal::Permissions, _) => "Raise limits.permissions.",
         (RequestRefusal::Channels, _) => "Raise limits.channels.",
+        (RequestRefusal::SharedPeer, _) => {
+            "A new allocation may be on another port. Raise relay.shared_ports, or have no ports shared."
+        }
         (RequestRefusal::Connections, _) => {
             "Raise limits.peer_connections, limits.peer_connections_per_user or limits.peer_connections_per_allocation."
         }

@@ -10,9 +10,7 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
-use turnpike_relay::{
-    Attachment, CredentialStore, Hook, Kernel, Relay, RelayAddress, Relistened, SessionLog,
-};
+use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -22,7 +20,7 @@ use crate::{
     control::{self, Control, Reloaded, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
-    logging,
+    kernel_path, logging,
     own_addresses::OwnAddresses,
     passed,
     plan::{self, Before, Plan},
@@ -585,28 +583,19 @@ fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
             None => tracing::info!("relaying on {}, ports {first}-{last}", address.bind),
         }
     }
+    if config.shared_ports > 0 {
+        tracing::info!(
+            "allocations of a worker share {} ports on each of these; there, an address of peers is one client's alone",
+            config.shared_ports
+        );
+    }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
     beside.iter().for_each(|listening| listening.say_where());
 }
 
 fn say_where_attached(relay: &Relay, room: u32, datapath: Datapath) {
-    let Some(kernel) = relay.kernel() else { return };
-    let attached = kernel.attached();
-    let where_to = if attached.is_empty() {
-        "to no interface yet: none is Ethernet, up, and has an address".to_owned()
-    } else {
-        format!("to {}", named_by_hook(&attached))
-    };
-    tracing::info!(
-        "data path kernel: attached {where_to}; room for {room} flows; everything else by {datapath}"
-    );
-    for Attachment { interface, hook, why } in &attached {
-        if let Some(why) = why {
-            tracing::warn!(
-                "data path kernel: not in the driver of {interface}, but at {}: {why}",
-                hook.name()
-            );
-        }
+    if let Some(kernel) = relay.kernel() {
+        kernel_path::say(kernel, room, datapath);
     }
 }
 
@@ -617,18 +606,6 @@ fn say_notes(plan: &Plan) {
     if !plan.config.server.authenticate {
         tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
     }
-}
-
-/// As `eth0, eth1 (xdp), docker0 (tcx)`.
-fn named_by_hook(attached: &[Attachment]) -> String {
-    let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
-    hooks.sort_by_key(|hook| !hook.is_xdp());
-    hooks.dedup();
-    let named = hooks.into_iter().map(|hook| {
-        let of_it = attached.iter().filter(|it| it.hook == hook).map(|it| &it.interface[..]);
-        format!("{} ({})", of_it.collect::<Vec<_>>().join(", "), hook.name())
-    });
-    named.collect::<Vec<_>>().join(", ")
 }
 
 impl Generated {

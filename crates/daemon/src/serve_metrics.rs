@@ -10,10 +10,9 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use strum::VariantArray as _;
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
-    ListenerCount, WorkerSnapshot,
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount,
+    WorkerSnapshot,
 };
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
@@ -22,6 +21,7 @@ use crate::{
     certificates::Told,
     control::Status,
     exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
+    kernel_path,
     log_limit::LogCounts,
     session_totals::{LENGTHS, SessionTotals, Totals},
     store::{self, SharedStore},
@@ -181,31 +181,7 @@ impl Families<'_, '_, WorkerSnapshot> {
             "Channels that stay in user space because their allocation has a limit of bits per second.",
             |snapshot| snapshot.kernel_limited,
         )?;
-        let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
-        let passes =
-            counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
-        let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
-        counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
-        let dropped = [KernelCount::Failed, KernelCount::Behind];
-        let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
-        let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
-        counts(&mut self.encoder, "kernel_dropped", help, "reason", dropped)?;
-        let mut single = |name, help: &str, value: u64| {
-            counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
-        };
-        single(
-            "kernel_flows_refused",
-            "Flows that stay in user space because the kernel's table was full.",
-            kernel.refused,
-        )?;
-        for (name, help, value) in [
-            ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
-            ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
-        ] {
-            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            metric.encode_gauge(&value)?;
-        }
-        Ok(())
+        kernel_path::encode(&mut self.encoder, kernel)
     }
 
     /// Files are named as the configuration names them.
@@ -304,6 +280,7 @@ impl Families<'_, '_, WorkerSnapshot> {
     fn received(&mut self) -> fmt::Result {
         each!(self;
             "wakeups" "Times that the worker woke up." wakeups;
+            "pauses" "Times that the worker paused so that its next wake-up carries more (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
             "rx_would_block" "Receive calls that had nothing." rx.would_block;
             "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;

@@ -9,10 +9,12 @@ use std::{
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{Datapath, PassedSockets, SocketFile, worker::Workers};
+use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
     Access, Address, Rule, RuleId,
     common::Common,
+    kernel::Loaded,
     listen::{self, Bound, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
@@ -30,13 +32,19 @@ pub struct Settings {
     pub workers: usize,
     /// How datagrams enter and leave.
     pub datapath: Datapath,
+    /// Whether the kernel forwards lone datagrams itself, in rules that do not say ([`Rule::kernel`]); `datapath` is for all others.
+    pub kernel: bool,
+    /// Flows that it may have, two a session; sessions beyond stay in user space.
+    pub max_kernel_flows: u32,
+    /// How its program is attached.
+    pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// Asked before each rule's own.
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath` and
+    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath`, the three of the kernel and
     /// `busy_poll`.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
@@ -62,6 +70,12 @@ pub enum StartError {
          process first (SIGHUP)"
     )]
     RuleGone { rule: String, addresses: String },
+    /// The kernel cannot forward datagrams itself.
+    #[error("--datapath kernel: {0}")]
+    Datapath(#[source] OffloadError),
+    /// The kernel cannot pass streams on itself.
+    #[error("--copy kernel: {0}")]
+    Copy(#[source] OffloadError),
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -138,7 +152,24 @@ pub trait ConnectionLog: Send + Sync {
     fn ended(&self, report: ConnectionReport);
 }
 
-/// Counters of one rule, over all workers, at most 100 ms old.
+/// What the kernel has moved itself, to the target and to the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByKernel {
+    /// Datagrams (UDP).
+    pub datagrams: [u64; 2],
+    /// Bytes of UDP's payload and of TCP.
+    pub bytes: [u64; 2],
+}
+
+impl ByKernel {
+    pub(crate) fn add(&mut self, datagrams: [u64; 2], bytes: [u64; 2]) {
+        for (sum, more) in [(&mut self.datagrams, datagrams), (&mut self.bytes, bytes)] {
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+}
+
+/// Counters of one rule, over all workers, at most 100 ms old; what the kernel moves itself at most a second more.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
     /// Connections and sessions now.
@@ -155,8 +186,10 @@ pub struct RuleSnapshot {
     pub to_target_datagrams: u64,
     /// Datagrams to clients (UDP).
     pub to_client_datagrams: u64,
-    /// Bytes moved by splice.
+    /// Bytes of TCP that never entered user space.
     pub spliced_bytes: u64,
+    /// Of all these what the kernel has moved itself, without waking a worker up.
+    pub kernel: ByKernel,
     /// Datagrams dropped: session limit, queue overflow, too long for the other side.
     pub dropped_datagrams: u64,
     /// By address of a target, those that had none of it included. An address that a name has lost is among them until its
@@ -184,6 +217,7 @@ impl RuleSnapshot {
         self.to_target_datagrams += other.to_target_datagrams;
         self.to_client_datagrams += other.to_client_datagrams;
         self.spliced_bytes += other.spliced_bytes;
+        self.kernel.add(other.kernel.datagrams, other.kernel.bytes);
         self.dropped_datagrams += other.dropped_datagrams;
         other.targets.iter().for_each(|target| target.clone().merge_into(&mut self.targets));
         self.limited_datagrams += other.limited_datagrams;
@@ -213,6 +247,7 @@ pub struct Forwarder {
 pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     next_key: u32,
+    loaded: Loaded,
 }
 
 /// Rules that come.
@@ -302,7 +337,11 @@ impl Forwarder {
         let mut held = Held::default();
         let Come { active, of_workers, failed } =
             forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
-        for (worker, come) in workers.iter_mut().zip(of_workers) {
+        let mut loaded = Loaded::default();
+        let states = active.iter().map(|active| &*active.state);
+        let parts = loaded.provide(settings, count, !is_heir, states)?;
+        for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
+            worker.take(parts)?;
             for (state, bound) in come {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
             }
@@ -322,7 +361,7 @@ impl Forwarder {
         if is_heir {
             forwarder.heirs = Mutex::new(Some(answers));
         }
-        forwarder.rules = Mutex::new(Rules { active, next_key });
+        forwarder.rules = Mutex::new(Rules { active, next_key, loaded });
         for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
             let snapshots = worker.snapshots();
             let heir = channels.next().map(|channel| Heir {
@@ -380,6 +419,8 @@ impl Forwarder {
         {
             return Err(error);
         }
+        let states = newcomers.iter().map(|active| &*active.state);
+        let parts = in_force.loaded.provide(settings, self.workers.count(), true, states)?;
         // Nothing can fail from here on.
         in_force.next_key = next_key;
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
@@ -393,11 +434,11 @@ impl Forwarder {
             log: Arc::clone(&self.log),
         });
         let leave: Vec<_> = left.iter().map(|active| Arc::clone(&active.state)).collect();
-        let mut of_workers = of_workers.into_iter();
+        let (mut of_workers, mut parts) = (of_workers.into_iter(), parts.into_iter());
         self.tell_all(|done| {
             let (common, leave) = (Arc::clone(&common), leave.clone());
-            let come = of_workers.next().unwrap_or_default();
-            Command::Change(Box::new(Change { common, leave, come, done: done.clone() }))
+            let (come, parts) = (of_workers.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            Command::Change(Box::new(Change { common, parts, leave, come, done: done.clone() }))
         });
         Ok(failed)
     }
@@ -420,6 +461,11 @@ impl Forwarder {
             }
         }
         all
+    }
+
+    /// The path through the kernel, where some rule has asked for it.
+    pub fn kernel(&self) -> Option<Arc<Kernel>> {
+        self.rules().loaded.kernel().map(Arc::clone)
     }
 
     /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
@@ -492,7 +538,8 @@ impl Forwarder {
                 }
                 Err(error) => return Err(error),
             };
-            let state = Arc::new(RuleState::new(*next_key, rule.clone(), Targets::new(rule, &self.resolver)));
+            let targets = Targets::new(rule, &self.resolver);
+            let state = Arc::new(RuleState::new(*next_key, rule.clone(), targets, settings.kernel));
             *next_key = next_key.wrapping_add(1);
             for (of_worker, bound) in come.of_workers.iter_mut().zip(bound) {
                 of_worker.push((Arc::clone(&state), bound));

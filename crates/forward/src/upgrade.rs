@@ -4,10 +4,11 @@
 //! ```text
 //!        old process                                          new process
 //!  offer ─────────── its rules, their listeners ─────────────▶ start_as_heir     checks, makes its workers
-//!  freeze            workers rest, datagrams wait
+//!  freeze            the kernel forwards nothing, workers rest, datagrams wait
 //!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
 //!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten
+//!  release           what went is forgotten, the kernel's program too
+//!                                                              attach_kernel
 //! ```
 //!
 //! Until `release` the old one has everything that it had, and `thaw` lets it go on.
@@ -21,6 +22,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath, SocketFile};
+use turnpike_offload::OffloadError;
 
 use crate::{
     Bind, Forwarder, Protocol, Rule, StartError,
@@ -222,6 +224,21 @@ impl Forwarder {
             }
         }
         self.tell(|| Step::Release);
+        if let Some(kernel) = self.kernel() {
+            kernel.detach();
+        }
+    }
+
+    /// Of an heir: the old process has taken its program from the interfaces, and this one's goes there.
+    ///
+    /// # Errors
+    /// [`OffloadError`]; user space forwards on.
+    pub fn attach_kernel(&self) -> Result<(), OffloadError> {
+        if let Some(kernel) = self.kernel() {
+            kernel.attach()?;
+            self.tell(|| Step::Resume);
+        }
+        Ok(())
     }
 
     /// Of an heir: waits until all workers have taken in what they were given; how many sessions.

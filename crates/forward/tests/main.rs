@@ -8,6 +8,7 @@ mod support;
 mod udp_common;
 
 mod balance;
+mod chatter;
 mod dual_stack;
 mod exhaustion;
 mod idle_crowd;

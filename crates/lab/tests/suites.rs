@@ -145,7 +145,7 @@ fn a_mistake_in_any_row_is_told_before_anything_starts() {
 #[test]
 fn what_the_program_brings_along_is_listed_and_found_by_name() {
     let listed = said(&run(&["list"]));
-    for part in ["  relay-thin ", "  forward-udp ", "  relay ", "  forward "] {
+    for part in ["  relay-thin ", "  forward-udp ", "  relay ", "  forward ", "  forward-kernel "] {
         assert!(listed.contains(part), "{part} is missing: {listed}");
     }
     let output = run(&["run", "relay-thick"]);

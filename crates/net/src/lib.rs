@@ -13,6 +13,7 @@
 //! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
 pub mod channel;
+pub mod coalesce;
 pub mod copy;
 pub mod datapath;
 pub mod error_queue;
@@ -30,6 +31,7 @@ pub mod unix;
 pub mod worker;
 
 pub use channel::{Channel, Message};
+pub use coalesce::Coalescer;
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
 pub use passed::{PassedError, PassedSocket, PassedSockets};

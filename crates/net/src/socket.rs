@@ -163,6 +163,14 @@ impl UdpSocket {
         self.local
     }
 
+    /// The address that datagrams leave from: of a connected socket the one that the route has.
+    ///
+    /// # Errors
+    /// Those of getsockname(2).
+    pub fn source(&self) -> io::Result<SocketAddr> {
+        sys::local_address(self.fd.as_fd())
+    }
+
     /// connect(2): datagrams from elsewhere are refused by the kernel, [`crate::Route::to`] may be `None`.
     ///
     /// # Errors

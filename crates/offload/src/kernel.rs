@@ -33,6 +33,7 @@ use crate::{
     flows::Flows,
     layout::{self, Count, HOP_WORDS, STATE_WORDS},
     netlink::{Interface, NeighbourNews, Netlink, News},
+    ports::Ports,
     routes::Routes,
     slots::Slots,
     words::Words,
@@ -56,9 +57,9 @@ const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 /// What the program is made for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients send their datagrams.
+    /// Where a server's clients send their datagrams; a forwarder has none here.
     pub listeners: Vec<SocketAddr>,
-    /// Ports of relayed transport addresses.
+    /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
     /// Flows that there may be, each in one direction.
     pub flows: u32,
@@ -136,7 +137,7 @@ pub(crate) struct Shared {
     pub(crate) drained: Words,
     pub(crate) routes: Routes,
     /// Classes of ports.
-    ports: Words,
+    pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
@@ -206,6 +207,7 @@ impl Kernel {
             xdp::check_kernel()?;
             xdp_program(&mut object)?.load().map_err(OffloadError::program)?;
         }
+        let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
         let ports = array(&mut object, "ports", 2048)?;
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
         let at_tc = match settings.hook {
@@ -220,8 +222,8 @@ impl Kernel {
                 array(&mut object, "routes", words(settings.flows))?,
                 by_xdp.then(|| array(&mut object, "hops", words(hops) * HOP_WORDS)).transpose()?,
             )?,
+            ports: Ports::new(ports, &listeners, settings.relay_ports.clone()),
             flows: data(take(&mut object, "flows")?)?,
-            ports,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
             most_flows: settings.flows,
@@ -234,7 +236,6 @@ impl Kernel {
             hook: settings.hook,
         };
         let shared = Arc::new(shared);
-        shared.set_ports(&settings.listeners, settings.relay_ports.clone());
         // News first: what changes in between is then seen once more, and not missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -291,7 +292,8 @@ impl Kernel {
 
     /// Clients send to these listeners from now on, and relayed transport addresses have these ports. Flows there are stay where they are.
     pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
-        self.shared.set_ports(listeners, relay_ports);
+        let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
+        self.shared.ports.set(&listeners, relay_ports);
     }
 
     /// The interfaces on which it relays, by name.
@@ -314,15 +316,6 @@ impl Kernel {
             *sum = counts.get(&index, 0).map_or(0, |values| values.iter().sum());
         }
         snapshot
-    }
-}
-
-impl Shared {
-    fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
-        let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
-        for (word, class) in self.ports.iter().zip(layout::classes(&listeners, relay_ports)) {
-            word.store(class, Ordering::Relaxed);
-        }
     }
 }
 
@@ -535,7 +528,7 @@ fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
     program.try_into().map_err(OffloadError::program)
 }
 
-fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
+pub(crate) fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
     object.take_map(name).ok_or_else(|| OffloadError::Object(format!("no map {name}")))
 }
 
@@ -546,7 +539,7 @@ fn data(map: Map) -> Result<MapData, OffloadError> {
     }
 }
 
-fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
+pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
     let data = data(take(object, name)?)?;
     Words::map(data.fd().as_fd(), len)
         .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })

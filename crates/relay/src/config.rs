@@ -58,15 +58,20 @@ pub struct Config {
     pub max_kernel_flows: u32,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
+    /// By how long a worker may delay a datagram so that its next wake-up carries more ([`turnpike_net::Coalescer`]); zero by none.
+    pub coalesce: Duration,
     /// Relay addresses; several of a family are used in turn.
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
+    /// Relay sockets on each relay address that each worker has for all its allocations together, told apart by their peers; 0 gives
+    /// each allocation its own.
+    pub shared_ports: usize,
     /// Addresses of this machine at the start: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
     /// Listeners of this process beside the relay's own, which no peer reaches either.
     pub listeners_beside: Vec<SocketAddr>,
-    /// Receive and send buffer of each listener in bytes.
+    /// Receive and send buffer of each listener, and of each relay socket that is shared, in bytes.
     pub listener_buffer: usize,
     /// Receive and send buffer of each relay socket in bytes.
     pub relay_buffer: usize,
@@ -95,8 +100,10 @@ impl Default for Config {
             kernel: None,
             max_kernel_flows: 65_536,
             busy_poll: Duration::ZERO,
+            coalesce: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,
+            shared_ports: 0,
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: 1 << 20,

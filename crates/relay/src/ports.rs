@@ -63,6 +63,8 @@ impl Refusal {
 pub(crate) struct Ports {
     plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
+    /// Of sockets that several allocations share.
+    shared_options: UdpOptions,
     /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
     next: [AtomicUsize; 2],
     reservations: Mutex<Reservations>,
@@ -180,23 +182,30 @@ impl Plan {
     fn span(&self, realm: &str) -> Span<'_> {
         match self.realms.get(realm) {
             Some(range) => Span { range, but: None },
-            None => Span { range: &self.range, but: Some(&self.owned) },
+            None => self.common(),
         }
+    }
+
+    /// Ports of realms that have none of their own.
+    fn common(&self) -> Span<'_> {
+        Span { range: &self.range, but: Some(&self.owned) }
     }
 }
 
 impl Ports {
     pub(crate) fn new(config: &Config) -> Self {
+        let options = |buffer| UdpOptions {
+            gro: config.datapath == Datapath::Gso,
+            ip_header: true,
+            errors: true,
+            recv_buffer: Some(buffer),
+            send_buffer: Some(buffer),
+            ..UdpOptions::default()
+        };
         Self {
             plan: RwLock::new(Arc::new(Plan::new(config, &[], Vec::new()))),
-            options: UdpOptions {
-                gro: config.datapath == Datapath::Gso,
-                ip_header: true,
-                errors: true,
-                recv_buffer: Some(config.relay_buffer),
-                send_buffer: Some(config.relay_buffer),
-                ..UdpOptions::default()
-            },
+            options: options(config.relay_buffer),
+            shared_options: options(config.listener_buffer),
             next: Default::default(),
             reservations: Mutex::default(),
         }
@@ -236,7 +245,7 @@ impl Ports {
         let plan = self.plan();
         let span = plan.span(realm);
         match wish.port {
-            PortWish::Any => {
+            PortWish::Any | PortWish::Own => {
                 self.in_turn(&plan, wish.family, |pool| self.draw(pool, &span, |_| true, Self::bind))
             }
             PortWish::Even => {
@@ -251,6 +260,19 @@ impl Ports {
             }
             PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
+    }
+
+    /// Opens a socket for datagrams that several allocations are to share, on any port that no realm has for itself.
+    pub(crate) fn open_shared(&self, family: Family) -> Result<Opened, Refusal> {
+        let plan = self.plan();
+        let span = plan.common();
+        let bind = |ports: &Self, pool: &Pool, port| ports.bind_with(&ports.shared_options, pool, port);
+        self.in_turn(&plan, family, |pool| self.draw(pool, &span, |_| true, bind))
+    }
+
+    /// Whether a realm has ports of its own.
+    pub(crate) fn has_own(&self, realm: &str) -> bool {
+        self.plan().realms.contains_key(realm)
     }
 
     /// Whether this is a relayed transport address of somebody, as bound or as clients are told.
@@ -479,7 +501,11 @@ impl Ports {
     }
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
-        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
+        self.bind_with(&self.options, pool, port)
+    }
+
+    fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
+        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
         pool.bits.open[RelayTransport::Udp as usize].set(port);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })

@@ -152,6 +152,8 @@ pub struct WorkerSnapshot {
     pub tx: TxStats,
     /// Times that the worker woke up.
     pub wakeups: u64,
+    /// Times that it paused, so that its next wake-up carries more.
+    pub pauses: u64,
     /// Allocations refused because every port of the range is taken.
     pub ports_exhausted: u64,
     /// Allocations refused because the process may open no more files.
@@ -263,12 +265,14 @@ impl InForce {
     fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
         let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
         let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
+        let config = Arc::new(self.config.clone());
         move |sockets| {
             Command::Reconfigure(Box::new(Reconfigure {
                 server: Arc::clone(&server),
                 layout: Arc::clone(&layout),
                 streams: Arc::clone(&streams),
                 dtls: Arc::clone(&dtls),
+                config: Arc::clone(&config),
                 sockets,
             }))
         }
@@ -494,6 +498,8 @@ impl Relay {
             kernel: before.kernel,
             max_kernel_flows: before.max_kernel_flows,
             busy_poll: before.busy_poll,
+            coalesce: before.coalesce,
+            shared_ports: before.shared_ports,
             listener_buffer: before.listener_buffer,
             relay_buffer: before.relay_buffer,
             addresses: before.addresses.clone(),

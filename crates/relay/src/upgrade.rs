@@ -121,8 +121,14 @@ impl Relay {
     /// worker.
     ///
     /// # Errors
-    /// A worker that is stuck or gone; no more descriptors.
+    /// Relay sockets that allocations share, of which some would have to stay; a worker that is stuck or gone; no more descriptors.
     pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
+        if self.in_force().config.shared_ports > 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "relay sockets that allocations share (relay.shared_ports) cannot go to another process: restart instead",
+            ));
+        }
         let (places, layout, relay, nonce_key, datapath) = {
             let in_force = self.in_force();
             let config = &in_force.config;

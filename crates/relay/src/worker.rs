@@ -2,12 +2,13 @@
 //! bottom.
 
 mod dtls;
-mod emptied;
 mod handoff;
 mod listeners;
 pub(crate) mod offload;
 mod out;
 mod peers;
+mod relays;
+mod shared;
 mod streams;
 mod tunnel;
 mod upgrade;
@@ -20,8 +21,7 @@ use std::{
 };
 
 use turnpike_net::{
-    CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
-    error_queue::{self, IcmpError},
+    Coalescer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket, limits,
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
 };
@@ -29,8 +29,7 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
-        ListenerId, LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server,
-        Source,
+        ListenerId, LookupId, RelayId, Seat, Server, Source,
     },
     time::Now,
 };
@@ -42,7 +41,7 @@ use crate::{
     gate::WorkerGate,
     listening,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
-    ports::{Opened, Ports, Refusal},
+    ports::Ports,
     runtime::Common,
     sessions::Question,
     stream::Streams,
@@ -52,16 +51,17 @@ pub(crate) use handoff::Mailbox;
 use listeners::Lingering;
 pub(crate) use listeners::Reconfigure;
 use offload::Offload;
-use out::{Out, side};
+use out::Out;
+use relays::Holder;
+use shared::SharedPorts;
 use tunnel::Tunnels;
 pub(crate) use upgrade::{Heir, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
-/// Datagrams taken from one listener in one tick, so that relay sockets get their turn.
-const LISTENER_SHARE: usize = 512;
-/// ICMP errors read from one socket in one tick.
-const ERRORS: usize = 16;
+/// Datagrams taken in one tick from one listener, or from one relay socket that several allocations have, so that others get their
+/// turn.
+const SHARE: usize = 512;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
 
@@ -110,7 +110,7 @@ enum Role {
     Dtls(usize),
     /// For plain UDP and DTLS.
     Both(usize, usize),
-    Relay(RelayId),
+    Relay(Holder),
 }
 
 /// What came behind a message, on a stream.
@@ -152,6 +152,8 @@ pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
     poller: Poller,
+    /// Where its wake-ups are to carry more.
+    coalescer: Option<Coalescer>,
     rx: Rx,
     out: Out,
     sockets: Sockets,
@@ -162,6 +164,7 @@ pub(crate) struct Worker {
     roles: Vec<Role>,
     peers: Peers,
     ports: Arc<Ports>,
+    shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
@@ -227,6 +230,7 @@ impl Worker {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
+            coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
@@ -236,6 +240,7 @@ impl Worker {
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
             ports: Arc::clone(ports),
+            shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
@@ -260,11 +265,16 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
-        if self.offload.is_some() {
-            // Its looks are due within tens of microseconds.
-            let _ = turnpike_net::limits::exact_timers();
+        // Whoever is served by a stream, another worker or the control thread shall not wait for datagrams.
+        let mut by_datagrams = true;
+        if self.coalescer.is_some() || self.offload.is_some() {
+            // Pauses, and looks at what has been emptied, are due within tens of microseconds.
+            let _ = limits::exact_timers();
         }
         loop {
+            if let Some(coalescer) = self.coalescer.as_mut().filter(|_| by_datagrams) {
+                coalescer.pause(self.rx.stats().datagrams);
+            }
             let at_most = self.offload.as_mut().and_then(Offload::before_wait);
             match self.poller.wait_until_within(now.ms, self.due(), at_most) {
                 Ok(ready) => {
@@ -277,6 +287,10 @@ impl Worker {
                 }
             }
             now = self.now();
+            by_datagrams = true;
+            if let Some(coalescer) = &mut self.coalescer {
+                coalescer.woke();
+            }
             self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
@@ -293,40 +307,19 @@ impl Worker {
                 let role = usize::try_from(event.token).ok().and_then(|index| self.roles.get(index)).copied();
                 match role {
                     Some(Role::Listener(place)) => self.receive_from_clients(now, place),
-                    Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    Some(Role::Relay(holder)) => self.receive_from_peers(now, holder, event),
                     Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
                     Some(Role::Both(plain, place)) => self.receive_by_dtls(now, place, Some(plain)),
-                    _ if event.token == WAKER => {
-                        if self.handle_commands(now) {
+                    _ => {
+                        by_datagrams = false;
+                        if self.serve_others(now, event) {
                             return;
                         }
                     }
-                    _ if event.token == tunnel::TO_OLD => self.hear_of_old(),
-                    _ if event.token == tunnel::TO_NEW => self.receive_from_new(now),
-                    _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
-                    _ => self.serve_stream(now, event),
                 }
             }
             self.serve_accepted(now);
-            if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.streams.handle_timeout(now.ms, &self.poller);
-                self.resume_streams(now);
-                self.dirty = true;
-            }
-            if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
-                self.dirty = true;
-            }
-            if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.resume_peers(now);
-            }
-            if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.server.handle_timeout(now);
-                self.dirty = true;
-            }
-            if self.lingering.due().is_some_and(|due| due <= now.ms) {
-                self.close_forsaken(now);
-            }
+            self.handle_timeouts(now);
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
             self.flush();
@@ -343,9 +336,44 @@ impl Worker {
         }
     }
 
+    /// Does what is due.
+    fn handle_timeouts(&mut self, now: Now) {
+        if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.streams.handle_timeout(now.ms, &self.poller);
+            self.resume_streams(now);
+            self.dirty = true;
+        }
+        if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
+            self.dirty = true;
+        }
+        if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.resume_peers(now);
+        }
+        if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.server.handle_timeout(now);
+            self.dirty = true;
+        }
+        if self.lingering.due().is_some_and(|due| due <= now.ms) {
+            self.close_forsaken(now);
+        }
+    }
+
+    /// What is no datagram: the control thread, other workers, streams of clients and of peers. True means the end.
+    fn serve_others(&mut self, now: Now, event: &Event) -> bool {
+        match event.token {
+            WAKER => return self.handle_commands(now),
+            tunnel::TO_OLD => self.hear_of_old(),
+            tunnel::TO_NEW => self.receive_from_new(now),
+            FIRST_PEER_TOKEN.. => self.serve_peers(now, event),
+            _ => self.serve_stream(now, event),
+        }
+        false
+    }
+
     fn receive_from_clients(&mut self, now: Now, place: usize) {
         let Listener { socket, .. } = self.listeners[place];
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
@@ -392,30 +420,6 @@ impl Worker {
         }
     }
 
-    fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
-        let Some(socket) = self.out.relay_socket(relay) else { return };
-        let Some(socket) = self.sockets.get(socket) else { return };
-        if event.error {
-            let mut errors = [None; ERRORS];
-            let mut count = 0;
-            let _ = error_queue::read(socket, ERRORS, |error| {
-                errors[count] = Some(error);
-                count += 1;
-            });
-            for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
-                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
-                self.out.reply(verdict);
-            }
-        }
-        let Ok(received) = self.rx.recv(socket) else { return };
-        for buffer in self.rx.buffers(received) {
-            for datagram in buffer.datagrams() {
-                let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
-                self.out.carry_out(&self.rx, &buffer, verdict);
-            }
-        }
-    }
-
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.out.streams.flush(&self.rx, &self.poller);
@@ -424,63 +428,6 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.flushed();
         }
-    }
-
-    /// Opens the relay sockets of a new allocation and answers its client.
-    fn open(&mut self, now: Now, request: &OpenRequest) {
-        let first = self.open_one(now, request.allocation, &request.first);
-        let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
-        let verdict = self.server.opened(now, request.allocation, first, second);
-        self.out.reply(verdict);
-    }
-
-    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
-        if wish.transport == RelayTransport::Tcp {
-            return self.open_tcp(allocation, wish);
-        }
-        let owner = self.server.owner(allocation).unwrap_or_default();
-        let opened = match self.ports.open(wish, owner, now.ms) {
-            Ok(opened) => opened,
-            Err(refusal) => return self.refuse(refusal),
-        };
-        let Opened { socket, relayed } = opened;
-        let bound = socket.local_addr();
-        let relay = RelayId { allocation, family: wish.family };
-        match self.adopt(socket, Role::Relay(relay)) {
-            Ok(id) => {
-                self.out.set_relay(allocation, wish.family, id);
-                if let Some(offload) = &mut self.offload {
-                    offload.relay_opened(relay, id, bound);
-                }
-                OpenResult::Opened { relayed }
-            }
-            Err(_) => {
-                self.ports.release(bound);
-                self.refuse(Refusal::File)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) -> OpenResult {
-        let remedy = match refusal {
-            Refusal::Port => {
-                self.counted.ports_exhausted += 1;
-                "every relay port is taken: widen --relay-ports or add a --relay-ip"
-            }
-            Refusal::File => {
-                self.counted.files_exhausted += 1;
-                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
-            }
-            Refusal::Family | Refusal::Reservation => return refusal.result(),
-        };
-        if !self.complained {
-            self.complained = true;
-            tracing::warn!(
-                worker = self.number,
-                "allocation refused with 508: {remedy}; said once, counted on"
-            );
-        }
-        refusal.result()
     }
 
     /// Takes a socket into the table and watches it.
@@ -551,20 +498,6 @@ impl Worker {
         let Some(own) = self.mailboxes.get(self.number) else { return };
         let answer = PendingLookup::new(query.lookup, own.worker.clone());
         self.server.gate_mut().look_up(query, answer);
-    }
-
-    fn close(&mut self, relay: RelayId) {
-        let pair = self.out.relays.get_mut(relay.allocation.index as usize);
-        let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
-        if let Some(offload) = &mut self.offload {
-            offload.relay_closed(relay);
-        }
-        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
-        self.out.tx.flush(&mut self.sockets, &self.rx);
-        self.roles[id.0 as usize] = Role::Free;
-        if let Some(socket) = self.sockets.remove(id) {
-            self.ports.release(socket.local_addr());
-        }
     }
 
     /// Carries out what the control thread and other workers ask for; true means the end.
@@ -657,6 +590,7 @@ impl Worker {
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
+        counted.pauses = self.coalescer.as_ref().map_or(0, Coalescer::pauses);
         counted.ttl_expired = self.out.ttl_expired;
         counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
         counted.kernel_limited = self.offload.as_ref().map_or(0, Offload::limited);

@@ -7,6 +7,7 @@
 mod support;
 
 mod bandwidth;
+mod coalescing;
 mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
@@ -20,6 +21,7 @@ mod pending_credentials;
 mod reload;
 mod reservations;
 mod sessions;
+mod shared_ports;
 mod stream_attacks;
 mod stream_limits;
 mod stream_memory;

@@ -44,6 +44,7 @@ mod server_refused_requests;
 mod server_replays;
 mod server_reply_sizes;
 mod server_robustness;
+mod server_shared_ports;
 mod server_stats;
 mod server_third_party;
 mod server_upgrade;

@@ -85,6 +85,7 @@ const REFUSALS = {
   "limit prefix": "The client's address prefix has as many allocations as each may have.",
   "limit permissions": "As many permissions as an allocation may have.",
   "limit channels": "As many channels as an allocation may have.",
+  "limit shared_peer": "The peer is another client's on a shared relay port.",
   "limit connections": "As many connections to peers as an allocation may have.",
   "limit connections_total": "As many connections to peers as there may be.",
   "limit connections_user": "As many connections to peers as a user may have.",

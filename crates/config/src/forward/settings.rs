@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use turnpike_forward::{Access, CopyMode, Rule};
-use turnpike_net::Datapath;
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, Change, LogFormat, Origin, admin_keys,
+    AdminSettings, Change, DatapathChoice, LogFormat, Origin, admin_keys,
     key::{self, Kind, kind, named, number, settings},
+    keys,
 };
 
 settings! {
@@ -16,8 +16,10 @@ settings! {
     ForwardSettings by FORWARD_KEYS {
         /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
-        /// Step of the ladder; `None` is the highest that works.
-        datapath: Option<Datapath> = None, start "forward.datapath" kind::DATAPATH;
+        /// Step of the ladder, and whether rules that do not say have the kernel forward lone datagrams.
+        datapath: DatapathChoice = DatapathChoice::Auto, start "forward.datapath" DATAPATH;
+        /// Flows that the kernel has, two a session.
+        kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         /// Microseconds that a worker looks for more before it sleeps.
         busy_poll_us: u32 = 0, start "forward.busy_poll_us" number!(u32, "microseconds", 0..=1000);
         /// Connections and sessions of all rules at a time.
@@ -108,6 +110,20 @@ pub(crate) struct LogFile {
     pub(crate) path: PathBuf,
     pub(crate) format: LineFormat,
 }
+
+/// How datagrams enter and leave.
+const DATAPATH: Kind<DatapathChoice> = Kind::one(
+    "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+    |reader, node| {
+        reader.parsed(node, |text| match text {
+            // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+            "auto" => Ok(DatapathChoice::Auto),
+            "kernel" => Ok(DatapathChoice::Kernel),
+            step => step.parse().map(DatapathChoice::Step).map_err(|_| ""),
+        })
+    },
+    keys::DATAPATH.show,
+);
 
 const LINE_FORMAT: Kind<LineFormat> =
     named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);

@@ -286,6 +286,16 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "alternate.address",
             "no [[alternate]]",
         ),
+        ("[server]\ncoalesce_us = 1001", 2, 15, "server.coalesce_us", "0 to 1000"),
+        ("[server]\nbusy_poll_us = 50\ncoalesce_us = 100", 3, 15, "server.coalesce_us", "one of the two"),
+        ("[relay]\nshared_ports = 1025", 2, 16, "relay.shared_ports", "0 to 1024"),
+        (
+            "[server]\nworkers = 4\n[relay]\nports = \"5000-5011\"\nshared_ports = 4",
+            5,
+            16,
+            "relay.shared_ports",
+            "more ports",
+        ),
         ("[oauth]\nskew = 301", 2, 8, "oauth.skew", "0 to 300"),
         ("[[oauth.key]]\nkid = \"a\"", 1, 1, "oauth.key", "base64 of 16 or 32 bytes"),
         ("[[oauth.key]]\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"", 1, 1, "oauth.key", "a kid"),
@@ -500,6 +510,13 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
 }
 
 #[test]
+fn allocations_that_share_ports_may_be_more_than_there_are_ports() {
+    let text = "[relay]\nports = \"5000-5009\"\nshared_ports = 2\n[limits]\nallocations = 1000";
+    let settings = settings(text);
+    assert_eq!((settings.shared_ports, settings.max_allocations), (2, 1000));
+}
+
+#[test]
 fn an_unknown_key_names_the_nearest_valid_one() {
     for (text, line, column, key, suggestion) in [
         ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
@@ -531,7 +548,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
             "t.toml:2:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
-            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us, coalesce_us; did you mean \
              \"realm\"?",
             "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
              (EVEN-PORT reserves pairs), such as \"49152-65535\"",

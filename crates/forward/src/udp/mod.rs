@@ -11,6 +11,7 @@
 mod drain;
 mod engine;
 mod listeners;
+mod offload;
 pub(crate) mod outgoing;
 mod rules;
 mod sessions;

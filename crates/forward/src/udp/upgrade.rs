@@ -182,6 +182,7 @@ impl Engine {
 
     /// Another process has the listeners and the sessions of UDP clients: they are forgotten, and nobody is told. TCP clients live on.
     pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
+        self.recall(tick);
         self.send_queued();
         for at in self.portable() {
             self.forget(at, tick);

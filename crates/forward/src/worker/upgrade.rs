@@ -30,6 +30,8 @@ pub(crate) enum Step {
     Release,
     /// Serve what was taken in.
     Serve,
+    /// The kernel forwards again.
+    Resume,
 }
 
 /// What a worker that takes another's place needs for that.
@@ -62,6 +64,7 @@ impl Worker {
         match step {
             Step::Lend(rules, answer) => _ = answer.send(self.lend(&rules)),
             Step::Freeze(done) => return self.freeze(&done),
+            Step::Resume => self.resume_across(),
             // Who rests, or has yet to begin, is told these.
             Step::Give(..) | Step::Thaw | Step::Release | Step::Serve => {}
         }
@@ -82,8 +85,10 @@ impl Worker {
 
     /// Rests until it is told how it goes on. True means the end.
     fn freeze(&mut self, done: &mpsc::Sender<()>) -> bool {
-        // What was read has left before anybody else reads.
+        let now = self.now();
         if let Some(engine) = &mut self.udp {
+            engine.suspend_across(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            // What was read has left before anybody else reads.
             engine.flush();
         }
         let _ = done.send(());
@@ -93,7 +98,10 @@ impl Worker {
                 Command::Upgrade(Step::Give(channel, rules, answer)) => {
                     let _ = answer.send(self.give(&channel, &rules));
                 }
-                Command::Upgrade(Step::Thaw) => break,
+                Command::Upgrade(Step::Thaw) => {
+                    self.resume_across();
+                    break;
+                }
                 Command::Upgrade(Step::Release) => {
                     self.release();
                     break;
@@ -107,6 +115,13 @@ impl Worker {
         }
         let now = self.now();
         later.into_iter().any(|command| self.carry_out(command, now))
+    }
+
+    fn resume_across(&mut self) {
+        let now = self.now();
+        if let Some(engine) = &mut self.udp {
+            engine.resume_across(now);
+        }
     }
 
     /// Sends all sessions that can go. They remain here.

@@ -3,7 +3,7 @@
 use turnpike_net::{Buffer, Span};
 use turnpike_turn::{server::Client, time::Now};
 
-use super::{LISTENER_SHARE, NOTHING, Worker};
+use super::{NOTHING, SHARE, Worker};
 use crate::dtls::Associations;
 
 impl Worker {
@@ -12,7 +12,7 @@ impl Worker {
         if self.rx.room() < Associations::ROOM {
             self.flush();
         }
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.room() >= Associations::ROOM {
             let listening = self.out.dtls.listening(place);
             let Some((id, _)) = listening else { return };

@@ -14,7 +14,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Behind, Command, NOTHING, Role, Worker, side};
+use super::{Behind, Command, Holder, NOTHING, Role, Worker, out::side};
 use crate::{
     link::Way,
     stream::{CloseReason, Detached, Streams},
@@ -218,7 +218,7 @@ impl Worker {
         }
     }
 
-    /// Takes the relay sockets from an allocation that moves away.
+    /// Takes the relay sockets from an allocation that moves away. None of them is shared (`PortWish::Own`, `Relay::offer`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
@@ -227,7 +227,7 @@ impl Worker {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
             if let Some(offload) = &mut self.offload {
-                offload.relay_closed(RelayId { allocation, family });
+                offload.relay_closed(RelayId { allocation, family }, true);
             }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
@@ -280,13 +280,9 @@ impl Worker {
         self.carry_out_effects(now, NOTHING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();
-            match self.adopt(socket, Role::Relay(RelayId { allocation, family })) {
-                Ok(id) => {
-                    self.out.set_relay(allocation, family, id);
-                    if let Some(offload) = &mut self.offload {
-                        offload.relay_opened(RelayId { allocation, family }, id, bound);
-                    }
-                }
+            let relay = RelayId { allocation, family };
+            match self.adopt(socket, Role::Relay(Holder::One(relay))) {
+                Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound);
                     // Without its socket it would be a session that nothing passes through.

@@ -10,7 +10,7 @@ use turnpike_turn::{
 
 use super::{Listener, NOTHING, Role, Worker};
 use crate::{
-    DtlsConfig, Layout, StreamConfig,
+    Config, DtlsConfig, Layout, StreamConfig,
     listening::{Clients, Closing, Sockets, Source},
 };
 
@@ -23,6 +23,8 @@ pub(crate) struct Reconfigure {
     pub(crate) layout: Arc<Layout>,
     pub(crate) streams: Arc<StreamConfig>,
     pub(crate) dtls: Arc<DtlsConfig>,
+    /// All of it, but for what these and `server` say.
+    pub(crate) config: Arc<Config>,
     pub(crate) sockets: Sockets,
 }
 
@@ -41,7 +43,8 @@ impl Lingering {
 
 impl Worker {
     pub(super) fn reconfigure(&mut self, now: Now, new: Reconfigure) {
-        let Reconfigure { server, layout, streams, dtls, sockets } = new;
+        let Reconfigure { server, layout, streams, dtls, config, sockets } = new;
+        self.shared.reconfigure(&config);
         let channels = server.channels;
         self.server.reconfigure(now, server);
         if let Some(offload) = &mut self.offload {

@@ -7,11 +7,11 @@ use std::{
 };
 
 use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use super::{emptied::Emptied, side};
+use super::out::side;
 use crate::link::Way;
 
 /// Each session's counters are read once in ten of these, in milliseconds.
@@ -157,7 +157,7 @@ impl Offload {
         self.limited
     }
 
-    /// A relay socket for datagrams has been opened, or has come from another worker.
+    /// A relay socket for datagrams has been opened, is shared with this allocation, or has come from another worker.
     pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
         let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
@@ -166,11 +166,12 @@ impl Offload {
         self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
     }
 
-    /// A relay socket is about to be closed, or to leave; its flows are gone.
-    pub(super) fn relay_closed(&mut self, relay: RelayId) {
+    /// A relay socket is not this allocation's any more, and its flows are gone. `closes` says that it is nobody else's either.
+    pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
-        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take())
-            && let Some(number) = self.emptied.forget(id)
+        let socket = pair.and_then(|pair| pair[side(relay.family)].take());
+        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes)
+            && let Some(number) = self.emptied.forget(id.0)
         {
             self.flows.give_back_socket(number);
         }
@@ -178,7 +179,7 @@ impl Offload {
 
     /// A listener is about to be closed.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
-        if let Some(number) = self.emptied.forget(id) {
+        if let Some(number) = self.emptied.forget(id.0) {
             self.flows.give_back_socket(number);
         }
     }
@@ -325,12 +326,14 @@ impl Offload {
 
     /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64) {
-        self.emptied.after_wait(now_ns(), events, are_all, lost, &self.flows);
+        // The tokens of sockets for datagrams are their numbers.
+        let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
+        self.emptied.after_wait(now_ns(), ready, are_all, lost, &self.flows);
     }
 
     /// A receive call has emptied this socket; what it brought is still to be sent.
     pub(super) fn received(&mut self, socket: SocketId) {
-        self.emptied.received(socket);
+        self.emptied.received(socket.0);
     }
 
     /// All that was received has been sent.
@@ -426,86 +429,129 @@ impl Offload {
         if session.channels.is_empty() || is_link_local(client.address) {
             return;
         }
-        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener, || flows.socket()) else { return };
+        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
+        let mut installer = Installer { flows, emptied, client, listener, socket };
         if session.own.is_none() {
-            let Ok(state) = flows.state() else { return };
-            let own = NewFlow {
-                kind: Kind::Client,
-                remote: client.address,
-                local: client.local,
-                channel: None,
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_clients,
-                expires_ns: u64::MAX,
-            };
-            let Ok(installed) = flows.install(&own) else {
-                flows.give_back_state(state);
-                return;
-            };
-            session.own = Some((installed, state));
+            session.own = installer.install_own();
         }
         let Some((_, own)) = &session.own else { return };
-        let permissions = &session.permissions;
+        let relays = self.relays.get(index).copied().unwrap_or_default();
+        let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
         for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
-            let relays = self.relays.get(index).copied().unwrap_or_default();
             let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
             if is_link_local(channel.peer) {
                 continue;
             }
-            let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
             let expires_ns = ns(channel.expires_ms);
             match &mut channel.to_peer {
-                Some(flow) => _ = flows.extend(flow, expires_ns),
+                Some(flow) => _ = installer.flows.extend(flow, expires_ns),
                 // Since a reload, the state machine drops it.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
-                None => {
-                    flows.hold_up(own);
-                    emptied.touch(listener);
-                    let flow = NewFlow {
-                        kind: Kind::ToPeer,
-                        remote: client.address,
-                        local: client.local,
-                        channel: Some(channel.number),
-                        from: relay.bound,
-                        to: channel.peer,
-                        state: own,
-                        socket: from_clients,
-                        expires_ns,
-                    };
-                    channel.to_peer = flows.install(&flow).ok();
-                }
+                None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
-            let permitted = permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
-            if let Some((flow, _)) = &mut channel.to_client {
-                let _ = flows.extend(flow, expires_ns);
-                continue;
+            match &mut channel.to_client {
+                Some((flow, _)) => _ = installer.flows.extend(flow, expires_ns),
+                None => channel.to_client = installer.install_to_client(channel, relay, expires_ns),
             }
-            let Some(from_peers) = emptied.slot(relay.id, || flows.socket()) else { continue };
-            let Ok(state) = flows.state() else { continue };
-            emptied.touch(relay.id);
-            let flow = NewFlow {
-                kind: Kind::ToClient,
-                remote: channel.peer,
-                local: relay.bound,
-                channel: Some(channel.number),
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_peers,
-                expires_ns,
-            };
-            match flows.install(&flow) {
-                Ok(flow) => channel.to_client = Some((flow, state)),
-                Err(_) => _ = flows.give_back_state(state),
+        }
+    }
+}
+
+/// Installs flows of one client. `None` where there is no room for one, which is counted.
+struct Installer<'o> {
+    flows: &'o mut Flows,
+    emptied: &'o mut Emptied,
+    client: Client,
+    /// Takes what the client sends.
+    listener: SocketId,
+    /// As which the program knows that.
+    socket: u32,
+}
+
+impl Installer<'_> {
+    /// The client as such, and what its flows to peers share.
+    fn install_own(&mut self) -> Option<(Installed, State)> {
+        let Client { address, local, .. } = self.client;
+        let state = self.flows.state().ok()?;
+        let flow = NewFlow {
+            kind: Kind::Client,
+            remote: address,
+            local,
+            channel: None,
+            from: local,
+            to: address,
+            state: &state,
+            socket: self.socket,
+            expires_ns: u64::MAX,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// ChannelData of the client.
+    fn install_to_peer(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        own: &State,
+        expires_ns: u64,
+    ) -> Option<Installed> {
+        self.flows.hold_up(own);
+        self.emptied.touch(self.listener.0);
+        let flow = NewFlow {
+            kind: Kind::ToPeer,
+            remote: self.client.address,
+            local: self.client.local,
+            channel: Some(channel.number),
+            from: relay.bound,
+            to: channel.peer,
+            state: own,
+            socket: self.socket,
+            expires_ns,
+        };
+        self.flows.install(&flow).ok()
+    }
+
+    /// Datagrams of the peer.
+    fn install_to_client(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        expires_ns: u64,
+    ) -> Option<(Installed, State)> {
+        let socket = self.emptied.slot(relay.id.0, || self.flows.socket())?;
+        let state = self.flows.state().ok()?;
+        self.emptied.touch(relay.id.0);
+        let flow = NewFlow {
+            kind: Kind::ToClient,
+            remote: channel.peer,
+            local: relay.bound,
+            channel: Some(channel.number),
+            from: self.client.local,
+            to: self.client.address,
+            state: &state,
+            socket,
+            expires_ns,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// A flow with the state that it has to itself, which is given back where there is no flow.
+    fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
+        match installed {
+            Some(flow) => Some((flow, state)),
+            None => {
+                self.flows.give_back_state(state);
+                None
             }
         }
     }

@@ -10,9 +10,10 @@ use turnpike_turn::{
 };
 use turnpike_wire::address::canonical;
 
-use super::{Behind, Refusal, Worker};
+use super::{Behind, Worker};
 use crate::{
     peers::{PeerEvent, Purse},
+    ports::Refusal,
     stream::CloseReason,
 };
 

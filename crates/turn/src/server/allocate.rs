@@ -59,7 +59,12 @@ impl<G: Gate> Server<G> {
             Ok(noted) => noted,
             Err(answer) => return answer,
         };
-        let Wish { first, second, address_error } = wish;
+        let Wish { mut first, second, address_error } = wish;
+        // A shared port cannot follow its client to another worker.
+        let any = if mobile { PortWish::Own } else { PortWish::Any };
+        if first.port == PortWish::Any {
+            first.port = any;
+        }
         let transport = first.transport;
         let relays_tcp = transport == RelayTransport::Tcp;
         let reservation = match first.port {
@@ -91,7 +96,7 @@ impl<G: Gate> Server<G> {
             mobility: None,
         };
         self.sessions.insert(id, session);
-        let second = second.map(|family| OpenRelay { family, transport, port: PortWish::Any });
+        let second = second.map(|family| OpenRelay { family, transport, port: any });
         self.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
         Answer::Later
     }
@@ -146,6 +151,10 @@ impl<G: Gate> Server<G> {
         {
             match result {
                 OpenResult::Opened { relayed } => *slot = Some(relayed),
+                OpenResult::Shared { relayed, port } => {
+                    *slot = Some(relayed);
+                    entry.shared[family as usize] = Some(port);
+                }
                 failed => session.address_error = Some((family, code_of(failed))),
             }
         }
@@ -370,7 +379,7 @@ impl Families {
 const fn code_of(result: OpenResult) -> u16 {
     match result {
         OpenResult::UnsupportedFamily => 440,
-        OpenResult::NoCapacity | OpenResult::Opened { .. } => 508,
+        OpenResult::NoCapacity | OpenResult::Opened { .. } | OpenResult::Shared { .. } => 508,
     }
 }
 

@@ -213,13 +213,33 @@ impl<G: Gate> Server<G> {
 
     /// An error response, which is told of at a bounded rate if the client has proved who it is.
     pub(super) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Answer {
+        self.tell_of(context, code, why);
+        self.write_failure(&context.envelope, code);
+        Answer::Reply
+    }
+
+    /// The same where the code's own reason phrase would not say what the client can do about it.
+    pub(super) fn refuse_because(
+        &mut self,
+        context: &Context<'_>,
+        code: u16,
+        why: RequestRefusal,
+        reason: &str,
+    ) -> Answer {
+        self.tell_of(context, code, why);
+        self.stats.error(code);
+        let to = &context.envelope;
+        let response = to.error_because(&mut self.reply, code, reason);
+        to.sign(response, self.config.software.as_deref());
+        Answer::Reply
+    }
+
+    fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
         if context.envelope.signer.is_some() || !self.config.authenticate {
             let Who { realm, username, .. } = &context.who;
             let whose = (realm, &**username);
             self.tell_refused(context.now, context.client(), whose, &context.envelope, code, why);
         }
-        self.write_failure(&context.envelope, code);
-        Answer::Reply
     }
 
     /// At a bounded rate.

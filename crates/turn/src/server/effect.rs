@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, SessionId, Source, Transport, request::Method,
+    PeerDenial, RelayId, SessionId, SharedPort, Source, Transport, request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -51,8 +51,10 @@ pub enum RelayTransport {
 /// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortWish {
-    /// Any of the range.
+    /// Any of the range, and others may have it too: [`OpenResult::Shared`].
     Any,
+    /// Any of the range, for this allocation alone: one that may move to another worker takes its relay sockets along (RFC 8016).
+    Own,
     /// An even one (EVEN-PORT with R = 0).
     Even,
     /// An even one, and the next higher one held for 30 s under this token (EVEN-PORT with R = 1).
@@ -69,10 +71,28 @@ pub enum OpenResult {
         /// Relayed transport address for XOR-RELAYED-ADDRESS.
         relayed: SocketAddr,
     },
+    /// The same, on a relay socket that this worker's other allocations may have as well; for [`PortWish::Any`] of datagrams alone.
+    Shared {
+        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        relayed: SocketAddr,
+        /// Which socket.
+        port: SharedPort,
+    },
     /// No relay address of this family is configured: 440.
     UnsupportedFamily,
     /// No free port, unknown or expired reservation, no file descriptors: 508.
     NoCapacity,
+}
+
+impl OpenResult {
+    /// The relayed transport address, if there is one.
+    #[must_use]
+    pub fn relayed(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Opened { relayed } | Self::Shared { relayed, .. } => Some(*relayed),
+            Self::UnsupportedFamily | Self::NoCapacity => None,
+        }
+    }
 }
 
 /// Something to do, or to know.
@@ -301,6 +321,8 @@ pub enum RequestRefusal {
     Permissions,
     /// The allocation has as many channels as it may have.
     Channels,
+    /// The peer is another client's on the relay socket that both have.
+    SharedPeer,
     /// There are as many connections to peers as there may be.
     Connections,
     /// No port, or no descriptor, was left for the relayed transport address.

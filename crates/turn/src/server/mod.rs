@@ -82,7 +82,7 @@ pub use reflection::RefusalLimit;
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict};
 pub use view::{NoSessionId, SessionId, SessionView};
 
 use std::{collections::VecDeque, sync::Arc};
@@ -187,8 +187,8 @@ impl<G: Gate> Server<G> {
     }
 
     /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
-    /// [`OpenResult::Opened`] stays open until an effect closes it; of any other the runtime has nothing left. If only one of
-    /// two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
+    /// [`OpenResult::Opened`] or [`OpenResult::Shared`] is the allocation's until an effect closes it; of any other the runtime has
+    /// nothing left. If only one of two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
     ///
     /// Must be called once for each request. If the allocation is gone by then ([`Server::close_all`]), what was opened is
     /// given back by [`Effect::RelayClosed`].
@@ -200,11 +200,9 @@ impl<G: Gate> Server<G> {
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
         if self.forwarding.get(allocation).is_none() {
-            for result in [Some(first), second].into_iter().flatten() {
-                if let OpenResult::Opened { relayed } = result {
-                    let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
-                    self.effects.push_back(Effect::RelayClosed { relay });
-                }
+            for relayed in [Some(first), second].into_iter().flatten().filter_map(|result| result.relayed()) {
+                let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
+                self.effects.push_back(Effect::RelayClosed { relay });
             }
         }
         match self.finish_allocate(now, allocation, first, second) {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use super::{
-    AllocationId, Arrival, Client, Effect, Family, Gate, Link, Server, Source,
+    AllocationId, Arrival, Client, Effect, Family, Gate, Link, Server, SharedPort, Source,
     bandwidth::Limited,
     connections::TcpRelay,
     forwarding::{Entry, Relay},
@@ -49,6 +49,9 @@ struct Record {
     relays_tcp: bool,
     /// IPv4 and IPv6, and for how many milliseconds more.
     relays: [Option<(SocketAddr, u64)>; 2],
+    /// Those of them that other allocations have too.
+    #[serde(default)]
+    shared: [Option<SharedPort>; 2],
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
@@ -160,6 +163,7 @@ impl Moved {
             arriving: None,
             relays_tcp: entry.relays_tcp,
             relays: entry.relays.map(|relay| relay.map(|relay| (relay.address, left(relay.expires_ms)))),
+            shared: entry.shared,
             permissions: entry.permissions.iter().map(|(ip, ms)| (ip, left(ms))).collect(),
             channels: entry
                 .channels
@@ -195,6 +199,7 @@ impl Moved {
         entry.relays = record
             .relays
             .map(|relay| relay.map(|(address, left)| Relay { address, expires_ms: until(left) }));
+        entry.shared = record.shared;
         for (ip, left) in record.permissions {
             entry.permit(ip, until(left));
         }
@@ -288,7 +293,8 @@ impl<G: Gate> Server<G> {
         self.lookups.forget(|source| by(source.link));
     }
 
-    /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here.
+    /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here. A shared relay socket
+    /// has its number still.
     ///
     /// # Errors
     /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.

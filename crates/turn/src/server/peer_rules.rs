@@ -34,6 +34,16 @@ impl Cidr {
             _ => false,
         }
     }
+
+    /// The address that is so many behind the first one, if it lies in it.
+    #[must_use]
+    pub fn nth(&self, n: u32) -> Option<IpAddr> {
+        let ip = match self.base {
+            IpAddr::V4(base) => base.to_bits().checked_add(n).map(Ipv4Addr::from_bits)?.into(),
+            IpAddr::V6(base) => base.to_bits().checked_add(n.into()).map(Ipv6Addr::from_bits)?.into(),
+        };
+        self.contains(ip).then_some(ip)
+    }
 }
 
 impl FromStr for Cidr {

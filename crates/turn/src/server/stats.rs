@@ -80,6 +80,8 @@ pub struct Stats {
     pub permission_limit: u64,
     /// Requests refused because the allocation had all the channels it may have.
     pub channel_limit: u64,
+    /// Requests refused because the peer is another allocation's on the shared relayed transport address.
+    pub shared_peer_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
@@ -257,6 +259,7 @@ impl Stats {
             ("prefix", self.quota_refusals[2]),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
+            ("shared_peer", self.shared_peer_limit),
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
             ("connections_user", self.connection_limit[2]),
@@ -313,6 +316,7 @@ impl Stats {
             quota_refusals,
             permission_limit,
             channel_limit,
+            shared_peer_limit,
             drain_refusals,
             loop_refusals,
             connection_events,
@@ -335,6 +339,7 @@ impl Stats {
         add(&mut self.allocation_times, allocation_times);
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
+        self.shared_peer_limit += shared_peer_limit;
         self.drain_refusals += drain_refusals;
         self.loop_refusals += loop_refusals;
         self.redirects += redirects;

@@ -63,6 +63,10 @@ pub struct RelayId {
     pub family: Family,
 }
 
+/// A relay socket that several allocations of this worker share, numbered by the runtime: [`super::Server::claimant`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SharedPort(pub u16);
+
 /// Bytes that stand before a payload, held inline.
 #[derive(Clone, Copy)]
 pub struct Header {

@@ -35,7 +35,7 @@ use turnpike_turn::{
         ConnectionRefusal, CredentialQuery, DropReason, Effect, Family, Gate, HeldUp, IssuerKey, Link,
         ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, OpenRequest, OpenResult,
         PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId, RelayTransport, Seat, Server,
-        ServerConfig, Source, ThirdParty, Transport, User, Verdict,
+        ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -691,6 +691,26 @@ impl World {
         reply.success();
         let relay = self.last_opened();
         (alice, relay)
+    }
+
+    /// Alice with an allocation whose relay socket others have too.
+    pub(crate) fn allocated_sharing(
+        &mut self,
+        relayed: SocketAddr,
+        port: SharedPort,
+    ) -> (Credentials, RelayId) {
+        let alice = self.credentials("alice", Scheme::Md5);
+        loop {
+            match self.feed(&Ask::allocate().signed(&alice).bytes()) {
+                Outcome::Open(request) => {
+                    self.opened(request.allocation, OpenResult::Shared { relayed, port }, None).success();
+                    return (alice, self.last_opened());
+                }
+                // As above.
+                Outcome::Reply(bytes) => assert_eq!(Reply(bytes).code(), Some(438)),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     /// Alice on a TCP connection, with an allocation that relays TCP.

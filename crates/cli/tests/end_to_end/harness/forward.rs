@@ -9,9 +9,23 @@ use std::{
 };
 
 use super::{
-    Dir, Metrics, Program, SOON, V4, eventually, http,
+    Dir, Metrics, Program, SOON, V4, eventually, http, may_load_programs, skip,
     turnpike::{address_after, upgradable},
 };
+
+/// Ways to copy, of which the kernel's needs one that is new enough.
+pub(crate) fn copies() -> Vec<&'static str> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let mut copies = vec!["auto", "splice", "buffer"];
+    if version >= (6, 16) && may_load_programs().is_ok() {
+        copies.push("kernel");
+    } else {
+        skip("copy = \"kernel\" needs root and Linux 6.16");
+    }
+    copies
+}
 
 pub(crate) struct Forward {
     pub(crate) program: Program,

@@ -19,9 +19,14 @@ pub(crate) const REALM: &str = "example.org";
 pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
-    // All servers of all tests by another data path.
-    if let Some(datapath) = std::env::var_os("TURNPIKE_TEST_DATAPATH") {
-        command.env("TURNPIKE_SERVER_DATAPATH", datapath);
+    // All servers and forwarders of all tests by another data path, and another way to copy.
+    for (asked, variables) in [
+        ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
+        ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
+    ] {
+        if let Some(value) = std::env::var_os(asked) {
+            command.envs(variables.iter().map(|variable| (variable, &value)));
+        }
     }
     command
 }
