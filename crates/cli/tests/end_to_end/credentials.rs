@@ -90,11 +90,17 @@ impl Server {
 
     /// The error code of an Allocate, or `None` if it is granted.
     fn allocate(&self, credential: &Credential) -> Option<u16> {
-        let mut client = Stun::new(self.serve.address(V4));
-        let (_, _, challenge) = client.challenge();
-        let Challenge { realm, .. } = &challenge;
-        assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
-        client.allocate(&credential.username, &credential.password, &challenge)
+        loop {
+            let mut client = Stun::new(self.serve.address(V4));
+            let (_, _, challenge) = client.challenge();
+            let Challenge { realm, .. } = &challenge;
+            assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
+            match client.allocate(&credential.username, &credential.password, &challenge) {
+                // The port is that of an earlier client, whose allocation is still there.
+                Some(437) => {}
+                answered => return answered,
+            }
+        }
     }
 }
 
