@@ -22,7 +22,7 @@ use turnpike_net::{
     poll::{Poller, Waker},
     tx::TxStats,
 };
-pub(crate) use turnpike_testkit::{PATIENCE, eventually};
+pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
 /// The name of the thread of a [`Worker`].
