@@ -290,7 +290,8 @@ impl Sender {
             }
             self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
             turns += 1;
-            if carrier.queued() >= if turns < self.flows { BATCH } else { gathered } {
+            let most = if turns < self.flows { BATCH } else { gathered };
+            if carrier.queued() >= most {
                 break;
             }
         }
