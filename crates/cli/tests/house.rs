@@ -1,4 +1,4 @@
-//! The arrows that must never be (DESIGN.md, "The house"), read from `cargo metadata` and from the sources. Every rule
+//! The arrows that must never be (ARCHITECTURE.md, "The house"), read from `cargo metadata` and from the sources. Every rule
 //! is a function over rooms, so that the second half of this file can show on doctored rooms that each one bites.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};

@@ -11,7 +11,7 @@ use strum::VariantArray as _;
 use turnpike_offload::{
     Count, Kind,
     layout::{BEHIND, BURST, BY_REDIRECTION, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped},
-    mirror::{Decision, Frame, Moment, Place, State, Summed, Tables, Verdict, decide},
+    mirror::{Action, Decision, Frame, Moment, Place, State, Summed, Tables, decide},
     now_ns,
 };
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
@@ -359,7 +359,7 @@ const NOWHERE: u32 = 4;
 
 /// States, routes, next hops, and when sockets were empty: all but flows.
 #[derive(Clone, Debug)]
-struct Around {
+struct Surroundings {
     /// Of each state: when something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were;
     /// whether the last went across just now.
     states: [(u64, bool, bool, u64, bool); 4],
@@ -368,7 +368,7 @@ struct Around {
     hops: [[u64; HOP_WORDS]; 5],
 }
 
-fn around() -> impl Strategy<Value = Around> {
+fn surroundings() -> impl Strategy<Value = Surroundings> {
     let route = prop_oneof![
         5 => Just(u64::from(LOOPBACK)),
         1 => Just(u64::from(LOOPBACK) | BY_REDIRECTION),
@@ -391,10 +391,10 @@ fn around() -> impl Strategy<Value = Around> {
     let routes = prop::array::uniform4(route).prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
     let hops = prop::array::uniform5(hop);
     (prop::array::uniform4(state), prop::array::uniform4(drained), routes, hops)
-        .prop_map(|(states, drained, routes, hops)| Around { states, drained, routes, hops })
+        .prop_map(|(states, drained, routes, hops)| Surroundings { states, drained, routes, hops })
 }
 
-impl Around {
+impl Surroundings {
     fn build(&self, flows: &[FlowRecipe], now: u64) -> Tables {
         let state =
             |(up, is_calming, is_counting, arrived, is_leaving): (u64, bool, bool, u64, bool)| State {
@@ -434,7 +434,7 @@ fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64
             across: at(expected.across, got.across),
         };
     }
-    Outcome { verdict: decision.verdict.clone(), states }
+    Outcome { action: decision.action.clone(), states }
 }
 
 fn is_padded(frame: &[u8]) -> bool {
@@ -468,7 +468,7 @@ fn agree(place: Place, never: &[Count]) {
         };
         let mut runner = TestRunner::new(config);
         let flows = prop_oneof![2 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
-        let outcome = runner.run(&(flows, around(), packet()), |(flows, around, packet)| {
+        let outcome = runner.run(&(flows, surroundings(), packet()), |(flows, around, packet)| {
             let mut program = program.borrow_mut();
             let tables = around.build(&flows, now_ns());
             program.fill(&tables);
@@ -488,15 +488,15 @@ fn agree(place: Place, never: &[Count]) {
             // The kernel's test takes no frame that ends within the header of IP.
             prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
-            let id = match &outcome.verdict {
-                Verdict::Across { bytes, .. } => [bytes[18], bytes[19]],
-                Verdict::Up(_) | Verdict::Dropped(_) => [0; 2],
+            let id = match &outcome.action {
+                Action::Across { bytes, .. } => [bytes[18], bytes[19]],
+                Action::Up(_) | Action::Dropped(_) => [0; 2],
             };
             let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
             let decision = decide(place, &arrived, &tables, &Moment { now: before, id, mtu: &mtu });
-            let count = match &decision.verdict {
-                Verdict::Up(count) => *count,
-                Verdict::Dropped(count) | Verdict::Across { count, .. } => Some(*count),
+            let count = match &decision.action {
+                Action::Up(count) => *count,
+                Action::Dropped(count) | Action::Across { count, .. } => Some(*count),
             };
             *seen.borrow_mut().entry(count.map_or("nothing", Into::into)).or_insert(0) += 1;
             let expected = mirrored(&decision, &tables, &outcome, before, after);

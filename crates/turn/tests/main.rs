@@ -49,3 +49,10 @@ mod server_stats;
 mod server_third_party;
 mod server_upgrade;
 mod server_views;
+
+/// Seeds of failures are kept beside the test.
+fn kept_seeds() -> proptest::test_runner::Config {
+    use proptest::test_runner::{Config, FileFailurePersistence};
+    let seeds = FileFailurePersistence::WithSource("regressions");
+    Config { failure_persistence: Some(Box::new(seeds)), ..Config::default() }
+}

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turn::AdditionalAddressFamily;
 use turnpike_turn::server::{
     AllocationId, ClosedReason, Effect, Family, PeerRules, RelayId, ServerConfig, Verdict,
@@ -166,10 +166,7 @@ fn peer(n: u8) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever is asked for, and slept through: a packet passes exactly where the mirror has an entry for it.
     #[test]

@@ -2,7 +2,7 @@
 //! allocation.
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{
     Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, RelayId,
     stats::MobilityEvent,
@@ -639,10 +639,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever gets lost on the way, a client that goes on with the ticket it has keeps its allocation.
     #[test]
