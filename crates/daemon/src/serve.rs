@@ -127,7 +127,7 @@ impl TurnServer {
         raise_open_files(&plan, &settings);
 
         let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
-        let (page, applications) = listen_for_pages(interface, &settings, lent)?;
+        let [page, applications] = listen_for_pages(interface, &settings, lent)?;
         // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let own = OwnAddresses::find();
@@ -349,14 +349,14 @@ fn listen_for_pages(
     interface: &dyn AdminInterface,
     settings: &Settings,
     lent: Vec<Lent>,
-) -> Result<(Box<dyn Listening>, Box<dyn Listening>), DaemonError> {
+) -> Result<[Box<dyn Listening>; 2], DaemonError> {
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
     let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
     let is_explicit = settings.is_explicit("admin.listen");
     let page = interface.listen(Job::Serve, &settings.admin, is_explicit, lent);
     let page = page.map_err(DaemonError::Admin)?;
     let applications = interface.listen_for_applications(settings, lent_to_applications);
-    Ok((page, applications.map_err(DaemonError::Admin)?))
+    Ok([page, applications.map_err(DaemonError::Admin)?])
 }
 
 fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Program {
