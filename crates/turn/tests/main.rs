@@ -12,6 +12,7 @@ mod client_lifetime;
 mod client_mobility;
 mod client_server;
 mod client_tcp_relaying;
+mod model;
 mod server_allocate;
 mod server_alternate;
 mod server_auth;
