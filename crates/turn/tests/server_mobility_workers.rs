@@ -596,6 +596,37 @@ fn another_user_is_refused_by_the_owner_and_strangers_never_get_to_it() {
 }
 
 #[test]
+fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let (new, old) = (elsewhere(1), client(40_001));
+    let owner = &mut workers.0[1];
+    owner.client = old;
+    let alice = owner.credentials("alice", Scheme::Md5);
+    let second = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    // Worker 1 is not told that the first arrives there, so that the second may as well.
+    let bytes = workers.signed(1, new, Ask::present(&ticket));
+    workers.request_unannounced(1, new, &bytes);
+    let second = workers.present(1, new, &second).success().ticket().unwrap();
+    // The first comes, for its old address is gone.
+    let world = &mut workers.0[0];
+    world.server.disconnected(world.now, &client(40_000));
+    let wanted = world.all_effects().into_iter().find_map(|effect| match effect {
+        Effect::Move(request) => Some(request),
+        _ => None,
+    });
+    let moved = workers.carry_out(&wanted.expect("it has to move")).expect("it came");
+    // So the second has nowhere to be when its old address goes too, and waits.
+    let world = &mut workers.0[1];
+    world.all_effects();
+    assert!(world.server.disconnected(world.now, &old));
+    assert!(!world.all_effects().iter().any(|effect| matches!(effect, Effect::Moved { .. })));
+    let (outcome, _) = workers.speaks(1, new);
+    assert!(matches!(outcome, Outcome::ToPeer { relay, .. } if relay == moved), "{outcome:?}");
+    assert_eq!(workers.allocations(), [0, 2]);
+    workers.present(1, elsewhere(2), &second).success();
+}
+
+#[test]
 fn messages_between_workers_may_cross_threads() {
     fn is_send<T: Send>() {}
     is_send::<Arrival>();
