@@ -385,3 +385,6 @@ fn hash(seeded: &RandomState, client: &Client) -> u64 {
     );
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;
