@@ -13,10 +13,11 @@ use turnpike_net::{Datapath, SocketFile, worker::Workers};
 use crate::{
     Access, Address, Rule, RuleId,
     common::Common,
+    gauge::Gauge,
     listen::{self, Bound, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
-    state::{Gauge, RuleState},
+    state::RuleState,
     tally::TargetSnapshot,
     targets::Targets,
     worker::{Change, Command, Snapshots, Worker},

@@ -14,9 +14,13 @@ pub mod layout;
 mod link;
 mod peers;
 mod ports;
+mod quotas;
 pub mod runtime;
 pub mod stream;
 mod worker;
+
+// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+use std::sync;
 
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
@@ -27,3 +31,6 @@ pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
+
+/// Parts of a table that workers share: they hardly ever meet in one.
+const SHARDS: usize = 16;

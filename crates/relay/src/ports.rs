@@ -17,7 +17,7 @@ use rand::Rng;
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport};
 
-use crate::{Config, RelayAddress, gate::user_key};
+use crate::{Config, RelayAddress, quotas::user_key};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
@@ -318,6 +318,7 @@ impl Pool {
         self.taken.set(port)
     }
 
+    /// Whose turn it is next, by `taken`, comes last: what the next one opens must not be cleared after it.
     fn free(&self, port: u16) {
         for bits in self.open.iter().chain([&self.taken]) {
             bits.clear(port);
@@ -361,15 +362,15 @@ impl Bits {
         word.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// False if it was set before.
+    /// False if it was set before. Acquire: what was cleared beside it before this was is seen to be clear (see [`Pool::free`]).
     fn set(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
-        word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     fn clear(&self, port: u16) {
         let (word, bit) = self.slot(port);
-        word.fetch_and(!bit, Ordering::Relaxed);
+        word.fetch_and(!bit, Ordering::Release);
     }
 }
 

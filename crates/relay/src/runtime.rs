@@ -22,9 +22,10 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, discovery,
-    gate::{Quotas, SharedStore},
+    gate::SharedStore,
     peers::PeerStats,
     ports::Ports,
+    quotas::Quotas,
     stream::{Admission, StreamStats},
     worker::{Command, Mailbox, Snapshot, Worker},
 };
