@@ -136,7 +136,7 @@ impl Rules {
 
     /// By what, as the counter has it: a rule, or the default.
     pub(super) fn refused_by(&self, ip: IpAddr) -> usize {
-        if self.denied.contains(&ip) { 0 } else { 2 }
+        if self.denied.contains(&ip.to_canonical()) { 0 } else { 2 }
     }
 
     pub(super) fn realms(&self) -> &'static [&'static str] {

@@ -174,7 +174,7 @@ impl Model {
             Verdict::Good => {
                 asking.who = (claim.realm, claim.user);
                 asking.said = Said::To { user: claim.user, realm: claim.realm, scheme: claim.scheme };
-                asking.issued = self.nonces[&claim.nonce].unix;
+                asking.issued = self.nonces.get(&claim.nonce).map_or(0, |nonce| nonce.unix);
                 return Ok(());
             }
             Verdict::Later if standing != Standing::Fresh => {
@@ -222,9 +222,8 @@ impl Model {
 
     fn standing(&mut self, asking: &Asking<'_>) -> Standing {
         let claim = asking.request.claim.as_ref().expect("asked of signed requests");
-        let Some(nonce) = self.nonces.get(&claim.nonce).copied() else { return Standing::Foreign };
-        let unix = self.unix;
-        let judge = |ip: IpAddr| judge(nonce, claim.realm, ip, unix);
+        let (nonce, unix) = (self.nonces.get(&claim.nonce).copied(), self.unix);
+        let judge = |ip: IpAddr| nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, unix));
         let own = judge(asking.client().address.ip());
         if own != Standing::Foreign {
             return own;
