@@ -340,7 +340,7 @@ impl Network {
     }
 
     fn data(&mut self, from: usize, channel: Option<u8>, peer: u8, length: u16, way: Way) {
-        let data = self.payload(usize::from(length));
+        let data = self.payload(usize::from(length.min(1500)));
         let datagram = match channel {
             Some(number) => Datagram::ChannelData { number: 0x4000 + u16::from(number), data },
             None => {
