@@ -18,6 +18,7 @@
 //! MUTATIONS
 
 mod cast;
+mod clients;
 mod message;
 mod moves;
 mod network;
@@ -65,6 +66,9 @@ fn run(mix: Mix) {
         let first = number("TURNPIKE_MODEL_SEED").unwrap_or(1);
         let reached = RefCell::new(Stats::default());
         (first..first + 3).for_each(|seed| play(mix, seed, &reached));
+        for (family, label, value) in reached.borrow().counters() {
+            println!("REACHED {mix:?} {family} {label:?} {value}");
+        }
         return;
     };
     let until = since_epoch() + Duration::from_secs(60 * minutes);

@@ -9,24 +9,22 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        Client, DropReason, Effect, Family, Link, LookupId, PeerConnection, RelayId, RelayTransport, Seat,
-        Server, ServerConfig, Source, Verdict,
+        DropReason, Effect, Family, Link, LookupId, PeerConnection, RelayId, RelayTransport, Seat, Server,
+        ServerConfig, Source, Verdict,
     },
     time::Now,
 };
 
 use super::{
     cast,
-    message::{
-        Answer, Claim, Datagram, Learned, Request, Told, Wanted, Wish, check_attempt, check_framing,
-        check_icmp,
-    },
-    reference::{Expected, Model, Nonce, Place, Port, family_of},
+    clients::Memory,
+    message::{Answer, Datagram, Learned, Told, check_attempt, check_framing, check_icmp},
+    reference::{Expected, Model, Nonce, Place, family_of},
     requests::network,
     runtime::{Job, Mail},
     step::{Asked, Setup, Step, Way},
 };
-use crate::common::{REALM, Scheme, TestGate, seed};
+use crate::common::{REALM, TestGate, seed};
 
 /// A server, all its workers, and everything around it.
 pub(super) struct Network {
@@ -44,12 +42,9 @@ pub(super) struct Network {
     pub(super) connections: BTreeMap<(usize, u32), Option<usize>>,
     pub(super) reserved: HashMap<[u8; 8], SocketAddr>,
     pub(super) ports: u16,
-    /// What clients have been told: nonces by 5-tuple and realm, tickets, tokens and CONNECTION-IDs by when.
-    nonces: HashMap<(usize, &'static str), String>,
-    tickets: Vec<Vec<u8>>,
-    tokens: Vec<[u8; 8]>,
-    pub(super) ids: Vec<u32>,
-    transactions: u64,
+    pub(super) memory: Memory,
+    /// Which process has the server, counted from 0.
+    pub(super) process: u8,
     payloads: u32,
 }
 
@@ -60,7 +55,7 @@ pub(super) struct Worker {
     /// Whether what may be lost is.
     pub(super) full: bool,
     pub(super) jobs: VecDeque<Job>,
-    pub(super) questions: VecDeque<(LookupId, Client, [u8; 12])>,
+    pub(super) questions: VecDeque<LookupId>,
 }
 
 /// A client's 5-tuple.
@@ -117,7 +112,7 @@ impl Network {
         let model = Model::new(workers, setup.per_user, setup.total);
         let (gate, config) = (gate(&setup), cast::Rules::default().config());
         let worker = |number| Worker {
-            server: server(number, workers, &gate, &config),
+            server: server(number, workers, &gate, &config, 0),
             mail: VecDeque::new(),
             full: false,
             jobs: VecDeque::new(),
@@ -141,11 +136,8 @@ impl Network {
             connections: BTreeMap::new(),
             reserved: HashMap::new(),
             ports: 50_000,
-            nonces: HashMap::new(),
-            tickets: Vec::new(),
-            tokens: Vec::new(),
-            ids: Vec::new(),
-            transactions: 0,
+            memory: Memory::default(),
+            process: 0,
             payloads: 0,
         }
     }
@@ -153,10 +145,14 @@ impl Network {
     /// Does one step, and compares all that there is.
     pub(super) fn step(&mut self, step: &Step) {
         match *step {
-            Step::Ask { from, user, realm, nonce, ref asked, way } => {
-                self.ask(from, user, realm, nonce, asked, way)
+            Step::Ask { from, knows, user, realm, nonce, ref asked, way } => {
+                let whom = if knows { self.aim(from, asked) } else { None };
+                self.ask(whom, from, (user, realm, nonce), asked, way);
             }
-            Step::Data { from, channel, peer, length, way } => self.data(from, channel, peer, length, way),
+            Step::Data { from, knows, channel, peer, length, way } => {
+                let whom = if knows { self.aim(from, &Asked::Permit(Vec::new())) } else { None };
+                self.data(whom, from, channel, peer, length, way);
+            }
             Step::Noise { from, keepalive } => {
                 let datagram = if keepalive { Datagram::Keepalive } else { Datagram::Noise };
                 self.send(from, datagram, Way::AT_ONCE);
@@ -179,7 +175,7 @@ impl Network {
             Step::Settle(luck) => self.settle(luck),
             Step::Full { worker, full } => self.workers[worker % self.setup.workers].full = full,
             Step::Prompt(prompt) => self.set_prompt(prompt),
-            Step::Store { worker, says } => self.store_answers(worker % self.setup.workers, says),
+            Step::Store { worker, says } => _ = self.store_answers(worker % self.setup.workers, says),
             Step::Sleep { ms, exact } => self.sleep(ms, exact),
             Step::Reload { worker, variant } => self.reload(worker, variant),
             Step::Drain(worker) => self.drain(worker % self.setup.workers),
@@ -232,126 +228,16 @@ impl Network {
         self.ends[from].open && self.source(from).link == source.link
     }
 
-    // --------------------------------------------------------------------------------------------------- clients send
-
-    fn ask(&mut self, from: usize, user: u8, realm: u8, nonce: u8, asked: &Asked, way: Way) {
-        let Some(wanted) = self.wanted(asked) else { return };
-        let (user, scheme) = match user % 32 {
-            0 => ("old", Scheme::Md5),
-            1 => ("nobody", Scheme::Sha256),
-            2..=5 => ("bob", Scheme::Userhash),
-            6..=9 => ("bob", Scheme::Md5Sha256),
-            10..=18 => ("alice", Scheme::Sha256),
-            _ => ("alice", Scheme::Md5),
-        };
-        let realm = if realm == 0 { cast::TENANT } else { REALM };
-        let claim = |nonce| Claim { user, right: nonce != "wrong", realm, nonce: String::new(), scheme };
-        let claim = match nonce {
-            0 => None,
-            1 => Some(Claim { nonce: "made up".to_owned(), ..claim("") }),
-            // Somebody else's.
-            2 => {
-                let other = (from + 2) % cast::CLIENTS;
-                Some(Claim { nonce: self.nonce(other, realm), ..claim("") })
-            }
-            3 => Some(Claim { nonce: self.nonce(from, realm), ..claim("wrong") }),
-            _ => Some(Claim { nonce: self.nonce(from, realm), ..claim("") }),
-        };
-        let strange = nonce == 4;
-        let transaction = self.transaction();
-        self.send(from, Datagram::Request(Request { wanted, transaction, claim, strange }), way);
-    }
-
-    /// What a request asks for, of what clients know by now.
-    fn wanted(&self, asked: &Asked) -> Option<Wanted> {
-        let ticket = |which: u8| match which {
-            0 => Some(None),
-            1 => Some(Some(vec![7; 32])),
-            // The newest first.
-            which => newest(&self.tickets, which - 2).map(|ticket| Some(ticket.clone())),
-        };
-        Some(match *asked {
-            Asked::Binding => Wanted::Binding,
-            Asked::Allocate { transport, lifetime, port, family, additional, mobile } => {
-                Wanted::Allocate(Wish {
-                    transport,
-                    lifetime,
-                    port: match port {
-                        0 => Port::Even,
-                        1 => Port::Pair,
-                        2 => Port::Reserved(*newest(&self.tokens, 0)?),
-                        3 => Port::Reserved([9; 8]),
-                        _ => Port::Any,
-                    },
-                    family,
-                    additional,
-                    ticket: match mobile {
-                        0 => Some(vec![1]),
-                        mobile => (mobile % 2 == 0).then(Vec::new),
-                    },
-                })
-            }
-            Asked::Refresh { lifetime, family, ticket: which } => {
-                Wanted::Refresh { lifetime, family, ticket: ticket(which)? }
-            }
-            Asked::Permit(ref peers) => Wanted::Permit(
-                peers.iter().map(|peer| cast::peer(usize::from(*peer) % cast::PEERS)).collect(),
-            ),
-            Asked::Bind { number, peer } => Wanted::Bind {
-                // One of them beyond the range.
-                number: if number == 5 { 0x5000 } else { 0x4000 + u16::from(number) },
-                peer: cast::peer(usize::from(peer) % cast::PEERS),
-            },
-            Asked::Connect(peer) => Wanted::Connect(cast::peer(usize::from(peer) % cast::PEERS)),
-            Asked::ConnectionBind(which) => {
-                let made_up = u32::from(which) * 0x0040_0001;
-                let known = newest(&self.ids, which).copied();
-                Wanted::ConnectionBind(known.unwrap_or(made_up))
-            }
-        })
-    }
-
-    /// A nonce for this 5-tuple and realm, asked for if there is none.
-    fn nonce(&mut self, from: usize, realm: &'static str) -> String {
-        if !self.nonces.contains_key(&(from, realm)) {
-            // A nonce that was never given leads to one of that realm.
-            let nonce = "made up".to_owned();
-            let claim = Claim { user: "alice", right: true, realm, nonce, scheme: Scheme::Md5 };
-            let wanted = Wanted::Refresh { lifetime: None, family: None, ticket: None };
-            let transaction = self.transaction();
-            let request = Request { wanted, transaction, claim: Some(claim), strange: false };
-            self.send(from, Datagram::Request(request), Way::AT_ONCE);
-        }
-        self.nonces.get(&(from, realm)).cloned().unwrap_or_else(|| "never given".to_owned())
-    }
-
-    fn transaction(&mut self) -> [u8; 12] {
-        self.transactions += 1;
-        let mut transaction = [0; 12];
-        transaction[4..].copy_from_slice(&self.transactions.to_be_bytes());
-        transaction
-    }
+    // --------------------------------------------------------------------------------------------- what travels and arrives
 
     /// Bytes that differ from all others, and so show what was delivered where.
-    fn payload(&mut self, length: usize) -> Vec<u8> {
+    pub(super) fn payload(&mut self, length: usize) -> Vec<u8> {
         self.payloads += 1;
         let stamp = self.payloads.to_be_bytes();
         (0..length).map(|at| stamp[at % 4] ^ (at / 4).to_le_bytes()[0]).collect()
     }
 
-    fn data(&mut self, from: usize, channel: Option<u8>, peer: u8, length: u16, way: Way) {
-        let data = self.payload(usize::from(length.min(1500)));
-        let datagram = match channel {
-            Some(number) => Datagram::ChannelData { number: 0x4000 + u16::from(number), data },
-            None => {
-                let peer = cast::peer(usize::from(peer) % cast::PEERS);
-                Datagram::Send { peer, data, dont_fragment: length % 2 == 1 }
-            }
-        };
-        self.send(from, datagram, way);
-    }
-
-    fn send(&mut self, from: usize, datagram: Datagram, way: Way) {
+    pub(super) fn send(&mut self, from: usize, datagram: Datagram, way: Way) {
         let from = from % cast::CLIENTS;
         if self.ends[from].bound.is_some() || self.ends[from].travels {
             return;
@@ -399,23 +285,6 @@ impl Network {
         }
         if way.settle {
             self.settle(way.luck);
-        }
-    }
-
-    /// What a client remembers of an answer.
-    pub(super) fn learn(&mut self, from: usize, learned: &Learned, answered: &Answer) {
-        if let (Some(nonce), Told::Challenge { realm, .. }) = (&learned.nonce, &answered.told) {
-            self.nonces.insert((from, realm), nonce.clone());
-        }
-        if let Some(ticket) = &learned.ticket
-            && self.tickets.last() != Some(ticket)
-        {
-            self.tickets.push(ticket.clone());
-        }
-        match answered.told {
-            Told::Allocated { reservation: Some(token), .. } => self.tokens.push(token),
-            Told::Connected(id) => self.ids.push(id),
-            _ => {}
         }
     }
 
@@ -499,7 +368,7 @@ impl Network {
 
     fn peer_sends(&mut self, relay: usize, peer: u8, length: u16) {
         let Some((at, relay)) = self.relay(relay, RelayTransport::Udp) else { return };
-        let Some(peer) = self.sending_peer(peer, relay.family) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
         self.from_peer(at, relay, peer, usize::from(length));
     }
 
@@ -508,14 +377,19 @@ impl Network {
         let Some(which) = pick(relay, self.closed.len()) else { return };
         let (at, relay) = self.closed[which];
         let is_gone = self.model.named(at, relay.allocation).is_none();
-        if let Some(peer) = self.sending_peer(peer, relay.family).filter(|_| is_gone) {
+        if let Some(peer) = self.sending_peer(peer, at, relay).filter(|_| is_gone) {
             self.from_peer(at, relay, peer, 10);
         }
     }
 
-    fn sending_peer(&self, peer: u8, family: Family) -> Option<SocketAddr> {
-        let of_family = |peer: &SocketAddr| family_of(peer.ip()) == family;
+    /// One that can send there: the first numbers mean any of them, the others one that is permitted.
+    fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
+        let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
+        let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));
+        let of_family = |peer: &SocketAddr| family_of(peer.ip()) == relay.family;
         let peers: Vec<_> = (0..cast::SENDING_PEERS).map(cast::peer).filter(of_family).collect();
+        let permitted: Vec<_> = peers.iter().copied().filter(is_permitted).collect();
+        let peers = if peer >= 5 && !permitted.is_empty() { permitted } else { peers };
         pick(usize::from(peer), peers.len()).map(|which| peers[which])
     }
 
@@ -529,7 +403,7 @@ impl Network {
 
     fn icmp(&mut self, relay: usize, peer: u8, error: (u8, u8, u32)) {
         let Some((at, relay)) = self.relay(relay, RelayTransport::Udp) else { return };
-        let Some(peer) = self.sending_peer(peer, relay.family) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
         let expected = self.model.from_icmp(at, relay, peer, error);
         let (now, (kind, code, info)) = (self.now(at), error);
         let done = self.workers[at].server.from_icmp(now, relay, peer, kind, code, info).into();
@@ -538,7 +412,7 @@ impl Network {
 
     fn peer_connects(&mut self, relay: usize, peer: u8) {
         let Some((at, relay)) = self.relay(relay, RelayTransport::Tcp) else { return };
-        let Some(peer) = self.sending_peer(peer, relay.family) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
         let expected = self.model.peer_connected(at, relay, peer);
         let now = self.now(at);
         match (self.workers[at].server.peer_connected(now, relay, peer), expected) {
@@ -547,7 +421,7 @@ impl Network {
                 check_attempt(peer, connection.0, bytes).unwrap_or_else(|why| panic!("{why}"));
                 self.model.name_connection(number, connection.0);
                 assert!(self.connections.insert((at, connection.0), None).is_none(), "a number twice");
-                self.ids.push(connection.0);
+                self.memory.ids.push(connection.0);
             }
             (PeerConnection::Refuse(reason), Err(expected)) => assert_eq!(reason, expected),
             (PeerConnection::Accept { .. }, expected) => panic!("accepted, and not {expected:?}"),
@@ -664,26 +538,24 @@ pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
     (of > 0).then(|| which % of)
 }
 
-/// The newest but so many.
-fn newest<T>(all: &[T], but: u8) -> Option<&T> {
-    all.iter().rev().nth(usize::from(but))
-}
-
 pub(super) fn gate(setup: &Setup) -> TestGate {
     let relayed = vec![(cast::client(cast::LOOP).address, RelayTransport::Udp)];
     TestGate { per_user: setup.per_user, total: setup.total, relayed, ..TestGate::default() }
 }
 
-/// One of a server's workers, who share what their first configuration remembers.
+/// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.
 pub(super) fn server(
     number: usize,
     workers: usize,
     gate: &TestGate,
     config: &Arc<ServerConfig>,
+    process: u8,
 ) -> Server<TestGate> {
     let of = |count: usize| u16::try_from(count).expect("few workers");
     let seat = Seat::new(of(number), of(workers)).expect("it is one of them");
-    Server::of_many(Arc::clone(config), gate.clone(), seat, seed(seat))
+    let mut seed = seed(seat);
+    seed.0[31] = process;
+    Server::of_many(Arc::clone(config), gate.clone(), seat, seed)
 }
 
 /// Whether this is for a log alone, and limited in its rate.

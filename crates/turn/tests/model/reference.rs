@@ -13,8 +13,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, OpenRelay,
-        RelayId, RelayTransport, Source, Stats,
+        AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
+        OpenRelay, RelayId, RelayTransport, Source, Stats,
         stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
     },
     wire::channel_data::ChannelNumber,
@@ -193,6 +193,8 @@ pub(super) struct Waiting {
     pub(super) delivery: Delivery,
     pub(super) request: Request,
     pub(super) until: u64,
+    /// The server's name for it, once that is told.
+    pub(super) lookup: Option<LookupId>,
 }
 
 /// Where an allocation is.
@@ -235,7 +237,6 @@ pub(super) struct Allocation {
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub(super) said: Said,
-    pub(super) second: bool,
     pub(super) mobile: bool,
     /// The time of the nonce that this Allocate is remembered by, and of the one before.
     pub(super) noted: (u64, Option<u64>),

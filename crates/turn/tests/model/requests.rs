@@ -215,7 +215,8 @@ impl Model {
             return Expected::Drop(DropReason::LookupLimit);
         }
         let until = self.ms + 10_000;
-        self.workers[at].waiting.push(Waiting { source, delivery, request: request.clone(), until });
+        let waits = Waiting { source, delivery, request: request.clone(), until, lookup: None };
+        self.workers[at].waiting.push(waits);
         let claim = request.claim.as_ref().expect("whoever is looked up has a name");
         Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm })
     }
@@ -333,7 +334,6 @@ impl Model {
         };
         let pending = Pending {
             said: asking.said.clone(),
-            second: second.is_some(),
             mobile: asked.ticket.is_some(),
             noted: (asking.issued, before),
         };
@@ -387,7 +387,7 @@ impl Model {
             (Port::Reserved(token), None, None) => {
                 Ok((wish(if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }), None, None))
             }
-            (Port::Reserved(_), ..) => Err(400),
+            (Port::Reserved(_), ..) => Err(400_u16),
             (_, None | Some(1), None) => Ok((wish(Family::V4), None, None)),
             (_, Some(2), None) if rules.v6 => Ok((wish(Family::V6), None, None)),
             (_, Some(_), None) => Err(440),

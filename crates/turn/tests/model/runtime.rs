@@ -253,9 +253,9 @@ impl Network {
                     Asked::Name(name) => **name == *user,
                     Asked::Hash(hash) => *hash == userhash(user, realm),
                 });
-                let waiting = self.model.workers[at].waiting.last().expect("it waits");
-                let question = (query.lookup, waiting.source.client, waiting.request.transaction);
-                self.workers[at].questions.push_back(question);
+                let waiting = self.model.workers[at].waiting.last_mut().expect("it waits");
+                assert_eq!(waiting.lookup.replace(query.lookup), None);
+                self.workers[at].questions.push_back(query.lookup);
             }
             (goes, effect) => panic!("{effect:?}, not {goes:?}"),
         }
@@ -268,7 +268,7 @@ impl Network {
         loop {
             let mut idle = true;
             for at in 0..self.setup.workers {
-                while self.work(at, luck) || self.mail(at) {
+                while self.work(at, luck) || self.mail(at) || self.store_answers(at, Says::Truth) {
                     idle = false;
                 }
             }
@@ -583,18 +583,17 @@ impl Network {
     }
 
     /// The store answers the oldest question of a worker, or cannot.
-    pub(super) fn store_answers(&mut self, at: usize, says: Says) {
-        let Some((lookup, client, transaction)) = self.workers[at].questions.pop_front() else { return };
+    pub(super) fn store_answers(&mut self, at: usize, says: Says) -> bool {
+        let Some(lookup) = self.workers[at].questions.pop_front() else { return false };
         let waiting = &mut self.model.workers[at].waiting;
-        let place =
-            waiting.iter().position(|it| (it.source.client, it.request.transaction) == (client, transaction));
+        let place = waiting.iter().position(|it| it.lookup == Some(lookup));
         let waited = place.map(|place| waiting.remove(place));
         let Some(request) = waited.as_ref().map(|waited| waited.request.clone()) else {
             let now = self.now(at);
             let expected = self.model.looked_up(at, None, None);
             let done = self.workers[at].server.credentials(now, lookup, Credentials::Unavailable).into();
             self.judge(at, expected, &done, &Datagram::Noise);
-            return;
+            return true;
         };
         let claim = request.claim.as_ref().expect("it was looked up");
         let (credentials, found) = match (says, truth(&request)) {
@@ -624,6 +623,7 @@ impl Network {
         if let (Some((learned, answer)), Some(source)) = (learned, source) {
             self.learn(cast::number_of(&source.client), &learned, &answer);
         }
+        true
     }
 
     // --------------------------------------------------------------------------------------------------- time and commands
@@ -732,9 +732,10 @@ impl Network {
         self.settle(0);
         let (gate, config) = (gate(&self.setup), Rules::default().config());
         self.model.restarted();
+        self.process = self.process.wrapping_add(1);
         for at in 0..self.setup.workers {
             let now = self.now(at);
-            let mut new = server(at, self.setup.workers, &gate, &config);
+            let mut new = server(at, self.setup.workers, &gate, &config, self.process);
             new.reconfigure(now, self.model.workers[at].rules.config());
             new.gate_mut().later = !self.model.prompt;
             self.workers[at].questions.clear();

@@ -33,6 +33,8 @@ pub(super) enum Step {
     /// A client sends a request, signed or not: `nonce` says with what.
     Ask {
         from: usize,
+        /// Whether it is a client that knows what it does.
+        knows: bool,
         user: u8,
         realm: u8,
         nonce: u8,
@@ -42,6 +44,7 @@ pub(super) enum Step {
     /// A client sends ChannelData, or a Send indication.
     Data {
         from: usize,
+        knows: bool,
         channel: Option<u8>,
         peer: u8,
         length: u16,
@@ -180,7 +183,7 @@ pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
     let setup = (workers, 1..=4_usize, 2..=6_usize);
     let setup = setup.prop_map(|(workers, per_user, total)| Setup { workers, per_user, total });
-    (setup, vec(step(mix), 1..100))
+    (setup, vec(step(mix), 1..160))
 }
 
 /// How often, of a hundred, data, moves and connections come.
@@ -196,32 +199,39 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
     let [data, moves, connections] = weights(mix);
     let from = || 0..super::cast::CLIENTS;
     let small = || 0..16_usize;
-    let ask = (from(), any::<u8>(), 0..6_u8, nonce(), asked(mix), way());
-    let ask = ask.prop_map(|(from, user, realm, nonce, asked, way)| Step::Ask {
+    let ask = (from(), likely(85), any::<u8>(), 0..6_u8, nonce(), asked(mix), way());
+    let ask = ask.prop_map(|(from, knows, user, realm, nonce, asked, way)| Step::Ask {
         from,
+        knows,
         user,
         realm,
         nonce,
         asked,
         way,
     });
-    let channel = prop_oneof![3 => (0..4_u8).prop_map(Some), 2 => Just(None)];
-    let sent = (from(), channel, 0..9_u8, length(), way());
-    let sent =
-        sent.prop_map(|(from, channel, peer, length, way)| Step::Data { from, channel, peer, length, way });
-    let received = (small(), 0..5_u8, length());
+    let channel = prop_oneof![3 => (0..12_u8).prop_map(Some), 2 => Just(None)];
+    let sent = (from(), likely(85), channel, 0..27_u8, length(), way());
+    let sent = sent.prop_map(|(from, knows, channel, peer, length, way)| Step::Data {
+        from,
+        knows,
+        channel,
+        peer,
+        length,
+        way,
+    });
+    let received = (small(), 0..15_u8, length());
     let received = received.prop_map(|(relay, peer, length)| Step::FromPeer { relay, peer, length });
     let deliver = (small(), any::<bool>(), way());
     let deliver = deliver.prop_map(|(which, again, way)| Step::Deliver { which, again, way });
     let error = (
         small(),
-        0..5_u8,
+        0..15_u8,
         (prop_oneof![0..5_u8, Just(11_u8)], prop_oneof![0..2_u8, Just(4_u8)], 0..1500_u32),
     );
     let error = error.prop_map(|(relay, peer, error)| Step::Icmp { relay, peer, error });
     let ended = (small(), 0..100_u16).prop_map(|(which, bytes)| Step::ConnectionEnds { which, bytes });
     let slept = (
-        prop_oneof![4 => 0..3_000_u64, 4 => 0..60_000_u64, 2 => 0..700_000_u64, 1 => 0..4_000_000_u64],
+        prop_oneof![9 => 0..3_000_u64, 9 => 0..60_000_u64, 3 => 0..400_000_u64, 1 => 0..4_000_000_u64],
         any::<bool>(),
     );
     let reload = (prop::option::of(0..3_usize), 0..super::cast::VARIANTS);
@@ -229,8 +239,8 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         4 => (0..3_usize, luck()).prop_map(|(worker, luck)| Step::Work { worker, luck }),
         4 => (0..3_usize).prop_map(Step::Mail),
         4 => luck().prop_map(Step::Settle),
-        2 => (0..3_usize, any::<bool>()).prop_map(|(worker, full)| Step::Full { worker, full }),
-        2 => any::<bool>().prop_map(Step::Prompt),
+        2 => (0..3_usize, likely(40)).prop_map(|(worker, full)| Step::Full { worker, full }),
+        2 => likely(70).prop_map(Step::Prompt),
         3 => (0..3_usize, prop_oneof![4 => Just(Says::Truth), 1 => Just(Says::Nothing)])
             .prop_map(|(worker, says)| Step::Store { worker, says }),
         2 => reload.prop_map(|(worker, variant)| Step::Reload { worker, variant }),
@@ -251,10 +261,10 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         10 => deliver,
         2 => small().prop_map(Step::Lose),
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
-        moves / 2 + connections / 4 => from().prop_map(Step::Disconnect),
-        connections / 2 => (small(), 0..5_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
+        moves / 4 + 1 => from().prop_map(Step::Disconnect),
+        connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
         connections / 4 + 1 => ended,
-        12 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),
+        9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),
         18 => more,
     ]
     .boxed()
@@ -270,7 +280,7 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         Mix::Connections => prop_oneof![20 => Just(9_u8), 1 => 0..4_u8].boxed(),
         _ => prop_oneof![4 => Just(9_u8), 2 => 0..4_u8].boxed(),
     };
-    let lifetime = || prop_oneof![5 => Just(None), 2 => Just(Some(0_u32)), 3 => (0..5000_u32).prop_map(Some)];
+    let lifetime = || prop_oneof![5 => Just(None), 2 => Just(Some(0_u32)), 3 => (1..5000_u32).prop_map(Some)];
     let family =
         || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
     let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
@@ -295,9 +305,9 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         12 => allocate,
         4 => refresh,
         moves => moved,
-        6 => vec(0..9_u8, 0..4).prop_map(Asked::Permit),
-        data / 2 => (0..6_u8, 0..9_u8).prop_map(|(number, peer)| Asked::Bind { number, peer }),
-        connections => (0..9_u8).prop_map(Asked::Connect),
+        6 => vec(0..36_u8, 0..4).prop_map(Asked::Permit),
+        data / 2 => (0..8_u8, 0..36_u8).prop_map(|(number, peer)| Asked::Bind { number, peer }),
+        connections => (0..36_u8).prop_map(Asked::Connect),
         connections => (0..4_u8).prop_map(Asked::ConnectionBind),
     ]
 }
@@ -307,8 +317,12 @@ fn nonce() -> impl Strategy<Value = u8> {
     prop_oneof![1 => 0..5_u8, 9 => Just(9_u8)]
 }
 
+/// So many times of a hundred.
+fn likely(times: u32) -> impl Strategy<Value = bool> {
+    prop::bool::weighted(f64::from(times) / 100.0)
+}
+
 fn way() -> impl Strategy<Value = Way> {
-    let likely = |of: u32| prop::bool::weighted(f64::from(of) / 100.0);
     (likely(20), likely(85), likely(80), luck()).prop_map(|(flies, heard, settle, luck)| Way {
         flies,
         heard,
