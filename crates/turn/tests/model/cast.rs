@@ -59,8 +59,8 @@ pub(super) fn number_of(client: &Client) -> usize {
     (0..CLIENTS).find(|number| self::client(*number) == *client).expect("one of the cast")
 }
 
-/// Peers: two ports of one host, both families, one that is always refused, an IPv4-mapped one, and port 0.
-pub(super) const PEERS: usize = 9;
+/// Peers: two ports of one host, both families, and at the end one that is always refused, an IPv4-mapped one, and port 0.
+pub(super) const PEERS: usize = 12;
 
 pub(super) fn peer(number: usize) -> SocketAddr {
     address(
@@ -71,6 +71,9 @@ pub(super) fn peer(number: usize) -> SocketAddr {
             "192.5.5.241:9000",
             "[2606:4700::1]:7000",
             "[2606:4700::2]:7000",
+            "198.41.0.6:7000",
+            "198.41.0.7:7000",
+            "192.5.5.242:9000",
             "10.0.0.1:7000",
             "[::ffff:198.41.0.4]:7000",
             "198.41.0.9:0",
@@ -78,8 +81,8 @@ pub(super) fn peer(number: usize) -> SocketAddr {
     )
 }
 
-/// What peers send from: those whose datagrams can arrive.
-pub(super) const SENDING_PEERS: usize = 7;
+/// Those whose datagrams can arrive.
+pub(super) const SENDING_PEERS: usize = 10;
 
 /// What a reload may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,7 +134,7 @@ impl Rules {
 
     /// Whether nobody may relay there: denied by these rules, or refused by default.
     pub(super) fn refuses(&self, ip: IpAddr) -> bool {
-        self.denied.contains(&ip) || [peer(6).ip(), peer(7).ip()].contains(&ip)
+        self.denied.contains(&ip) || [peer(9).ip(), peer(10).ip()].contains(&ip)
     }
 
     /// By what, as the counter has it: a rule, or the default.

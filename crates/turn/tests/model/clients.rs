@@ -74,24 +74,27 @@ impl Network {
         &mut self,
         whom: Option<Aim>,
         from: usize,
-        (user, realm, nonce): (u8, u8, u8),
+        (user_number, realm, nonce): (u8, u8, u8),
         asked: &Asked,
         way: Way,
     ) {
         let (from, number) = whom.unwrap_or((from, None));
         let Some(wanted) = self.wanted(asked, number) else { return };
-        let (user, scheme) = match user % 32 {
+        let (user, scheme) = match user_number % 32 {
             0 => ("old", Scheme::Md5),
             1 => ("nobody", Scheme::Sha256),
             2..=5 => ("bob", Scheme::Userhash),
             6..=9 => ("bob", Scheme::Md5Sha256),
             10..=18 => ("alice", Scheme::Sha256),
+            31 => ("bob", Scheme::Md5),
             _ => ("alice", Scheme::Md5),
         };
+        let whom_else = user_number % 16 == 15;
         let realm = if realm == 0 { cast::TENANT } else { REALM };
         let (realm, user) = number.map_or((realm, user), |number| {
             let it = &self.model.allocations[number];
-            (it.realm, it.user)
+            // Sometimes somebody else's.
+            (it.realm, if whom_else { user } else { it.user })
         });
         let claim = |nonce, right| Claim { user, right, realm, nonce, scheme };
         let claim = match nonce {

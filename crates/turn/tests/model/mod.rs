@@ -40,7 +40,7 @@ use network::Network;
 use step::{Mix, plays};
 
 /// Plays of one seed.
-const PLAYS: u32 = 60;
+const PLAYS: u32 = 150;
 
 #[test]
 fn data_passes_exactly_where_the_model_lets_it() {

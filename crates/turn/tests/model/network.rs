@@ -377,8 +377,10 @@ impl Network {
         let Some(which) = pick(relay, self.closed.len()) else { return };
         let (at, relay) = self.closed[which];
         let is_gone = self.model.named(at, relay.allocation).is_none();
-        if let Some(peer) = self.sending_peer(peer, at, relay).filter(|_| is_gone) {
-            self.from_peer(at, relay, peer, 10);
+        match self.sending_peer(peer, at, relay).filter(|_| is_gone) {
+            Some(to) if peer.is_multiple_of(2) => self.from_peer(at, relay, to, 10),
+            Some(to) => self.connects(at, relay, to),
+            None => {}
         }
     }
 
@@ -413,6 +415,10 @@ impl Network {
     fn peer_connects(&mut self, relay: usize, peer: u8) {
         let Some((at, relay)) = self.relay(relay, RelayTransport::Tcp) else { return };
         let Some(peer) = self.sending_peer(peer, at, relay) else { return };
+        self.connects(at, relay, peer);
+    }
+
+    fn connects(&mut self, at: usize, relay: RelayId, peer: SocketAddr) {
         let expected = self.model.peer_connected(at, relay, peer);
         let now = self.now(at);
         match (self.workers[at].server.peer_connected(now, relay, peer), expected) {

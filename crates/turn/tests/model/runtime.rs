@@ -374,7 +374,13 @@ impl Network {
     }
 
     pub(super) fn disconnect(&mut self, from: usize) {
-        let from = from % cast::CLIENTS;
+        let at_home = |end: &usize| {
+            let client = cast::client(*end);
+            client.listener.0 != 0 && self.model.home(self.ends[*end].worker, &client).is_some()
+        };
+        let at_home: Vec<usize> = (0..cast::CLIENTS).filter(at_home).collect();
+        let known = pick(from, at_home.len()).filter(|_| from >= cast::CLIENTS);
+        let from = known.map_or(from % cast::CLIENTS, |which| at_home[which]);
         let client = cast::client(from);
         let end = &self.ends[from];
         // Over plain UDP nobody closes anything; what travels is closed when it arrives.

@@ -71,7 +71,7 @@ pub(super) enum Step {
         peer: u8,
         length: u16,
     },
-    /// From a relay socket that has been closed since.
+    /// From a relay socket that has been closed since, a datagram or a connection.
     Late {
         relay: usize,
         peer: u8,
@@ -89,7 +89,7 @@ pub(super) enum Step {
         which: usize,
         bytes: u16,
     },
-    /// A client's connection is closed.
+    /// A client's connection is closed; beyond the number of clients, that of one with an allocation.
     Disconnect(usize),
     /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
     Work {
@@ -210,7 +210,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         way,
     });
     let channel = prop_oneof![3 => (0..12_u8).prop_map(Some), 2 => Just(None)];
-    let sent = (from(), likely(85), channel, 0..27_u8, length(), way());
+    let sent = (from(), likely(85), channel, 0..48_u8, length(), way());
     let sent = sent.prop_map(|(from, knows, channel, peer, length, way)| Step::Data {
         from,
         knows,
@@ -243,7 +243,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         2 => likely(70).prop_map(Step::Prompt),
         3 => (0..3_usize, prop_oneof![4 => Just(Says::Truth), 1 => Just(Says::Nothing)])
             .prop_map(|(worker, says)| Step::Store { worker, says }),
-        2 => reload.prop_map(|(worker, variant)| Step::Reload { worker, variant }),
+        3 => reload.prop_map(|(worker, variant)| Step::Reload { worker, variant }),
         2 => Just(Step::Reload { worker: None, variant: 0 }),
         1 => (0..12_usize).prop_map(Step::Drain),
         1 => small().prop_map(Step::Close),
@@ -261,7 +261,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         10 => deliver,
         2 => small().prop_map(Step::Lose),
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
-        moves / 4 + 1 => from().prop_map(Step::Disconnect),
+        moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
         connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
         connections / 4 + 1 => ended,
         9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),
@@ -305,9 +305,9 @@ fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
         12 => allocate,
         4 => refresh,
         moves => moved,
-        6 => vec(0..36_u8, 0..4).prop_map(Asked::Permit),
-        data / 2 => (0..8_u8, 0..36_u8).prop_map(|(number, peer)| Asked::Bind { number, peer }),
-        connections => (0..36_u8).prop_map(Asked::Connect),
+        6 => vec(0..48_u8, 0..4).prop_map(Asked::Permit),
+        data / 2 => (0..8_u8, 0..48_u8).prop_map(|(number, peer)| Asked::Bind { number, peer }),
+        connections => (0..48_u8).prop_map(Asked::Connect),
         connections => (0..4_u8).prop_map(Asked::ConnectionBind),
     ]
 }
