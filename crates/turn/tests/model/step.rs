@@ -258,7 +258,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         data / 2 => received,
         2 => error,
         1 => (small(), 0..5_u8).prop_map(|(relay, peer)| Step::Late { relay, peer }),
-        10 => deliver,
+        14 => deliver,
         2 => small().prop_map(Step::Lose),
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
         moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
@@ -323,7 +323,7 @@ fn likely(times: u32) -> impl Strategy<Value = bool> {
 }
 
 fn way() -> impl Strategy<Value = Way> {
-    (likely(20), likely(85), likely(80), luck()).prop_map(|(flies, heard, settle, luck)| Way {
+    (likely(25), likely(85), likely(55), luck()).prop_map(|(flies, heard, settle, luck)| Way {
         flies,
         heard,
         settle,
