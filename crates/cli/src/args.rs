@@ -3,11 +3,19 @@
 use clap::{Parser, Subcommand};
 
 use crate::{
+    admin_args::{
+        DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
+        SessionCommand, SessionsArgs,
+    },
     credentials_args::CredentialsArgs,
+    firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::{RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
+    shell_args::{CompletionsArgs, ManArgs},
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -33,6 +41,33 @@ pub(crate) enum Command {
     /// Make time-limited credentials from a shared secret, access tokens (RFC 7635), or stored keys from a password
     #[command(long_about = CREDENTIALS, after_help = CREDENTIALS_EXAMPLES)]
     Credentials(CredentialsArgs),
+    /// List, make and remove the users of a store; a server that runs sees it
+    #[command(long_about = USER, after_help = USER_EXAMPLES)]
+    User {
+        /// What to do.
+        #[command(subcommand)]
+        command: UserCommand,
+    },
+    /// List, make and remove a store's shared secrets of time-limited credentials
+    #[command(after_help = SECRET_EXAMPLES)]
+    Secret {
+        /// What to do.
+        #[command(subcommand)]
+        command: SecretCommand,
+    },
+    /// List, make and remove the realms that a store has beside server.realm
+    #[command(after_help = REALM_EXAMPLES)]
+    Realm {
+        /// What to do.
+        #[command(subcommand)]
+        command: RealmCommand,
+    },
+    /// Translate another server's configuration
+    Import {
+        /// Whose.
+        #[command(subcommand)]
+        command: ImportCommand,
+    },
     /// Send datagrams back to where they came from, and be the far end of TCP load: the peer that `load` needs
     #[command(after_help = REFLECT_EXAMPLES)]
     Reflect(ReflectArgs),
@@ -45,8 +80,33 @@ pub(crate) enum Command {
     /// Say what a STUN or TURN server supports, and what is wrong with it
     #[command(long_about = PROBE, after_help = PROBE_EXAMPLES)]
     Probe(ProbeArgs),
+    /// List the sessions of a running server
+    #[command(after_help = SESSIONS_EXAMPLES)]
+    Sessions(Box<SessionsArgs>),
+    /// Show or end one session of a running server
+    #[command(after_help = SESSION_EXAMPLES)]
+    Session {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: SessionCommand,
+    },
+    /// Have a running server take nobody new and end with its last session
+    #[command(after_help = DRAIN_EXAMPLES)]
+    Drain(DrainArgs),
+    /// Have a running server read its configuration and certificates again, and say what has changed
+    #[command(after_help = RELOAD_EXAMPLES)]
+    Reload(ReloadArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
+    /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
+    #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
+    PrintFirewall(Box<FirewallArgs>),
+    /// Print a script that completes commands and flags in a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write those of all commands to a directory
+    #[command(after_help = MAN_EXAMPLES)]
+    Man(ManArgs),
 }
 
 const EXIT_CODES: &str = "\
@@ -57,16 +117,23 @@ Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 84
 and TLS (RFC 6062).
 
 With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
-makes up a user and prints its password once on standard output, and serves metrics on loopback. Log lines go to standard error. \
+makes up a user, keeps it in the embedded store and prints its password once on standard output, and serves metrics and its admin \
+interface on loopback. Log lines go to standard error. \
 With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `drain` and `reload`, speak to it over its admin interface: \
+a Unix socket and HTTP on loopback (docs/admin.md).
+
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
 also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
-old one in place, and the log says why.";
+old one in place, and the log says why.
+
+systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
+taken over by LISTEN_FDS, those named tls and dtls as such. docs/install.md has units.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -96,7 +163,10 @@ Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), f
 
 Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
 but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
-broken file changes nothing.";
+broken file changes nothing.
+
+systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
+taken over by LISTEN_FDS, for the rules that listen at their addresses. docs/install.md has units.";
 
 const FORWARD_EXAMPLES: &str = "\
 Examples:
@@ -135,11 +205,64 @@ Examples:
   turnpike credentials --user alice --realm example.org --password-file -        (reads the password from standard input)
   turnpike credentials --token-key-file /etc/turnpike/north.key --user north --server-name turn.example.org --ttl 600";
 
+const USER: &str = "\
+List, make and remove the users of a store.
+
+A running server is asked, with which the change counts at once; where none runs, the embedded store that `turnpike serve` would have. \
+-c, --store and --state name another store: a server that has it open sees the change within a second (SQLite), or when the user is \
+looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret` and `realm` do the same.";
+
+const USER_EXAMPLES: &str = "\
+Examples:
+  turnpike user add alice                                          (makes a password up and prints it)
+  turnpike user add alice --realm example.org --password-file -    (reads it from standard input)
+  turnpike user list --json
+  turnpike user remove alice -c turnpike.toml                      (in the store of that file)
+  turnpike user list --admin 127.0.0.1:9641 --token-file token     (of the server there)";
+
+const SECRET_EXAMPLES: &str = "\
+Examples:
+  turnpike secret add                            (makes one up and prints it)
+  turnpike secret add --secret-file new.txt      (both count while you rotate)
+  turnpike secret list
+  turnpike secret remove 5f2c19e0a4d1b3c7";
+
+const REALM_EXAMPLES: &str = "\
+Examples:
+  turnpike realm add blue.example --allocations 1000 --allocations-per-user 10
+  turnpike realm list
+  turnpike realm remove blue.example";
+
 const REFLECT_EXAMPLES: &str = "\
 Examples:
   turnpike reflect
   turnpike reflect --listen 127.0.0.1:3480 --workers 2
   turnpike reflect --tcp 10.0.0.2:9001 --listen 10.0.0.2:9001";
+
+const PRINT_FIREWALL: &str = "\
+Print what a firewall has to let in: the listeners and relay ports that `serve` would have with the same flags, or the listeners of a file \
+with forwarding rules.
+
+Changes nothing and opens no socket. nftables and iptables get a chain named turnpike, to be jumped to from the chain that drops; aws and \
+gcp are commands for their command lines. What only listens on loopback, and the admin page, stay closed; comments say so.";
+
+const PRINT_FIREWALL_EXAMPLES: &str = "\
+Examples:
+  turnpike print-firewall -c /etc/turnpike/turnpike.toml | nft -f -
+  turnpike print-firewall --relay-ports 50000-50999 --format ufw | sh
+  turnpike print-firewall --forward /etc/turnpike/forward.toml --format iptables
+  turnpike print-firewall -c turnpike.toml --format aws | GROUP_ID=sg-0123456789abcdef0 sh";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  turnpike completions bash > /usr/share/bash-completion/completions/turnpike
+  turnpike completions zsh > /usr/share/zsh/vendor-completions/_turnpike
+  turnpike completions fish > ~/.config/fish/completions/turnpike.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  turnpike man | man -l -
+  turnpike man /usr/local/share/man/man1";
 
 #[cfg(test)]
 mod tests {
@@ -190,12 +313,14 @@ mod tests {
                 "relay-ip",
                 "relay-ports",
                 "secret",
+                "state",
+                "store",
                 "tls-cert",
                 "tls-key",
                 "tls-listen",
                 "user",
                 "verbose",
-                "workers"
+                "workers",
             ]
         );
     }
@@ -216,6 +341,10 @@ mod tests {
             &["forward"],
             &["check-config"],
             &["credentials"],
+            &["user"],
+            &["secret"],
+            &["realm"],
+            &["import", "coturn"],
             &["reflect"],
             &["load", "turn"],
             &["load", "tcp"],
@@ -223,6 +352,13 @@ mod tests {
             &["load", "connect"],
             &["load", "udp"],
             &["probe"],
+            &["sessions"],
+            &["session"],
+            &["drain"],
+            &["reload"],
+            &["print-firewall"],
+            &["completions"],
+            &["man"],
         ] {
             let help = help_of(path);
             let example = format!("turnpike {}", path.join(" "));

@@ -38,9 +38,10 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "MODE")]
     copy: Option<String>,
 
-    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9642]
-    #[arg(long, value_name = "ADDR:PORT|off")]
-    admin: Option<String>,
+    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
+    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9642]
+    #[arg(long, value_name = "ADDRESS|off")]
+    admin: Vec<String>,
 
     #[command(flatten)]
     log: LogArgs,

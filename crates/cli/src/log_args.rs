@@ -19,7 +19,8 @@ pub(crate) struct LogArgs {
     #[arg(short, long, action = ArgAction::Count, conflicts_with = "log")]
     quiet: u8,
 
-    /// How log lines look: text (in colours on a terminal, unless NO_COLOR is set), or json, one object a line [default: text]
+    /// How log lines look: text (in colours on a terminal, unless NO_COLOR is set), json, one object a line, or journald, with priorities
+    /// for systemd's journal [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 }

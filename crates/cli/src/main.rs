@@ -1,15 +1,21 @@
 //! The `turnpike` program: arguments in, exit codes out. Everything else happens in the crates below.
 #![forbid(unsafe_code)]
 
+mod admin_args;
+mod admin_wiring;
 mod args;
 mod credentials_args;
+mod firewall_args;
 mod forward_args;
+mod import_args;
 mod load_args;
 mod load_forward_args;
 mod log_args;
+mod manage_args;
 mod probe_args;
 mod probe_text;
 mod serve_args;
+mod shell_args;
 mod summary;
 
 use std::{
@@ -21,6 +27,7 @@ use std::{
 };
 
 use clap::Parser;
+use turnpike_admin::commands::CommandError;
 use turnpike_config::{Mistakes, forward::ForwardSources};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
@@ -32,10 +39,13 @@ use turnpike_load::{
 use turnpike_probe::ProbeError;
 
 use crate::{
+    admin_wiring::Admin,
     args::{Cli, Command},
     credentials_args::CredentialsArgs,
     forward_args::ForwardArgs,
+    import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
+    manage_args::ManageError,
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
@@ -57,12 +67,26 @@ fn main() -> ExitCode {
         Command::Reflect(args) => run_reflector(args),
         Command::Load { command } => generate(command),
         Command::Probe(args) => probe(args),
+        Command::Sessions(args) => told(|out| args.run(out)),
+        Command::Session { command } => told(|out| command.run(out)),
+        Command::Drain(args) => told(|out| args.run(out)),
+        Command::Reload(args) => told(|out| args.run(out)),
+        Command::User { command } => managed(|out| command.run(out)),
+        Command::Secret { command } => managed(|out| command.run(out)),
+        Command::Realm { command } => managed(|out| command.run(out)),
+        Command::Import { command } => import(&command),
+        Command::PrintFirewall(args) => match args.make() {
+            Ok(rules) => print(format_args!("{}", rules.trim_end())),
+            Err(errors) => fail(BAD_USAGE, &errors),
+        },
+        Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
+        Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),
         Command::Lab(args) => ExitCode::from(turnpike_lab::run(*args, &turnpike_lab::Stop::on_signals())),
     }
 }
 
 fn run_server(args: ServeArgs) -> ExitCode {
-    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout()))
+    ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout(), &Admin))
 }
 
 fn run_forwarder(args: ForwardArgs) -> ExitCode {
@@ -71,7 +95,7 @@ fn run_forwarder(args: ForwardArgs) -> ExitCode {
     if check_only {
         return check_forward(&sources);
     }
-    ended(turnpike_daemon::forward(&sources))
+    ended(turnpike_daemon::forward(&sources, &Admin))
 }
 
 fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
@@ -82,12 +106,49 @@ fn ended(daemon: Result<(), DaemonError>) -> ExitCode {
     }
 }
 
+/// Another server's configuration: the translation on standard output or in a file, what it lacks on standard error.
+fn import(command: &ImportCommand) -> ExitCode {
+    let imported = match command.run() {
+        Ok(imported) => imported,
+        Err(errors) => return fail(BAD_USAGE, &errors),
+    };
+    for note in &imported.notes {
+        let kind = if note.is_harmless { "nothing to do" } else { "to do" };
+        tell(format_args!("{kind}: {note}"));
+    }
+    match command.output() {
+        None => print(format_args!("{}", imported.toml.trim_end())),
+        Some(path) => match import_args::write(path, &imported.toml) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format_args!("cannot write {}: {error}", path.display())),
+        },
+    }
+}
+
+/// What a store says.
+fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let done = ask(&mut out);
+    let flushed = out.flush().map_err(CommandError::from).map_err(ManageError::from);
+    drop(out);
+    match done.and(flushed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ManageError::Command(error)) => refused(&error),
+        Err(ManageError::Store(DaemonError::Config(errors))) => fail(BAD_USAGE, &errors),
+        Err(error @ (ManageError::Store(DaemonError::NoStore) | ManageError::Address(_))) => {
+            fail(BAD_USAGE, &error)
+        }
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
 fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
     }
     let loaded = args.serve.into_sources().load();
-    show_checked(loaded.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+    let checked = loaded.and_then(|loaded| turnpike_daemon::check_store(&loaded.settings).map(|()| loaded));
+    show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
 }
 
 fn check_forward(sources: &ForwardSources) -> ExitCode {
@@ -112,6 +173,23 @@ fn show_checked(checked: Result<(Vec<String>, String), Mistakes>) -> ExitCode {
             print(format_args!("ok\n\n{}", settings.trim_end()))
         }
         Err(errors) => fail(BAD_USAGE, &errors),
+    }
+}
+
+/// What a running program has answered.
+fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    match ask(&mut out).and_then(|()| Ok(out.flush()?)) {
+        Err(error) => refused(&error),
+        Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
+fn refused(error: &CommandError) -> ExitCode {
+    match error {
+        CommandError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        error if error.is_usage() => fail(BAD_USAGE, error),
+        error => fail(FAILED, error),
     }
 }
 
@@ -265,6 +343,13 @@ fn print(result: fmt::Arguments<'_>) -> ExitCode {
     match writeln!(io::stdout(), "{result}").or_else(forgive_closed_pipe) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(FAILED, &format_args!("cannot write to standard output: {error}")),
+    }
+}
+
+fn written(what: &str, result: io::Result<()>) -> ExitCode {
+    match result.or_else(forgive_closed_pipe) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format_args!("cannot write {what}: {error}")),
     }
 }
 

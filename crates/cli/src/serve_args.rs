@@ -54,6 +54,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S")]
     secret: Vec<String>,
 
+    /// Database with users, secrets, realms and peer rules, in coturn's schema: postgres://, mysql://, redis://, rediss:// or
+    /// sqlite:///PATH. As visible as --user: prefer TURNPIKE_STORE_URL_FILE [default: the embedded store of --state]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Directory of the embedded store, where `turnpike user`, `secret` and `realm` write, or "off" for none [default:
+    /// $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or ~/.local/state/turnpike]
+    #[arg(long, value_name = "DIR|off")]
+    state: Option<String>,
+
     /// Address of this machine to relay on, with the public one where a NAT stands in front; repeat for several
     /// [default: the source addresses of the default routes]
     #[arg(long, value_name = "IP[=EXTERNAL]")]
@@ -77,8 +87,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N")]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg, gso or kernel [default: auto, the highest that works but kernel]. With kernel, an
-    /// eBPF program relays lone datagrams between bound channels without waking the server; they do not meet this machine's firewall
+    /// How datagrams enter and leave: auto, basic, mmsg, gso, kernel, xdp or xdp-generic [default: auto, the highest that works in user
+    /// space]. With kernel, an eBPF program relays lone datagrams between bound channels without waking the server; they do not meet
+    /// this machine's firewall. With xdp it does so in the drivers that can; xdp-generic is for tests
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 
@@ -87,9 +98,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
 
-    /// TCP address of /metrics and /healthz, or "off" [default: 127.0.0.1:9641]
-    #[arg(long, value_name = "ADDR:PORT|off")]
-    admin: Option<String>,
+    /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
+    /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9641]
+    #[arg(long, value_name = "ADDRESS|off")]
+    admin: Vec<String>,
 
     #[command(flatten)]
     log: LogArgs,
@@ -118,6 +130,8 @@ impl ServeArgs {
         flags.set("server.realm", "--realm", self.realm);
         flags.set("auth.users", "--user", self.user);
         flags.set("auth.secrets", "--secret", self.secret);
+        flags.set("store.url", "--store", self.store);
+        flags.set("store.state", "--state", self.state);
         flags.set("relay.addresses", "--relay-ip", self.relay_ip);
         flags.set("relay.ports", "--relay-ports", self.relay_ports);
         flags.set("peers.allow", "--allow-peer", self.allow_peer);

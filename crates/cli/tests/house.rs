@@ -20,7 +20,9 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
     ("turnpike-config", 3),
+    ("turnpike-stores", 3),
     ("turnpike-probe", 3),
+    ("turnpike-admin", 4),
     ("turnpike-daemon", 4),
     ("turnpike-lab", 4),
     ("turnpike-cli", 5),
@@ -68,8 +70,14 @@ const RANDOM_NAMES: &[&str] =
 const ORACLE: &[&str] = &["stun-types", "turn-types"];
 
 /// What `lab` starts as programs and therefore never links.
-const SERVERS: &[&str] =
-    &["turnpike-relay", "turnpike-forward", "turnpike-load", "turnpike-probe", "turnpike-daemon"];
+const SERVERS: &[&str] = &[
+    "turnpike-relay",
+    "turnpike-forward",
+    "turnpike-load",
+    "turnpike-probe",
+    "turnpike-daemon",
+    "turnpike-admin",
+];
 
 #[test]
 fn the_house_has_the_rooms_that_the_rules_speak_of() {

@@ -87,7 +87,11 @@ fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     default.into_iter().chain(more).collect()
 }
 
-fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, String)> {
+/// Reads a certificate and its key, which must be valid at this Unix time.
+///
+/// # Errors
+/// Which of the files cannot be used, and why.
+pub fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
         Ok(bytes) => Ok(bytes),

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AdminListen, AlternateSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
+use super::{AlternateSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
 use crate::realms;
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
@@ -74,10 +74,12 @@ impl Judge<'_> {
 
     fn admin(&mut self) {
         let settings = self.settings;
-        let AdminListen::On(admin) = settings.admin else { return };
-        let Some((key, listener)) = stream_listeners(settings).find(|(_, at)| collide(admin, *at)) else {
-            return;
+        settings.admin.check(|key| settings.origin(key).clone(), self.problems);
+        let taken = |admin| {
+            let taken = stream_listeners(settings).find(|(_, at)| collide(admin, *at));
+            taken.map(|found| (admin, found))
         };
+        let Some((admin, (key, listener))) = settings.admin.tcp().find_map(taken) else { return };
         if settings.is_explicit("admin.listen") {
             self.refuse(
                 "admin.listen",
@@ -86,7 +88,7 @@ impl Judge<'_> {
             );
         } else {
             let problem = format!(
-                "{listener} is taken: the admin page is on {admin} unless admin.listen says otherwise"
+                "{listener} is taken: the admin interface is on {admin} unless admin.listen says otherwise"
             );
             self.refuse(key, problem, "another port, or another admin.listen (--admin)");
         }
@@ -182,7 +184,7 @@ impl Judge<'_> {
             self.refuse(
                 "auth.required",
                 "it is false, but users, secrets or token keys are configured",
-                "true, or neither auth.users nor auth.secrets nor oauth.key",
+                "true, or neither auth.users nor auth.secrets nor oauth.key nor store.url",
             );
         }
         if !settings.realms.is_empty() && !settings.auth_required {
@@ -285,7 +287,7 @@ fn stream_listeners(settings: &Settings) -> impl Iterator<Item = (&'static str, 
     tcp.chain(settings.tls_listen.iter().map(|at| ("tls.listen", *at)))
 }
 
-/// Whether the admin page takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
+/// Whether the admin interface takes the port of a listener. Its wildcard of IPv6 may stand for IPv4 too; ours never do.
 fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
     let same_family = admin.is_ipv4() == listener.is_ipv4();
     let (any, all) = (admin.ip().is_unspecified(), listener.ip().is_unspecified());
@@ -347,13 +349,14 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "another name, or the users of [auth] moved here",
         );
     }
-    if realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name) {
+    let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
+    if is_empty && !realms::names_store(settings) {
         refuse(
             "realm.users",
             format!(
                 "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
             ),
-            "at least one user, secret or key",
+            "at least one user, secret or key, or a store that has some",
         );
     }
     if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {

@@ -17,9 +17,7 @@ pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Opt
     let found = lines(text).find_map(|line| recognise(&line, text))?;
     let expected = match (found.format, reader) {
         (Format::Coturn, Reader::Serve) => {
-            "turnpike's TOML: listening-port is server.listen, user is auth.users, static-auth-secret is auth.secrets, realm is \
-             server.realm, external-ip is relay.addresses, min-port and max-port are relay.ports (examples/turnpike.toml)"
-                .to_owned()
+            format!("turnpike's TOML; to translate it: turnpike import coturn {} -o turnpike.toml", path.display())
         }
         (Format::Coturn, Reader::Forward) => {
             "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()

@@ -264,7 +264,7 @@ pub(crate) mod kind {
     use turnpike_net::Datapath;
 
     use super::{Kind, Value, show::quoted};
-    use crate::{AdminListen, LogFormat, realm_keys::server_name};
+    use crate::{LogFormat, realm_keys::server_name};
 
     pub(crate) const SWITCH: Kind<bool> =
         Kind::one("true or false", |reader, node| reader.boolean(node), bool::to_string);
@@ -299,22 +299,7 @@ pub(crate) mod kind {
         |path| quoted(&path.as_ref().map_or_else(String::new, |path| path.display().to_string())),
     );
 
-    /// Where the admin page listens.
-    pub(crate) const ADMIN: Kind<AdminListen> = Kind::one(
-        "\"ADDR:PORT\" or \"off\"",
-        |reader, node| {
-            reader.parsed(node, |text| match text {
-                "off" => Ok(AdminListen::Off),
-                address => address.parse().map(AdminListen::On).map_err(|_| ""),
-            })
-        },
-        |admin| match admin {
-            AdminListen::Off => quoted("off"),
-            AdminListen::On(address) => quoted(&address.to_string()),
-        },
-    );
-
-    /// Names under which the admin page may be asked for.
+    /// Names under which the admin interface may be asked for.
     pub(crate) const HOSTS: Kind<Vec<String>> = list_of!(
         "a list of host names without ports, such as [\"turn.example.org\"]; addresses and localhost are served anyway",
         |text| match text.parse::<IpAddr>() {
@@ -333,8 +318,12 @@ pub(crate) mod kind {
     );
 
     /// How log lines look.
-    pub(crate) const LOG_FORMAT: Kind<LogFormat> =
-        named!("\"text\" or \"json\"", "text" => LogFormat::Text, "json" => LogFormat::Json);
+    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!(
+        "\"text\", \"json\" or \"journald\"",
+        "text" => LogFormat::Text,
+        "json" => LogFormat::Json,
+        "journald" => LogFormat::Journald,
+    );
 }
 
 /// Values as TOML.

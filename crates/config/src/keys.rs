@@ -29,12 +29,14 @@ pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
 
 /// How datagrams enter and leave.
 pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
-    "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+    "\"auto\", \"basic\", \"mmsg\", \"gso\", \"kernel\", \"xdp\" or \"xdp-generic\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
             // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
             "auto" => Ok(DatapathChoice::Auto),
             "kernel" => Ok(DatapathChoice::Kernel),
+            "xdp" => Ok(DatapathChoice::Xdp),
+            "xdp-generic" => Ok(DatapathChoice::XdpGeneric),
             other => other.parse().map(DatapathChoice::Step).map_err(|_| ""),
         })
     },
@@ -42,18 +44,23 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
         DatapathChoice::Auto => quoted("auto"),
         DatapathChoice::Step(step) => quoted(&step.to_string()),
         DatapathChoice::Kernel => quoted("kernel"),
+        DatapathChoice::Xdp => quoted("xdp"),
+        DatapathChoice::XdpGeneric => quoted("xdp-generic"),
     },
 );
 
 /// [`ADDRESSES`], with the port that TURN has for TLS and DTLS.
 pub(super) const SECURE_ADDRESSES: &str = "a list of \"ADDR:PORT\" such as [\"0.0.0.0:5349\", \"[::]:5349\"]";
 
-/// REALM (RFC 8489 section 14.9: less than 128 characters).
+/// REALM.
 pub(super) const REALM: Kind<String> =
-    text!("a name of 1 to 127 characters without control characters, \" or \\", |realm| {
-        (1..=127).contains(&realm.chars().count())
-            && !realm.contains(|c: char| c.is_control() || c == '"' || c == '\\')
-    });
+    text!("a name of 1 to 127 characters without control characters, \" or \\", is_realm);
+
+/// REALM has less than 128 characters (RFC 8489 section 14.9); what would have to be quoted is left out.
+pub fn is_realm(name: &str) -> bool {
+    (1..=127).contains(&name.chars().count())
+        && !name.contains(|c: char| c.is_control() || c == '"' || c == '\\')
+}
 
 /// SOFTWARE.
 pub(super) const SOFTWARE: Kind<String> =
@@ -243,6 +250,6 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
 }
 
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
-pub(super) fn is_username(name: &str) -> bool {
+pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
 }

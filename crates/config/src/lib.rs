@@ -9,13 +9,16 @@
 #![forbid(unsafe_code)]
 
 pub mod access_tokens;
+mod admin_keys;
 mod alternate_keys;
 pub mod certificates;
 mod check;
 mod discovery_keys;
 mod exposed;
+mod firewall;
 mod foreign;
 pub mod forward;
+pub mod import;
 mod key;
 mod keys;
 mod log_filter;
@@ -28,18 +31,22 @@ mod secret;
 mod settings;
 mod source;
 mod sources;
+mod store_keys;
 mod tables;
 
+pub use admin_keys::{AdminAccess, AdminAddress, AdminSettings};
 pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
 pub use discovery_keys::DiscoverySettings;
+pub use firewall::{Firewall, FirewallFormat};
+pub use keys::{is_realm, is_username};
+pub use log_filter::check_filter;
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use secret::Secret;
-pub use settings::{
-    AdminListen, CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret,
-};
+pub use settings::{CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret};
 pub use source::Flags;
 pub use sources::{Loaded, Sources, known_variables};
+pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};

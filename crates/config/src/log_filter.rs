@@ -6,7 +6,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 ///
 /// # Errors
 /// Which directive is wrong.
-pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
+pub fn check_filter(filter: &str) -> Result<(), String> {
     // A lone word that is no level is a target to `EnvFilter`, with all its lines: `inof` would silence everything else.
     // And no word at all is the level "error".
     for directive in filter.split(',').map(str::trim) {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use turnpike_relay::RealmLimits;
 use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
 
-use crate::{OauthSettings, Secret, Settings, StoredKey, TokenKeySettings, User, UserSecret};
+use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
 
 /// One realm, wherever it is configured.
 #[derive(Clone, Copy)]
@@ -22,6 +22,10 @@ pub struct RealmView<'a> {
     max_allocations_per_user: Option<usize>,
     /// Whether tokens of RFC 7635 count.
     tokens: bool,
+    /// Whether users of a store count, whose names nobody lists.
+    has_store: bool,
+    /// Whether one of them may have no SHA-256 key.
+    stores_md5: bool,
 }
 
 /// All realms, [`RealmId`] by [`RealmId`]: `server.realm` with the users of `[auth]`, then each `[[realm]]`. Where the first has
@@ -33,9 +37,11 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         secrets: &settings.secrets,
         listen: &[],
         server_names: &[],
-        max_allocations: None,
-        max_allocations_per_user: None,
+        max_allocations: settings.stored.allocations,
+        max_allocations_per_user: settings.stored.allocations_per_user,
         tokens: has_tokens(settings, &settings.realm),
+        has_store: has_store(settings),
+        stores_md5: stores_md5(settings, &settings.realm),
     };
     let tenants = settings.realms.iter().map(|realm| RealmView {
         name: &realm.name,
@@ -46,6 +52,8 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         max_allocations: realm.max_allocations,
         max_allocations_per_user: realm.max_allocations_per_user,
         tokens: has_tokens(settings, &realm.name),
+        has_store: has_store(settings),
+        stores_md5: stores_md5(settings, &realm.name),
     });
     serves_main(settings).then_some(main).into_iter().chain(tenants).collect()
 }
@@ -57,7 +65,26 @@ pub(crate) fn serves_main(settings: &Settings) -> bool {
 
 /// Whether anybody could authenticate in `server.realm`.
 pub fn has_anybody(settings: &Settings) -> bool {
-    !settings.users.is_empty() || !settings.secrets.is_empty() || has_tokens(settings, &settings.realm)
+    !settings.users.is_empty()
+        || !settings.secrets.is_empty()
+        || has_tokens(settings, &settings.realm)
+        || has_store(settings)
+}
+
+fn has_store(settings: &Settings) -> bool {
+    settings.stored.in_use || settings.store.url.is_some()
+}
+
+/// Whether the configuration names a store, be it that nobody has looked into it yet.
+pub(crate) fn names_store(settings: &Settings) -> bool {
+    has_store(settings) || matches!(settings.store.state, StateDir::At(_))
+}
+
+/// Of an embedded store it is known; of others somebody has to say it.
+fn stores_md5(settings: &Settings, realm: &str) -> bool {
+    let unless_said = || !settings.store.sha256;
+    has_store(settings)
+        && settings.stored.md5_only.as_ref().map_or_else(unless_said, |realms| realms.contains(realm))
 }
 
 /// Whether tokens count in this realm.
@@ -119,13 +146,13 @@ impl RealmView<'_> {
     /// Clients choose the strongest password algorithm, and the server offers them before it knows the user: all users must
     /// have a SHA-256 key.
     pub fn allows_sha256(&self, allow_md5: bool) -> bool {
-        !allow_md5 || self.users.iter().all(has_sha256)
+        !allow_md5 || !self.stores_md5 && self.users.iter().all(has_sha256)
     }
 
     /// With username anonymity a client sends a hash of its name (RFC 8489 section 9.2). A hash finds neither a time-limited
-    /// name nor the kid of a token, so a realm with either must not offer it.
+    /// name nor the kid of a token nor a user of a store, so a realm with any of them must not offer it.
     pub fn has_anonymity(&self) -> bool {
-        self.secrets.is_empty() && !self.tokens
+        self.secrets.is_empty() && !self.tokens && !self.has_store
     }
 }
 
@@ -205,5 +232,29 @@ mod tests {
         let settings = Settings { realms: vec![realm("a", &[], &[]), limited], ..Settings::default() };
         let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), allocations_per_user: None };
         assert_eq!(limits(&settings), [limit]);
+    }
+
+    #[test]
+    fn a_store_has_users_whose_names_and_keys_nobody_knows_beforehand() {
+        let in_realm = |settings: &Settings, name: &str| {
+            let all = all(settings);
+            let realm = all.iter().find(|realm| realm.name == name).expect("a realm");
+            (realm.allows_sha256(true), realm.has_anonymity())
+        };
+        let mut settings = Settings { realms: vec![realm("a", &[], &[])], ..Settings::default() };
+        assert_eq!(in_realm(&settings, "a"), (true, true));
+        assert!(!serves_main(&settings));
+        settings.store.url = Some(Secret::new("postgres://h/d"));
+        assert!(serves_main(&settings));
+        assert_eq!([in_realm(&settings, "a"), in_realm(&settings, "turnpike")], [(false, false); 2]);
+        settings.store.sha256 = true;
+        assert_eq!(in_realm(&settings, "a"), (true, false));
+        // Where the store tells, nobody has to say it.
+        settings.store.sha256 = false;
+        settings.stored.md5_only = Some(["a".to_owned()].into());
+        assert_eq!(
+            [in_realm(&settings, "a"), in_realm(&settings, "turnpike")],
+            [(false, false), (true, false)]
+        );
     }
 }

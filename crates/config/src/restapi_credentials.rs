@@ -44,6 +44,11 @@ pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, Strin
     (hex::encode(Md5::digest(&text)), hex::encode(Sha256::digest(&text)))
 }
 
+/// What a secret is called where it must not be shown: the first 16 hex digits of its SHA-256.
+pub fn fingerprint(secret: &Secret) -> String {
+    hex::encode(&Sha256::digest(secret.reveal())[..8])
+}
+
 /// Username and password from `secret`, good for `ttl` seconds from now, as two lines for people and scripts.
 pub fn time_limited(secret: &Secret, id: &str, ttl: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -75,6 +80,12 @@ mod tests {
         let (md5, sha256) = stored_keys("user", "realm", &Secret::new("pass"));
         assert_eq!(md5, "8493fbc53ba582fb4c044c456bdc40eb");
         assert_eq!(sha256, "07e934117abd40836e7c6329b54731b2b2d2a5f9a71f544922d75e0730d8251b");
+    }
+
+    /// Made with `printf %s north | sha256sum`.
+    #[test]
+    fn a_fingerprint_is_the_beginning_of_a_hash() {
+        assert_eq!(fingerprint(&Secret::new("north")), "dc365e79d41cfae1");
     }
 
     #[test]

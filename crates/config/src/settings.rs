@@ -13,13 +13,14 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
+    AdminSettings, AlternateSettings, DiscoverySettings, OauthSettings, Origin, RealmSettings, Secret,
+    StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     discovery_keys,
     key::{self, kind, number, settings},
     keys, oauth_keys,
     realm_keys::REALM_KEYS,
-    tables,
+    store_keys, tables,
 };
 
 /// How datagrams enter and leave.
@@ -32,6 +33,10 @@ pub enum DatapathChoice {
     Step(Datapath),
     /// The kernel relays lone datagrams itself; for the others it is as `Auto`.
     Kernel,
+    /// The same in the drivers of the interfaces.
+    Xdp,
+    /// The same on interfaces whose drivers cannot, for tests.
+    XdpGeneric,
 }
 
 settings! {
@@ -102,6 +107,21 @@ settings! {
             reload "oauth.server_name" .server_name oauth_keys::SERVER_NAME,
             reload "oauth.skew" .skew number!(u32, "seconds", 0..=300),
             reload "oauth.key" .keys oauth_keys::KEYS;
+        /// A database with more of all this.
+        store: StoreSettings = StoreSettings::default(),
+            reload "store.url" .url store_keys::URL,
+            start "store.state" .state store_keys::STATE,
+            reload "store.connections" .connections number!(usize, "a number of connections", 1..=256),
+            reload "store.deadline" .deadline number!(u32, "seconds", 1..=8),
+            reload "store.unavailable" .unavailable store_keys::UNAVAILABLE,
+            reload "store.refresh" .refresh number!(u32, "seconds", 1..=3600),
+            reload "store.cache_users" .cache_users number!(usize, "a number of users", 1..=10_000_000),
+            reload "store.cache_lifetime" .cache_lifetime number!(u32, "seconds", 1..=86_400),
+            reload "store.cache_negative" .cache_negative number!(u32, "seconds", 1..=3600),
+            reload "store.cache_stale" .cache_stale number!(u32, "seconds", 0..=31_536_000),
+            reload "store.sha256" .sha256 kind::SWITCH;
+        /// What it says.
+        stored: Stored = Stored::default();
         /// Allocations in total.
         max_allocations: usize = 16_384, start "limits.allocations" number!(usize, "a number", 1..=1_000_000);
         /// Allocations of one user.
@@ -159,11 +179,17 @@ settings! {
             reload "nat_discovery.requests_per_source" .per_source
                 number!(u32, "requests a second", 1..=1_000_000),
             reload "nat_discovery.requests" .total number!(u32, "requests a second", 1..=1_000_000);
-        /// Where metrics and health are served.
-        admin: AdminListen = AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9641))),
-            start "admin.listen" kind::ADMIN;
-        /// Names under which they are, beside addresses and `localhost`; in lower case.
-        admin_hosts: Vec<String> = Vec::new(), start "admin.hosts" kind::HOSTS;
+        /// Where the admin interface listens, and who may use it.
+        admin: AdminSettings = AdminSettings::on_port(9641),
+            start "admin.listen" .listen admin_keys::LISTEN,
+            reload "admin.hosts" .hosts kind::HOSTS,
+            reload "admin.loopback" .loopback admin_keys::ACCESS,
+            reload "admin.tokens" .tokens admin_keys::TOKENS,
+            reload "admin.read_tokens" .read_tokens admin_keys::TOKENS,
+            start "admin.tls_cert" .tls_cert kind::FILE,
+            start "admin.tls_key" .tls_key kind::FILE,
+            start "admin.client_ca" .client_ca kind::FILE,
+            start "admin.read_client_ca" .read_client_ca kind::FILE;
         /// Filter of log lines.
         log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
         /// How log lines look.
@@ -270,15 +296,6 @@ impl StoredKey {
     }
 }
 
-/// Where the admin HTTP listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdminListen {
-    /// Nowhere.
-    Off,
-    /// Here.
-    On(SocketAddr),
-}
-
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -286,4 +303,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+    /// For systemd's journal: with their priority, without the time.
+    Journald,
 }

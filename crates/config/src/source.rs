@@ -82,9 +82,17 @@ impl Flags {
     }
 
     pub(crate) fn node<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
-        let (_, flag, values) = self.0.iter().find(|(key, ..)| *key == spec.path)?;
-        let origin = Origin::Flag(flag);
-        Some(textual(spec, values.iter().map(String::as_str), &origin))
+        self.node_from(spec, Origin::Flag)
+    }
+
+    /// The same of flags that nobody has typed: they are named as the variable that they come from.
+    pub(crate) fn variable<S>(&self, spec: &KeySpec<S>) -> Option<Node> {
+        self.node_from(spec, |name| Origin::Environment(name.to_owned()))
+    }
+
+    fn node_from<S>(&self, spec: &KeySpec<S>, origin: impl Fn(&'static str) -> Origin) -> Option<Node> {
+        let (_, name, values) = self.0.iter().find(|(key, ..)| *key == spec.path)?;
+        Some(textual(spec, values.iter().map(String::as_str), &origin(name)))
     }
 }
 

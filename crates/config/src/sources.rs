@@ -1,5 +1,5 @@
 //! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file,
-//! defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
+//! sockets that were passed, defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
 
 use std::{
     collections::BTreeMap,
@@ -37,6 +37,8 @@ pub struct Sources {
     file: Option<PathBuf>,
     flags: Flags,
     environment: Vec<(String, String)>,
+    /// Weaker than all others.
+    fallback: Flags,
 }
 
 impl Sources {
@@ -46,12 +48,19 @@ impl Sources {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| name.starts_with("TURNPIKE_"))
             .collect();
-        Self { file, flags, environment }
+        Self { file, flags, environment, fallback: Flags::new() }
     }
 
     /// As given.
     pub fn new(file: Option<PathBuf>, environment: Vec<(String, String)>, flags: Flags) -> Self {
-        Self { file, flags, environment }
+        Self { file, flags, environment, fallback: Flags::new() }
+    }
+
+    /// With settings that hold where no other source says anything, in place of the defaults: what follows from the sockets that a
+    /// service manager has passed. They are named as variables of the environment.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Flags) -> Self {
+        Self { fallback, ..self }
     }
 
     /// The file, if one was named.
@@ -84,8 +93,8 @@ impl Sources {
         self.merge(&entries, problems, certificates::load)
     }
 
-    /// Tests look at no files but ours: they give a `certificates` of their own.
-    fn merge(
+    /// Who looks at no files but the one that was read gives a `certificates` of its own.
+    pub(crate) fn merge(
         &self,
         file: &[Entry],
         mut problems: Vec<Mistake>,
@@ -110,8 +119,7 @@ impl Sources {
         }
         let mut warnings = self.unknown_variables();
         warnings.extend(check::doubts(&settings));
-        let with_secrets = exposed::files(file, &self.environment);
-        warnings.extend(with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")));
+        warnings.extend(self.exposed(file));
         warnings.extend(found.warnings);
         Ok((Loaded { settings, certificates: found.certificates, warnings }, found.problems))
     }
@@ -133,7 +141,9 @@ impl Sources {
             let file = from_file.get(spec.path).map(|node| (*node).clone());
             // Every source is checked, although only the strongest counts: a mistake that a flag hides would appear on the day
             // the flag is removed.
-            for node in [file, environment, self.flags.node(spec)].into_iter().flatten() {
+            for node in
+                [self.fallback.variable(spec), file, environment, self.flags.node(spec)].into_iter().flatten()
+            {
                 let origin = node.origin.clone();
                 let mut reader = Reader::new(spec, problems);
                 if (spec.apply)(&mut reader, &node, settings).is_some() {
@@ -142,6 +152,12 @@ impl Sources {
             }
         }
         origins
+    }
+
+    /// Sentences about files with secrets that every user of this machine can read.
+    pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
+        let with_secrets = exposed::files(file, &self.environment);
+        with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")).collect()
     }
 
     /// Sentences about variables of the environment that look like ours.
@@ -182,8 +198,13 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
 }
 
 /// Variables of the commands that have no settings.
-const OTHER_VARIABLES: [&str; 4] =
-    ["TURNPIKE_CONFIG", "TURNPIKE_LOAD_USER", "TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER"];
+const OTHER_VARIABLES: [&str; 5] = [
+    "TURNPIKE_ADMIN",
+    "TURNPIKE_CONFIG",
+    "TURNPIKE_LOAD_USER",
+    "TURNPIKE_LOAD_ACCESS_TOKEN",
+    "TURNPIKE_PROBE_USER",
+];
 
 /// Tables of which there may be several.
 const TABLES: &[&str] = &["realm", "alternate"];

@@ -1,430 +1,151 @@
-//! The admin HTTP server: `/metrics` and `/healthz`. It has no authentication yet, so it listens on loopback unless
-//! told otherwise.
+//! The seam to the admin interface, which is a crate of its own: who makes it, and what it may ask of a running program.
 
-mod connections;
-mod hosts;
-
-use std::{fmt, io, net::SocketAddr, sync::Arc};
-
-use axum::{
-    Router,
-    body::HttpBody,
-    extract::{Request, State},
-    http::{StatusCode, header},
-    middleware::{self, Next},
-    response::{IntoResponse, Response},
-    routing::get,
+use std::{
+    error::Error,
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, Weak},
 };
-use tokio::net::TcpListener;
-use turnpike_config::AdminListen;
 
-pub(crate) use self::connections::{DESCRIPTORS, closed};
+use tokio::sync::watch;
+use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_net::Datapath;
+use turnpike_relay::{Relay, RelayAddress};
 
-use self::{connections::Limits, hosts::Hosts};
+use crate::{
+    certificates::Told,
+    control::Control,
+    serve::Shown,
+    store::{SharedStore, Store, shared},
+};
+
+/// Descriptors set apart for the admin interface and for files that are read while the program runs: one for each connection, one for
+/// each of those that are just being closed, and some for configuration, certificates and `/proc`.
+pub(crate) const DESCRIPTORS: u64 = 48;
 
 /// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
 
-/// Media type of such a text.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Why there is no admin interface; the message says what to change.
+pub type AdminError = Box<dyn Error + Send + Sync>;
 
-/// What the pages show.
+/// Makes the admin interface of a program. Called on the control thread, within its runtime.
+pub trait AdminInterface {
+    /// Listens, and answers nobody yet. What nobody has asked for (not `explicit`) and cannot be had is left out and said.
+    ///
+    /// # Errors
+    /// Of addresses that somebody has asked for.
+    fn listen(
+        &self,
+        job: Job,
+        settings: &AdminSettings,
+        explicit: bool,
+    ) -> Result<Box<dyn Listening>, AdminError>;
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// `turnpike serve`.
+    Serve,
+    /// `turnpike forward`.
+    Forward,
+}
+
+/// Listens, and answers nobody yet.
+pub trait Listening {
+    /// Where by TCP, with real ports.
+    fn addresses(&self) -> Vec<SocketAddr>;
+    /// Says where in the log.
+    fn say_where(&self);
+    /// Answers from now on, until the program ends.
+    fn serve(self: Box<Self>, program: Program);
+}
+
+/// A running program, for whoever asks it from the runtime of its control thread.
 #[derive(Clone)]
-pub(crate) struct AdminState {
-    pub(crate) metrics: MetricsPage,
-    /// For `/healthz`: whether nothing new is taken any more.
-    pub(crate) draining: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Names under which browsers and others may ask for them, beside `localhost` and addresses.
-    pub(crate) hosts: Vec<String>,
-}
-
-/// The admin address that was asked for cannot be had.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot serve the admin page on tcp {address}: {source}; choose another with --admin ADDR:PORT, or --admin off"
-)]
-pub struct AdminError {
+pub struct Program {
     /// Which.
-    pub address: SocketAddr,
-    /// The kernel's answer.
-    pub source: io::Error,
+    pub job: Job,
+    /// What it can be asked for.
+    pub control: Control,
+    pub(crate) admin: Arc<dyn Fn() -> AdminSettings + Send + Sync>,
+    pub(crate) toml: Arc<dyn Fn() -> String + Send + Sync>,
+    pub(crate) open: Arc<dyn Fn() -> u64 + Send + Sync>,
+    pub(crate) metrics: MetricsPage,
+    pub(crate) server: Option<Server>,
 }
 
-/// Listens. The default port may be busy, for a second server say; one that was asked for (`explicit`) may not.
-pub(crate) async fn bind(listen: AdminListen, explicit: bool) -> Result<Option<TcpListener>, AdminError> {
-    let AdminListen::On(address) = listen else {
-        return Ok(None);
-    };
-    match TcpListener::bind(address).await {
-        Ok(listener) => {
-            if !address.ip().is_loopback() {
-                tracing::warn!(
-                    "the admin page on {address} has no authentication: keep strangers away from it"
-                );
-            }
-            Ok(Some(listener))
-        }
-        Err(source) if explicit => Err(AdminError { address, source }),
-        Err(error) => {
-            tracing::warn!(
-                "no admin page: cannot listen on tcp {address}: {error}; name an address with --admin"
-            );
-            Ok(None)
-        }
+impl Program {
+    /// Who may use the admin interface, now.
+    #[must_use]
+    pub fn admin(&self) -> AdminSettings {
+        (self.admin)()
     }
-}
 
-/// Says where the pages are.
-pub(crate) fn say_where(listener: Option<&TcpListener>) {
-    match listener.and_then(|listener| listener.local_addr().ok()) {
-        Some(address) => tracing::info!("admin page on http://{address}/ (metrics, healthz)"),
-        None => tracing::info!("no admin page"),
+    /// The effective configuration, secrets masked.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        (self.toml)()
     }
-}
 
-/// Serves the pages, for as long as the process lives.
-pub(crate) fn spawn(listener: TcpListener, state: AdminState) {
-    tokio::spawn(connections::serve(listener, router(state), Limits::default()));
-}
-
-/// The pages.
-fn router(state: AdminState) -> Router {
-    let hosts = Arc::new(Hosts::new(&state.hosts));
-    Router::new()
-        .route(
-            "/",
-            get(|| async { "/metrics  what the server counts, for Prometheus\n/healthz  ok, or draining\n" }),
-        )
-        .route("/metrics", get(show_metrics))
-        .route("/healthz", get(show_health))
-        .with_state(state)
-        .layer(middleware::from_fn_with_state(hosts, admit))
-}
-
-/// Refuses requests that no honest client sends.
-async fn admit(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) -> Response {
-    if let Err(refused) = hosts.check(request.version(), request.uri(), request.headers()) {
-        return refused.into_response();
+    /// Sessions or connections now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        (self.open)()
     }
-    if !request.body().is_end_stream() {
-        return (StatusCode::PAYLOAD_TOO_LARGE, "requests to this page have no body\n").into_response();
-    }
-    next.run(request).await
-}
 
-async fn show_metrics(State(state): State<AdminState>) -> Response {
-    match (state.metrics)() {
-        Ok(text) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    /// The text of `/metrics`.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn metrics(&self) -> Result<String, fmt::Error> {
+        (self.metrics)()
+    }
+
+    /// The TURN server, if it is one and runs still.
+    #[must_use]
+    pub fn server(&self) -> Option<ServerView> {
+        let server = self.server.as_ref()?;
+        Some(ServerView {
+            relay: server.relay.upgrade()?,
+            settings: Arc::clone(&server.shown.borrow().in_force),
+            store: shared(&server.store),
+            certificates: server.certificates.in_use(),
+            addresses: Arc::clone(&server.addresses),
+            datapath: server.datapath,
+            datapath_reason: Arc::clone(&server.datapath_reason),
+        })
     }
 }
 
-async fn show_health(State(state): State<AdminState>) -> (StatusCode, &'static str) {
-    if (state.draining)() {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
-    } else {
-        (StatusCode::OK, "ok\n")
-    }
+/// What is known of a TURN server.
+#[derive(Clone)]
+pub(crate) struct Server {
+    /// Weak, so that the last owner can stop the relay while others look at it.
+    pub(crate) relay: Weak<Relay>,
+    pub(crate) shown: watch::Receiver<Shown>,
+    pub(crate) store: SharedStore,
+    pub(crate) certificates: Arc<Told>,
+    pub(crate) addresses: Arc<[RelayAddress]>,
+    pub(crate) datapath: Datapath,
+    pub(crate) datapath_reason: Arc<str>,
 }
 
-#[cfg(test)]
-mod tests {
-    use std::{
-        sync::atomic::{AtomicBool, Ordering},
-        time::Duration,
-    };
-
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::{TcpListener, TcpStream},
-        time::timeout,
-    };
-
-    use super::*;
-
-    const SOON: Duration = Duration::from_secs(60);
-
-    /// Short, for those who wait for them; the tests wait for the end, not for the time.
-    const QUICK: Limits = Limits {
-        connections: 4,
-        head: Duration::from_secs(1),
-        whole: Duration::from_secs(3),
-        head_bytes: 8192,
-    };
-
-    async fn start(state: AdminState, limits: Limits) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
-        let address = listener.local_addr().expect("bound");
-        tokio::spawn(connections::serve(listener, router(state), limits));
-        address
-    }
-
-    /// What comes back until the end of the connection, which must not be long in coming; a reset is an end.
-    async fn answer_to(address: SocketAddr, said: &[u8]) -> String {
-        let mut stream = TcpStream::connect(address).await.expect("it listens");
-        // It may have heard enough, and closed.
-        let _ = stream.write_all(said).await;
-        hear_out(&mut stream).await
-    }
-
-    async fn hear_out(stream: &mut TcpStream) -> String {
-        let mut answer = Vec::new();
-        let mut piece = [0; 4096];
-        while let Ok(length) = timeout(SOON, stream.read(&mut piece)).await.expect("an end") {
-            if length == 0 {
-                break;
-            }
-            answer.extend_from_slice(&piece[..length]);
-        }
-        String::from_utf8(answer).expect("UTF-8")
-    }
-
-    async fn get_page(address: SocketAddr, path: &str) -> String {
-        answer_to(address, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await
-    }
-
-    fn is_ok(answer: &str) -> bool {
-        answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n")
-    }
-
-    fn state() -> AdminState {
-        AdminState {
-            metrics: Arc::new(|| Ok("turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned())),
-            draining: Arc::new(|| false),
-            hosts: vec!["turn.example.org".to_owned()],
-        }
-    }
-
-    fn closed_for(wanted: &str) -> u64 {
-        closed().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
-    }
-
-    #[tokio::test]
-    async fn health_turns_from_ok_to_draining() {
-        let draining = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&draining);
-        let state = AdminState { draining: Arc::new(move || told.load(Ordering::Relaxed)), ..state() };
-        let page = start(state, Limits::default()).await;
-        let answer = get_page(page, "/healthz").await;
-        assert!(is_ok(&answer), "{answer}");
-        draining.store(true, Ordering::Relaxed);
-        let answer = get_page(page, "/healthz").await;
-        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("draining\n"), "{answer}");
-    }
-
-    /// Its address stands in the log, and people follow it.
-    #[tokio::test]
-    async fn the_front_page_names_the_others() {
-        let answer = get_page(start(state(), Limits::default()).await, "/").await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
-    }
-
-    #[tokio::test]
-    async fn metrics_are_served_as_openmetrics_text() {
-        let answer = get_page(start(state(), Limits::default()).await, "/metrics").await;
-        assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
-        assert!(answer.contains("turnpike_allocations{worker=\"0\"} 5\n"), "{answer}");
-        assert!(answer.ends_with("# EOF\n"), "{answer}");
-    }
-
-    #[tokio::test]
-    async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
-        let page = start(state(), QUICK).await;
-        let before = closed_for("no_request");
-        let unfinished =
-            ["", "G", "GET /metrics HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: y\r\n"];
-        for said in unfinished {
-            let answer = answer_to(page, said.as_bytes()).await;
-            assert!(!answer.contains("200 OK"), "{answer}");
-        }
-        assert!(closed_for("no_request") >= before + unfinished.len() as u64);
-        assert!(is_ok(&get_page(page, "/healthz").await));
-    }
-
-    /// Bytes that trickle gain no time.
-    #[tokio::test]
-    async fn a_head_that_trickles_is_cut_off() {
-        let page = start(state(), QUICK).await;
-        let (mut hears, mut says) = TcpStream::connect(page).await.expect("it listens").into_split();
-        let trickle = tokio::spawn(async move {
-            says.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("it is open");
-            while says.write_all(b"x").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        });
-        let mut answer = Vec::new();
-        let _ = timeout(SOON, hears.read_to_end(&mut answer)).await.expect("an end");
-        timeout(SOON, trickle).await.expect("it has been told").expect("no panic");
-        assert!(!answer.starts_with(b"HTTP/1.1 200"));
-    }
-
-    #[tokio::test]
-    async fn whoever_does_not_take_the_answer_is_closed_and_counted() {
-        let long = AdminState { metrics: Arc::new(|| Ok("x".repeat(64 << 20))), ..state() };
-        let page = start(long, QUICK).await;
-        let before = closed_for("slow");
-        let mut stream = TcpStream::connect(page).await.expect("it listens");
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.expect("it is open");
-        let counted = async {
-            while closed_for("slow") == before {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(SOON, counted).await.expect("counted");
-    }
-
-    #[tokio::test]
-    async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
-        let patient = Limits { head: SOON, whole: SOON, ..QUICK };
-        let page = start(state(), patient).await;
-        let before = closed_for("crowded");
-        let mut idle = Vec::new();
-        for _ in 0..3 * patient.connections {
-            idle.push(TcpStream::connect(page).await.expect("it listens"));
-        }
-        for _ in 0..10 {
-            let answer = get_page(page, "/healthz").await;
-            assert!(is_ok(&answer), "{answer}");
-        }
-        // The oldest have been closed; of the youngest, all but one are there still.
-        let (gone, there) = idle.split_at_mut(2 * patient.connections + 1);
-        for stream in gone {
-            assert_eq!(hear_out(stream).await, "");
-        }
-        for stream in there {
-            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("it is open");
-            let answer = hear_out(stream).await;
-            assert!(is_ok(&answer), "{answer}");
-        }
-        assert!(closed_for("crowded") > before + 2 * patient.connections as u64);
-    }
-
-    #[tokio::test]
-    async fn who_asks_by_a_strangers_name_is_refused_with_the_remedy() {
-        let page = start(state(), Limits::default()).await;
-        let ask = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
-        let refused = answer_to(page, &ask("evil.example:9641")).await;
-        assert!(refused.starts_with("HTTP/1.1 421"), "{refused}");
-        assert!(
-            refused.contains("evil.example") && refused.contains("hosts in the section [admin]"),
-            "{refused}"
-        );
-        assert!(!refused.contains("turnpike_allocations"), "{refused}");
-        for host in [page.to_string(), "localhost".to_owned(), "turn.example.org:9641".to_owned()] {
-            let answer = answer_to(page, &ask(&host)).await;
-            assert!(
-                answer.starts_with("HTTP/1.1 200") && answer.contains("turnpike_allocations"),
-                "{answer}"
-            );
-        }
-        // Whoever writes requests by hand, and old probes.
-        let old = answer_to(page, b"GET /metrics HTTP/1.0\r\n\r\n").await;
-        assert!(old.starts_with("HTTP/1.0 200") && old.contains("turnpike_allocations"), "{old}");
-    }
-
-    /// Each of these gets an error or an end, none of them the page, and none keeps others from it.
-    #[tokio::test]
-    async fn malformed_requests_get_an_error_or_an_end_and_the_page_goes_on() {
-        let page = start(state(), QUICK).await;
-        let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n";
-        let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
-        let cases: Vec<(&str, Vec<u8>, Option<&str>)> = vec![
-            ("garbage", vec![0xFF; 400], None),
-            ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(20), None),
-            ("STUN", [&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), None),
-            ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), None),
-            ("zeros", vec![0; 1000], None),
-            ("a zero in a header", format!("{head}X: a\0b\r\n\r\n").into_bytes(), None),
-            ("a zero in the target", b"GET /\0metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
-            ("a long header", format!("{head}X: {}\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
-            ("a long target", format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
-            ("many headers", format!("{head}{many}\r\n").into_bytes(), None),
-            (
-                "no method that there is",
-                b"FETCH /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
-                Some("405"),
-            ),
-            ("no method at all", b"G@T /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
-            ("another method", b"DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), Some("405")),
-            ("no version", b"GET /metrics\r\n\r\n".to_vec(), None),
-            ("a version that is none", b"GET /metrics HTTP/9.9\r\nHost: localhost\r\n\r\n".to_vec(), None),
-            ("no Host", b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(), Some("400")),
-            ("two Hosts", format!("{head}Host: localhost\r\n\r\n").into_bytes(), Some("400")),
-            ("a header without a colon", format!("{head}nonsense\r\n\r\n").into_bytes(), None),
-            ("a space before the colon", format!("{head}Content-Length : 3\r\n\r\nabc").into_bytes(), None),
-            (
-                "a stranger's absolute form",
-                b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
-                Some("421"),
-            ),
-            (
-                "authority form",
-                b"CONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example:80\r\n\r\n".to_vec(),
-                None,
-            ),
-            ("no such page", b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
-            ("a body", format!("{head}Content-Length: 5\r\n\r\nhello").into_bytes(), None),
-            ("the promise of a body", format!("{head}Content-Length: 5\r\n\r\n").into_bytes(), None),
-            (
-                "a body beyond all bounds",
-                format!("{head}Content-Length: 18446744073709551615\r\n\r\n").into_bytes(),
-                None,
-            ),
-            ("a length that is none", format!("{head}Content-Length: five\r\n\r\n").into_bytes(), None),
-            (
-                "two lengths",
-                format!("{head}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello").into_bytes(),
-                None,
-            ),
-            (
-                "both lengths",
-                format!("{head}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-                    .into_bytes(),
-                None,
-            ),
-            (
-                "chunks that lie",
-                format!("{head}Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx\r\n").into_bytes(),
-                None,
-            ),
-            (
-                "chunks of nonsense",
-                format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n").into_bytes(),
-                None,
-            ),
-            (
-                "an encoding that is none",
-                format!("{head}Transfer-Encoding: smoke\r\n\r\n").into_bytes(),
-                None,
-            ),
-            (
-                "a body that waits for leave",
-                format!("{head}Expect: 100-continue\r\nContent-Length: 5\r\n\r\n").into_bytes(),
-                None,
-            ),
-        ];
-        for (what, said, expected) in cases {
-            let answer = answer_to(page, &said).await;
-            let status = answer.split(' ').nth(1).unwrap_or_default();
-            match expected {
-                Some(expected) => assert_eq!(status, expected, "{what}: {answer:?}"),
-                None => assert!(status.is_empty() || status.starts_with(['4', '5']), "{what}: {answer:?}"),
-            }
-            assert!(!answer.contains("turnpike_allocations"), "{what}: {answer:?}");
-            let next = get_page(page, "/healthz").await;
-            assert!(is_ok(&next), "after {what}: {next}");
-        }
-    }
-
-    /// One request a connection: what comes behind is no second one, whatever it looks like.
-    #[tokio::test]
-    async fn of_several_requests_in_a_row_the_first_is_answered() {
-        let page = start(state(), QUICK).await;
-        let one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        let answer = answer_to(page, one.repeat(50).as_bytes()).await;
-        assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{answer}");
-        assert!(answer.is_empty() || answer.contains("connection: close"), "{answer}");
-        assert!(is_ok(&get_page(page, "/healthz").await));
-    }
+/// A TURN server as it is now. To be dropped soon: the server does not stop as long as this is there.
+pub struct ServerView {
+    /// What relays.
+    pub relay: Arc<Relay>,
+    /// What is configured, with what the store adds.
+    pub settings: Arc<Settings>,
+    /// Where more users are, if there is one.
+    pub store: Option<Store>,
+    /// Those that are shown to clients.
+    pub certificates: Arc<[Certificate]>,
+    /// Those that relayed transport addresses are made on.
+    pub addresses: Arc<[RelayAddress]>,
+    /// The step of the ladder.
+    pub datapath: Datapath,
+    /// Why that.
+    pub datapath_reason: Arc<str>,
 }

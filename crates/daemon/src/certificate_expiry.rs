@@ -18,7 +18,7 @@ const DAY: i64 = 86_400;
 /// DNS names of one certificate that the log tells.
 const NAMES: usize = 8;
 
-/// Shared by the control thread, which changes it, and the admin page.
+/// Shared by the control thread, which changes it, and the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
 

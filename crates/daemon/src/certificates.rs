@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,28 +15,42 @@ use turnpike_config::{
 use turnpike_relay::{DtlsContext, TlsContext};
 
 use crate::{
-    certificate_expiry::CertificateExpiry, certificate_watch::CertificateWatch, changes,
-    control::say_warnings, error::DaemonError,
+    certificate_expiry::CertificateExpiry,
+    certificate_watch::CertificateWatch,
+    changes::CertificateChanges,
+    control::{Reloaded, say_warnings},
+    error::DaemonError,
 };
 
 /// Of the control thread.
 pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
-    in_use: Vec<Certificate>,
     watch: CertificateWatch,
     told: Arc<Told>,
 }
 
-/// What the metrics tell of them.
+/// What others tell of them.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) expiry: CertificateExpiry,
+    in_use: Mutex<Arc<[Certificate]>>,
     loaded: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Told {
+    /// Those that clients are shown.
+    pub(crate) fn in_use(&self) -> Arc<[Certificate]> {
+        Arc::clone(&self.in_use.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Clients are shown these from now on.
+    fn show(&self, certificates: Vec<Certificate>) {
+        self.expiry.show(&certificates);
+        *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = certificates.into();
+    }
+
     /// How often they were read again, by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.loaded), ("failed", &self.failed)]
@@ -60,13 +74,13 @@ impl Certificates {
             let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
             Some(Arc::new(DtlsContext::new(&identities, handshake)?))
         };
-        let told = Arc::<Told>::default();
-        Ok(Self { tls, dtls, in_use: loaded, watch: CertificateWatch::new(settings), told })
+        let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
+        Ok(Self { tls, dtls, watch: CertificateWatch::new(settings), told })
     }
 
     /// Says which they are, and has the metrics tell it.
     pub(crate) fn say(&self) {
-        self.told.expiry.show(&self.in_use);
+        self.told.expiry.show(&self.told.in_use());
     }
 
     pub(crate) fn told(&self) -> Arc<Told> {
@@ -78,44 +92,52 @@ impl Certificates {
         if self.watch.has_changed() {
             let Found { certificates, problems, warnings } = certificates::load(settings);
             say_warnings(&warnings);
-            self.take(certificates, &problems);
+            self.take(certificates, &problems, &mut Reloaded::default());
         }
         self.told.expiry.look();
     }
 
     /// As a new configuration names them; its `problems` are those of certificates.
-    pub(crate) fn reload(&mut self, settings: &Settings, loaded: Vec<Certificate>, problems: &[Mistake]) {
+    pub(crate) fn reload(
+        &mut self,
+        settings: &Settings,
+        loaded: Vec<Certificate>,
+        problems: &[Mistake],
+        reloaded: &mut Reloaded,
+    ) {
         self.watch = CertificateWatch::new(settings);
-        self.take(loaded, problems);
+        self.take(loaded, problems, reloaded);
     }
 
     /// Shows them, if all of them can be used.
-    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake]) {
+    fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         if !problems.is_empty() {
-            for problem in problems {
-                tracing::error!("{problem}");
+            let kept = "certificates not reloaded: the old ones stay in force";
+            for line in problems.iter().map(ToString::to_string).chain([kept.to_owned()]) {
+                tracing::error!("{line}");
+                reloaded.warnings.push(line);
             }
-            tracing::error!("certificates not reloaded: the old ones stay in force");
             self.told.failed.fetch_add(1, Ordering::Relaxed);
             return;
         }
         match (&self.tls, &loaded[..]) {
             (None, []) => {}
-            (None, _) => tracing::warn!("TLS begins only after a restart: there was no certificate at start"),
+            (None, _) => reloaded.warn("TLS begins only after a restart: there was no certificate at start"),
             (Some(_), []) => {
-                tracing::warn!("no certificate is configured any more: the old ones stay in force");
+                reloaded.warn("no certificate is configured any more: the old ones stay in force");
             }
             (Some(tls), _) => {
                 let identities = certificates::identities(&loaded);
                 tls.replace(&identities);
                 // A file that no longer has dtls.listen may name certificates that DTLS cannot use.
                 if let Some(Err(error)) = self.dtls.as_ref().map(|dtls| dtls.replace(&identities)) {
-                    tracing::warn!("{error}: DTLS keeps the old one until a restart");
+                    reloaded.warn(format!("{error}: DTLS keeps the old one until a restart"));
                 }
-                self.told.expiry.show(&loaded);
                 self.told.loaded.fetch_add(1, Ordering::Relaxed);
-                changes::say_certificates(&self.in_use, &loaded);
-                self.in_use = loaded;
+                let changes = CertificateChanges::new(&self.told.in_use(), &loaded);
+                self.told.show(loaded);
+                changes.say();
+                reloaded.changed.extend(changes.lines());
             }
         }
     }

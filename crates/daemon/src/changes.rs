@@ -40,6 +40,25 @@ impl<K: Hash + Eq + Clone> Difference<K> {
     fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
+
+    /// `what NAME: added` and so on, a line each.
+    fn lines(&self, what: &str) -> impl Iterator<Item = String>
+    where
+        K: AsRef<str>,
+    {
+        let all = [(&self.added, "added"), (&self.removed, "removed"), (&self.changed, "changed")];
+        let line = |(names, how): (&Vec<K>, &str)| -> Vec<String> {
+            names.iter().map(|name| format!("{what} {}: {how}", name.as_ref())).collect()
+        };
+        all.into_iter().flat_map(line).collect::<Vec<_>>().into_iter()
+    }
+}
+
+/// `2 added, 1 changed`; or `changed`, where it is but the order.
+fn counted(counts: &[(usize, &str)]) -> String {
+    let counted = counts.iter().filter(|(count, _)| *count > 0);
+    let counted: Vec<String> = counted.map(|(count, how)| format!("{count} {how}")).collect();
+    if counted.is_empty() { "changed".to_owned() } else { counted.join(", ") }
 }
 
 /// Names as a line has them; `None` for none.
@@ -88,6 +107,20 @@ impl<'s> ServeChanges<'s> {
         }
     }
 
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let Difference { added, removed, changed } = &self.users;
+        let users = [(added.len(), "added"), (removed.len(), "removed"), (changed.len(), "changed")];
+        let secrets = [(self.secrets.0, "added"), (self.secrets.1, "removed")];
+        let line = |key: &&str| match *key {
+            "auth.users" => format!("{key}: {}", counted(&users)),
+            "auth.secrets" => format!("{key}: {}", counted(&secrets)),
+            key => format!("{key}: changed"),
+        };
+        self.keys.iter().map(line).chain(self.realms.lines("realm")).collect()
+    }
+
+    /// The line of the log.
     pub(crate) fn say(&self, settings: &Settings) {
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
@@ -138,24 +171,42 @@ fn secrets(settings: &Settings) -> Vec<(&str, &Secret)> {
     all.flat_map(|(realm, secrets)| secrets.iter().map(move |secret| (realm, secret))).collect()
 }
 
-/// The line of certificates that were read again, by file.
-pub(crate) fn say_certificates(old: &[Certificate], new: &[Certificate]) {
-    fn files(certificates: &[Certificate]) -> Vec<(String, &Identity)> {
-        let file = |certificate: &Certificate| certificate.file.display().to_string();
-        certificates.iter().map(|certificate| (file(certificate), &certificate.identity)).collect()
+/// Of certificates that were read again, by file.
+pub(crate) struct CertificateChanges {
+    files: Difference<String>,
+    certificates: usize,
+}
+
+impl CertificateChanges {
+    pub(crate) fn new(old: &[Certificate], new: &[Certificate]) -> Self {
+        fn files(certificates: &[Certificate]) -> Vec<(String, &Identity)> {
+            let file = |certificate: &Certificate| certificate.file.display().to_string();
+            certificates.iter().map(|certificate| (file(certificate), &certificate.identity)).collect()
+        }
+        let files = Difference::of(&files(old), &files(new), PartialEq::eq);
+        Self { files, certificates: new.len() }
     }
-    let difference = Difference::of(&files(old), &files(new), PartialEq::eq);
-    if difference.is_empty() {
-        tracing::info!(certificates = new.len(), "certificates loaded; they are those from before");
-        return;
+
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.files.lines("certificate")
     }
-    tracing::info!(
-        certificates = new.len(),
-        added = names(&difference.added),
-        removed = names(&difference.removed),
-        changed = names(&difference.changed),
-        "certificates loaded"
-    );
+
+    /// The line of the log.
+    pub(crate) fn say(&self) {
+        let Self { files, certificates } = self;
+        if files.is_empty() {
+            tracing::info!(certificates, "certificates loaded; they are those from before");
+            return;
+        }
+        tracing::info!(
+            certificates,
+            added = names(&files.added),
+            removed = names(&files.removed),
+            changed = names(&files.changed),
+            "certificates loaded"
+        );
+    }
 }
 
 /// Of a forwarder's reload.
@@ -173,7 +224,12 @@ impl<'s> ForwardChanges<'s> {
         Self { keys: old.changed(new), rules }
     }
 
-    /// The line; `rules` is how many there are now.
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.keys.iter().map(|key| format!("{key}: changed")).chain(self.rules.lines("rule")).collect()
+    }
+
+    /// The line of the log; `rules` is how many there are now.
     pub(crate) fn say(&self, rules: usize) {
         if self.keys.is_empty() && self.rules.is_empty() {
             tracing::info!(rules, "rules reloaded; nothing in them has changed");
@@ -241,6 +297,15 @@ mod tests {
         assert_eq!(counts, [2, 2, 1]);
         assert_eq!(changes.secrets, (1, 1));
         assert_eq!((&changes.realms.added, &changes.realms.changed), (&vec!["b"], &vec!["a"]));
+        assert_eq!(
+            changes.lines(),
+            [
+                "auth.users: 2 added, 2 removed, 1 changed",
+                "auth.secrets: 1 added, 1 removed",
+                "realm b: added",
+                "realm a: changed"
+            ]
+        );
         let again = ServeChanges::new(&new, &new);
         assert!(again.keys.is_empty() && again.realms.is_empty() && again.users.is_empty());
     }

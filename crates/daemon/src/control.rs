@@ -1,5 +1,5 @@
 //! The control loop, one for `serve` and `forward`: an actor that takes [`Request`]s one after the other, and in between looks after
-//! its [`Service`]. Signals are requests like any other.
+//! its [`Service`]. Signals are requests like any other, and so is what an administrator asks for.
 
 use std::{
     fmt::Display,
@@ -12,13 +12,13 @@ use std::{
 
 use tokio::{
     runtime,
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 use turnpike_config::LogFormat;
 
-use crate::{error::DaemonError, logging, signals::Signals};
+use crate::{error::DaemonError, logging, service_manager::ServiceManager, signals::Signals};
 
 /// How often the service is looked after. A worker that ended leaves its share of the clients unserved, and the service manager can
 /// do more about that than half a server.
@@ -33,19 +33,75 @@ const LAST_LINES: Duration = Duration::from_secs(5);
 const REQUESTS: usize = 16;
 
 /// What a control loop can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Request {
-    /// Read the configuration again.
-    Reload,
+    /// Read the configuration again; whoever wants to know is told what came of it.
+    Reload(Option<oneshot::Sender<Result<Reloaded, NotReloaded>>>),
     /// Take nothing new, and end with the last session, after at most so long: `None` is what the configuration says. Asked for
     /// again, end at once.
     Drain(Option<Duration>),
+    /// The same; asked for again, a time counts anew, and no time changes nothing.
+    DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
+}
+
+/// What a reload has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// One line for each key, realm, rule or certificate, such as `auth.users: 1 added`.
+    pub changed: Vec<String>,
+    /// Keys that have changed, and take effect only after a restart.
+    pub after_restart: Vec<String>,
+    /// What does not keep the rest from being in force: doubts, and certificates that cannot be used, in whose place the old ones stay.
+    pub warnings: Vec<String>,
+}
+
+impl Reloaded {
+    /// Says it in the log as well.
+    pub(crate) fn warn(&mut self, warning: impl Into<String>) {
+        let warning = warning.into();
+        tracing::warn!("{warning}");
+        self.warnings.push(warning);
+    }
+
+    /// The same for several.
+    pub(crate) fn warn_all(&mut self, warnings: impl IntoIterator<Item = String>) {
+        warnings.into_iter().for_each(|warning| self.warn(warning));
+    }
+
+    /// Says which keys a reload cannot change.
+    pub(crate) fn need_restart(&mut self, keys: &[&str]) {
+        for key in keys {
+            tracing::warn!("{key} has changed, but takes effect only after a restart");
+            self.after_restart.push((*key).to_owned());
+        }
+    }
+}
+
+/// Why a reload has changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReloaded {
+    /// The configuration is wrong: one line a mistake.
+    Refused(Vec<String>),
+    /// The program is about to end.
+    Draining,
+}
+
+/// A drain under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draining {
+    /// Sessions or connections that are left.
+    pub open: u64,
+    /// For so long they may live on.
+    pub left: Duration,
 }
 
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
 pub(crate) trait Service: Send + 'static {
-    /// Reads the configuration again; a broken one changes nothing, and is told. Whether it was taken.
-    fn reload(&mut self) -> bool;
+    /// What [`Service::open`] counts.
+    const OPEN: &'static str;
+
+    /// Reads the configuration again; a broken one changes nothing, and is told line by line.
+    fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called each second.
     fn look(&mut self) {}
     /// Whether a worker has ended though nobody stopped it.
@@ -54,13 +110,15 @@ pub(crate) trait Service: Send + 'static {
     fn patience(&self) -> Duration;
     /// Takes nothing new from now on, and says so.
     fn drain(&mut self, patience: Duration);
+    /// Whether all workers have taken commands since the last call of this.
+    fn makes_progress(&self) -> bool;
     /// Sessions and connections now.
     fn open(&self) -> u64;
     /// Says that so many are ended.
     fn say_left(&self, open: u64);
 }
 
-/// What is told of the control loop, on the admin page.
+/// What is told of the control loop.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
     draining: AtomicBool,
@@ -72,12 +130,6 @@ impl Status {
     /// Whether nothing new is taken any more.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
-    }
-
-    /// The same, for who knows nothing of this loop.
-    pub(crate) fn draining(self: &Arc<Self>) -> Arc<dyn Fn() -> bool + Send + Sync> {
-        let status = Arc::clone(self);
-        Arc::new(move || status.is_draining())
     }
 
     pub(crate) fn set_draining(&self) {
@@ -95,11 +147,54 @@ impl Status {
     }
 }
 
-/// Runs what `start` starts until a signal ends it. `start` gets what the admin page is to tell, and gives back the service and the
-/// task that writes its log.
+/// The way to a control loop.
+#[derive(Clone, Debug)]
+pub struct Control {
+    requests: mpsc::Sender<Request>,
+    status: Arc<Status>,
+}
+
+impl Control {
+    fn new() -> (Self, mpsc::Receiver<Request>) {
+        let (requests, received) = mpsc::channel(REQUESTS);
+        (Self { requests, status: Arc::default() }, received)
+    }
+
+    /// Has the configuration read again.
+    ///
+    /// # Errors
+    /// Why nothing has changed.
+    pub async fn reload(&self) -> Result<Reloaded, NotReloaded> {
+        let (sender, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::Reload(Some(sender))).await;
+        // Nobody answers any more in a program that has ended its loop.
+        answer.await.unwrap_or(Err(NotReloaded::Draining))
+    }
+
+    /// Has the program take nothing new and end with its last session or connection, after `patience` at the latest, which is what
+    /// the configuration says if it is `None`. Asked for again, a patience counts anew. `None` if the program ends already.
+    pub async fn drain(&self, patience: Option<Duration>) -> Option<Draining> {
+        let (sender, answer) = oneshot::channel();
+        let _ = self.requests.send(Request::DrainWithin(patience, sender)).await;
+        answer.await.ok()
+    }
+
+    /// Whether nothing new is taken any more.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.status.is_draining()
+    }
+
+    pub(crate) fn status(&self) -> &Arc<Status> {
+        &self.status
+    }
+}
+
+/// Runs what `start` starts until a signal ends it. `start` gets the way to this loop, and gives back the service and the task that
+/// writes its log.
 pub(crate) fn run<S: Service>(
     (level, format): (&str, LogFormat),
-    start: impl AsyncFnOnce(&Arc<Status>) -> Result<(S, JoinHandle<()>), DaemonError>,
+    start: impl AsyncFnOnce(&Control) -> Result<(S, JoinHandle<()>), DaemonError>,
 ) -> Result<(), DaemonError> {
     logging::init(level, format);
     let runtime =
@@ -108,12 +203,15 @@ pub(crate) fn run<S: Service>(
         // Before anything else, so that no signal finds its default action while sessions exist.
         let signals = Signals::new().map_err(DaemonError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
-        let status = Arc::<Status>::default();
-        let (mut service, log) = start(&status).await?;
-        let (sender, mut requests) = mpsc::channel(REQUESTS);
-        tokio::spawn(signals.pass_on(sender));
-        let failed = until_ended(&mut service, &status, &mut requests).await;
-        status.set_draining();
+        let (control, mut requests) = Control::new();
+        let (mut service, log) = start(&control).await?;
+        tokio::spawn(signals.pass_on(control.requests.clone()));
+        let mut manager = ServiceManager::of_this_process();
+        manager.ready();
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests).await;
+        // From now on nobody who asks waits for an answer.
+        drop(requests);
+        control.status.set_draining();
         // Joins threads, and the log must be written meanwhile.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
             tracing::warn!("the workers did not stop in order");
@@ -126,9 +224,10 @@ pub(crate) fn run<S: Service>(
 }
 
 /// Does what is asked for until the end; whether that came by a worker that failed.
-async fn until_ended(
-    service: &mut impl Service,
+async fn until_ended<S: Service>(
+    service: &mut S,
     status: &Status,
+    manager: &mut ServiceManager,
     requests: &mut mpsc::Receiver<Request>,
 ) -> bool {
     let mut draining: Option<(Instant, Duration)> = None;
@@ -143,9 +242,11 @@ async fn until_ended(
                 DRAIN_POLL.min(left)
             }
         };
+        let does = if draining.is_some() { "draining" } else { "serving" };
+        manager.look(|| service.makes_progress(), || format!("{does}; {}: {}", S::OPEN, service.open()));
         let request = tokio::select! {
             request = requests.recv() => request,
-            () = sleep(pause) => {
+            () = sleep(pause.min(manager.pause())) => {
                 if draining.is_none() {
                     service.look();
                 }
@@ -155,21 +256,34 @@ async fn until_ended(
                 continue;
             }
         };
-        match (request, draining) {
-            (Some(Request::Reload), None) => status.count_reload(service.reload()),
-            (Some(Request::Reload), Some(_)) => tracing::warn!("no reload while draining"),
-            (Some(Request::Drain(patience)), None) => {
-                let patience = patience.unwrap_or_else(|| service.patience());
-                status.set_draining();
-                service.drain(patience);
-                draining = Some((Instant::now(), patience));
+        match request {
+            Some(Request::Reload(answer)) => {
+                let result = reload(service, status, manager, draining.is_some()).await;
+                if let Some(answer) = answer {
+                    // Who has gone meanwhile reads it in the log.
+                    let _ = answer.send(result);
+                }
             }
-            (Some(Request::Drain(_)), Some(_)) => {
+            Some(Request::Drain(_)) if draining.is_some() => {
                 tracing::warn!("second signal: stopping at once");
                 break;
             }
+            Some(Request::Drain(patience)) => draining = Some(drain(service, status, manager, patience)),
+            Some(Request::DrainWithin(wanted, answer)) => {
+                let (since, patience) = match (draining, wanted) {
+                    (None, wanted) => drain(service, status, manager, wanted),
+                    (Some(_), Some(patience)) => {
+                        manager.stopping(patience);
+                        (Instant::now(), patience)
+                    }
+                    (Some(going), None) => going,
+                };
+                draining = Some((since, patience));
+                let left = patience.saturating_sub(since.elapsed());
+                let _ = answer.send(Draining { open: service.open(), left });
+            }
             // Nobody is left who could ask for anything.
-            (None, _) => break,
+            None => break,
         }
     }
     let open = service.open();
@@ -179,6 +293,36 @@ async fn until_ended(
     false
 }
 
+async fn reload(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &mut ServiceManager,
+    is_draining: bool,
+) -> Result<Reloaded, NotReloaded> {
+    if is_draining {
+        tracing::warn!("no reload while draining");
+        return Err(NotReloaded::Draining);
+    }
+    manager.reloading();
+    let result = manager.stay_alive_for(service.reload()).await;
+    manager.reloaded(result.is_ok());
+    status.count_reload(result.is_ok());
+    result.map_err(NotReloaded::Refused)
+}
+
+fn drain(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &ServiceManager,
+    patience: Option<Duration>,
+) -> (Instant, Duration) {
+    let patience = patience.unwrap_or_else(|| service.patience());
+    status.set_draining();
+    manager.stopping(patience);
+    service.drain(patience);
+    (Instant::now(), patience)
+}
+
 /// Sentences for the log.
 pub(crate) fn say_warnings(warnings: &[String]) {
     for warning in warnings {
@@ -186,19 +330,14 @@ pub(crate) fn say_warnings(warnings: &[String]) {
     }
 }
 
-/// Says why a reload changes nothing: of a configuration one line a mistake.
-pub(crate) fn say_refused(error: &dyn Display, refused: &str) {
-    for line in error.to_string().lines() {
+/// Says why a reload changes nothing: of a configuration one line a mistake, which it gives back.
+pub(crate) fn say_refused(error: &dyn Display, refused: &str) -> Vec<String> {
+    let lines: Vec<String> = error.to_string().lines().map(str::to_owned).collect();
+    for line in &lines {
         tracing::error!("{line}");
     }
     tracing::error!("{refused}");
-}
-
-/// Says which keys a reload cannot change.
-pub(crate) fn say_unchangeable(keys: &[&str]) {
-    for key in keys {
-        tracing::warn!("{key} has changed, but takes effect only after a restart");
-    }
+    lines
 }
 
 #[cfg(test)]
@@ -223,9 +362,11 @@ mod tests {
     }
 
     impl Service for Recorder {
-        fn reload(&mut self) -> bool {
+        const OPEN: &'static str = "sessions";
+
+        async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
             self.say("reload");
-            self.good
+            if self.good { Ok(Reloaded::default()) } else { Err(vec!["line 1".to_owned()]) }
         }
         fn has_failed(&self) -> bool {
             self.failed
@@ -235,6 +376,9 @@ mod tests {
         }
         fn drain(&mut self, patience: Duration) {
             self.say(format!("drain {}", patience.as_secs()));
+        }
+        fn makes_progress(&self) -> bool {
+            true
         }
         fn open(&self) -> u64 {
             let next = |open: u64| Some(open.saturating_sub(1));
@@ -246,58 +390,116 @@ mod tests {
     }
 
     /// What it does with these requests, the time that passes in between being tokio's.
-    async fn told(mut service: Recorder, requests: &[Request]) -> (bool, Vec<String>, Status) {
-        let (sender, mut receiver) = mpsc::channel(REQUESTS);
+    async fn told(
+        mut service: Recorder,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> (bool, Vec<String>, Arc<Status>) {
+        let (control, mut receiver) = Control::new();
         for request in requests {
-            sender.send(*request).await.expect("there is room");
+            control.requests.send(request).await.expect("there is room");
         }
-        let status = Status::default();
-        let failed = until_ended(&mut service, &status, &mut receiver).await;
-        drop(sender);
-        (failed, service.said.into_inner().expect("no panic"), status)
+        let mut manager = ServiceManager::of_this_process();
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut receiver).await;
+        (failed, service.said.into_inner().expect("no panic"), control.status)
+    }
+
+    /// The same, while `ask` asks.
+    async fn asked<T>(
+        mut service: Recorder,
+        ask: impl AsyncFnOnce(&Control) -> T,
+    ) -> (T, Vec<String>, Duration) {
+        let begun = Instant::now();
+        let (control, mut receiver) = Control::new();
+        let status = Arc::clone(control.status());
+        let mut manager = ServiceManager::of_this_process();
+        let (answer, _) = tokio::join!(ask(&control), async {
+            until_ended(&mut service, &status, &mut manager, &mut receiver).await;
+            drop(receiver);
+        });
+        (answer, service.said.into_inner().expect("no panic"), begun.elapsed())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_with_the_last_session() {
         let service = Recorder { open: 9.into(), ..Recorder::default() };
-        let (failed, said, status) = told(service, &[Request::Drain(None)]).await;
+        let (failed, said, status) = told(service, [Request::Drain(None)]).await;
         assert_eq!((failed, said), (false, vec!["drain 30".to_owned()]));
         assert!(status.is_draining());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_patience_of_a_drain_ends_and_a_second_one_has_none() {
-        for (requests, drain) in [
-            (&[Request::Drain(None)][..], "drain 30"),
-            (&[Request::Drain(None), Request::Drain(None)], "drain 30"),
-            (&[Request::Drain(Some(Duration::ZERO))], "drain 0"),
-        ] {
+        for (requests, drain) in
+            [(&[None][..], "drain 30"), (&[None, None], "drain 30"), (&[Some(Duration::ZERO)], "drain 0")]
+        {
             let service = Recorder { open: 1_000_000.into(), ..Recorder::default() };
             let begun = Instant::now();
-            let (failed, said, _) = told(service, requests).await;
+            let (failed, said, _) = told(service, requests.iter().copied().map(Request::Drain)).await;
             assert!(
                 !failed && said.len() == 2 && said[0] == drain && said[1].starts_with("left "),
                 "{said:?}"
             );
-            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [Request::Drain(None)]);
+            assert_eq!(begun.elapsed() >= Duration::from_secs(30), requests == [None]);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn reloads_are_counted_by_result_and_refused_while_draining() {
-        let all = [Request::Reload, Request::Reload, Request::Drain(None), Request::Reload];
-        let (_, said, status) = told(Recorder { good: true, ..Recorder::default() }, &all).await;
+        let all =
+            || [Request::Reload(None), Request::Reload(None), Request::Drain(None), Request::Reload(None)];
+        let (_, said, status) = told(Recorder { good: true, ..Recorder::default() }, all()).await;
         assert_eq!(said, ["reload", "reload", "drain 30"]);
         assert_eq!(status.reloads(), [("loaded", 2), ("failed", 0)]);
-        let (_, _, status) = told(Recorder::default(), &all).await;
+        let (_, _, status) = told(Recorder::default(), all()).await;
         assert_eq!(status.reloads(), [("loaded", 0), ("failed", 2)]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_ends_by_itself_ends_the_service_draining_or_not() {
-        for requests in [&[][..], &[Request::Drain(None)]] {
+        for drains in [0, 1] {
             let service = Recorder { failed: true, open: 1_000_000.into(), ..Recorder::default() };
-            assert!(told(service, requests).await.0, "{requests:?}");
+            assert!(told(service, (0..drains).map(|_| Request::Drain(None))).await.0, "{drains}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_a_reload_is_told_what_came_of_it() {
+        let ask = async |control: &Control| {
+            let first = control.reload().await;
+            control.drain(None).await.expect("it begins");
+            (first, control.reload().await)
+        };
+        let good = Recorder { good: true, open: 9.into(), ..Recorder::default() };
+        let (told, said, _) = asked(good, ask).await;
+        assert_eq!(told, (Ok(Reloaded::default()), Err(NotReloaded::Draining)));
+        assert_eq!(said, ["reload", "drain 30"]);
+        let bad = Recorder { open: 9.into(), ..Recorder::default() };
+        let (told, ..) = asked(bad, ask).await;
+        assert_eq!(told.0, Err(NotReloaded::Refused(vec!["line 1".to_owned()])));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_administrator_may_ask_for_a_drain_again_and_change_its_end() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let busy = || Recorder { open: 1_000_000.into(), ..Recorder::default() };
+        let (told, said, lasted) = asked(busy(), async |control| {
+            let first = control.drain(None).await.expect("it begins");
+            assert!(control.is_draining());
+            sleep(Duration::from_secs(10)).await;
+            let again = control.drain(None).await.expect("it goes on");
+            let longer = control.drain(Some(HOUR)).await.expect("it goes on");
+            [first, again, longer].map(|draining| draining.left)
+        })
+        .await;
+        assert_eq!(told, [Duration::from_secs(30), Duration::from_secs(20), HOUR]);
+        assert_eq!((said.len(), said[0].as_str()), (2, "drain 30"), "it drains once: {said:?}");
+        assert_eq!(lasted, HOUR + Duration::from_secs(10));
+        let (told, _, lasted) = asked(busy(), async |control| {
+            control.drain(None).await.expect("it begins");
+            control.drain(Some(Duration::ZERO)).await.expect("it ends");
+            control.drain(None).await
+        })
+        .await;
+        assert_eq!((told, lasted), (None, Duration::ZERO), "nobody waits for a program that has ended");
     }
 }

@@ -1,17 +1,25 @@
-//! The credential store of a configuration: static users with keys made beforehand, and shared secrets from which
-//! the keys of time-limited users are made on request. Asked on requests only, never on the packet path.
+//! The credential store of the server: static users with keys made beforehand, shared secrets from which the keys of time-limited users
+//! are made on request, and the users and secrets of a database, as far as they are known. Asked on requests only, never on the packet
+//! path.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use turnpike_config::{
     Secret, Settings, StoredKey, User, UserSecret,
     realms::{self, RealmView},
     restapi_credentials,
 };
-use turnpike_relay::CredentialStore;
-use turnpike_turn::server::{Lookup, User as Named};
+use turnpike_relay::{CredentialStore, PendingLookup};
+use turnpike_stores::{Found, Known, Secrets};
+use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 use zeroize::Zeroizing;
+
+use crate::store::Store;
 
 /// Users and secrets of all realms.
 ///
@@ -19,7 +27,8 @@ use zeroize::Zeroizing;
 /// names exist. Keys are compared by the verifier, in constant time. The maps use the standard library's keyed hash,
 /// because their keys are chosen by whoever sends a request.
 pub(crate) struct Credentials {
-    realms: HashMap<Box<str>, RealmCredentials>,
+    realms: HashMap<Box<str>, Arc<RealmCredentials>>,
+    store: Option<Store>,
     decoy: Key,
 }
 
@@ -37,11 +46,52 @@ struct UserKeys {
 }
 
 impl Credentials {
-    /// Makes all keys of the static users.
-    pub(crate) fn new(settings: &Settings) -> Self {
+    /// Makes all keys of the static users. `store` is asked about all others.
+    pub(crate) fn new(settings: &Settings, store: Option<Store>) -> Self {
         let all = realms::all(settings);
-        let realms = all.iter().map(|realm| (realm.name.into(), RealmCredentials::new(realm))).collect();
-        Self { realms, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
+        let realms =
+            all.iter().map(|realm| (realm.name.into(), Arc::new(RealmCredentials::new(realm)))).collect();
+        Self { realms, store, decoy: Key::from_bytes(&rand::random::<[u8; 16]>()) }
+    }
+
+    /// Takes time like a user's check does.
+    fn nobody(&self, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
+        verify(&self.decoy);
+        Lookup::NoSuchUser
+    }
+
+    /// What the store says of a name that is none of a static user's; `timed` is what is known of it as a time-limited one.
+    fn check_stored(
+        &self,
+        store: &Store,
+        (name, realm): (&str, &str),
+        algorithm: KeyAlgorithm,
+        timed: Option<Lookup>,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        if is_no_users_name(name) {
+            // A key that fits none of the secrets may have been made with a new one.
+            let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets(realm);
+            return match timed {
+                Some(Lookup::Expired { ago }) => Lookup::Expired { ago },
+                _ if may_be_new() => Lookup::Later,
+                Some(refused) => refused,
+                None => self.nobody(verify),
+            };
+        }
+        match store.known(realm, name) {
+            Known::Ask => Lookup::Later,
+            Known::Nobody => timed.unwrap_or_else(|| self.nobody(verify)),
+            Known::User(keys) => {
+                let key = keys.get(algorithm);
+                let accepted = verify(key.unwrap_or(&self.decoy)) && key.is_some();
+                if accepted {
+                    Lookup::Accepted { username: name.into(), identity: name.into() }
+                } else {
+                    Lookup::WrongKey { username: name.into() }
+                }
+            }
+        }
     }
 }
 
@@ -55,17 +105,55 @@ impl CredentialStore for Credentials {
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
         // During a reload a worker may still ask for a realm that is no more.
-        let found = self.realms.get(realm).and_then(|realm| {
-            let name = realm.name_of(user)?;
-            realm
-                .check_static(name, algorithm, &self.decoy, verify)
-                .or_else(|| realm.check_time_limited(name, algorithm, unix, verify))
-        });
-        found.unwrap_or_else(|| {
-            verify(&self.decoy);
-            Lookup::NoSuchUser
-        })
+        let known = self.realms.get(realm);
+        let Some((known, name)) = known.and_then(|known| Some((known, known.name_of(user)?))) else {
+            return self.nobody(verify);
+        };
+        if let Some(lookup) = known.check_static(name, algorithm, &self.decoy, verify) {
+            return lookup;
+        }
+        let stored = self.store.as_ref().and_then(|store| store.secrets(realm)).unwrap_or_default();
+        let timed = known.check_time_limited(name, algorithm, unix, &stored, verify);
+        match (&self.store, timed) {
+            (_, Some(accepted @ Lookup::Accepted { .. })) => accepted,
+            (Some(store), timed) => self.check_stored(store, (name, realm), algorithm, timed, verify),
+            (None, timed) => timed.unwrap_or_else(|| self.nobody(verify)),
+        }
     }
+
+    fn look_up(&self, query: CredentialQuery, answer: PendingLookup) {
+        let CredentialQuery { user, realm, algorithm, .. } = query;
+        let (Some(store), Some(known), Asked::Name(name)) = (&self.store, self.realms.get(&*realm), user)
+        else {
+            return answer.answer(Answer::NoSuchUser);
+        };
+        let known = Arc::clone(known);
+        if is_no_users_name(&name) {
+            return store.refresh_secrets(&realm, move |secrets| {
+                answer.answer(match secrets {
+                    Some(secrets) => known.time_limited(&name, algorithm, &secrets),
+                    None => Answer::Unavailable,
+                });
+            });
+        }
+        let secrets = store.secrets(&realm).unwrap_or_default();
+        store.look_up(&realm, &name.clone(), move |found| {
+            answer.answer(match found {
+                Found::User(keys) => Answer::Keys {
+                    username: name.clone(),
+                    identity: name,
+                    keys: keys.get(algorithm).into_iter().cloned().collect(),
+                },
+                Found::Nobody => known.time_limited(&name, algorithm, &secrets),
+                Found::Unavailable => Answer::Unavailable,
+            });
+        });
+    }
+}
+
+/// Names with a colon are time-limited ones if they are any at all. A lone number may be both: an extension of a telephone, or a time.
+fn is_no_users_name(name: &str) -> bool {
+    name.contains(':')
 }
 
 impl RealmCredentials {
@@ -112,23 +200,49 @@ impl RealmCredentials {
         name: &str,
         algorithm: KeyAlgorithm,
         unix: u64,
+        stored: &Secrets,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Lookup> {
-        if self.secrets.is_empty() {
+        if self.secrets.is_empty() && stored.is_empty() {
             return None;
         }
         let (expiry, id) = restapi_credentials::parse(name)?;
         if expiry < unix {
             return Some(Lookup::Expired { ago: unix - expiry });
         }
-        let accepted = self.secrets.iter().any(|secret| {
-            let password = restapi_credentials::password(secret, name);
-            verify(&Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes()))
-        });
+        let accepted = self.keys_by_secret(name, algorithm, stored).any(|key| verify(&key));
         Some(if accepted {
             Lookup::Accepted { username: name.into(), identity: identity(name, id) }
         } else {
             Lookup::WrongKey { username: name.into() }
+        })
+    }
+
+    /// The same for a request that has waited: all keys that it may have been signed with.
+    fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &Secrets) -> Answer {
+        let Some((expiry, id)) = restapi_credentials::parse(name) else { return Answer::NoSuchUser };
+        if self.secrets.is_empty() && stored.is_empty() {
+            return Answer::NoSuchUser;
+        }
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        if expiry < unix {
+            return Answer::Expired { ago: unix - expiry };
+        }
+        let keys = self.keys_by_secret(name, algorithm, stored).collect();
+        Answer::Keys { username: name.into(), identity: identity(name, id), keys }
+    }
+
+    /// One for each secret, of the configuration and of the store.
+    fn keys_by_secret<'a>(
+        &'a self,
+        name: &'a str,
+        algorithm: KeyAlgorithm,
+        stored: &'a Secrets,
+    ) -> impl Iterator<Item = Key> + 'a {
+        let stored = stored.iter().map(|secret| Secret::new(secret.as_str()));
+        self.secrets.iter().cloned().chain(stored).map(move |secret| {
+            let password = restapi_credentials::password(&secret, name);
+            Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes())
         })
     }
 }
@@ -189,7 +303,7 @@ mod tests {
     /// Asks as a client would that knows `password`.
     fn ask(user: Named<'_>, key_name: &str, algorithm: KeyAlgorithm, password: &str) -> Lookup {
         let key = Key::long_term(algorithm, key_name, "turnpike", password.as_bytes());
-        Credentials::new(&settings())
+        Credentials::new(&settings(), None)
             .check(user, "turnpike", algorithm, NOW, &mut |candidate| *candidate == key)
     }
 
@@ -275,7 +389,7 @@ mod tests {
     #[test]
     fn an_unknown_name_costs_a_verification_like_a_known_one() {
         let mut calls = 0;
-        let lookup = Credentials::new(&settings()).check(
+        let lookup = Credentials::new(&settings(), None).check(
             Named::Name("bob"),
             "turnpike",
             KeyAlgorithm::Md5,
@@ -290,7 +404,7 @@ mod tests {
 
     #[test]
     fn keys_of_another_realm_accept_nobody() {
-        let lookup = Credentials::new(&settings()).check(
+        let lookup = Credentials::new(&settings(), None).check(
             Named::Name("alice"),
             "elsewhere",
             KeyAlgorithm::Md5,
@@ -310,7 +424,7 @@ mod tests {
         };
         let settings =
             Settings { realms: vec![realm("a", "ann", "sa"), realm("b", "bob", "sb")], ..settings() };
-        let store = Credentials::new(&settings);
+        let store = Credentials::new(&settings, None);
         let timed = restapi_credentials::username(NOW + 60, "carol");
         let timed_password = restapi_credentials::password(&Secret::new("sb"), &timed);
         for (asked, name, password, good) in [

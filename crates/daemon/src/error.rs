@@ -2,10 +2,12 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
 use turnpike_config::Mistakes;
+use turnpike_net::PassedError;
 use turnpike_relay::DtlsError;
 
 use crate::admin::AdminError;
@@ -17,18 +19,41 @@ pub enum DaemonError {
     /// Nothing was started, and no socket opened.
     #[error(transparent)]
     Config(#[from] Mistakes),
+    /// What the service manager has passed cannot be taken.
+    #[error(transparent)]
+    Passed(#[from] PassedError),
+    /// Nobody would read from a socket that the service manager has passed.
+    #[error("the service manager has passed {transport} {address} ({name:?}), and {problem}")]
+    Unserved {
+        /// `udp` or `tcp`.
+        transport: &'static str,
+        /// Where it is bound.
+        address: SocketAddr,
+        /// As the unit calls it.
+        name: String,
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The TURN server did not start.
     #[error(transparent)]
     Serve(#[from] turnpike_relay::StartError),
+    /// The database with users.
+    #[error(transparent)]
+    Store(#[from] turnpike_stores::StoreError),
+    /// Nothing to list or to change.
+    #[error(
+        "there is no store: name one with --store URL, or a directory for the embedded one with --state DIR"
+    )]
+    NoStore,
     /// The forwarder did not start.
     #[error(transparent)]
     Forward(#[from] turnpike_forward::StartError),
     /// Every rule failed, each for the reason in the log.
     #[error("no rule is left to run; the log lines above say why of each")]
     NothingLeft,
-    /// The admin address that was asked for cannot be had.
+    /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
-    Admin(#[from] AdminError),
+    Admin(AdminError),
     /// A file that the configuration names.
     #[error("cannot write {what} {}: {source}; name another file, or none", path.display())]
     File {

@@ -14,12 +14,7 @@ use prometheus_client::{
 };
 use strum::VariantArray;
 
-use crate::{
-    admin::{self, MetricsPage},
-    control::Status,
-    log_limit::LogCounts,
-    process::ProcessUsage,
-};
+use crate::{admin::MetricsPage, control::Status, log_limit::LogCounts, process::ProcessUsage};
 
 /// The page of what `scrape` collects.
 pub(crate) fn page<C: Collector>(
@@ -111,15 +106,8 @@ impl Common {
         self.process(encoder)?;
         counts(
             encoder,
-            "admin_connections_closed",
-            "Connections to the admin page that ended without an answer, or before it was taken, by reason.",
-            "reason",
-            admin::closed(),
-        )?;
-        counts(
-            encoder,
             "config_reloads",
-            "Times that the configuration was read again (SIGHUP), by result; after a failure the old one stays in force.",
+            "Times that the configuration was read again, by result; after a failure the old one stays in force.",
             "result",
             self.reloads,
         )?;
@@ -214,6 +202,7 @@ pub(crate) fn counts<'v>(
     values.into_iter().try_for_each(|(kind, value)| count(&mut metric, &[(label, kind)], value))
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
+/// A family of one gauge.
+pub(crate) fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }

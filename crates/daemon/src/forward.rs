@@ -2,36 +2,42 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread,
     time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Settings, StartError};
-use turnpike_net::Datapath;
+use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, StartError};
+use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{self, AdminState},
+    admin::{AdminInterface, Job, Listening, Program},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Service, Status, say_warnings},
+    control::{self, Control, Reloaded, Service, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_metrics, rlimit,
+    forward_metrics, passed, rlimit,
 };
 
-/// Forwards until a signal ends it.
+/// Forwards until a signal or an administrator ends it.
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn forward(sources: &ForwardSources) -> Result<(), DaemonError> {
+pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
     let loaded = sources.load()?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |status| PortForwarder::start(sources.clone(), loaded, status).await)
+    control::run((&level, format), async |control| {
+        PortForwarder::start(sources, loaded, Arc::new(passed), control, interface)
+    })
 }
 
 struct PortForwarder {
@@ -39,8 +45,12 @@ struct PortForwarder {
     /// What the forwarder was started with; keys that a reload cannot change keep these values.
     started: ForwardSettings,
     settings: ForwardSettings,
+    /// For whoever looks.
+    shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
+    /// For as long as something may be bound anew.
+    passed: Arc<PassedSockets>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
     /// Behind the forwarder: it is there for as long as that.
@@ -48,10 +58,12 @@ struct PortForwarder {
 }
 
 impl PortForwarder {
-    async fn start(
+    fn start(
         sources: ForwardSources,
         loaded: ForwardLoaded,
-        status: &Arc<Status>,
+        passed: Arc<PassedSockets>,
+        control: &Control,
+        interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         say_source(sources.file(), format, &included, settings.rules.len());
@@ -62,38 +74,60 @@ impl PortForwarder {
             Some(step) => (step, "as configured".to_owned()),
             None => Datapath::best(),
         };
+        passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
-        let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
+        let is_explicit = settings.is_explicit("admin.listen");
+        let page =
+            interface.listen(Job::Forward, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
         let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath), &settings.rules, log)?;
+            Forwarder::start(&for_runtime(&settings, workers, datapath, &passed), &settings.rules, log)?;
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
         }
         let pid_file = PidFile::write(settings.pid_file.as_deref())?;
-        say_what_started(&settings, &forwarder, page.as_ref());
+        say_what_started(&settings, &forwarder, &*page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
 
         let forwarder = Arc::new(forwarder);
-        if let Some(page) = page {
-            // Weak, so that the last owner can stop the forwarder while a scrape is under way.
-            let weak = Arc::downgrade(&forwarder);
-            let snapshots = move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
-            let metrics = forward_metrics::page(snapshots, Arc::clone(status), log_counts);
-            let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
-        }
+        // Weak, so that the last owner can stop the forwarder while others look at it.
+        let weak = Arc::downgrade(&forwarder);
+        let shown = watch::Sender::new(Arc::new(settings.clone()));
+        page.serve(Program {
+            job: Job::Forward,
+            control: control.clone(),
+            admin: {
+                let settings = shown.subscribe();
+                Arc::new(move || settings.borrow().admin.clone())
+            },
+            toml: {
+                let settings = shown.subscribe();
+                Arc::new(move || settings.borrow().to_toml())
+            },
+            open: {
+                let forwarder = Weak::clone(&weak);
+                Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
+            },
+            metrics: {
+                let snapshots =
+                    move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
+                forward_metrics::page(snapshots, Arc::clone(control.status()), log_counts)
+            },
+            server: None,
+        });
         let service = Self {
             sources,
             started: settings.clone(),
             settings,
+            shown,
             workers,
             datapath,
+            passed,
             forwarder,
             records,
             pid_file,
@@ -101,12 +135,20 @@ impl PortForwarder {
         Ok((service, tokio::spawn(writer.run())))
     }
 
-    fn take(&mut self, loaded: ForwardLoaded) -> Result<(), DaemonError> {
+    fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
         let ForwardLoaded { settings: new, format, included, warnings } = loaded;
-        say_warnings(&warnings);
-        control::say_unchangeable(&self.started.unchangeable(&new));
+        let mut reloaded = Reloaded::default();
+        reloaded.warn_all(warnings);
+        reloaded.need_restart(&self.started.unchangeable(&new));
         let records = open_records(&new)?;
-        say_left_out(&self.forwarder.reload(&for_runtime(&new, self.workers, self.datapath), &new.rules)?);
+        let runtime = for_runtime(&new, self.workers, self.datapath, &self.passed);
+        let failed = self.forwarder.reload(&runtime, &new.rules)?;
+        reloaded.warnings.extend(say_left_out(&failed));
+        if let Err(error) =
+            passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
+        {
+            reloaded.warn(error.to_string());
+        }
         // Opened anew even where nothing changed: log rotation moves the old one away.
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
@@ -114,23 +156,25 @@ impl PortForwarder {
             self.pid_file = PidFile(None);
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
-                Err(error) => tracing::warn!("{error}"),
+                Err(error) => reloaded.warn(error.to_string()),
             }
         }
         say_source(self.sources.file(), format, &included, new.rules.len());
-        ForwardChanges::new(&self.settings, &new).say(new.rules.len());
+        let changes = ForwardChanges::new(&self.settings, &new);
+        changes.say(new.rules.len());
+        reloaded.changed = changes.lines();
+        self.shown.send_replace(Arc::new(new.clone()));
         self.settings = new;
-        Ok(())
+        Ok(reloaded)
     }
 }
 
 impl Service for PortForwarder {
-    fn reload(&mut self) -> bool {
+    const OPEN: &'static str = "connections";
+
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
-        if let Err(error) = &taken {
-            control::say_refused(error, "rules not reloaded: the old ones stay in force");
-        }
-        taken.is_ok()
+        taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
     }
 
     fn has_failed(&self) -> bool {
@@ -143,8 +187,14 @@ impl Service for PortForwarder {
 
     fn drain(&mut self, patience: Duration) {
         self.forwarder.drain();
+        // Copies of listeners, which kept them open.
+        self.passed = Arc::default();
         let deadline_s = patience.as_secs();
         tracing::info!(connections = self.open(), deadline_s, "draining: nothing new is accepted");
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.forwarder.makes_progress()
     }
 
     fn open(&self) -> u64 {
@@ -156,7 +206,12 @@ impl Service for PortForwarder {
     }
 }
 
-fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -> Settings {
+fn for_runtime(
+    settings: &ForwardSettings,
+    workers: usize,
+    datapath: Datapath,
+    passed: &Arc<PassedSockets>,
+) -> Settings {
     Settings {
         workers,
         datapath,
@@ -165,6 +220,24 @@ fn for_runtime(settings: &ForwardSettings, workers: usize, datapath: Datapath) -
         max_connections: settings.max_connections,
         resolve_every: Duration::from_secs(settings.resolve_every.into()),
         keep_going: settings.keep_going,
+        passed: Arc::clone(passed),
+    }
+}
+
+/// Whether a rule listens here.
+fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
+    rules.iter().any(|rule| {
+        transport_of(rule) == transport
+            && rule.bind == address.ip().into()
+            && (rule.ports.first..=rule.ports.last).contains(&address.port())
+    })
+}
+
+/// What its clients speak.
+fn transport_of(rule: &Rule) -> Transport {
+    match rule.protocol {
+        Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
+        Protocol::Udp | Protocol::UdpToTcp { .. } => Transport::Udp,
     }
 }
 
@@ -178,26 +251,23 @@ fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf],
     }
 }
 
-fn say_left_out(failed: &[StartError]) {
-    for error in failed {
-        tracing::error!("{error}; the other rules run (keep_going)");
-    }
+/// Says it, and gives the lines back.
+fn say_left_out(failed: &[StartError]) -> Vec<String> {
+    let lines = failed.iter().map(|error| format!("{error}; the other rules run (keep_going)"));
+    lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
-fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: Option<&TcpListener>) {
+fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dyn Listening) {
     for (id, address) in forwarder.listeners() {
         let rule = settings.rules.iter().find(|rule| rule.id == id);
-        let transport = match rule.map(|rule| rule.protocol) {
-            Some(Protocol::Tcp | Protocol::TcpToUdp { .. }) | None => "tcp",
-            Some(Protocol::Udp | Protocol::UdpToTcp { .. }) => "udp",
-        };
+        let transport: &str = (&rule.map_or(Transport::Tcp, transport_of)).into();
         let protocol = rule.map_or("", |rule| protocol_name(rule.protocol));
         let targets = rule.map_or_else(String::new, |rule| {
             rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
         });
         tracing::info!("listening on {transport} {address} for {targets} ({protocol}, rule {})", id.0);
     }
-    admin::say_where(page);
+    page.say_where();
 }
 
 /// Each connection has two sockets and, as bulk, two pipes; pipes are pooled, and few connections are bulk at a time.

@@ -18,7 +18,7 @@ use crate::{
     log_limit::LogCounts,
 };
 
-/// The exposition text of live snapshots, for the admin page.
+/// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
     status: Arc<Status>,

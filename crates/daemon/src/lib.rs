@@ -1,9 +1,9 @@
-//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics, admin HTTP.
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics.
 //!
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
 //!                                            │                              │ workers: a thread each
-//!      admin HTTP: /metrics, /healthz ◀── Status, snapshots                 ▼
+//!      admin interface (another crate) ─▶ Program: Control, snapshots       ▼
 //!                               log lines ◀── log_queue ◀── SessionLog, ConnectionLog
 //! ```
 //!
@@ -28,15 +28,23 @@ mod log_limit;
 mod log_queue;
 pub mod logging;
 mod own_addresses;
+mod passed;
 mod plan;
 mod process;
 mod rlimit;
 mod serve;
 mod serve_metrics;
+mod service_manager;
 mod session_log;
+mod session_totals;
 mod signals;
+mod store;
 
+pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView};
+pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use forward::forward;
-pub use serve::serve;
+pub use plan::random_password;
+pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
+pub use store::{Store, open_store};

@@ -4,36 +4,112 @@ use std::{
     env,
     ffi::OsString,
     io::{self, IsTerminal},
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
     filter::{FilterExt, filter_fn},
-    fmt,
+    fmt::{
+        self, FmtContext, FormatEvent, FormatFields,
+        format::{Format, Full, Writer},
+    },
     layer::SubscriberExt,
+    registry::LookupSpan,
+    reload,
     util::SubscriberInitExt,
 };
-use turnpike_config::LogFormat;
+use turnpike_config::{LogFormat, check_filter};
 
 /// These crates log per message, or what a message has made them keep, and a stranger's packets must not fill a disk, whatever the
 /// filter says.
 const SILENCED: [&str; 3] = ["dimpl", "aya", "aya_obj"];
 
+/// Whose lines are written whatever the filter says: who has changed what.
+const AUDIT: &str = "turnpike::audit";
+
+/// The filter of the process-wide subscriber.
+static IN_FORCE: OnceLock<InForce> = OnceLock::new();
+
+struct InForce {
+    level: Mutex<String>,
+    handle: reload::Handle<EnvFilter, Registry>,
+}
+
 /// Installs the process-wide subscriber; later calls change nothing.
-pub fn init(filter: &str, format: LogFormat) {
-    let Ok(filter) = EnvFilter::builder().parse(filter) else {
+pub fn init(level: &str, format: LogFormat) {
+    let Ok(filter) = EnvFilter::builder().parse(level) else {
         // The configuration has been checked for this; a server without log lines would be worse.
         return init("info", format);
     };
+    let (filter, handle) = reload::Layer::new(filter);
     let colours = are_coloured(io::stderr().is_terminal(), env::var_os("NO_COLOR"));
     let layer = fmt::layer().with_writer(io::stderr).with_ansi(colours);
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
+        LogFormat::Journald => layer.with_ansi(false).event_format(Journal::default()).boxed(),
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
-    let _ = tracing_subscriber::registry().with(layer.with_filter(filter.and(quiet))).try_init();
+    let audit = filter_fn(|metadata| metadata.target() == AUDIT);
+    let layer = layer.with_filter(filter.or(audit).and(quiet));
+    if tracing_subscriber::registry().with(layer).try_init().is_ok() {
+        let _ = IN_FORCE.set(InForce { level: Mutex::new(level.to_owned()), handle });
+    }
+}
+
+/// What passes now, as `log.level` says it.
+#[must_use]
+pub fn level() -> String {
+    let level = IN_FORCE.get().map(|now| now.level.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    level.unwrap_or_default()
+}
+
+/// From now on this passes, until the program ends.
+///
+/// # Errors
+/// What is wrong with it; nothing has changed then.
+pub fn set_level(level: &str) -> Result<(), String> {
+    check_filter(level)?;
+    let Some(now) = IN_FORCE.get() else { return Ok(()) };
+    let filter = EnvFilter::builder().parse(level).map_err(|error| error.to_string())?;
+    let mut told = now.level.lock().unwrap_or_else(PoisonError::into_inner);
+    now.handle.reload(filter).map_err(|error| error.to_string())?;
+    level.clone_into(&mut told);
+    Ok(())
+}
+
+/// Lines as the journal wants them (sd-daemon(3)): the priority first; when and who it knows itself.
+struct Journal(Format<Full, ()>);
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self(fmt::format().without_time().with_level(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(writer, "<{priority}>")?;
+        self.0.format_event(context, writer, event)
+    }
 }
 
 /// Colours are for a terminal, and for those who have not set NO_COLOR, to whatever but nothing (no-color.org).

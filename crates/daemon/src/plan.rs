@@ -8,12 +8,14 @@ use std::{
 };
 
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{
-    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, PeerRules, ServerConfig,
+    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, ServerConfig,
 };
 use turnpike_wire::channel_data::ChannelRange;
+
+use crate::store::{self, Merged};
 
 /// Pipes of one worker's [`turnpike_net::Mover`].
 const PIPES: usize = 256;
@@ -35,23 +37,36 @@ pub(crate) struct Plan {
 impl Plan {
     /// Asks the machine for what the settings do not say. Sends nothing.
     pub(crate) fn new(
-        settings: &Settings,
+        merged: &Merged,
         nonce_key: NonceKey,
         tls: Option<Arc<TlsContext>>,
         dtls: Option<Arc<DtlsContext>>,
     ) -> Self {
+        let settings = &merged.settings;
         let mut notes = Vec::new();
         let relay = relay_addresses(settings, &mut notes);
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
-            DatapathChoice::Auto | DatapathChoice::Kernel => Datapath::best(),
+            _ => Datapath::best(),
         };
-        let kernel = settings.datapath == DatapathChoice::Kernel;
-        if kernel {
+        let kernel = match settings.datapath {
+            DatapathChoice::Kernel => Some(Hook::Best),
+            DatapathChoice::Xdp => Some(Hook::Xdp),
+            DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
+            DatapathChoice::Auto | DatapathChoice::Step(_) => None,
+        };
+        if kernel.is_some() {
             notes.push(
                 "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
                  peers are kept away by the peer rules alone"
+                    .to_owned(),
+            );
+        }
+        if settings.datapath == DatapathChoice::Xdp {
+            notes.push(
+                "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
+                 (ethtool -K INTERFACE rxvlan off)"
                     .to_owned(),
             );
         }
@@ -87,12 +102,12 @@ impl Plan {
             datapath,
             kernel,
             max_kernel_flows: settings.kernel_flows,
-            kernel_hook: Hook::Best,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
-            server: server_config(settings, &layout, &relay, nonce_key),
+            server: server_config(merged, &layout, &relay, nonce_key),
             listen,
             streams,
             relay,
+            passed: Arc::default(),
             ports: settings.ports.clone(),
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
@@ -103,6 +118,16 @@ impl Plan {
             realm_limits: realms::limits(settings),
         };
         Self { config, datapath_reason, notes }
+    }
+
+    /// Whether the relay will listen here.
+    pub(crate) fn listens(&self, transport: passed::Transport, address: SocketAddr) -> bool {
+        let config = &self.config;
+        let (one, other) = match transport {
+            passed::Transport::Udp => (&config.listen, &config.dtls.listen),
+            passed::Transport::Tcp => (&config.streams.listen, &config.streams.tls_listen),
+        };
+        one.contains(&address) || other.contains(&address)
     }
 
     /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
@@ -131,12 +156,15 @@ impl Plan {
 /// The state machine's part of the settings; a reload makes it anew with the same addresses and nonce key. `layout` says what
 /// the numbers of listeners stand for.
 pub(crate) fn server_config(
-    settings: &Settings,
+    merged: &Merged,
     layout: &Layout,
     relay: &[RelayAddress],
     nonce_key: NonceKey,
 ) -> ServerConfig {
+    let settings = &merged.settings;
     let realms = realms::all(settings);
+    // What is ours the runtime knows.
+    let (peers, realm_peers) = merged.peers();
     let profiles = layout.entries().map(|entry| ListenerProfile {
         transport: entry.transport,
         realms: realms::served_at(&realms, entry.address, entry.server_name),
@@ -162,12 +190,10 @@ pub(crate) fn server_config(
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
         relay_v6: relay.iter().any(|address| address.bind.is_ipv6()),
-        // What is ours the runtime knows.
-        peers: PeerRules {
-            allow: settings.allow.clone(),
-            deny: settings.deny.clone(),
-            ..PeerRules::default()
-        },
+        peers,
+        realm_peers,
+        origins: merged.origins(),
+        store_failure: store::failure(&settings.store),
         allow_md5: settings.allow_md5,
         allow_sha256: realms[0].allows_sha256(settings.allow_md5),
         channels: if settings.rfc5766_channels { ChannelRange::Rfc5766 } else { ChannelRange::Rfc8656 },
@@ -211,13 +237,19 @@ fn discovery_listeners(settings: &Settings, listen: &[SocketAddr]) -> Vec<Socket
     wanted.filter(|wanted| !listen.iter().any(|bound| serves(bound, wanted))).collect()
 }
 
-/// A user with a random password of 128 bits, where settings name nobody who could use the server.
-pub(crate) fn generated_user(settings: &Settings) -> Option<User> {
-    let nobody = settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty();
-    nobody.then(|| User {
-        name: GENERATED_USER.to_owned(),
-        secret: UserSecret::Password(Secret::new(hex::encode(rand::random::<[u8; 16]>()))),
-    })
+/// Whether settings name nobody who could use the server.
+pub(crate) fn names_nobody(settings: &Settings) -> bool {
+    settings.auth_required && !realms::has_anybody(settings) && settings.realms.is_empty()
+}
+
+/// The user that is made up where there is none.
+pub(crate) fn random_user() -> User {
+    User { name: GENERATED_USER.to_owned(), secret: UserSecret::Password(random_password()) }
+}
+
+/// 128 bits by chance, as hex digits.
+pub fn random_password() -> Secret {
+    Secret::new(hex::encode(rand::random::<[u8; 16]>()))
 }
 
 /// The default listens on both families, and a machine without IPv6 is no reason to fail; an address that somebody
@@ -314,22 +346,20 @@ mod tests {
     use turnpike_turn::server::{RealmId, Transport};
 
     #[test]
-    fn a_credential_is_generated_only_when_nobody_could_authenticate() {
-        let user = generated_user(&Settings::default()).expect("nobody is configured");
-        let UserSecret::Password(password) = &user.secret else { panic!("a password") };
-        assert_eq!(password.reveal().len(), 32);
-        let again = generated_user(&Settings::default()).expect("nobody is configured");
-        assert_ne!(again.secret, user.secret);
-
+    fn a_credential_is_needed_only_when_nobody_could_authenticate() {
+        assert!(names_nobody(&Settings::default()));
         let open = Settings { auth_required: false, ..Settings::default() };
-        assert!(generated_user(&open).is_none());
         let with_secret = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(generated_user(&with_secret).is_none());
+        let mut with_store = Settings::default();
+        with_store.stored.in_use = true;
+        for settings in [open, with_secret, with_store] {
+            assert!(!names_nobody(&settings));
+        }
     }
 
     #[test]
     fn generated_passwords_are_as_if_by_chance() {
-        let password = || match generated_user(&Settings::default()).expect("nobody is configured").secret {
+        let password = || match random_user().secret {
             UserSecret::Password(password) => hex::decode(password.reveal()).expect("hex digits"),
             UserSecret::Keys(_) => panic!("a password"),
         };
@@ -340,7 +370,7 @@ mod tests {
     #[test]
     fn a_users_share_of_connections_is_each_workers() {
         let settings = Settings { workers: Some(4), ..Settings::default() };
-        let config = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
+        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], NonceKey([0; 32]));
         assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
     }
 
@@ -382,7 +412,7 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&settings, &Layout::default(), &[], NonceKey([0; 32]));
+            let server = server_config(&Merged::of(&settings), &Layout::default(), &[], NonceKey([0; 32]));
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
@@ -405,7 +435,7 @@ mod tests {
             discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
         assert_eq!(more, ["127.0.0.1:3479"]);
         let layout = Layout::new(&listen, &[], &StreamConfig::default());
-        let server = server_config(&settings, &layout, &[], NonceKey([0; 32]));
+        let server = server_config(&Merged::of(&settings), &layout, &[], NonceKey([0; 32]));
         assert_eq!(server.nat_discovery.len(), 1);
         assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
         assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
@@ -419,7 +449,7 @@ mod tests {
         let settings =
             Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
         let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
-        let profiles = server_config(&settings, &layout, &[], NonceKey([0; 32])).listeners;
+        let profiles = server_config(&Merged::of(&settings), &layout, &[], NonceKey([0; 32])).listeners;
         assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
         assert_eq!((profiles[1].transport, &profiles[1].realms[..]), (Transport::Dtls, &[RealmId(1)][..]));
     }
@@ -427,11 +457,15 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config = server_config(&Settings::default(), &Layout::default(), &relay, NonceKey([0; 32]));
+        let config =
+            server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, NonceKey([0; 32]));
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(!server_config(&timed, &Layout::default(), &relay, NonceKey([0; 32])).username_anonymity);
+        assert!(
+            !server_config(&Merged::of(&timed), &Layout::default(), &relay, NonceKey([0; 32]))
+                .username_anonymity
+        );
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

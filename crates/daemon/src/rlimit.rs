@@ -3,7 +3,7 @@
 use crate::admin;
 
 /// Raises the limit of open files to `needed`, and says so where that is not possible: `subject` needs them, `key` is what can be
-/// lowered instead. Some are set apart for the admin page and for files that a reload reads: who connects shall not take them.
+/// lowered instead. Some are set apart for the admin interface and for files that a reload reads: who connects shall not take them.
 pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
     let needed = needed + admin::DESCRIPTORS;
     match turnpike_net::limits::raise_open_files(needed) {
@@ -15,6 +15,6 @@ pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
         Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
     }
     if let Err(error) = turnpike_net::limits::set_apart(admin::DESCRIPTORS) {
-        tracing::warn!("cannot set descriptors apart for the admin page: {error}");
+        tracing::warn!("cannot set descriptors apart for the admin interface: {error}");
     }
 }

@@ -6,34 +6,53 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
-use turnpike_config::{Loaded, Mistake, Settings, Sources, User, UserSecret, realms};
-use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
+use tokio::{sync::watch, task::JoinHandle};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
+use turnpike_net::PassedSockets;
+use turnpike_relay::{Attachment, CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{self, AdminState},
+    admin::{AdminInterface, Job, Listening, Program, Server},
     certificates::Certificates,
     changes::ServeChanges,
-    control::{self, Service, Status, say_warnings},
+    control::{self, Control, Reloaded, Service, say_warnings},
     credentials::Credentials,
     error::DaemonError,
     own_addresses::OwnAddresses,
+    passed,
     plan::{self, Plan},
     rlimit, serve_metrics,
     session_log::session_log,
+    store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
-/// Runs a TURN server until a signal ends it. A generated credential goes to `out`, once.
+/// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
 ///
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
-pub fn serve(sources: &Sources, out: &mut dyn Write) -> Result<(), DaemonError> {
+pub fn serve(
+    sources: &Sources,
+    out: &mut dyn Write,
+    interface: &dyn AdminInterface,
+) -> Result<(), DaemonError> {
+    // Before anything else is opened.
+    let passed = PassedSockets::from_service_manager()?;
+    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
     let loaded = sources.load()?;
+    check_store(&loaded.settings)?;
     let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |status| {
-        TurnServer::start(sources.clone(), loaded, status, out).await
+    control::run((&level, format), async |control| {
+        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
     })
+}
+
+/// Whether the settings name a store that can be one; it is not connected to.
+///
+/// # Errors
+/// As those of the rest of the configuration.
+pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
+    store::address(settings).map(drop)
 }
 
 struct TurnServer {
@@ -41,7 +60,13 @@ struct TurnServer {
     /// What the relay was started with; keys that a reload cannot change keep these values.
     started: Settings,
     settings: Settings,
+    /// For whoever looks.
+    shown: watch::Sender<Shown>,
+    /// Where there is no store to keep it.
     generated: Option<User>,
+    store: Option<OpenStore>,
+    /// The same for metrics.
+    shared_store: SharedStore,
     nonce_key: NonceKey,
     relay: Arc<Relay>,
     /// What the listeners and relay addresses of the settings came to.
@@ -54,21 +79,30 @@ impl TurnServer {
     async fn start(
         sources: Sources,
         loaded: Loaded,
-        status: &Arc<Status>,
+        passed: Arc<PassedSockets>,
+        control: &Control,
         out: &mut dyn Write,
+        interface: &dyn AdminInterface,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
-        let generated = plan::generated_user(&settings);
-        settings.users.extend(generated.clone());
+        let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
+            OpenError::Address(errors) => DaemonError::Config(errors),
+            OpenError::Store(error) => DaemonError::Store(error),
+        })?;
+        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let merged = merge(&settings, store.as_mut());
         let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = Plan::new(&settings, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+        plan.config.passed = passed;
         raise_open_files(&plan);
 
-        let page = admin::bind(settings.admin, settings.is_explicit("admin.listen")).await?;
-        // The page asks nobody who he is, and a client that has TCP relayed would come from the server's own address.
-        plan.config.listeners_beside = page.iter().filter_map(|page| page.local_addr().ok()).collect();
+        let is_explicit = settings.is_explicit("admin.listen");
+        let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+        // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside = page.addresses();
         let own = OwnAddresses::new()
             .inspect(|own| plan.config.addresses = own.list())
             .inspect_err(|error| {
@@ -79,37 +113,68 @@ impl TurnServer {
             })
             .ok();
         let (logger, writer) = session_log();
-        let log_counts = logger.counts();
+        let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&settings));
-        let relay = Arc::new(Relay::start(&plan.config, credentials, log)?);
-        say_what_started(&plan, &relay, page.as_ref());
+        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
+        say_what_started(&plan, &relay, &*page);
         certificates.say();
-        if let Some(user) = &generated {
-            print_credential(user, &settings.realm, out);
+        if let Some(generated) = &generated {
+            generated.print(&settings.realm, out);
         }
+        let shared_store = SharedStore::default();
+        store::share(&shared_store, store.as_ref());
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
         if let Some(own) = own {
             tokio::spawn(own.keep_current(Weak::clone(&weak)));
         }
-        if let Some(page) = page {
-            let snapshots = move || {
-                weak.upgrade().map_or_else(Default::default, |relay| {
-                    let kernel = relay.kernel().map(Kernel::snapshot);
-                    (relay.snapshots(), relay.realms(), kernel)
-                })
-            };
-            let metrics = serve_metrics::page(snapshots, certificates.told(), Arc::clone(status), log_counts);
-            let hosts = settings.admin_hosts.clone();
-            admin::spawn(page, AdminState { metrics, draining: status.draining(), hosts });
-        }
+        let shown = watch::Sender::new(Shown::new(&settings, &merged));
+        let told = certificates.told();
+        page.serve(Program {
+            job: Job::Serve,
+            control: control.clone(),
+            admin: {
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.admin.clone())
+            },
+            toml: {
+                let shown = shown.subscribe();
+                Arc::new(move || shown.borrow().configured.to_toml())
+            },
+            open: {
+                let relay = Weak::clone(&weak);
+                Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
+            },
+            metrics: {
+                let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
+                let snapshots = move || {
+                    relay.upgrade().map_or_else(Default::default, |relay| {
+                        let kernel = relay.kernel().map(Kernel::snapshot);
+                        (relay.snapshots(), relay.realms(), kernel)
+                    })
+                };
+                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
+                serve_metrics::page(snapshots, told, status, log_counts)
+            },
+            server: Some(Server {
+                relay: weak,
+                shown: shown.subscribe(),
+                store: Arc::clone(&shared_store),
+                certificates: told,
+                addresses: plan.config.relay.clone().into(),
+                datapath: plan.config.datapath,
+                datapath_reason: plan.datapath_reason.as_str().into(),
+            }),
+        });
         let server = Self {
             sources,
             started: settings.clone(),
             settings,
-            generated,
+            shown,
+            generated: generated.and_then(Generated::not_kept),
+            store,
+            shared_store,
             nonce_key,
             relay,
             layout: plan.config.layout(),
@@ -119,47 +184,128 @@ impl TurnServer {
         Ok((server, tokio::spawn(writer.run())))
     }
 
-    /// False where it cannot be taken.
-    fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> bool {
+    /// What has changed, or why it cannot be taken.
+    async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
-        if plan::generated_user(&new).is_some() {
+        let unchangeable = self.started.unchangeable(&new);
+        // Where the embedded store is, is for a restart.
+        new.store.state.clone_from(&self.started.store.state);
+        let store =
+            if new.store == self.settings.store { None } else { Some(OpenStore::open(&new, true).await) };
+        let store = store.transpose().map_err(|error| {
+            control::say_refused(&error, "configuration not reloaded: the old one stays in force")
+        })?;
+        let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
+        if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {
-                tracing::error!(
-                    "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate"
-                );
-                return false;
+                let refused = "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate";
+                tracing::error!("{refused}");
+                return Err(vec![refused.to_owned()]);
             }
             new.users.extend(self.generated.clone());
         }
-        say_warnings(&warnings);
-        say_warnings(&plan::alternates_that_are_us(&new).collect::<Vec<_>>());
-        control::say_unchangeable(&self.started.unchangeable(&new));
-        let credentials: Arc<dyn CredentialStore> = Arc::new(Credentials::new(&new));
-        self.layout.add_server_names(realms::server_names(&new));
-        let server = plan::server_config(&new, &self.layout, &self.addresses, self.nonce_key);
-        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&new));
-        self.certificates.reload(&new, certificates, problems);
-        ServeChanges::new(&self.settings, &new).say(&new);
-        self.settings = new;
-        true
+        let mut reloaded = Reloaded::default();
+        reloaded.warn_all(warnings);
+        reloaded.warn_all(plan::alternates_that_are_us(&new));
+        reloaded.need_restart(&unchangeable);
+        if let Some(store) = store {
+            self.store = store;
+            store::share(&self.shared_store, self.store.as_ref());
+        }
+        let old = std::mem::replace(&mut self.settings, new);
+        self.put_into_force();
+        let changes = ServeChanges::new(&old, &self.settings);
+        reloaded.changed = changes.lines();
+        self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
+        changes.say(&self.settings);
+        Ok(reloaded)
+    }
+
+    /// Settings and store as they are.
+    fn put_into_force(&mut self) {
+        let merged = merge(&self.settings, self.store.as_mut());
+        self.layout.add_server_names(realms::server_names(&merged.settings));
+        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.nonce_key);
+        let credentials = credentials(&merged, self.store.as_ref());
+        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&merged.settings));
+        self.shown.send_replace(Shown::new(&self.settings, &merged));
     }
 }
 
+/// Settings, for whoever looks at them.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    pub(crate) configured: Arc<Settings>,
+    /// With what the store adds.
+    pub(crate) in_force: Arc<Settings>,
+}
+
+impl Shown {
+    fn new(configured: &Settings, merged: &Merged) -> Self {
+        Self { configured: Arc::new(configured.clone()), in_force: Arc::new(merged.settings.clone()) }
+    }
+}
+
+/// Settings with what the store adds.
+fn merge(settings: &Settings, store: Option<&mut OpenStore>) -> Merged {
+    match store {
+        Some(store) => store.take(settings),
+        None => Merged::of(settings),
+    }
+}
+
+fn credentials(merged: &Merged, store: Option<&OpenStore>) -> Arc<dyn CredentialStore> {
+    let in_use = store.filter(|store| store.is_in_use()).map(|store| store.directory.clone());
+    Arc::new(Credentials::new(&merged.settings, in_use))
+}
+
+/// A credential that was made up because nobody could have authenticated.
+enum Generated {
+    /// It is gone with this process.
+    ForThisRun(User),
+    /// In the embedded store.
+    Kept(MadeUp),
+}
+
+/// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
+async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>) -> Option<Generated> {
+    if !plan::names_nobody(settings) {
+        return None;
+    }
+    if let Some(store) = store {
+        match store.make_up_a_user(settings).await {
+            None => return None,
+            Some(Ok(made)) => return Some(Generated::Kept(made)),
+            Some(Err(error)) => {
+                tracing::warn!("{error}; the credential that is made up now is for this run alone");
+            }
+        }
+    }
+    let user = plan::random_user();
+    settings.users.push(user.clone());
+    Some(Generated::ForThisRun(user))
+}
+
 impl Service for TurnServer {
+    const OPEN: &'static str = "allocations";
+
     /// Takes what a running server can change from the configuration. Certificates that cannot be used keep the old ones in force,
     /// and nothing else: who is to lose access must not keep it because of them.
-    fn reload(&mut self) -> bool {
+    async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
-            Ok((loaded, problems)) => self.take(loaded, &problems),
+            Ok((loaded, problems)) => self.take(loaded, &problems).await,
             Err(errors) => {
-                control::say_refused(&errors, "configuration not reloaded: the old one stays in force");
-                false
+                Err(control::say_refused(&errors, "configuration not reloaded: the old one stays in force"))
             }
         }
     }
 
     fn look(&mut self) {
         self.certificates.look(&self.settings);
+        if self.store.as_ref().is_some_and(OpenStore::has_news) {
+            tracing::info!("the store has other realms, limits, token keys or peer rules now");
+            self.put_into_force();
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -176,8 +322,12 @@ impl Service for TurnServer {
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
 
+    fn makes_progress(&self) -> bool {
+        self.relay.makes_progress()
+    }
+
     fn open(&self) -> u64 {
-        self.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+        allocations(&self.relay)
     }
 
     fn say_left(&self, open: u64) {
@@ -185,12 +335,16 @@ impl Service for TurnServer {
     }
 }
 
+fn allocations(relay: &Relay) -> u64 {
+    relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
+}
+
 fn raise_open_files(plan: &Plan) {
     let subject = format!("{} allocations", plan.config.max_allocations);
     rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
+fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -214,20 +368,27 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
     if let Some(kernel) = relay.kernel() {
-        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
-        let interfaces = kernel.interfaces();
-        let where_to = if interfaces.is_empty() {
+        let attached = kernel.attached();
+        let where_to = if attached.is_empty() {
             "to no interface yet: none is Ethernet, up, and has an address".to_owned()
         } else {
-            format!("to {} ({how})", interfaces.join(", "))
+            format!("to {}", named_by_hook(&attached))
         };
         let flows = config.max_kernel_flows;
         tracing::info!(
             "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
             config.datapath
         );
+        for Attachment { interface, hook, why } in &attached {
+            if let Some(why) = why {
+                tracing::warn!(
+                    "data path kernel: not in the driver of {interface}, but at {}: {why}",
+                    hook.name()
+                );
+            }
+        }
     }
-    admin::say_where(page);
+    page.say_where();
     for note in &plan.notes {
         tracing::warn!("{note}");
     }
@@ -236,18 +397,50 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: Option<&TcpListener>) {
     }
 }
 
-/// This one password is meant to be seen: it exists nowhere else.
-fn print_credential(user: &User, realm: &str, out: &mut dyn Write) {
-    let UserSecret::Password(password) = &user.secret else {
-        return;
-    };
-    let line = writeln!(
-        out,
-        "No user is configured. For this run: user {} password {} (realm {realm})",
-        user.name,
-        password.reveal()
-    );
-    if line.and_then(|()| out.flush()).is_err() {
-        tracing::warn!("cannot print the generated credential: configure a user with --user NAME:PASSWORD");
+/// As `eth0, eth1 (xdp), docker0 (tcx)`.
+fn named_by_hook(attached: &[Attachment]) -> String {
+    let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
+    hooks.sort_by_key(|hook| !hook.is_xdp());
+    hooks.dedup();
+    let named = hooks.into_iter().map(|hook| {
+        let of_it = attached.iter().filter(|it| it.hook == hook).map(|it| &it.interface[..]);
+        format!("{} ({})", of_it.collect::<Vec<_>>().join(", "), hook.name())
+    });
+    named.collect::<Vec<_>>().join(", ")
+}
+
+impl Generated {
+    fn not_kept(self) -> Option<User> {
+        match self {
+            Self::ForThisRun(user) => Some(user),
+            Self::Kept(_) => None,
+        }
+    }
+
+    /// This one password is meant to be seen: it is shown nowhere else.
+    fn print(&self, realm: &str, out: &mut dyn Write) {
+        let (before, user, after) = match self {
+            Self::ForThisRun(user) => ("No user is configured. For this run".to_owned(), user, String::new()),
+            Self::Kept(MadeUp { user, dir }) => (
+                "No user was configured; here is one".to_owned(),
+                user,
+                format!(
+                    ", kept in {}. The password is not shown again; `turnpike user` makes others",
+                    dir.display()
+                ),
+            ),
+        };
+        let UserSecret::Password(password) = &user.secret else { return };
+        let line = writeln!(
+            out,
+            "{before}: user {} password {} (realm {realm}){after}",
+            user.name,
+            password.reveal()
+        );
+        if line.and_then(|()| out.flush()).is_err() {
+            tracing::warn!(
+                "cannot print the generated credential: configure a user with --user NAME:PASSWORD"
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `/metrics`: the workers' counters as OpenMetrics text, made anew at each scrape from live snapshots.
 //!
-//! Labels are `worker`, `direction`, `bound`, `realm` and what the state machine names itself; no label has a value that a
-//! client chooses, so the number of time series is bounded.
+//! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
+//! value that a client chooses, so the number of time series is bounded.
 
 use std::{fmt, sync::Arc};
 
@@ -15,30 +15,34 @@ use turnpike_relay::{
     CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
     WorkerSnapshot,
 };
+use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
 
 use crate::{
     admin::MetricsPage,
     certificates::Told,
     control::Status,
-    exposition::{self, Common, Families, by_name, count, counter, counts},
+    exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     log_limit::LogCounts,
+    session_totals::{LENGTHS, SessionTotals, Totals},
+    store::{self, SharedStore},
 };
 
 /// Of workers, of allocations by realm, and of the kernel's part where it has one.
 type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
 
-/// The exposition text of live snapshots, for the admin page.
+/// The exposition text of live snapshots.
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
-    certificates: Arc<Told>,
+    (certificates, store, sessions): (Arc<Told>, SharedStore, Arc<SessionTotals>),
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     exposition::page(
         move |common| {
             let (workers, realms, kernel) = snapshots();
-            let workers = numbered(workers);
-            Scrape { workers, realms, kernel, certificates: Arc::clone(&certificates), common }
+            let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
+            let store = store::shared(&store).map(|store| store.counts());
+            Scrape { workers, realms, sessions: sessions.get(), kernel, certificates, store, common }
         },
         status,
         log,
@@ -52,8 +56,11 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
+    /// Where there is one.
+    store: Option<turnpike_stores::Counts>,
     common: Common,
 }
 
@@ -62,7 +69,9 @@ impl Collector for Scrape {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
+        page.sessions(&self.sessions)?;
         page.turn()?;
+        page.allocation_times()?;
         page.refused()?;
         page.received()?;
         page.sent()?;
@@ -73,6 +82,9 @@ impl Collector for Scrape {
             page.kernel(kernel)?;
         }
         page.certificates(&self.certificates)?;
+        if let Some(store) = &self.store {
+            page.store(store)?;
+        }
         self.common.encode(&mut page.encoder)
     }
 }
@@ -98,6 +110,28 @@ impl Families<'_, '_, WorkerSnapshot> {
         Ok(())
     }
 
+    /// Those that have ended; listeners are told apart by transport and port.
+    #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
+    fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
+        let help = "Sessions that have ended, by realm and listener.";
+        let mut metric = counter(&mut self.encoder, "sessions_ended", help)?;
+        for ((realm, transport, port), value) in &sessions.ended {
+            let port = port.to_string();
+            count(&mut metric, &[("realm", &**realm), ("transport", *transport), ("port", &*port)], *value)?;
+        }
+        let help = "Payload bytes of sessions that have ended, by realm.";
+        let mut metric = counter(&mut self.encoder, "session_bytes", help)?;
+        for (realm, bytes) in &sessions.bytes {
+            for (direction, value) in ["to_peer", "to_client"].into_iter().zip(bytes) {
+                count(&mut metric, &[("realm", &**realm), ("direction", direction)], *value)?;
+            }
+        }
+        let bounds = LENGTHS.into_iter().map(f64::from).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(sessions.lengths).collect();
+        let help = "How long sessions lived that have ended.";
+        histogram(&mut self.encoder, "session_seconds", help, sessions.lived_ms as f64 / 1000.0, &buckets)
+    }
+
     /// What the kernel has relayed without us.
     fn kernel(&mut self, kernel: &KernelSnapshot) -> fmt::Result {
         self.by(
@@ -117,14 +151,13 @@ impl Families<'_, '_, WorkerSnapshot> {
             counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
         let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
         counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
+        let dropped = [KernelCount::Failed, KernelCount::Behind];
+        let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
+        let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
+        counts(&mut self.encoder, "kernel_dropped", help, "reason", dropped)?;
         let mut single = |name, help: &str, value: u64| {
             counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
         };
-        single(
-            "kernel_dropped",
-            "Datagrams that were dropped because the kernel refused to change them.",
-            kernel.counts[KernelCount::Failed as usize],
-        )?;
         single(
             "kernel_flows_refused",
             "Flows that stay in user space because the kernel's table was full.",
@@ -164,6 +197,33 @@ impl Families<'_, '_, WorkerSnapshot> {
         )
     }
 
+    fn store(&mut self, store: &turnpike_stores::Counts) -> fmt::Result {
+        gauge(&mut self.encoder, "store_up", "1 while the store answers.", u8::from(store.is_up).into())?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "gauges are floats by format, and so many users have no room"
+        )]
+        let users = store.users as f64;
+        gauge(&mut self.encoder, "store_cached_users", "Users of the store that are kept in memory.", users)?;
+        counts(
+            &mut self.encoder,
+            "store_answers",
+            "Users who were told of without a query of their own, by what told of them.",
+            "from",
+            store.answers,
+        )?;
+        counts(
+            &mut self.encoder,
+            "store_queries",
+            "Queries for a user, by result.",
+            "result",
+            store.queries,
+        )?;
+        let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
+        let help = "How long the store took to tell of a user, or until it was given up.";
+        histogram(&mut self.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
+    }
+
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
     /// brought together, as the format wants it.
     fn turn(&mut self) -> fmt::Result {
@@ -185,6 +245,16 @@ impl Families<'_, '_, WorkerSnapshot> {
             }
         }
         Ok(())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a histogram is of floats by format")]
+    fn allocation_times(&mut self) -> fmt::Result {
+        let mut all = Stats::default();
+        self.snapshots.iter().for_each(|(_, snapshot)| all.merge(&snapshot.turn));
+        let bounds = ALLOCATION_MS.map(|ms| ms as f64 / 1000.0).into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(all.allocation_times).collect();
+        let help = "How long after its request an allocation was there; look-ups in a store count.";
+        histogram(&mut self.encoder, "allocation_seconds", help, all.allocation_ms as f64 / 1000.0, &buckets)
     }
 
     fn refused(&mut self) -> fmt::Result {
@@ -348,6 +418,20 @@ impl Families<'_, '_, WorkerSnapshot> {
     }
 }
 
+/// A family of one histogram.
+fn histogram(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    sum: f64,
+    buckets: &[(f64, u64)],
+) -> fmt::Result {
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    encoder
+        .encode_descriptor(name, help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+}
+
 /// Worker, label, value.
 type TurnSample<'a> = (&'a str, Option<(&'static str, &'static str)>, u64);
 
@@ -397,6 +481,7 @@ mod tests {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
         first.turn.to_peer_datagrams = 7;
         first.turn.to_client_bytes = 900;
+        first.turn.allocation_times[1] = 2;
         first.rx.datagrams = 40;
         first.rx.batch[0] = 1;
         first.rx.batch[3] = 4;
@@ -406,8 +491,24 @@ mod tests {
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            sessions: Totals {
+                ended: [(("example.org".into(), "udp", 3478), 4)].into(),
+                bytes: [("example.org".into(), [500, 600])].into(),
+                lengths: [1, 0, 2, 0, 0, 0, 0, 0, 1],
+                lived_ms: 90_000_500,
+            },
             kernel: Some(KernelSnapshot { flows: 6, refused: 2, ..KernelSnapshot::default() }),
             certificates: Arc::default(),
+            store: Some(turnpike_stores::Counts {
+                is_up: true,
+                users: 5,
+                answers: ["cache", "negative", "stale", "joined", "unavailable"].map(|from| (from, 1)),
+                queries: ["found", "none", "failed", "timeout"].map(|result| (result, 2)),
+                query_times: std::array::from_fn(|index| {
+                    (f64::from(u32::try_from(index).expect("twelve at most")), 1)
+                }),
+                query_seconds: 2.5,
+            }),
             common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
         }
     }
@@ -481,6 +582,14 @@ mod tests {
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
             ("turnpike_tx_dropped_total{worker=\"0\",reason=\"too_big\"}", 5.0),
             ("turnpike_log_lines_lost_total", 2.0),
+            ("turnpike_sessions_ended_total{realm=\"example.org\",transport=\"udp\",port=\"3478\"}", 4.0),
+            ("turnpike_session_bytes_total{realm=\"example.org\",direction=\"to_client\"}", 600.0),
+            ("turnpike_session_seconds_bucket{le=\"60.0\"}", 3.0),
+            ("turnpike_session_seconds_sum", 90_000.5),
+            ("turnpike_allocation_seconds_bucket{le=\"0.005\"}", 2.0),
+            ("turnpike_session_seconds_count", 4.0),
+            ("turnpike_store_up", 1.0),
+            ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
             ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
             ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),

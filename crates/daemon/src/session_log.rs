@@ -16,10 +16,14 @@ use crate::{
     log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
+    session_totals::SessionTotals,
 };
 
 /// The workers' end.
-pub(crate) struct SessionLogger(LogSender<(usize, Effect)>);
+pub(crate) struct SessionLogger {
+    lines: LogSender<(usize, Effect)>,
+    totals: Arc<SessionTotals>,
+}
 
 /// The control thread's end.
 pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
@@ -27,18 +31,24 @@ pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
 /// Both ends of a session log.
 pub(crate) fn session_log() -> (SessionLogger, SessionLogWriter) {
     let (sender, receiver) = log_queue(BACKLOG);
-    (SessionLogger(sender), SessionLogWriter(receiver))
+    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter(receiver))
 }
 
 impl SessionLogger {
     /// Counts lines that were lost or suppressed.
     pub(crate) fn counts(&self) -> Arc<LogCounts> {
-        self.0.counts()
+        self.lines.counts()
+    }
+
+    /// Counts sessions.
+    pub(crate) fn totals(&self) -> Arc<SessionTotals> {
+        Arc::clone(&self.totals)
     }
 }
 
 impl SessionLog for SessionLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
+        self.totals.effect(effect);
         let wanted = match effect {
             Effect::Opened { .. } | Effect::PeerRefused { .. } => {
                 tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
@@ -47,7 +57,7 @@ impl SessionLog for SessionLogger {
             _ => false,
         };
         if wanted {
-            self.0.send((worker, effect.clone()));
+            self.lines.send((worker, effect.clone()));
         }
     }
 }
@@ -136,16 +146,17 @@ fn write_sums(summary: &Summary<User>) {
 
 fn write(worker: usize, effect: &Effect) {
     match effect {
-        Effect::Opened { client, realm, username, relayed, .. } => {
+        Effect::Opened { session, client, realm, username, relayed, .. } => {
             let second = relayed.1.map(tracing::field::display);
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address,
-                relayed = %relayed.0, relayed2 = second, worker,
+                relayed = %relayed.0, relayed2 = second, worker, %session,
                 "session opened"
             );
         }
         Effect::Closed {
+            session,
             client,
             realm,
             username,
@@ -167,7 +178,7 @@ fn write(worker: usize, effect: &Effect) {
                 reason = closed_reason(*reason), seconds = seconds(Duration::from_millis(*lived_ms)),
                 to_peer_datagrams = to_peer.0, to_peer_bytes = to_peer.1,
                 to_client_datagrams = to_client.0, to_client_bytes = to_client.1,
-                worker,
+                worker, %session,
                 "session ended"
             );
         }
@@ -285,6 +296,7 @@ mod tests {
     fn ended(identity: &str, reason: ClosedReason) -> Effect {
         Effect::Closed {
             allocation: AllocationId { index: 1, generation: 2 },
+            session: "00112233445566778899aabbccddeeff".parse().expect("a name"),
             client: client(),
             realm: "example.org".into(),
             username: format!("1800000000:{identity}").into(),
@@ -308,8 +320,22 @@ mod tests {
             "INFO turnpike::session: session ended realm=\"example.org\" user=\"1800000000:alice\" \
              client=192.0.2.9:50000 transport=\"tls\" relayed=198.41.0.4:50000 relayed2=[2001:db8::4]:50000 \
              relayed_transport=\"udp\" reason=\"not refreshed in time\" seconds=61.999 to_peer_datagrams=10 \
-             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0"
+             to_peer_bytes=1200 to_client_datagrams=9 to_client_bytes=1080 worker=0 \
+             session=00112233445566778899aabbccddeeff"
         );
+    }
+
+    #[test]
+    fn sessions_are_counted_by_realm_and_listener_and_by_their_length() {
+        let (logger, _writer) = session_log();
+        for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
+            logger.effect(0, &ended("alice", reason));
+        }
+        logger.effect(0, &refused(CredentialRefusal::WrongKey));
+        let totals = logger.totals().get();
+        assert_eq!(totals.ended, [(("example.org".into(), "tls", 3478), 2)].into());
+        assert_eq!(totals.bytes, [("example.org".into(), [2400, 2160])].into());
+        assert_eq!((totals.lengths, totals.lived_ms), ([0, 0, 0, 2, 0, 0, 0, 0, 0], 123_998));
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Signals {
                 // Ctrl-C: somebody sits there and waits.
                 Request::Drain(io::stdin().is_terminal().then_some(Duration::ZERO))
             }
-            _ = self.hangup.recv() => Request::Reload,
+            _ = self.hangup.recv() => Request::Reload(None),
         }
     }
 }

@@ -35,3 +35,74 @@ fn crates_that_a_stranger_can_make_speak_are_not_heard_whatever_the_filter_says(
         assert!(heard.contains("said by log") && heard.contains("said by tracing"), "{filter}: {heard}");
     }
 }
+
+/// Not a test of its own: what the other one starts.
+#[test]
+fn changer() {
+    if std::env::var(SPEAKER).as_deref() != Ok("changes") {
+        return;
+    }
+    logging::init("warn", LogFormat::Text);
+    assert_eq!(logging::level(), "warn");
+    let say = |when: &str| {
+        tracing::info!("info {when}");
+        tracing::debug!("debug {when}");
+        tracing::info!(target: "turnpike::audit", "audit {when}");
+        tracing::error!(target: "dimpl::message", "said by a stranger");
+    };
+    say("before");
+    logging::set_level("debug").unwrap();
+    assert_eq!(logging::level(), "debug");
+    say("meanwhile");
+    assert!(logging::set_level("deb").unwrap_err().contains("deb"));
+    assert_eq!(logging::level(), "debug");
+    logging::set_level("off").unwrap();
+    say("after");
+}
+
+#[test]
+fn a_level_changes_while_the_program_runs_and_audit_lines_are_written_at_any() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "changer", "--nocapture"])
+        .env(SPEAKER, "changes")
+        .output()
+        .unwrap();
+    let heard = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{heard}");
+    let said: Vec<&str> =
+        heard.lines().filter_map(|line| line.split_once(": ")).map(|(_, said)| said.trim()).collect();
+    assert_eq!(
+        said,
+        ["audit before", "info meanwhile", "debug meanwhile", "audit meanwhile", "audit after"],
+        "{heard}"
+    );
+}
+
+/// Not a test of its own: what the other one starts.
+#[test]
+fn journalist() {
+    if std::env::var(SPEAKER).as_deref() != Ok("journal") {
+        return;
+    }
+    logging::init("trace", LogFormat::Journald);
+    tracing::error!(target: "a::b", code = 5, "refused");
+    tracing::warn!(target: "a", "doubtful");
+    tracing::info!(target: "a", "done");
+    tracing::debug!(target: "a", "looked at");
+}
+
+#[test]
+fn lines_for_the_journal_have_their_priority_first_and_no_time() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "journalist", "--nocapture"])
+        .env(SPEAKER, "journal")
+        .output()
+        .unwrap();
+    let heard = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = heard.lines().filter(|line| line.starts_with('<')).collect();
+    assert_eq!(
+        lines,
+        ["<3>a::b: refused code=5", "<4>a: doubtful", "<6>a: done", "<7>a: looked at"],
+        "{heard}"
+    );
+}

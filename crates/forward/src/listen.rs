@@ -7,7 +7,8 @@ use std::{
 };
 
 use turnpike_net::{
-    Datapath, ListenOptions, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
+    Datapath, ListenOptions, PassedSockets, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket,
+    UnixListener, passed::Transport,
 };
 
 use crate::{Address, Bind, Protocol, Rule, StartError, handover, udp::Listeners};
@@ -95,6 +96,10 @@ impl Kind {
     fn is_udp(self) -> bool {
         self == Self::Udp
     }
+
+    fn speaks(self) -> Transport {
+        if self.is_udp() { Transport::Udp } else { Transport::Tcp }
+    }
 }
 
 impl Held {
@@ -113,12 +118,13 @@ impl Held {
 /// Where a rule listens, the file that goes with it, and its sockets for each worker.
 pub(crate) type BoundRule = (Vec<Address>, Option<SocketFile>, Vec<Bound>);
 
-/// Binds every port of a rule for every worker.
+/// Binds every port of a rule for every worker, or takes the sockets of it that were `passed`.
 pub(crate) fn bind(
     rule: &Rule,
     workers: usize,
     datapath: Datapath,
     held: &mut Held,
+    passed: &PassedSockets,
 ) -> Result<BoundRule, StartError> {
     let kind = Kind::of(rule.protocol);
     let ip = match (&rule.bind, kind) {
@@ -130,20 +136,20 @@ pub(crate) fn bind(
     };
     let wanted = (rule.ports.first..=rule.ports.last).map(|port| SocketAddr::new(ip, port));
     if kind == Kind::Tcp {
-        let (addresses, bound) = bind_tcp(rule, wanted, workers, held)?;
+        let (addresses, bound) = bind_tcp(rule, wanted, workers, held, passed)?;
         return Ok((addresses, None, bound));
     }
     for address in wanted {
-        if !held.occupies(kind, address.port()) {
+        if !held.occupies(kind, address.port()) && passed.count(kind.speaks(), address) == 0 {
             probe(kind, rule, address).map_err(|source| listen_error(rule, address.into(), source))?;
         }
     }
-    let named = |(address, source): (SocketAddr, _)| listen_error(rule, address.into(), source);
-    let first = Listeners::bind(rule, datapath, true).map_err(named)?;
+    let named = |(address, source): (SocketAddr, _)| bind_error(rule, passed, address, source);
+    let first = Listeners::bind(rule, datapath, true, passed).map_err(named)?;
     let addresses = first.addresses().into_iter().map(Address::Ip).collect();
     let mut all = Vec::with_capacity(workers);
-    for _ in 1..workers {
-        all.push(Bound::Udp(first.bind_again(rule, datapath).map_err(named)?));
+    for worker in 1..workers {
+        all.push(Bound::Udp(first.bind_again(rule, datapath, (passed, worker)).map_err(named)?));
     }
     all.push(Bound::Udp(first));
     Ok((addresses, None, all))
@@ -174,6 +180,7 @@ fn bind_tcp(
     wanted: impl Iterator<Item = SocketAddr>,
     workers: usize,
     held: &mut Held,
+    passed: &PassedSockets,
 ) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
     // SO_REUSEPORT also where there is one worker: a rule that takes the port over by a reload may be of another protocol.
     let options = ListenOptions {
@@ -191,15 +198,15 @@ fn bind_tcp(
             sockets.iter_mut().for_each(|all| all.push((offset, Tcp::Inherited(address.into()))));
             continue;
         }
-        let named = |source| listen_error(rule, address.into(), source);
-        let real = if held.occupies(Kind::Tcp, address.port()) {
+        let named = |source| bind_error(rule, passed, address, source);
+        let real = if held.occupies(Kind::Tcp, address.port()) || passed.count(Transport::Tcp, address) > 0 {
             address
         } else {
             probe_tcp(rule, address).map_err(named)?
         };
         addresses.push(real.into());
-        for all in &mut sockets {
-            let listener = TcpListener::bind(real, &options).map_err(named)?;
+        for (worker, all) in sockets.iter_mut().enumerate() {
+            let listener = passed.tcp(worker, real, &options).map_err(named)?;
             all.push((offset, Tcp::Fresh(Acceptor::Tcp(listener))));
         }
     }
@@ -224,6 +231,16 @@ fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
 
 fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
     if rule.ipv6_only { TcpListener::probe(address) } else { TcpListener::probe_dual_stack(address) }
+}
+
+/// The same for an address of which sockets may have been passed.
+fn bind_error(rule: &Rule, passed: &PassedSockets, address: SocketAddr, source: io::Error) -> StartError {
+    match passed.remedy(Kind::of(rule.protocol).speaks(), address, source.kind()) {
+        Some(remedy) => {
+            StartError::Listen { rule: rule.id.0.clone(), address: address.into(), source, remedy }
+        }
+        None => listen_error(rule, address.into(), source),
+    }
 }
 
 /// Says what to do about a listener that cannot be bound.

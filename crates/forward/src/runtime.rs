@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, SocketFile, worker::Workers};
+use turnpike_net::{Datapath, PassedSockets, SocketFile, worker::Workers};
 
 use crate::{
     Access, Address, Rule, RuleId,
@@ -41,6 +41,8 @@ pub struct Settings {
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
+    /// Sockets of listeners that somebody else has bound; those of addresses that no rule listens on are left alone.
+    pub passed: Arc<PassedSockets>,
 }
 
 /// Why the forwarder did not start, or why a reload was refused.
@@ -385,6 +387,12 @@ impl Forwarder {
         self.workers.have_failed()
     }
 
+    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    #[must_use]
+    pub fn makes_progress(&self) -> bool {
+        self.workers.make_progress()
+    }
+
     /// Ends everything and joins the workers.
     pub fn stop(self) {
         drop(self);
@@ -402,8 +410,8 @@ impl Forwarder {
         let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
         let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
         for rule in rules {
-            let bound =
-                preflight::check(rule).and_then(|()| listen::bind(rule, workers, self.datapath, held));
+            let bound = preflight::check(rule)
+                .and_then(|()| listen::bind(rule, workers, self.datapath, held, &settings.passed));
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {

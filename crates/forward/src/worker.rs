@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use turnpike_net::{
     Datapath,
     poll::{Event, Poller},
-    worker::{self, Inbox, Published, Sender},
+    worker::{self, Inbox, Published, Question, Sender},
 };
 
 use crate::{
@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Drain(mpsc::Sender<()>),
     /// Close the listeners; only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
+    Answer(Question),
     Stop,
 }
 
@@ -53,6 +54,12 @@ pub(crate) struct Change {
 
 impl worker::Command for Command {
     const STOP: Self = Self::Stop;
+}
+
+impl worker::Asked for Command {
+    fn ask(question: Question) -> Self {
+        Self::Answer(question)
+    }
 }
 
 /// What the control thread may look at.
@@ -227,6 +234,7 @@ impl Worker {
                     }
                     let _ = done.send(());
                 }
+                Command::Answer(question) => drop(question),
                 Command::Stop => {
                     self.tcp.stop(tcp::Tick { now, poller: &self.poller });
                     if let Some(engine) = &mut self.udp {

@@ -4,15 +4,21 @@ use crate::common;
 
 use std::{
     net::{TcpListener, UdpSocket},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use crate::common::{Wishes, load, loopback, reflector, reflector_on, relay, wait_until_empty};
+use crate::common::{
+    PASSWORD, Wishes, load, loopback, reflector, reflector_on, relay, relay_of, wait_until_empty,
+};
 use turnpike_load::{
     LoadError, Rate, Stop, TlsOptions, Transport,
     turn::{Config, Mode, Outcome, Via, run},
 };
 use turnpike_net::Datapath;
+use turnpike_relay::CredentialStore;
+use turnpike_turn::server::{Lookup, User};
+use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 fn quiet(config: &Config) -> Result<Outcome, LoadError> {
     run(config, &Stop::new(), |_| {})
@@ -82,6 +88,63 @@ fn allocations_are_made_and_deleted() {
     assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
     // At most what was due; a busy machine starts fewer.
     assert!((1..=201).contains(&report.sent), "{report:?}");
+    wait_until_empty(&relay);
+}
+
+/// Whoever knows the password, and who that was.
+#[derive(Default)]
+struct Everybody(Mutex<Vec<String>>);
+
+impl CredentialStore for Everybody {
+    fn check(
+        &self,
+        user: User<'_>,
+        realm: &str,
+        algorithm: KeyAlgorithm,
+        _unix: u64,
+        verify: &mut dyn FnMut(&Key) -> bool,
+    ) -> Lookup {
+        let User::Name(name) = user else { return Lookup::NoSuchUser };
+        if !verify(&Key::long_term(algorithm, name, realm, PASSWORD.as_bytes())) {
+            return Lookup::WrongKey { username: name.into() };
+        }
+        self.0.lock().unwrap().push(name.to_owned());
+        Lookup::Accepted { username: name.into(), identity: name.into() }
+    }
+}
+
+#[test]
+fn users_take_turns() {
+    let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
+    // Whoever knows a name by its hash alone knows no password.
+    let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
+        config.server.username_anonymity = false;
+    });
+    let config = Config {
+        mode: Mode::Allocate,
+        users: 3,
+        clients: 4,
+        threads: Some(2),
+        rate: Rate::Pps(200.0),
+        ..load(&relay, &reflector)
+    };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    let mut asked = everybody.0.lock().unwrap().clone();
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked, ["alice0", "alice1", "alice2"]);
+}
+
+#[test]
+fn channels_are_bound_one_after_the_other() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { mode: Mode::Bind, clients: 4, rate: Rate::Max, ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    // More than an allocation has, so that some have begun anew.
+    assert!(report.received > 4 * 60, "{report:?}");
+    assert!(report.errors.is_empty(), "{report:?}");
     wait_until_empty(&relay);
 }
 

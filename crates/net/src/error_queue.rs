@@ -44,7 +44,7 @@ pub fn read(socket: &UdpSocket, limit: usize, mut each: impl FnMut(IcmpError)) -
         header.msg_iov = &raw mut iov;
         header.msg_iovlen = 1;
         header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = control.0.len();
+        header.msg_controllen = control.0.len() as _;
         // SAFETY: every pointer in `header` is to a live local of the length given with it.
         let got = unsafe {
             libc::recvmsg(

@@ -16,6 +16,7 @@ pub mod copy;
 pub mod datapath;
 pub mod error_queue;
 pub mod limits;
+pub mod passed;
 pub mod poll;
 pub mod rx;
 mod send;
@@ -29,6 +30,7 @@ pub mod worker;
 
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
+pub use passed::{PassedError, PassedSocket, PassedSockets};
 pub use rx::{Buffer, Rx, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
 pub use splice::Pipe;

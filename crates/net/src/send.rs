@@ -72,7 +72,7 @@ impl Kernel for Linux {
         }
         let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
         // SAFETY: as above, for `count` headers.
-        let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
+        let sent = unsafe { sys::sendmmsg(fd, messages.as_mut_ptr(), count) };
         sys::check(sent).map(|sent| sent.unsigned_abs() as usize)
     }
 }
@@ -425,13 +425,13 @@ impl<K: Kernel> Sender<'_, K> {
             header.msg_name =
                 if header.msg_namelen == 0 { std::ptr::null_mut() } else { names.wrapping_add(at).cast() };
             header.msg_iov = iovecs.wrapping_add(message.first_iovec);
-            header.msg_iovlen = message.iovecs;
+            header.msg_iovlen = message.iovecs as _;
             header.msg_control = if message.total_control == 0 {
                 std::ptr::null_mut()
             } else {
                 controls.wrapping_add(at).cast()
             };
-            header.msg_controllen = message.total_control;
+            header.msg_controllen = message.total_control as _;
             header.msg_flags = 0;
         }
     }
@@ -470,8 +470,8 @@ impl<K: Kernel> Sender<'_, K> {
             pieces[last].iov_len -= rest;
             let header = &mut self.batch.headers[at];
             header.msg_hdr.msg_iov = pieces[first..].as_mut_ptr();
-            header.msg_hdr.msg_iovlen = last - first + 1;
-            header.msg_hdr.msg_controllen = message.control;
+            header.msg_hdr.msg_iovlen = (last - first + 1) as _;
+            header.msg_hdr.msg_controllen = message.control as _;
             if message.control == 0 {
                 header.msg_hdr.msg_control = std::ptr::null_mut();
             }

@@ -7,9 +7,9 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{limits, sys};
+use crate::{limits, passed, sys};
 
 /// How a socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -94,52 +94,32 @@ impl UdpSocket {
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         let socket = limits::ours(socket)?;
-        let fd = socket.as_fd();
-        let on = |level, name| sys::set_option(fd, level, name, 1);
         if options.reuse_port {
-            on(libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
-        }
-        set_buffer(fd, options.recv_buffer, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
-        set_buffer(fd, options.send_buffer, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
-        on(libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
-        if options.gro {
-            on(sys::SOL_UDP, sys::UDP_GRO)?;
+            socket.set_reuse_port(true)?;
         }
         if address.is_ipv6() {
             socket.set_only_v6(!options.dual_stack)?;
-            if options.dual_stack {
-                sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
-            }
-            sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)?;
-            if options.packet_info {
-                on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
-            }
-            if options.ip_header {
-                on(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
-                on(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)?;
-            }
-            if options.errors {
-                on(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
-            }
-        } else {
-            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
-            if options.packet_info {
-                on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
-            }
-            if options.ip_header {
-                on(libc::IPPROTO_IP, libc::IP_RECVTOS)?;
-                on(libc::IPPROTO_IP, libc::IP_RECVTTL)?;
-            }
-            if options.errors {
-                on(libc::IPPROTO_IP, libc::IP_RECVERR)?;
-            }
         }
-        prepare(fd)?;
+        set_options(socket.as_fd(), address.is_ipv6(), options)?;
+        prepare(socket.as_fd())?;
         socket.bind(&address.into())?;
-        let local = sys::local_address(fd)?;
+        Self::bound(socket.into())
+    }
+
+    /// Takes a socket that somebody else has bound. What has to be said before that, SO_REUSEPORT and IPV6_V6ONLY, stays as it is.
+    pub(crate) fn adopt(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
+        let socket = Self::bound(descriptor)?;
+        let adopted = SockRef::from(&socket);
+        passed::check_families(&adopted, socket.local, options.dual_stack)?;
+        adopted.set_nonblocking(true)?;
+        set_options(socket.as_fd(), socket.is_v6(), options)?;
+        Ok(socket)
+    }
+
+    fn bound(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self {
-            fd: socket.into(),
-            local,
+            local: sys::local_address(fd.as_fd())?,
+            fd,
             gso_limit: Cell::new(u16::MAX),
             appetite: Cell::new(1),
             singles: Cell::new(0),
@@ -267,6 +247,46 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// What can be said of a socket before and after it is bound.
+fn set_options(fd: BorrowedFd<'_>, is_v6: bool, options: &UdpOptions) -> io::Result<()> {
+    let on = |level, name| sys::set_option(fd, level, name, 1);
+    set_buffer(fd, options.recv_buffer, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
+    set_buffer(fd, options.send_buffer, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
+    on(libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
+    if options.gro {
+        on(sys::SOL_UDP, sys::UDP_GRO)?;
+    }
+    if is_v6 {
+        if options.dual_stack {
+            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
+        }
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_WANT)?;
+        if options.packet_info {
+            on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
+        }
+        if options.ip_header {
+            on(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
+            on(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)?;
+        }
+        if options.errors {
+            on(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
+        }
+    } else {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, MAY_FRAGMENT_V4)?;
+        if options.packet_info {
+            on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
+        }
+        if options.ip_header {
+            on(libc::IPPROTO_IP, libc::IP_RECVTOS)?;
+            on(libc::IPPROTO_IP, libc::IP_RECVTTL)?;
+        }
+        if options.errors {
+            on(libc::IPPROTO_IP, libc::IP_RECVERR)?;
+        }
+    }
+    Ok(())
 }
 
 /// SO_RCVBUFFORCE needs CAP_NET_ADMIN and passes net.core.rmem_max; without it the kernel gives what it allows.

@@ -1,4 +1,7 @@
 //! The few kernel calls that the data path makes, each wrapped once: socket addresses, options, control messages.
+//!
+//! Lengths in `msghdr` and `cmsghdr` are of other types in musl than in glibc, and beside unused bytes that have to be zero: the kernel
+//! reads both as one. Hence `as _` where such a length is written.
 
 use std::{
     io, mem,
@@ -85,6 +88,21 @@ pub(crate) fn check(value: c_int) -> io::Result<c_int> {
     if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
+/// sendmmsg(2), without waiting. musl's own makes a sendmsg(2) of each message, because it does not trust the unused bytes of their
+/// lengths; ours are zero.
+///
+/// # Safety
+/// `messages` must point at `count` headers that describe live memory, all unused bytes being zero.
+#[inline]
+pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: u32) -> c_int {
+    #[cfg(not(target_env = "musl"))]
+    // SAFETY: the caller's promise.
+    return unsafe { libc::sendmmsg(fd, messages, count, libc::MSG_DONTWAIT) };
+    #[cfg(target_env = "musl")]
+    // SAFETY: the caller's promise. The result is a count or -1.
+    return unsafe { libc::syscall(libc::SYS_sendmmsg, fd, messages, count, libc::MSG_DONTWAIT) as c_int };
+}
+
 /// setsockopt(2) with an integer.
 pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the pointer and length describe `value`, which outlives the call.
@@ -151,7 +169,7 @@ impl<'a> ControlWriter<'a> {
         // multiples of 8, so that `at` is aligned for `cmsghdr`; the data is written unaligned.
         unsafe {
             let mut header: cmsghdr = mem::zeroed();
-            header.cmsg_len = len;
+            header.cmsg_len = len as _;
             header.cmsg_level = level;
             header.cmsg_type = kind;
             at.cast::<cmsghdr>().write(header);
@@ -204,7 +222,7 @@ pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item
         &[]
     } else {
         // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen) }
+        unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) }
     };
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -214,7 +232,7 @@ pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item
         }
         // SAFETY: there are enough bytes; any bytes are a valid `cmsghdr`.
         let message: cmsghdr = unsafe { rest.as_ptr().cast::<cmsghdr>().read_unaligned() };
-        let len = message.cmsg_len;
+        let len: usize = message.cmsg_len as _;
         if len < head || len > rest.len() {
             return None;
         }

@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{
-    limits,
+    limits, passed,
     sys::{self, RawAddress},
 };
 
@@ -54,8 +54,20 @@ impl TcpListener {
     /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
     pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
         let socket = bound(address, options.reuse_port, options.dual_stack)?;
+        Self::listen(socket.into(), options)
+    }
+
+    /// Takes a listener that somebody else has bound. What has to be said before that, SO_REUSEPORT and IPV6_V6ONLY, stays as it is.
+    pub(crate) fn adopt(descriptor: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
+        let local = sys::local_address(descriptor.as_fd())?;
+        passed::check_families(&SockRef::from(&descriptor), local, options.dual_stack)?;
+        SockRef::from(&descriptor).set_nonblocking(true)?;
+        Self::listen(descriptor, options)
+    }
+
+    fn listen(fd: OwnedFd, options: &ListenOptions) -> io::Result<Self> {
         let backlog = if options.backlog == 0 { i32::MAX } else { options.backlog.cast_signed().max(1) };
-        let this = Self { local: sys::local_address(socket.as_fd())?, fd: socket.into() };
+        let this = Self { local: sys::local_address(fd.as_fd())?, fd };
         this.set_inherited(options.nodelay, options.keepalive)?;
         if let Some(limit) = options.unsent_limit {
             let limit = i32::try_from(limit).unwrap_or(i32::MAX);
@@ -304,7 +316,7 @@ impl TcpSocket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
         message.msg_iov = pieces.as_ptr().cast_mut().cast();
-        message.msg_iovlen = pieces.len().min(MOST_PIECES);
+        message.msg_iovlen = pieces.len().min(MOST_PIECES) as _;
         // SAFETY: `message` describes `pieces`, which outlive the call.
         size(unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, flags) })
     }

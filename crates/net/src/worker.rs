@@ -15,6 +15,16 @@ pub trait Command: Send + 'static {
     const STOP: Self;
 }
 
+/// What a worker is told that is asked now and then whether it still takes commands.
+pub trait Asked: Command {
+    /// Asks; to take it out of the inbox and drop it is the answer.
+    fn ask(question: Question) -> Self;
+}
+
+/// Whether a worker still takes commands. It has answered once it has dropped its copy.
+#[derive(Clone, Debug, Default)]
+pub struct Question(Arc<()>);
+
 /// Both ends of a worker's inbox; its poller tells of new commands under `token`.
 ///
 /// # Errors
@@ -68,6 +78,11 @@ impl<C> Inbox<C> {
         self.waker.acknowledge();
     }
 
+    /// Has the poller tell of it again: the worker leaves the rest for later.
+    pub fn wake_again(&self) {
+        self.waker.wake();
+    }
+
     /// The next command, if there is one. No system call.
     pub fn command(&self) -> Option<C> {
         self.commands.try_recv().ok()
@@ -99,7 +114,10 @@ impl<T> Published<T> {
 
 /// Running workers that are told `C` and share an `S` each. Dropping this stops and joins them.
 #[derive(Debug)]
-pub struct Workers<C: Command, S>(Vec<Running<C, S>>);
+pub struct Workers<C: Command, S> {
+    running: Vec<Running<C, S>>,
+    question: Mutex<Question>,
+}
 
 #[derive(Debug)]
 struct Running<C, S> {
@@ -111,7 +129,7 @@ struct Running<C, S> {
 
 impl<C: Command, S> Default for Workers<C, S> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self { running: Vec::new(), question: Mutex::default() }
     }
 }
 
@@ -128,39 +146,53 @@ impl<C: Command, S> Workers<C, S> {
         run: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let thread = Some(thread::Builder::new().name(name).spawn(run)?);
-        self.0.push(Running { sender, shared, thread });
+        self.running.push(Running { sender, shared, thread });
         Ok(())
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.running.len()
     }
 
     /// The way to each.
     pub fn senders(&self) -> impl Iterator<Item = &Sender<C>> {
-        self.0.iter().map(|worker| &worker.sender)
+        self.running.iter().map(|worker| &worker.sender)
     }
 
     /// What each shares.
     pub fn shared(&self) -> impl Iterator<Item = &S> {
-        self.0.iter().map(|worker| &*worker.shared)
+        self.running.iter().map(|worker| &*worker.shared)
     }
 
     /// Whether one has ended though nobody stopped it.
     pub fn have_failed(&self) -> bool {
-        self.0.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
+        self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
     }
 
     /// Tells all of them to stop, and then waits for each.
     pub fn stop(&mut self) {
         self.senders().for_each(|sender| sender.tell(C::STOP));
-        for worker in &mut self.0 {
+        for worker in &mut self.running {
             if let Some(thread) = worker.thread.take() {
                 // One that panicked has said so itself.
                 let _ = thread.join();
             }
         }
+    }
+}
+
+impl<C: Asked, S> Workers<C, S> {
+    /// Whether each worker has answered what the last call of this asked; if so, asks again. The first call has nothing to go by, and
+    /// says yes. A worker that sleeps is woken up, at the cost of one round through its loop.
+    #[must_use]
+    pub fn make_progress(&self) -> bool {
+        let question = self.question.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = Arc::strong_count(&question.0) == 1;
+        if answered {
+            self.senders().for_each(|sender| sender.tell(C::ask(question.clone())));
+        }
+        answered
     }
 }
 
@@ -178,12 +210,20 @@ mod tests {
 
     enum Told {
         Add(u32),
+        Wait(mpsc::Receiver<()>),
+        Answer(Question),
         Panic,
         Stop,
     }
 
     impl Command for Told {
         const STOP: Self = Self::Stop;
+    }
+
+    impl Asked for Told {
+        fn ask(question: Question) -> Self {
+            Self::Answer(question)
+        }
     }
 
     /// Sums up what it is told until it is stopped.
@@ -199,6 +239,8 @@ mod tests {
                 while let Some(told) = inbox.command() {
                     match told {
                         Told::Add(number) => published.update(|(sum, _)| *sum += number),
+                        Told::Wait(until) => _ = until.recv(),
+                        Told::Answer(question) => drop(question),
                         Told::Panic => panic!("as told"),
                         Told::Stop => return published.update(|(_, stopped)| *stopped = true),
                     }
@@ -212,7 +254,7 @@ mod tests {
     fn dropping_workers_ends_each_after_what_it_was_told_before() {
         let mut workers = Workers::default();
         (0..3).for_each(|_| spawn(&mut workers));
-        let shared: Vec<_> = workers.0.iter().map(|worker| Arc::clone(&worker.shared)).collect();
+        let shared: Vec<_> = workers.running.iter().map(|worker| Arc::clone(&worker.shared)).collect();
         for number in 0..1000 {
             workers.senders().for_each(|sender| sender.tell(Told::Add(number)));
         }
@@ -234,5 +276,27 @@ mod tests {
         workers.senders().for_each(|sender| sender.tell(Told::Add(1)));
         workers.stop();
         assert_eq!(workers.shared().map(Published::get).collect::<Vec<_>>(), [(0, false)]);
+    }
+
+    #[test]
+    fn workers_make_progress_unless_one_of_them_hangs() {
+        let mut workers = Workers::default();
+        (0..3).for_each(|_| spawn(&mut workers));
+        let until_all_answer = || {
+            while !workers.make_progress() {
+                thread::yield_now();
+            }
+        };
+        assert!(workers.make_progress(), "nothing was asked yet");
+        until_all_answer();
+        let (go_on, until) = mpsc::channel();
+        workers.senders().next().unwrap().tell(Told::Wait(until));
+        until_all_answer();
+        // All others answer, and are asked nothing more meanwhile.
+        for _ in 0..1000 {
+            assert!(!workers.make_progress());
+        }
+        drop(go_on);
+        until_all_answer();
     }
 }

@@ -3,10 +3,11 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    sync::Arc,
     time::Duration,
 };
 
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
 use turnpike_turn::server::ServerConfig;
 
@@ -41,16 +42,16 @@ pub struct Config {
     pub streams: StreamConfig,
     /// DTLS.
     pub dtls: DtlsConfig,
+    /// Sockets of listeners that somebody else has bound; those of addresses that are listened on anyway.
+    pub passed: Arc<PassedSockets>,
     /// Threads; at least 1.
     pub workers: usize,
     /// Step of the ladder.
     pub datapath: Datapath,
-    /// Whether the kernel relays lone datagrams between bound channels; `datapath` is for all others.
-    pub kernel: bool,
+    /// How the kernel relays lone datagrams between bound channels, if it does; `datapath` is for all others.
+    pub kernel: Option<Hook>,
     /// Flows that it may have, each in one direction; more stay in user space.
     pub max_kernel_flows: u32,
-    /// How its program is attached.
-    pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// Relay addresses; several of a family are used in turn.
@@ -82,11 +83,11 @@ impl Default for Config {
             listen: Vec::new(),
             streams: StreamConfig::default(),
             dtls: DtlsConfig::default(),
+            passed: Arc::default(),
             workers: 1,
             datapath: Datapath::best().0,
-            kernel: false,
+            kernel: None,
             max_kernel_flows: 65_536,
-            kernel_hook: Hook::Best,
             busy_poll: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,

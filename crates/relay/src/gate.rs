@@ -1,4 +1,5 @@
-//! What a worker's state machine asks about users: the credential store and the quotas that all workers share; and about addresses, whether one is relayed by any of them. Requests come here, packets never do.
+//! What a worker's state machine asks about users: the credential store and the quotas that all workers share; and about addresses,
+//! whether one is relayed by any of them. Requests come here, packets never do.
 
 use std::{
     net::SocketAddr,

@@ -16,6 +16,7 @@ mod peers;
 mod ports;
 mod quotas;
 pub mod runtime;
+pub mod sessions;
 pub mod stream;
 mod worker;
 
@@ -30,7 +31,9 @@ pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError,
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };
-pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
+pub use turnpike_offload::{
+    Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
+};
 
 /// Parts of a table that workers share: they hardly ever meet in one.
 const SHARDS: usize = 16;

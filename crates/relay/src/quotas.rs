@@ -57,6 +57,11 @@ impl Quotas {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
     }
 
+    /// Users that have an allocation.
+    pub(crate) fn users(&self) -> usize {
+        self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
     /// Counts one more, or nothing. The user's own limit comes first: whoever has reached that takes no place in the realm or in total
     /// from others, not even until the refusal.
     pub(crate) fn acquire(&self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
@@ -206,7 +211,7 @@ mod tests {
         quotas.release(REALM, "small\0c");
         quotas.release("small", "a");
         assert_eq!(quotas.acquire("small", "c"), Ok(()));
-        assert_eq!(quotas.total.load(Ordering::Relaxed), 3);
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (3, 3));
     }
 
     #[test]

@@ -8,12 +8,12 @@ use std::{
 };
 
 use turnpike_net::{
-    TcpListener, UdpOptions, UdpSocket,
+    PassedSockets, TcpListener, UdpOptions, UdpSocket, passed,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
-use turnpike_offload::{Kernel, OffloadError};
+use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
     Transport, User,
@@ -120,7 +120,7 @@ pub enum StartError {
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
     /// The path through the kernel cannot be had.
-    #[error("--datapath kernel: {0}")]
+    #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
     /// Threads, epoll or the like.
     #[error(
@@ -239,6 +239,16 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
+impl Listeners {
+    /// All of them, in the order of the fields.
+    pub fn all(&self) -> impl Iterator<Item = (Transport, SocketAddr)> {
+        let Self { udp, tcp, tls, dtls } = self;
+        let kinds =
+            [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, tls), (Transport::Dtls, dtls)];
+        kinds.into_iter().flat_map(|(transport, all)| all.iter().map(move |address| (transport, *address)))
+    }
+}
+
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
     ///
@@ -259,7 +269,7 @@ impl Relay {
         let number = |place| layout.number(Transport::Udp, place, None);
         let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
         let mut config = config.clone();
-        config.server.peers.own = own.endpoints(&config.addresses);
+        config.server.set_own_endpoints(&own.endpoints(&config.addresses));
         config.server.nat_discovery.clone_from(&discovery);
         config.server.listeners = layout.profiles(&config.server.listeners);
         let in_force = Mutex::new(InForce {
@@ -267,7 +277,7 @@ impl Relay {
             layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
-        let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
+        let kernel = config.kernel.map(|hook| offload(&config, &listeners, hook)).transpose()?.map(Arc::new);
         let common =
             Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
@@ -294,6 +304,17 @@ impl Relay {
         &self.listeners
     }
 
+    /// Which of [`Listeners::all`] each number of a listener belongs to.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        in_force.layout.places(&self.listeners)
+    }
+
+    /// The way to each worker.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
+        self.workers.senders()
+    }
+
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
@@ -308,6 +329,12 @@ impl Relay {
     /// Allocations of each realm that has any, over all workers and in no order.
     pub fn realms(&self) -> Vec<(Box<str>, usize)> {
         self.quotas.held()
+    }
+
+    /// Users that have an allocation, over all realms.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        self.quotas.users()
     }
 
     /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays. `layout` is
@@ -339,7 +366,8 @@ impl Relay {
         // Held until all have it, so that two changes reach each worker in the same order.
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut in_force);
-        in_force.server.peers.own = self.own.endpoints(&in_force.addresses);
+        let own = self.own.endpoints(&in_force.addresses);
+        in_force.server.set_own_endpoints(&own);
         let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
         for worker in self.workers.senders() {
             worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
@@ -356,6 +384,12 @@ impl Relay {
         self.workers.have_failed()
     }
 
+    /// Whether all workers have taken commands since the last call of this; one that hangs has not.
+    #[must_use]
+    pub fn makes_progress(&self) -> bool {
+        self.workers.make_progress()
+    }
+
     /// Ends all sessions and joins the workers.
     pub fn stop(self) {
         drop(self);
@@ -363,7 +397,7 @@ impl Relay {
 }
 
 /// Loads the program for what is configured.
-fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
+fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
     Kernel::start(&turnpike_offload::Settings {
@@ -371,7 +405,7 @@ fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadErro
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,
         sockets: count(sockets),
-        hook: config.kernel_hook,
+        hook,
     })
 }
 
@@ -411,7 +445,8 @@ impl Own {
 const PORT_ATTEMPTS: usize = 16;
 
 /// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one.
+/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one. Where a socket was
+/// passed there is nothing to find out.
 fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut listeners = Listeners::default();
     let wanted = &config.streams.listen;
@@ -420,7 +455,7 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
     let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
     for address in &config.listen {
         let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
-        let (udp, also) = probe_pair(*address, place.is_some(), udp_setting(config, *address))?;
+        let (udp, also) = probe_pair(config, *address, place.is_some())?;
         listeners.udp.push(udp);
         if let Some(place) = place {
             tcp[place] = also;
@@ -431,33 +466,33 @@ fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
         }
     }
     for (address, found) in secure.iter().zip(dtls) {
-        listeners.dtls.push(found.map_or_else(|| probe_dtls(*address), Ok)?);
+        listeners.dtls.push(found.map_or_else(|| probe_dtls(config, *address), Ok)?);
     }
     for (address, found) in wanted.iter().zip(tcp) {
-        listeners.tcp.push(found.map_or_else(|| probe_stream("tcp", *address), Ok)?);
+        listeners.tcp.push(found.map_or_else(|| probe_stream(config, "tcp", *address), Ok)?);
     }
     for address in &config.streams.tls_listen {
-        listeners.tls.push(probe_stream("tls", *address)?);
+        listeners.tls.push(probe_stream(config, "tls", *address)?);
     }
     Ok(listeners)
 }
 
-/// `named_by` is the setting that names the address.
 fn probe_pair(
+    config: &Config,
     address: SocketAddr,
     also_tcp: bool,
-    named_by: &str,
 ) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let named_by = udp_setting(config, address);
     let mut attempts = 0;
     loop {
-        let udp = match UdpSocket::bind(address, &UdpOptions::default()) {
-            Ok(socket) => socket.local_addr(),
+        let udp = match probe_udp(config, address) {
+            Ok(udp) => udp,
             Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
         };
         if !also_tcp {
             return Ok((udp, None));
         }
-        match TcpListener::probe(udp) {
+        match probe_tcp(config, udp) {
             Ok(tcp) => return Ok((udp, Some(tcp))),
             Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
             Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
@@ -465,13 +500,30 @@ fn probe_pair(
     }
 }
 
-fn probe_dtls(address: SocketAddr) -> Result<SocketAddr, StartError> {
-    let socket = UdpSocket::bind(address, &UdpOptions::default());
-    Ok(socket.map_err(|source| listen_error("dtls", address, source))?.local_addr())
+fn probe_dtls(config: &Config, address: SocketAddr) -> Result<SocketAddr, StartError> {
+    probe_udp(config, address).map_err(|source| listen_error("dtls", address, source))
 }
 
-fn probe_stream(protocol: &'static str, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    TcpListener::probe(address).map_err(|source| listen_error(protocol, address, source))
+fn probe_stream(
+    config: &Config,
+    protocol: &'static str,
+    address: SocketAddr,
+) -> Result<SocketAddr, StartError> {
+    probe_tcp(config, address).map_err(|source| listen_error(protocol, address, source))
+}
+
+fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Udp, address) > 0 {
+        return Ok(address);
+    }
+    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
+}
+
+fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Tcp, address) > 0 {
+        return Ok(address);
+    }
+    TcpListener::probe(address)
 }
 
 /// The flag that names the listeners of a protocol.
@@ -496,8 +548,23 @@ fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
 }
 
 /// Says what to do about a listener that cannot be bound.
-pub(crate) fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
     cannot_listen(protocol, setting(protocol), address, source)
+}
+
+/// The same for a listener of which sockets may have been passed.
+pub(crate) fn passed_error(
+    sockets: &PassedSockets,
+    protocol: &'static str,
+    address: SocketAddr,
+    source: io::Error,
+) -> StartError {
+    let by_udp = matches!(protocol, "udp" | "dtls");
+    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+    match sockets.remedy(transport, address, source.kind()) {
+        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
+        None => listen_error(protocol, address, source),
+    }
 }
 
 /// The same for one that `named_by` names.

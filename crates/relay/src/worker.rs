@@ -2,6 +2,7 @@
 //! bottom.
 
 mod dtls;
+mod emptied;
 mod handoff;
 pub(crate) mod offload;
 mod out;
@@ -12,11 +13,11 @@ use std::{
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
+    CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
     error_queue::{self, IcmpError},
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
@@ -38,7 +39,8 @@ use crate::{
     gate::WorkerGate,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
     ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, listen_error},
+    runtime::{Common, Listeners, passed_error},
+    sessions::Question,
     stream::{StreamListeners, Streams},
 };
 use handoff::Handoff;
@@ -61,11 +63,18 @@ pub(crate) enum Command {
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    Answer(Question),
     Stop,
 }
 
 impl worker::Command for Command {
     const STOP: Self = Self::Stop;
+}
+
+impl worker::Asked for Command {
+    fn ask(question: worker::Question) -> Self {
+        Self::Answer(Box::new(move |_, _| drop(question)))
+    }
 }
 
 /// What the control thread may look at.
@@ -148,7 +157,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(common, &poller)?,
+            streams: Self::listen_streams(number, common, &poller)?,
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -199,12 +208,14 @@ impl Worker {
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
 
-    fn listen_streams(common: &Common, poller: &Poller) -> Result<Streams, StartError> {
+    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
         let Listeners { tcp, tls, .. } = &common.listeners;
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports());
+        let passed = &common.config.passed;
+        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
+        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
         let listeners = bound.map_err(|(address, source)| {
             let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            listen_error(protocol, address, source)
+            passed_error(passed, protocol, address, source)
         })?;
         let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
@@ -240,8 +251,10 @@ impl Worker {
             errors: false,
             dual_stack: false,
         };
-        let socket =
-            UdpSocket::bind(address, &options).map_err(|error| listen_error(protocol, address, error))?;
+        let socket = config
+            .passed
+            .udp(self.number, address, &options)
+            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
         let bound = socket.local_addr();
         Ok((self.adopt(socket, role)?, bound))
     }
@@ -250,12 +263,13 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
+        if self.offload.is_some() {
+            // Its looks are due within tens of microseconds.
+            let _ = turnpike_net::limits::exact_timers();
+        }
         loop {
-            let mut looks = false;
-            if let Some(offload) = &mut self.offload {
-                looks = offload.before_wait();
-            }
-            match self.poller.wait_until(now.ms, self.due()) {
+            let at_most = self.offload.as_mut().and_then(Offload::before_wait);
+            match self.poller.wait_until_within(now.ms, self.due(), at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -266,10 +280,10 @@ impl Worker {
                 }
             }
             now = self.now();
-            self.counted.wakeups += u64::from(!looks || !events.is_empty());
+            self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
-                offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
+                offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
             let first = self.out.streams.begin_tick(&events);
@@ -330,6 +344,9 @@ impl Worker {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);
             }
@@ -399,6 +416,9 @@ impl Worker {
         self.out.streams.flush(&self.rx, &self.poller);
         self.out.dtls.flushed();
         self.rx.reset();
+        if let Some(offload) = &mut self.offload {
+            offload.flushed();
+        }
     }
 
     /// Opens the relay sockets of a new allocation and answers its client.
@@ -564,6 +584,13 @@ impl Worker {
                     self.out.reply(verdict);
                     self.carry_out_effects(now, NOTHING);
                     self.dirty = true;
+                }
+                Command::Answer(question) => {
+                    question(&mut self.server, now);
+                    self.carry_out_effects(now, NOTHING);
+                    // One a tick, so that packets wait for one at most.
+                    self.inbox.wake_again();
+                    return false;
                 }
                 Command::Stop => {
                     self.flush();

@@ -16,6 +16,7 @@ mod mobility_client;
 mod padding;
 mod pending_credentials;
 mod reservations;
+mod sessions;
 mod stream_attacks;
 mod stream_limits;
 mod stream_memory;

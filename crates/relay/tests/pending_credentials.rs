@@ -11,7 +11,7 @@ use turnpike_relay::{CredentialStore, PendingLookup};
 use turnpike_turn::{
     client::{Client, Config, Event},
     random::Seed,
-    server::{Asked, CredentialQuery, Credentials, Lookup, User},
+    server::{Asked, CredentialQuery, Credentials, Lookup, StoreFailure, User},
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -95,6 +95,7 @@ fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
     let (questions, asked) = mpsc::channel();
     let world = start_with_store(Arc::new(Remote(Mutex::new(questions))), |config| {
         config.server.authenticate = true;
+        config.server.store_failure = StoreFailure::Drop;
     });
     let mut alice = Asking::new(world.udp());
     alice.client.allocate(0).unwrap();
@@ -118,4 +119,18 @@ fn a_client_waits_for_the_store_and_its_worker_for_nobody() {
     });
     world.wait_for_counter("successes", "allocate", 1);
     assert!(asked.try_recv().is_err(), "one question");
+}
+
+#[test]
+fn a_client_is_told_that_the_store_cannot_tell() {
+    let (questions, asked) = mpsc::channel();
+    let world = start_with_store(Arc::new(Remote(Mutex::new(questions))), |config| {
+        config.server.authenticate = true;
+    });
+    let mut alice = Asking::new(world.udp());
+    alice.client.allocate(0).unwrap();
+    drop(alice.until(|_| asked.try_recv().ok()));
+    world.wait_for_counter("error_responses", "500", 1);
+    alice.until(|client| matches!(client.poll_event()?, Event::Failed { .. }).then_some(()));
+    assert_eq!(world.allocations(), 0);
 }

@@ -55,6 +55,19 @@ impl Certificate {
     /// # Panics
     /// As [`Certificate::with`].
     pub fn of_authority(names: &[&str]) -> (Self, String) {
+        Self::signed(names, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// The same for a client that is to show who it is.
+    ///
+    /// # Panics
+    /// As [`Certificate::with`].
+    #[must_use]
+    pub fn of_client(name: &str) -> (Self, String) {
+        Self::signed(&[name], ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn signed(names: &[&str], purpose: ExtendedKeyUsagePurpose) -> (Self, String) {
         let authority_key = key();
         let mut authority = CertificateParams::default();
         authority.distinguished_name.push(DnType::CommonName, "authority of a test");
@@ -66,7 +79,7 @@ impl Certificate {
         let mut params = params(names);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.extended_key_usages = vec![purpose];
         let issuer = Issuer::new(authority, authority_key);
         let signed = params.signed_by(&key, &issuer).unwrap_or_else(|error| panic!("{names:?}: {error}"));
         (Self { pem: signed.pem(), key: key.serialize_pem() }, trusted)

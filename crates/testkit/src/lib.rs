@@ -3,6 +3,7 @@
 
 pub mod alone;
 pub mod certificates;
+pub mod databases;
 mod dir;
 pub mod process;
 pub mod randomness;

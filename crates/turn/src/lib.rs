@@ -5,6 +5,7 @@
 pub mod access_token;
 pub mod client;
 mod family;
+pub mod ip_range;
 pub mod random;
 pub mod rates;
 pub mod server;

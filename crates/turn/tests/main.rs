@@ -43,3 +43,4 @@ mod server_reply_sizes;
 mod server_robustness;
 mod server_stats;
 mod server_third_party;
+mod server_views;

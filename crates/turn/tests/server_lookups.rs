@@ -2,7 +2,8 @@
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, ServerConfig, Transport,
+    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, ServerConfig, StoreFailure,
+    Transport,
 };
 use turnpike_turn::wire::integrity::{Key, KeyAlgorithm, userhash};
 
@@ -122,12 +123,45 @@ fn a_store_that_does_not_answer_costs_ten_seconds_and_no_more() {
     let again = query(world.feed(&allocate));
     assert_eq!(world.found(asked.lookup, found(&asked)), Outcome::Drop(DropReason::LookupOver));
     assert!(matches!(world.found(again.lookup, found(&again)), Outcome::Open(_)));
-    // One that says that it cannot tell costs nothing at all.
-    world.client = client(2);
-    let bob = world.credentials("bob", Scheme::Md5);
-    let asked = query(world.feed(&Ask::allocate().signed(&bob).bytes()));
-    assert_eq!(world.found(asked.lookup, Found::Unavailable), Outcome::Drop(DropReason::LookupOver));
-    assert_eq!(world.server.poll_timeout(), None);
+}
+
+#[test]
+fn how_long_an_allocation_took_counts_from_its_request() {
+    let mut world = world();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let asked = query(world.feed(&Ask::allocate().signed(&alice).bytes()));
+    world.now.ms += 40;
+    let Outcome::Open(request) = world.found(asked.lookup, found(&asked)) else { panic!() };
+    world.open(&request).success();
+    let stats = world.server.stats();
+    assert_eq!((stats.allocation_times[4], stats.allocation_ms), (1, 40), "within 50 ms");
+    assert_eq!(stats.allocation_times.iter().sum::<u64>(), stats.allocations_opened);
+}
+
+#[test]
+fn a_store_that_cannot_tell_is_a_500_or_silence() {
+    for (store_failure, transport) in [
+        (StoreFailure::Answer, client(2)),
+        (StoreFailure::Answer, stream(41_000)),
+        (StoreFailure::Drop, client(2)),
+    ] {
+        let mut world = later(ServerConfig { store_failure, ..streams() });
+        world.client = transport;
+        let bob = world.credentials("bob", Scheme::Md5);
+        let asked = query(world.feed(&Ask::allocate().signed(&bob).bytes()));
+        match (store_failure, world.found(asked.lookup, Found::Unavailable)) {
+            (StoreFailure::Answer, Outcome::Reply(bytes)) => {
+                let reply = Reply(bytes);
+                assert_eq!(reply.code(), Some(500));
+                assert!(!reply.is_signed(&bob), "nobody knows the key");
+            }
+            (StoreFailure::Drop, outcome) => assert_eq!(outcome, Outcome::Drop(DropReason::LookupOver)),
+            (_, outcome) => panic!("{outcome:?}"),
+        }
+        assert_eq!((world.server.allocations(), world.server.poll_timeout()), (0, None));
+        // And when it can tell again, nothing is in the way.
+        answered(&mut world, &Ask::allocate().signed(&bob)).success();
+    }
 }
 
 #[test]

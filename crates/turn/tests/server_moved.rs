@@ -43,10 +43,12 @@ fn channels_permissions_and_counters_go_along() {
     here.ask(&Ask::permit("198.41.0.9:0").signed(&alice)).success();
     here.feed(&channel_data(0x4000, b"four"));
     here.sleep(100);
+    let name = here.server.view(here.now, relay.allocation.index).unwrap().id();
     let mut there = another(config());
     let allocation = carried(&mut here, relay.allocation, &mut there);
     let told = there.all_effects();
     assert!(matches!(&told[0], Effect::Opened { username, link: Link(7), .. } if &**username == "alice"));
+    assert!(matches!(told[0], Effect::Opened { session, .. } if session == name));
     let (permitted, bound): (Vec<_>, Vec<_>) =
         told[1..].iter().partition(|effect| matches!(effect, Effect::Permitted { .. }));
     assert_eq!((permitted.len(), bound.len()), (2, 20));
@@ -67,8 +69,10 @@ fn channels_permissions_and_counters_go_along() {
     assert_eq!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), refused);
     there.ask(&Ask::refresh(0).signed(&alice)).success();
     let effects = there.effects();
-    let [Effect::Closed { lived_ms, to_peer, to_client, .. }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((*lived_ms, *to_peer, to_client.0), (300_000, (2, 5), 2));
+    let [Effect::Closed { session, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((*session, *lived_ms, *to_peer, to_client.0), (name, 300_000, (2, 5), 2));
     assert_eq!(there.server.gate_mut().held(), 0);
 }
 

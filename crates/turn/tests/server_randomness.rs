@@ -41,6 +41,20 @@ fn reservation_tokens_are_as_if_by_chance() {
     judge(&tokens.collect::<Vec<_>>(), &[255, 255, 255, 255, 255, 255, 255, 0xFE]).unwrap();
 }
 
+/// Whoever may end sessions must not end another by a slip: no name is near another.
+#[test]
+fn names_of_sessions_are_as_if_by_chance() {
+    let mut world = World::with(ServerConfig { authenticate: false, ..config() });
+    world.server.gate_mut().total = SAMPLES;
+    let names = (0..).zip(clients()).map(|(slot, client)| {
+        world.client = client;
+        world.ask(&Ask::allocate()).success();
+        let name = world.server.view(world.now, slot).unwrap().id().to_string();
+        u128::from_str_radix(&name, 16).unwrap().to_be_bytes().to_vec()
+    });
+    judge(&names.collect::<Vec<_>>(), &[0xFF; 16]).unwrap();
+}
+
 #[test]
 fn mobility_tickets_are_as_if_by_chance() {
     let mut world = World::with(ServerConfig { authenticate: false, mobility: true, ..streams() });

@@ -3,8 +3,8 @@
 use crate::common::*;
 use stun_types::attribute::{Nonce, PasswordAlgorithmValue, PasswordAlgorithms, Realm as RealmAttribute};
 use turnpike_turn::server::{
-    ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, Realm, RealmId,
-    ServerConfig,
+    Cidr, ClosedReason, CredentialRefusal, DropReason, Effect, ListenerId, ListenerProfile, PeerRules, Realm,
+    RealmId, ServerConfig,
 };
 
 const TENANT: &str = "tenant.example";
@@ -195,4 +195,78 @@ fn a_realm_with_another_name_is_another_realm() {
     world.server.reconfigure(world.now, std::sync::Arc::new(renamed));
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
+}
+
+#[test]
+fn an_origin_chooses_the_realm_of_the_challenge_where_the_listener_serves_it() {
+    const ORIGIN: u16 = 0x802F;
+    let origins = [("https://tenant.example:443", 1), ("http://other.example:8080", 2)];
+    let origins = origins.map(|(origin, realm)| (origin.into(), RealmId(realm)));
+    let mut world = World::with(ServerConfig { origins: origins.into(), ..tenants() });
+    for (listener, origin, realm) in [
+        (0, &b"https://tenant.example"[..], TENANT),
+        (0, b"HTTPS://Tenant.example:443", TENANT),
+        (0, b"http://other.example:8080", OTHER),
+        (0, b"http://other.example", REALM),
+        (0, b"\xff", REALM),
+        (0, b"", REALM),
+        (1, b"http://other.example:8080", TENANT),
+    ] {
+        world.client.listener = ListenerId(listener);
+        let challenge = world.ask(&Ask::allocate().raw(ORIGIN, origin));
+        assert_eq!(challenge.get::<RealmAttribute>().realm(), realm, "{listener} {origin:?}");
+    }
+    // The realm in which a client answers is the one that counts.
+    world.client.listener = ListenerId(0);
+    let tenant = alice_in(&mut world, 0, TENANT);
+    let reply = world.ask(&Ask::allocate().raw(ORIGIN, b"http://other.example:8080").signed(&tenant));
+    assert!(reply.success().is_signed(&tenant));
+}
+
+#[test]
+fn a_realm_has_peer_rules_of_its_own() {
+    let prefix = |text: &str| text.parse().unwrap();
+    let denied: Cidr = "198.41.0.4/32".parse().unwrap();
+    let strict = PeerRules { deny: vec![denied], ..PeerRules::default() };
+    let open = PeerRules { allow: vec![prefix("10.0.0.0/8")], ..PeerRules::default() };
+    let rules = ServerConfig {
+        // By which packets go: all that any realm allows.
+        peers: open.clone(),
+        realm_peers: [
+            (REALM.into(), PeerRules::default()),
+            (TENANT.into(), strict.clone()),
+            (OTHER.into(), open),
+        ]
+        .into(),
+        ..tenants()
+    };
+    let mut world = World::with(rules.clone());
+    let (private, public) = ("10.1.2.3:7000", PEER);
+    for (port, realm, refused, granted) in [
+        (1, REALM, private, public),
+        (2, TENANT, public, "198.41.0.5:7000"),
+        (3, OTHER, "192.168.1.1:1", private),
+    ] {
+        world.client = client(port);
+        let alice = alice_in(&mut world, 0, realm);
+        world.ask(&Ask::allocate().signed(&alice)).success();
+        for ask in [Ask::permit(refused), Ask::bind(0x4001, refused)] {
+            assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(403), "{realm} {refused}");
+        }
+        for ask in [Ask::permit(granted), Ask::bind(0x4000, granted)] {
+            world.ask(&ask.signed(&alice)).success();
+        }
+        let sent = world.feed(&channel_data(0x4000, b"x"));
+        assert!(matches!(sent, Outcome::ToPeer { .. }), "{realm}: {sent:?}");
+    }
+    world.effects();
+    // A reload that changes one realm's rules takes its permissions along, and no other's.
+    let mut stricter = rules;
+    stricter.realm_peers.insert(OTHER.into(), strict);
+    world.server.reconfigure(world.now, std::sync::Arc::new(stricter));
+    for (port, relays) in [(1, true), (2, true), (3, false)] {
+        world.client = client(port);
+        let sent = world.feed(&channel_data(0x4000, b"x"));
+        assert_eq!(matches!(sent, Outcome::ToPeer { .. }), relays, "client {port}: {sent:?}");
+    }
 }

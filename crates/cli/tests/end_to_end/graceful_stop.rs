@@ -112,7 +112,7 @@ fn a_server_outlives_the_reader_of_its_log() {
         command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary is there");
     let log = BufReader::new(server.stderr.take().expect("piped above"));
     // The reader goes with the iterator.
-    let started = log.lines().map_while(Result::ok).any(|line| line.contains("no admin page"));
+    let started = log.lines().map_while(Result::ok).any(|line| line.contains("no admin interface"));
     for signal in ["-HUP", "-TERM"] {
         let sent = Command::new("kill").args([signal, &server.id().to_string()]).status();
         assert!(sent.is_ok_and(|status| status.success()), "it ended by itself");

@@ -54,26 +54,50 @@ fn the_format_is_chosen_by_a_flag_too() {
     assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
 }
 
-/// Under `script`, which gives a program a terminal.
+/// What a command shows on a terminal, which `script` gives it; `None` where there is no script(1).
+fn on_terminal(command: &str, no_color: Option<&str>) -> Option<String> {
+    let shell = format!("{} {command}", env!("CARGO_BIN_EXE_turnpike"));
+    let mut script = Command::new(installed("script").ok()?);
+    script.args(["-qfec", &shell, "/dev/null"]).env_clear().env("SHELL", "/bin/sh").env("TERM", "xterm");
+    if let Some(value) = no_color {
+        script.env("NO_COLOR", value);
+    }
+    Some(Program::run(&mut script).stdout)
+}
+
 #[test]
 fn colours_are_for_terminals_without_no_color() {
-    let script = need!(installed("script"));
-    let binary = env!("CARGO_BIN_EXE_turnpike");
     let said = |no_color: Option<&str>| {
         // It ends by itself, after its first lines: the relay address is nobody's (RFC 5737).
-        let shell =
-            format!("{binary} serve --listen 127.0.0.1:0 --admin off --user a:b --relay-ip 192.0.2.1");
-        let mut command = Command::new(&script);
-        command.args(["-qfec", &shell, "/dev/null"]).env_clear().env("SHELL", "/bin/sh").env("TERM", "xterm");
-        if let Some(value) = no_color {
-            command.env("NO_COLOR", value);
-        }
-        let output = Program::run(&mut command).stdout;
+        let serve = "serve --listen 127.0.0.1:0 --admin off --user a:b --relay-ip 192.0.2.1";
+        let output = on_terminal(serve, no_color)?;
         let first = output.lines().find(|line| line.contains("INFO")).map(str::to_owned);
-        first.unwrap_or_else(|| panic!("no line in {output}"))
+        Some(first.unwrap_or_else(|| panic!("no line in {output}")))
     };
-    assert!(said(None).contains('\u{1b}'), "coloured on a terminal");
-    assert!(said(Some("")).contains('\u{1b}'), "an empty value is none");
-    let plain = said(Some("1"));
+    let coloured = need!(said(None).ok_or("no script(1), which makes a terminal"));
+    assert!(coloured.contains('\u{1b}'), "coloured on a terminal");
+    assert!(said(Some("")).is_some_and(|line| line.contains('\u{1b}')), "an empty value is none");
+    let plain = said(Some("1")).unwrap_or_default();
     assert!(!plain.contains('\u{1b}'), "{plain:?}");
+}
+
+#[test]
+fn help_mistakes_and_results_have_colours_on_terminals_alone() {
+    for (command, coloured) in [
+        ("--help", true),
+        ("serve --help", true),
+        ("serve --no-such-flag", true),
+        ("check-config --relay-ports 50000-50999", false),
+        ("print-firewall", false),
+        ("completions bash", false),
+        ("lab list", false),
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let piped = Program::run(&mut super::harness::turnpike(&words)).output();
+        assert!(!piped.contains('\u{1b}'), "{command}: {piped:?}");
+        let Some(shown) = on_terminal(command, None) else { continue };
+        assert_eq!(shown.contains('\u{1b}'), coloured, "{command}: {shown:?}");
+        let plain = on_terminal(command, Some("1")).unwrap_or_default();
+        assert!(!plain.contains('\u{1b}'), "{command}: {plain:?}");
+    }
 }

@@ -4,9 +4,12 @@
 // Cargo builds this with `--test` only; saying so lets clippy treat the harness as test code.
 #![cfg(test)]
 
+mod admin_commands;
 mod admin_http;
 mod bad_config;
+mod deployment;
 mod exhaustion;
+mod firewall;
 mod forward_access;
 mod forward_bad_rules;
 mod forward_drain;
@@ -24,9 +27,12 @@ mod load_forward;
 mod load_interrupted;
 mod load_profile;
 mod log_flags;
+mod manual_pages;
 mod metrics_live;
+mod monitoring;
 mod nat_discovery;
 mod own_endpoints;
+mod passed_sockets;
 mod probe;
 mod probe_findings;
 mod probe_verdicts;
@@ -34,7 +40,9 @@ mod realms;
 mod refused_credentials;
 mod reload;
 mod serve_default;
+mod service_manager;
 mod session_lines;
+mod stores;
 mod tenants;
 mod tls_certificates;
 mod transports;

@@ -92,6 +92,12 @@ impl ForwardSources {
         Self { sources: Sources::from_process(file, flags), arguments }
     }
 
+    /// As [`Sources::with_fallback`].
+    #[must_use]
+    pub fn with_fallback(self, fallback: Flags) -> Self {
+        Self { sources: self.sources.with_fallback(fallback), ..self }
+    }
+
     /// The file, if one was named.
     pub fn file(&self) -> Option<&Path> {
         self.sources.file()
@@ -121,6 +127,8 @@ impl ForwardSources {
         let Content { format, mut drafts, mut settings, entries, mut warnings, included } = content;
         let origins = self.sources.apply(FORWARD_KEYS, &[], &entries, &mut settings, &mut problems);
         settings.origins.extend(origins);
+        let origin = |key: &str| settings.origins.get(key).unwrap_or(&Origin::Default).clone();
+        settings.admin.check(origin, &mut problems);
         let Included { files, problems: of_included, .. } = included;
         problems.extend(of_included);
 

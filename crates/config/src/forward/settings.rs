@@ -1,17 +1,13 @@
 //! The settings of `turnpike forward` beside its rules, and the table of their keys.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use turnpike_forward::{Access, CopyMode, Rule};
 use turnpike_net::Datapath;
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminListen, LogFormat, Origin,
+    AdminSettings, LogFormat, Origin, admin_keys,
     key::{self, Kind, kind, named, number, settings},
 };
 
@@ -38,11 +34,17 @@ settings! {
             reload "forward.allow" .allow PATTERNS, reload "forward.deny" .deny PATTERNS;
         /// Where the process ID goes.
         pid_file: Option<PathBuf> = None, reload "forward.pid_file" kind::FILE;
-        /// Where metrics and health are served. One above the TURN server's, so that both can run on one machine.
-        admin: AdminListen = AdminListen::On(SocketAddr::from((Ipv4Addr::LOCALHOST, 9642))),
-            start "admin.listen" kind::ADMIN;
-        /// Names under which they are, beside addresses and `localhost`; in lower case.
-        admin_hosts: Vec<String> = Vec::new(), start "admin.hosts" kind::HOSTS;
+        /// Where the admin interface listens, and who may use it. One above the TURN server's, so that both can run on one machine.
+        admin: AdminSettings = AdminSettings::on_port(9642),
+            start "admin.listen" .listen admin_keys::LISTEN,
+            reload "admin.hosts" .hosts kind::HOSTS,
+            reload "admin.loopback" .loopback admin_keys::ACCESS,
+            reload "admin.tokens" .tokens admin_keys::TOKENS,
+            reload "admin.read_tokens" .read_tokens admin_keys::TOKENS,
+            start "admin.tls_cert" .tls_cert kind::FILE,
+            start "admin.tls_key" .tls_key kind::FILE,
+            start "admin.client_ca" .client_ca kind::FILE,
+            start "admin.read_client_ca" .read_client_ca kind::FILE;
         /// Filter of log lines.
         log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
         /// How log lines look.

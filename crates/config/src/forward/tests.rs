@@ -491,7 +491,10 @@ fn mistakes_in_the_file_name_line_column_key_and_form() {
         lines[4].starts_with("f.conf:8:18: rule.target: found the integer 5; expected HOST:PORT"),
         "{found}"
     );
-    assert_eq!(lines[5], "f.conf:10:10: log.format: found the integer 3; expected \"text\" or \"json\"");
+    assert_eq!(
+        lines[5],
+        "f.conf:10:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\""
+    );
 }
 
 #[test]
@@ -637,6 +640,27 @@ fn what_a_reload_cannot_change_is_named() {
     let new =
         from_file(&format!("[forward]\nworkers = 3\nmax_connections = 5\n[admin]\nlisten = \"off\"\n{rule}"));
     assert_eq!(old.unchangeable(&new.expect("valid").settings), ["forward.workers", "admin.listen"]);
+}
+
+#[test]
+fn what_has_changed_is_told_by_key_secret_ones_included() {
+    let with = |token: &str| {
+        let rule = "[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n";
+        from_file(&format!("[admin]\nread_tokens = [\"{token}\"]\n{rule}")).expect("valid").settings
+    };
+    let (old, new) = (with("0123456789abcdef"), with("fedcba9876543210"));
+    assert_eq!(old.changed(&old), [""; 0]);
+    assert_eq!(old.changed(&new), ["admin.read_tokens"]);
+    assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
+}
+
+/// The interface of the forwarder is guarded like the server's.
+#[test]
+fn an_open_admin_interface_is_refused() {
+    let told =
+        from_file("[admin]\nlisten = \"0.0.0.0:9642\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
+    let told = told.expect_err("it is open").to_string();
+    assert!(told.starts_with("f.conf:2:10: admin.listen") && told.contains("no certificate"), "{told}");
 }
 
 mod properties {

@@ -45,11 +45,22 @@ fn values_of(mut settings: Settings) -> Settings {
 }
 
 #[test]
+fn each_data_path_through_the_kernel_has_a_name() {
+    for (name, choice) in [
+        ("kernel", crate::DatapathChoice::Kernel),
+        ("xdp", crate::DatapathChoice::Xdp),
+        ("xdp-generic", crate::DatapathChoice::XdpGeneric),
+    ] {
+        assert_eq!(settings(&format!("[server]\ndatapath = \"{name}\"")).datapath, choice);
+    }
+}
+
+#[test]
 fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
     for (text, told) in [
         (
             "# c\nlistening-port=3478\nuser=a:b\n",
-            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML: ",
+            "f:2:1: this looks like coturn's turnserver.conf; expected turnpike's TOML; to translate it: turnpike import coturn f -o ",
         ),
         ("global\n", "f:1:1: this looks like haproxy.cfg; expected turnpike's TOML"),
         ("0.0.0.0 80 10.0.0.1 80\n", "f:1:1: this looks like rinetd.conf; expected turnpike's TOML"),
@@ -178,6 +189,11 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[peers]\nallow = [\"10.0.0.0/33\"]", 2, 10, "peers.allow", "a list of prefixes"),
         ("[peers]\ndeny = [\n  \"10.0.0.0/8\",\n  \"10.0.0\",\n]", 4, 3, "peers.deny", "a list of prefixes"),
         ("[admin]\nlisten = \"localhost\"", 2, 10, "admin.listen", "\"off\""),
+        ("[admin]\nlisten = [\"unix\", \"off\"]", 2, 19, "admin.listen", "\"off\""),
+        ("[admin]\nlisten = \"0.0.0.0:9641\"", 2, 10, "admin.listen", "unix:PATH"),
+        ("[admin]\nloopback = \"write\"", 2, 12, "admin.loopback", "\"read\""),
+        ("[admin]\ntokens = [\"short\"]", 2, 11, "admin.tokens", "16 characters"),
+        ("[admin]\nread_tokens = [\"sixteen with one\"]", 2, 16, "admin.read_tokens", "without blanks"),
         ("[log]\nformat = \"xml\"", 2, 10, "log.format", "\"json\""),
         ("[log]\nlevel = \"a=b=c\"", 2, 9, "log.level", "debug"),
         ("[shutdown]\ndeadline = -1", 2, 12, "shutdown.deadline", "0 to 86400"),
@@ -363,7 +379,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         // The default address of the page; nobody has named that.
         ("[server]\nlisten = [\"127.0.0.1:9641\"]", 2, 10, "server.listen", "admin.listen"),
         (
-            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = \"[::]:5000\"",
+            "[tls]\nlisten = [\"[::1]:5000\"]\ncert = \"a\"\nkey = \"b\"\n[admin]\nlisten = [\"[::1]:5000\"]",
             6,
             10,
             "admin.listen",
@@ -400,7 +416,7 @@ fn an_unknown_key_names_the_nearest_valid_one() {
         ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
         ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
         ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
-        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
+        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", Some("admin.tls_cert")),
         ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
         ("realms = \"x\"", 1, 1, "realms", Some("realm")),
         ("workers = 3", 1, 1, "workers", Some("server.workers")),
@@ -423,7 +439,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
     assert_eq!(
         lines,
         [
-            "t.toml:2:10: log.format: found the integer 3; expected \"text\" or \"json\"",
+            "t.toml:2:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
             "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \
@@ -742,6 +758,31 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
     assert_eq!(changed(one, "[auth]\nsecrets = [\"one\"]\n"), ["auth.users", "auth.secrets"]);
     let key = |key: &str| format!("{one}[oauth]\nkey = [{{ kid = \"n\", key = \"{key}\" }}]\n");
     assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
+    let token = |token: &str| format!("{one}[admin]\ntokens = [\"{token}\"]\n");
+    assert_eq!(changed(&token("0123456789abcdef"), &token("fedcba9876543210")), ["admin.tokens"]);
     let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
     assert_eq!(changed(one, &other), ["peers.deny"]);
+}
+
+#[test]
+fn what_was_passed_holds_where_nobody_else_says_anything_and_is_named_as_the_variable() {
+    let passed = || {
+        let mut fallback = flag("server.listen", "LISTEN_FDS", &["127.0.0.1:3478", "[::1]:3478"]);
+        fallback.set("server.workers", "LISTEN_FDS", ["2".to_owned()]);
+        fallback
+    };
+    let load = |text: &str, flags: Flags| {
+        let mut problems = Vec::new();
+        let entries = source::parse_file(Path::new("t.toml"), text, &mut problems);
+        let sources = Sources::new(None, Vec::new(), flags).with_fallback(passed());
+        let merged = sources.merge(&entries, problems, |_| certificates::Found::default());
+        merged.expect("a valid configuration").0.settings
+    };
+    let settings = load("", Flags::new());
+    assert_eq!(settings.listen, ["127.0.0.1:3478", "[::1]:3478"].map(|at| at.parse().unwrap()));
+    assert_eq!(settings.workers, Some(2));
+    assert_eq!(settings.origin("server.listen"), &Origin::Environment("LISTEN_FDS".to_owned()));
+    let settings =
+        load("[server]\nlisten = [\"127.0.0.1:9\"]\n", flag("server.workers", "--workers", &["1"]));
+    assert_eq!((settings.listen, settings.workers), (vec!["127.0.0.1:9".parse().unwrap()], Some(1)));
 }

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
 };
 
-use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
+use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptions, UdpSocket};
 
 use crate::{Bind, Protocol, Rule};
 
@@ -25,25 +25,36 @@ pub(super) enum Bound {
 }
 
 impl Listeners {
-    /// Binds every port of the rule. `reuse_port` where several workers, or an old and a new rule, share them.
+    /// Binds every port of the rule, where no socket for the first worker was `passed`. `reuse_port` where several workers, or an old
+    /// and a new rule, share them.
     ///
     /// # Errors
     /// The address, and what the kernel said.
-    pub fn bind(rule: &Rule, datapath: Datapath, reuse_port: bool) -> Result<Self, (SocketAddr, io::Error)> {
+    pub fn bind(
+        rule: &Rule,
+        datapath: Datapath,
+        reuse_port: bool,
+        passed: &PassedSockets,
+    ) -> Result<Self, (SocketAddr, io::Error)> {
         let Bind::Ip(ip) = rule.bind else {
             let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
             return Err((nowhere, io::ErrorKind::Unsupported.into()));
         };
         let ports = rule.ports.first..=rule.ports.last;
-        Self::bind_all(rule, ports.map(|port| SocketAddr::new(ip, port)), datapath, reuse_port)
+        Self::bind_all(rule, ports.map(|port| SocketAddr::new(ip, port)), datapath, reuse_port, (passed, 0))
     }
 
-    /// Binds the same ports for one more worker, those included that the kernel chose.
+    /// Binds the same ports for one more worker, those included that the kernel chose; `passed` has the number of that worker.
     ///
     /// # Errors
     /// The address, and what the kernel said.
-    pub fn bind_again(&self, rule: &Rule, datapath: Datapath) -> Result<Self, (SocketAddr, io::Error)> {
-        Self::bind_all(rule, self.addresses().into_iter(), datapath, true)
+    pub fn bind_again(
+        &self,
+        rule: &Rule,
+        datapath: Datapath,
+        passed: (&PassedSockets, usize),
+    ) -> Result<Self, (SocketAddr, io::Error)> {
+        Self::bind_all(rule, self.addresses().into_iter(), datapath, true, passed)
     }
 
     /// Where they listen.
@@ -56,10 +67,16 @@ impl Listeners {
         addresses: impl Iterator<Item = SocketAddr>,
         datapath: Datapath,
         reuse_port: bool,
+        (passed, worker): (&PassedSockets, usize),
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let bind = |address| match rule.protocol {
-            Protocol::Udp | Protocol::UdpToTcp { .. } => bind_udp(address, rule, datapath, reuse_port),
-            Protocol::Tcp | Protocol::TcpToUdp { .. } => bind_tcp(address, rule, reuse_port),
+            Protocol::Udp | Protocol::UdpToTcp { .. } => {
+                let options = udp_options(address, rule, datapath, reuse_port);
+                passed.udp(worker, address, &options).map(Bound::Datagrams)
+            }
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => {
+                passed.tcp(worker, address, &tcp_options(rule, reuse_port)).map(Bound::Streams)
+            }
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));
         Ok(Self { bound: bound.collect::<Result<_, _>>()? })
@@ -82,8 +99,8 @@ impl Bound {
     }
 }
 
-fn bind_udp(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port: bool) -> io::Result<Bound> {
-    let options = UdpOptions {
+fn udp_options(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port: bool) -> UdpOptions {
+    UdpOptions {
         reuse_port,
         recv_buffer: Some(LISTENER_BUFFER),
         send_buffer: Some(LISTENER_BUFFER),
@@ -92,17 +109,15 @@ fn bind_udp(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port: bo
         packet_info: address.ip().is_unspecified(),
         dual_stack: !rule.ipv6_only,
         ..UdpOptions::default()
-    };
-    UdpSocket::bind(address, &options).map(Bound::Datagrams)
+    }
 }
 
-fn bind_tcp(address: SocketAddr, rule: &Rule, reuse_port: bool) -> io::Result<Bound> {
-    let options = ListenOptions {
+fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
+    ListenOptions {
         reuse_port,
         nodelay: rule.nodelay,
         keepalive: rule.keepalive,
         dual_stack: !rule.ipv6_only,
         ..ListenOptions::default()
-    };
-    TcpListener::bind(address, &options).map(Bound::Streams)
+    }
 }

@@ -18,7 +18,7 @@ use turnpike_forward::{
     udp::{Admission, Choice, Engine, Listeners, RuleKey, Surroundings, TOKENS, Tick},
 };
 use turnpike_net::{
-    Datapath,
+    Datapath, PassedSockets,
     poll::{Poller, Waker},
     tx::TxStats,
 };
@@ -200,7 +200,7 @@ impl Worker {
             SocketAddr::new(ip, target.ports.first)
         });
         self.world.lock().unwrap().targets.insert(key, targets.collect());
-        let listeners = Listeners::bind(rule, datapath, reuse_port).unwrap();
+        let listeners = Listeners::bind(rule, datapath, reuse_port, &PassedSockets::default()).unwrap();
         let address = listeners.addresses()[0];
         let rule = rule.clone();
         self.ask(move |engine, tick| engine.add_rule(key, &rule, listeners, tick.poller).unwrap());

@@ -40,6 +40,9 @@ pub struct Config {
     pub user: String,
     /// Its password.
     pub password: String,
+    /// In [`Mode::Allocate`]: so many users take turns, `user` with a number behind it from 0 on, all of this password. Default 1, who is
+    /// `user` alone.
+    pub users: usize,
     /// In place of both: third-party authorization (RFC 7635). Default none.
     pub access_token: Option<AccessToken>,
     /// Clients, each with its own 5-tuple: 1 to 10,000. In [`Mode::Allocate`]: allocations under way at a time. Default 1.
@@ -90,6 +93,7 @@ impl Default for Config {
             peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
             user: String::new(),
             password: String::new(),
+            users: 1,
             access_token: None,
             clients: 1,
             via: Via::Channel,
@@ -114,6 +118,8 @@ impl Default for Config {
 impl Config {
     /// The longest payload over DTLS: a record's 2^14 bytes (RFC 6347 section 4.1) less the longest header.
     pub const MAX_DTLS_SIZE: usize = 16_000;
+    /// How many may take turns.
+    pub const USERS: RangeInclusive<usize> = 1..=1_000_000;
     /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
     pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 
@@ -126,7 +132,15 @@ impl Config {
         self.validate_transport()?;
         self.validate_migration()?;
         self.validate_profile()?;
-        self.validate_token()
+        self.validate_users()?;
+        self.validate_token()?;
+        if self.mode == Mode::Bind && self.rate.pps().is_some() {
+            return Err(LoadError::Config(
+                "--mode bind needs --rate max: each client binds its next channel when it has the last"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     fn validate_profile(&self) -> Result<(), LoadError> {
@@ -238,6 +252,25 @@ impl Config {
         Ok(())
     }
 
+    fn validate_users(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        if self.users == 1 {
+            return Ok(());
+        }
+        if !Self::USERS.contains(&self.users) {
+            return refused(format!("--users is {}, but must be 1 to {}", self.users, Self::USERS.end()));
+        }
+        if self.mode != Mode::Allocate {
+            return refused(format!("--users is for --mode allocate, not for {}", self.mode));
+        }
+        if self.user.is_empty() {
+            return refused(
+                "--users needs --user: the name before their numbers, and their password".to_owned(),
+            );
+        }
+        Ok(())
+    }
+
     fn validate_token(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
         let Some(token) = &self.access_token else { return Ok(()) };
@@ -302,6 +335,8 @@ pub enum Mode {
     Packet,
     /// Authenticated allocations, deleted as soon as they are granted, from rotating source ports.
     Allocate,
+    /// Channels, bound one after the other by each client, until its allocation has enough and it begins anew.
+    Bind,
     /// Unauthenticated requests, malformed and truncated messages, random bytes.
     Invalid,
 }
@@ -336,7 +371,12 @@ mod tests {
             (Config { relayed: Relayed::Tcp, ..base() }, "--relay tcp"),
             (Config { family: Some(Family::V6), ..base() }, "--family 6"),
             (Config { transport: Transport::Dtls, size: 20_000, ..base() }, "--size"),
+            (Config { users: 0, ..base() }, "--users"),
+            (Config { users: 2, user: "a".to_owned(), ..base() }, "--mode allocate"),
+            (Config { users: 2, mode: Mode::Allocate, ..base() }, "--user:"),
             (Config { mode: Mode::Allocate, ..moving() }, "--mode allocate"),
+            (Config { mode: Mode::Bind, ..base() }, "--rate max"),
+            (Config { mode: Mode::Bind, ..moving() }, "--mode bind"),
             (Config { mode: Mode::Invalid, ..moving() }, "--mode invalid"),
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),

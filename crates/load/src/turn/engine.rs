@@ -26,6 +26,8 @@ const SWEEP_NS: u64 = 20_000_000;
 
 pub(super) struct Endpoint {
     pub(super) client: Client,
+    /// The client's.
+    pub(super) settings: Arc<client::Config>,
     pub(super) course: Course,
     /// When the client wants to be called, in milliseconds.
     timeout: u64,
@@ -122,7 +124,7 @@ impl Engine {
                 transport: config.transport,
                 security,
                 patience: config.setup_timeout,
-                abortive: config.mode == Mode::Allocate,
+                abortive: matches!(config.mode, Mode::Allocate | Mode::Bind),
             };
             let links = if relays_streams { 2 * count } else { count };
             Wire::Links(Box::new(Links::new(&settings, links)?))
@@ -130,6 +132,7 @@ impl Engine {
         let settings = client_settings(config);
         let endpoint = || Endpoint {
             client: Client::new(Arc::clone(&settings), Seed(rand::random())),
+            settings: Arc::clone(&settings),
             course: Course::new(server),
             timeout: u64::MAX,
             binding: None,
@@ -231,9 +234,11 @@ impl Engine {
     }
 
     /// Replaces an endpoint's client by one that has done nothing yet.
-    pub(super) fn renew(&mut self, index: usize, settings: &Arc<client::Config>) {
-        self.endpoints[index].client = Client::new(Arc::clone(settings), Seed(rand::random()));
-        self.endpoints[index].timeout = u64::MAX;
+    pub(super) fn renew(&mut self, index: usize, settings: Arc<client::Config>) {
+        let endpoint = &mut self.endpoints[index];
+        endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
+        endpoint.settings = settings;
+        endpoint.timeout = u64::MAX;
     }
 
     /// Opens the connection that is to be this peer connection's (RFC 6062 section 4.3).

@@ -1,14 +1,11 @@
 //! 300 (Try Alternate): clients go where the server sends them (RFC 8489 section 10), a bounded number of times, and never twice
 //! to the same server.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::client::{Failure, Request};
 
-use super::{
-    Config,
-    engine::{Engine, client_settings},
-};
+use super::{Config, engine::Engine};
 use crate::LoadError;
 
 /// Servers that one client is sent on to, one after the other.
@@ -67,7 +64,7 @@ impl Engine {
             .map_err(|_| LoadError::Redirected { from, to, why })
             .and_then(|()| self.reopen(index, 0).map_err(|source| LoadError::Socket { server: to, source }));
         moved.map_err(|error| self.blame(index, error))?;
-        self.renew(index, &client_settings(config));
+        self.renew(index, Arc::clone(&self.endpoints[index].settings));
         let now = self.now_ms();
         // A new client can allocate.
         let _ = self.endpoints[index].client.allocate(now);

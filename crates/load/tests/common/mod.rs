@@ -72,6 +72,15 @@ pub(crate) fn relay(wishes: &Wishes) -> Relay {
 
 /// The same, with whatever else is to be different.
 pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_relay::Config)) -> Relay {
+    relay_of(wishes, Arc::new(OneUser), change)
+}
+
+/// The same, with others than the one user.
+pub(crate) fn relay_of(
+    wishes: &Wishes,
+    users: Arc<dyn CredentialStore>,
+    change: impl FnOnce(&mut turnpike_relay::Config),
+) -> Relay {
     let mut peers = PeerRules::default();
     if wishes.allow_loopback {
         peers.allow = ["127.0.0.0/8", "::1/128"].map(|range| range.parse().unwrap()).into();
@@ -93,7 +102,7 @@ pub(crate) fn relay_with(wishes: &Wishes, change: impl FnOnce(&mut turnpike_rela
         ..turnpike_relay::Config::default()
     };
     change(&mut config);
-    Relay::start(&config, Arc::new(OneUser), Arc::new(())).unwrap()
+    Relay::start(&config, users, Arc::new(())).unwrap()
 }
 
 /// A certificate of this name with its key, and the file that a client trusts.

@@ -32,12 +32,13 @@ pub(super) struct Listener {
 pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
 
 impl StreamListeners {
-    /// Binds one socket per address. `reuse_port` where others of ours bind the same port.
+    /// One socket per address, by `bind`. `reuse_port` where others of ours bind the same port.
     pub(crate) fn bind(
         tcp: &[SocketAddr],
         tls: &[SocketAddr],
         config: &StreamConfig,
         reuse_port: bool,
+        bind: impl Fn(SocketAddr, &ListenOptions) -> io::Result<TcpListener>,
     ) -> Result<Self, (SocketAddr, io::Error)> {
         let options = ListenOptions {
             reuse_port,
@@ -50,7 +51,7 @@ impl StreamListeners {
         let mut listeners = Vec::new();
         let all = tcp.iter().map(|address| (*address, false));
         for (address, tls_only) in all.chain(tls.iter().map(|address| (*address, config.tls_only))) {
-            let socket = TcpListener::bind(address, &options).map_err(|error| (address, error))?;
+            let socket = bind(address, &options).map_err(|error| (address, error))?;
             listeners.push(Listener { socket, tls_only, paused: false });
         }
         Ok(Self(listeners))

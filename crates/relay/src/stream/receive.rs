@@ -329,7 +329,7 @@ mod tests {
 
     use hashbrown::HashMap;
     use turnpike_net::{
-        Datapath,
+        Datapath, TcpListener,
         poll::{Event, Poller},
     };
 
@@ -357,7 +357,8 @@ mod tests {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
         change(&mut config);
-        let listeners = StreamListeners::bind(&config.listen, &[], &config, false).unwrap();
+        let listeners =
+            StreamListeners::bind(&config.listen, &[], &config, false, TcpListener::bind).unwrap();
         let at = listeners.0[0].socket.local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));

@@ -123,6 +123,12 @@ impl Identity {
         &self.names
     }
 
+    /// What rustls needs to show it.
+    #[must_use]
+    pub fn certified_key(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.key)
+    }
+
     /// The last second, as Unix time, in which it is valid.
     pub fn not_after(&self) -> u64 {
         self.not_after

@@ -14,8 +14,8 @@ use rustls::{
     pki_types::{ServerName, UnixTime},
 };
 use turnpike_relay::{
-    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, StreamConfig,
-    StreamStats, TlsContext, WorkerSnapshot,
+    CloseReason, Config, CredentialStore, HandshakeFailure, Identity, Relay, RelayAddress, SessionLog,
+    StreamConfig, StreamStats, TlsContext, WorkerSnapshot,
 };
 pub(crate) use turnpike_testkit::{
     PATIENCE as SOON, alone::in_network_namespace, alone::run, eventually, stun::message as stun,
@@ -61,6 +61,15 @@ pub(crate) fn start_with(change: impl FnOnce(&mut Config)) -> World {
 
 /// The same with these users.
 pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnOnce(&mut Config)) -> World {
+    start_heard_by(Arc::new(()), store, change)
+}
+
+/// The same, and this one hears of sessions.
+pub(crate) fn start_heard_by(
+    log: Arc<dyn SessionLog>,
+    store: Arc<dyn CredentialStore>,
+    change: impl FnOnce(&mut Config),
+) -> World {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         listen: vec![any],
@@ -84,7 +93,7 @@ pub(crate) fn start_with_store(store: Arc<dyn CredentialStore>, change: impl FnO
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, store, Arc::new(())).unwrap() }
+    World { relay: Relay::start(&config, store, log).unwrap() }
 }
 
 impl World {

@@ -16,6 +16,7 @@ use super::{
     response::{Envelope, reason_phrase},
     secret::Secret,
     session::{Pending, Session},
+    view::SessionId,
 };
 use crate::{random::Random, time::Now};
 
@@ -66,12 +67,13 @@ impl<G: Gate> Server<G> {
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
-        let Context { now, source: Source { client, link }, envelope, who, .. } = context;
+        let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
-        let pending = Pending { envelope, first: first.family, second, mobile, noted };
+        let pending = Pending { envelope, first: first.family, second, mobile, noted, asked_ms };
         let session = Session {
+            id: SessionId::draw(&mut self.random),
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
@@ -152,10 +154,18 @@ impl<G: Gate> Server<G> {
         };
         session.opened_ms = now.ms;
         let expires_ms = now.ms + u64::from(session.granted) * 1000;
-        let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
-        let allocation = id;
-        self.stats.allocations_opened += 1;
-        self.emit(now, Effect::Opened { allocation, client, link, expires_ms, realm, username, relayed });
+        let opened = Effect::Opened {
+            allocation: id,
+            session: session.id,
+            client,
+            link,
+            expires_ms,
+            realm: Arc::clone(&session.realm),
+            username: session.username.clone(),
+            relayed,
+        };
+        self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
+        self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
         }

@@ -50,9 +50,10 @@ impl<G: Gate> Server<G> {
     pub fn credentials(&mut self, now: Now, lookup: LookupId, credentials: Credentials) -> Verdict<'_> {
         let Some(waiting) = self.lookups.take(lookup) else { return self.dropped(DropReason::LookupOver) };
         match (credentials, &Request::parse(&waiting.request)) {
-            (Credentials::Unavailable, _) | (_, Err(_)) => self.dropped(DropReason::LookupOver),
+            (_, Err(_)) => self.dropped(DropReason::LookupOver),
             (credentials, Ok(request)) => {
-                self.respond(now, &waiting.source, waiting.delivery, request, Some(credentials))
+                let late = Some((credentials, waiting.asked_ms));
+                self.respond(now, &waiting.source, waiting.delivery, request, late)
             }
         }
     }
@@ -63,10 +64,10 @@ impl<G: Gate> Server<G> {
         source: &Source,
         delivery: Delivery,
         request: &Request<'_>,
-        credentials: Option<Credentials>,
+        late: Option<(Credentials, u64)>,
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
-        let answer = self.answer(Context::new(now, *source, delivery, request, credentials, &arrival));
+        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
         if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
@@ -174,7 +175,7 @@ impl<G: Gate> Server<G> {
 
     /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
     pub(super) fn refuse_peer(&mut self, context: &Context<'_>, peer: SocketAddr) -> Answer {
-        let by = self.config.peers.denial(peer);
+        let by = self.config.peers_in(&context.who.realm).denial(peer);
         self.stats.peer_refusals[by.index()] += 1;
         let client = *context.client();
         if self.effects.len() < MAX_QUEUED

@@ -10,7 +10,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    Answer, CredentialQuery, CredentialRefusal, Credentials, Effect, Gate, Lookup, Server, Transport, User,
+    Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup, Server,
+    StoreFailure, Transport, User,
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
@@ -60,7 +61,8 @@ impl<G: Gate> Server<G> {
     /// Finds out who sent the request, and says so in its context; or answers it.
     pub(super) fn authenticate(&mut self, context: &mut Context<'_>) -> Result<(), Answer> {
         let listener = context.source.client.listener;
-        let first = self.realms.first(&self.config, listener);
+        let origin = if self.config.origins.is_empty() { None } else { context.request.get(kind::ORIGIN) };
+        let first = self.realms.challenging(&self.config, listener, origin);
         if !self.config.authenticate {
             context.who.realm = Arc::clone(&first.name);
             // Without names, quotas count addresses.
@@ -129,6 +131,7 @@ impl<G: Gate> Server<G> {
             verified
         };
         let lookup = match context.credentials.take() {
+            Some(Credentials::Unavailable) => return Err(self.store_failed(context)),
             Some(credentials) => credentials.verify(&mut verify),
             None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
@@ -166,6 +169,14 @@ impl<G: Gate> Server<G> {
                 Answer::Later
             }
             Err(reason) => Answer::Drop(reason),
+        }
+    }
+
+    /// What becomes of a request whose credentials the store cannot tell.
+    fn store_failed(&mut self, context: &Context<'_>) -> Answer {
+        match self.config.store_failure {
+            StoreFailure::Answer => self.fail(context, 500),
+            StoreFailure::Drop => Answer::Drop(DropReason::LookupOver),
         }
     }
 

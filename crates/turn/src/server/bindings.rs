@@ -33,7 +33,8 @@ impl<G: Gate> Server<G> {
             return self.fail(context, 443);
         }
         let room = entry.permissions.room_for(&peers, most);
-        if let Some(refused) = peers.iter().find(|ip| !self.config.peers.permits(**ip)) {
+        if let Some(refused) = peers.iter().find(|ip| !self.config.peers_in(&context.who.realm).permits(**ip))
+        {
             return self.refuse_peer(context, SocketAddr::new(*refused, 0));
         }
         // All are installed or none.
@@ -81,7 +82,7 @@ impl<G: Gate> Server<G> {
         let renewed = entry.channels.by_number(number, now.ms).is_some();
         let may_bind = entry.channels.may_bind(number, peer, now.ms, most);
         let room = entry.permissions.room_for(&[peer.ip()], most_permissions);
-        if !self.config.peers.permits_endpoint(peer) {
+        if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
             return self.refuse_peer(context, peer);
         }
         match may_bind {

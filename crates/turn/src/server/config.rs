@@ -1,12 +1,13 @@
 //! What a server is told at start.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, PeerRules, RealmId, ThirdParty, realm::Realm,
+    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, OwnEndpoints, PeerRules, RealmId, ThirdParty,
+    realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -44,6 +45,14 @@ pub struct ServerConfig {
     pub relay_v6: bool,
     /// Which peers may be relayed to.
     pub peers: PeerRules,
+    /// The rules of realms that have their own, by realm: in place of `peers` where a request names a peer. Packets, which need a
+    /// permission that such a request made, go by `peers` alone; so it has to allow whatever one of these does.
+    pub realm_peers: HashMap<Box<str>, PeerRules>,
+    /// Realms that challenges name in place of the listener's first where a request says by ORIGIN from which web page it comes
+    /// ([`canonical_origin`]) and the listener serves the realm. Default none.
+    pub origins: HashMap<Box<str>, RealmId>,
+    /// What becomes of a request whose credentials the store cannot tell ([`super::Credentials::Unavailable`]). Default an answer.
+    pub store_failure: StoreFailure,
     /// Which channel numbers clients may bind. Default [`ChannelRange::Rfc5766`], because deployed clients (coturn's uclient)
     /// draw from all of it; [`ChannelRange::Rfc8656`] refuses 0x5000 and above with 400 (RFC 8656 section 12.2).
     pub channels: ChannelRange,
@@ -79,6 +88,32 @@ pub struct ServerConfig {
     pub nat_discovery: Vec<NatDiscovery>,
     /// How often.
     pub discovery_limits: DiscoveryLimits,
+}
+
+/// What becomes of a request whose credentials the store cannot tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// 500 (Server Error): the client knows at once, and may ask another server.
+    #[default]
+    Answer,
+    /// Nothing: the client asks again, until its patience is over.
+    Drop,
+}
+
+/// A web origin as origins are compared: scheme and host in lower case, and the port that the scheme stands for where none is said.
+/// Clients and stores write them with and without.
+#[must_use]
+pub fn canonical_origin(origin: &str) -> String {
+    let origin = origin.trim().trim_end_matches('/').to_ascii_lowercase();
+    let Some((scheme, host)) = origin.split_once("://") else { return origin };
+    let after_address = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
+    let port = match scheme {
+        _ if after_address.contains(':') => return origin,
+        "http" => 80,
+        "https" => 443,
+        _ => return origin,
+    };
+    format!("{origin}:{port}")
 }
 
 /// One kind of client-facing listener.
@@ -146,6 +181,9 @@ impl Default for ServerConfig {
             relay_v4: true,
             relay_v6: true,
             peers: PeerRules::default(),
+            realm_peers: HashMap::new(),
+            origins: HashMap::new(),
+            store_failure: StoreFailure::default(),
             channels: ChannelRange::Rfc5766,
             allow_md5: true,
             allow_sha256: true,
@@ -168,6 +206,19 @@ impl ServerConfig {
     /// The most that `max_total_connections` may be: one of 64 CONNECTION-IDs of a worker.
     pub const MOST_CONNECTIONS: usize = 65_536;
 
+    /// Which peers users of this realm may name.
+    #[must_use]
+    pub fn peers_in(&self, realm: &str) -> &PeerRules {
+        self.realm_peers.get(realm).unwrap_or(&self.peers)
+    }
+
+    /// What is ours, for all rules about peers.
+    pub fn set_own_endpoints(&mut self, own: &OwnEndpoints) {
+        for peers in self.realm_peers.values_mut().chain([&mut self.peers]) {
+            peers.own.clone_from(own);
+        }
+    }
+
     /// What this listener is.
     #[must_use]
     pub fn listener(&self, id: super::ListenerId) -> &ListenerProfile {
@@ -178,6 +229,22 @@ impl ServerConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn origins_are_compared_with_their_port_and_without_regard_to_case() {
+        for (written, canonical) in [
+            ("https://Example.org", "https://example.org:443"),
+            ("HTTP://example.org/", "http://example.org:80"),
+            ("https://example.org:8443", "https://example.org:8443"),
+            ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
+            ("http://[2001:db8::1]:81", "http://[2001:db8::1]:81"),
+            ("app://example.org", "app://example.org"),
+            ("example.org", "example.org"),
+            ("", ""),
+        ] {
+            assert_eq!(canonical_origin(written), canonical, "{written}");
+        }
+    }
 
     #[test]
     fn debug_output_never_holds_the_nonce_key() {

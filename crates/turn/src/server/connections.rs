@@ -122,6 +122,11 @@ enum Again {
 }
 
 impl TcpRelay {
+    /// How many there are, those included that are being made.
+    pub(super) fn connections(&self) -> usize {
+        self.list.len()
+    }
+
     /// When the next of them has to be looked at.
     fn next_deadline(&self) -> Option<u64> {
         let deadlines = self.list.iter().filter_map(|connection| match connection.stage {
@@ -305,7 +310,7 @@ impl<G: Gate> Server<G> {
             }
         });
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
-        if !self.config.peers.permits_endpoint(peer) {
+        if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
             return self.refuse_peer(&context, peer);
         }
         match same {

@@ -17,6 +17,8 @@ pub(super) struct Context<'a> {
     pub(super) who: Who,
     /// What the store has answered, if it had to be waited for.
     pub(super) credentials: Option<Credentials>,
+    /// When the request came, in milliseconds.
+    pub(super) asked_ms: u64,
     /// What the worker that has forwarded it has to be told with the answer.
     pub(super) arrival: &'a Cell<Option<Arrival>>,
 }
@@ -33,16 +35,19 @@ pub(super) enum Delivery {
 }
 
 impl<'a> Context<'a> {
+    /// `late` is what the store has answered to a request that came then.
     pub(super) fn new(
         now: Now,
         source: Source,
         delivery: Delivery,
         request: &'a Request<'a>,
-        credentials: Option<Credentials>,
+        late: Option<(Credentials, u64)>,
         arrival: &'a Cell<Option<Arrival>>,
     ) -> Self {
         let (envelope, who) = (Envelope::unsigned(request), Who::default());
-        Self { now, source, delivery, request, envelope, who, credentials, arrival }
+        let (credentials, asked_ms) = late.unzip();
+        let asked_ms = asked_ms.unwrap_or(now.ms);
+        Self { now, source, delivery, request, envelope, who, credentials, asked_ms, arrival }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, Source, Transport,
+    PeerDenial, RelayId, SessionId, Source, Transport,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -135,6 +135,8 @@ pub enum Effect {
     /// A session began.
     Opened {
         allocation: AllocationId,
+        /// The same, wherever it moves.
+        session: SessionId,
         client: Client,
         /// The way to it.
         link: Link,
@@ -181,6 +183,8 @@ pub enum Effect {
     /// Close all relay sockets of this allocation, and all connections; it is gone.
     Closed {
         allocation: AllocationId,
+        /// The same, wherever it has been.
+        session: SessionId,
         client: Client,
         /// The realm of that user.
         realm: Arc<str>,

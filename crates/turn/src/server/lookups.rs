@@ -69,7 +69,7 @@ pub enum Credentials {
         /// Seconds since then.
         ago: u64,
     },
-    /// The store cannot tell. The request is dropped, and the client asks again.
+    /// The store cannot tell: see [`super::config::StoreFailure`].
     Unavailable,
 }
 
@@ -98,9 +98,16 @@ pub(super) struct Waiting {
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: Box<[u8]>,
-    deadline_ms: u64,
+    /// Since when.
+    pub(super) asked_ms: u64,
     /// Of client and transaction.
     hash: u64,
+}
+
+impl Waiting {
+    fn deadline_ms(&self) -> u64 {
+        self.asked_ms + PATIENCE_MS
+    }
 }
 
 #[derive(Default)]
@@ -138,9 +145,8 @@ impl Lookups {
         *held += 1;
         self.last += 1;
         self.requests.insert(hash, self.last);
-        let deadline_ms = now_ms + PATIENCE_MS;
-        self.waiting
-            .insert(self.last, Waiting { source, delivery, request: request.into(), deadline_ms, hash });
+        let waiting = Waiting { source, delivery, request: request.into(), asked_ms: now_ms, hash };
+        self.waiting.insert(self.last, waiting);
         Ok(LookupId(self.last))
     }
 
@@ -170,12 +176,12 @@ impl Lookups {
 
     /// Forgets one request whose time is over, until there is none.
     pub(super) fn expire(&mut self, now_ms: u64) -> bool {
-        let due = self.waiting.first_key_value().filter(|(_, waiting)| waiting.deadline_ms <= now_ms);
+        let due = self.waiting.first_key_value().filter(|(_, waiting)| waiting.deadline_ms() <= now_ms);
         due.map(|(id, _)| LookupId(*id)).is_some_and(|id| self.take(id).is_some())
     }
 
     pub(super) fn next_due(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|(_, waiting)| waiting.deadline_ms)
+        self.waiting.first_key_value().map(|(_, waiting)| waiting.deadline_ms())
     }
 }
 

@@ -50,10 +50,11 @@ mod ticket;
 mod timers;
 mod tombstones;
 pub mod verdict;
+mod view;
 
 pub use crate::family::Family;
 pub use alternate::{Alternate, AlternateWhen};
-pub use config::{ListenerProfile, NonceKey, ServerConfig, Transport};
+pub use config::{ListenerProfile, NonceKey, ServerConfig, StoreFailure, Transport, canonical_origin};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use effect::{
@@ -73,6 +74,7 @@ pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
 pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use view::{NoSessionId, SessionId, SessionView};
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -239,12 +241,15 @@ impl<G: Gate> Server<G> {
     /// user of the same name in another realm is somebody else. A realm with another name is another realm.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.forwarding.indices() {
-            let peers = &config.peers;
+            let Some(realm) = self.sessions.get(index).map(|session| Arc::clone(&session.realm)) else {
+                continue;
+            };
+            let peers = config.peers_in(&realm);
             self.end_bindings(now, index, |binding| match binding {
                 Binding::Permission(ip, _) => !peers.permits(*ip),
                 Binding::Channel(_, peer, _) => !peers.permits_endpoint(*peer),
             });
-            self.close_connections(index, |peer| !config.peers.permits_endpoint(peer));
+            self.close_connections(index, |peer| !peers.permits_endpoint(peer));
         }
         self.realms = Realms::new(&config);
         self.config = config;
@@ -403,6 +408,7 @@ impl<G: Gate> Server<G> {
         let Some((id, entry)) = self.forwarding.at(index) else { return };
         let closed = Effect::Closed {
             allocation: id,
+            session: session.id,
             client: entry.client,
             relayed: session.relayed(entry),
             transport: self.config.listener(entry.client.listener).transport,

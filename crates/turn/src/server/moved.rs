@@ -17,6 +17,7 @@ use super::{
     secret::Secret,
     session::Session,
     third_party::Grant,
+    view::SessionId,
 };
 use crate::time::Now;
 
@@ -36,6 +37,7 @@ enum Versioned<R> {
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     from: AllocationId,
+    id: SessionId,
     to: (Client, Link),
     client: Client,
     link: Link,
@@ -130,6 +132,7 @@ impl Moved {
         let left = |ms: u64| ms.saturating_sub(now.ms);
         Self(Box::new(Record {
             from,
+            id: session.id,
             to: (to.client, to.link),
             client: entry.client,
             link: entry.link,
@@ -178,6 +181,7 @@ impl Moved {
         }
         (entry.to_peer, entry.to_client) = (record.to_peer, record.to_client);
         let session = Session {
+            id: record.id,
             realm: record.realm.into(),
             username: record.username,
             identity: record.identity,
@@ -223,6 +227,7 @@ impl<G: Gate> Server<G> {
         if let Some(first) = relays.next() {
             let opened = Effect::Opened {
                 allocation,
+                session: session.id,
                 client: entry.client,
                 link,
                 expires_ms: first.expires_ms,

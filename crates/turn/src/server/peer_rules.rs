@@ -103,6 +103,12 @@ impl AllowRule {
     }
 }
 
+impl From<Cidr> for AllowRule {
+    fn from(prefix: Cidr) -> Self {
+        Self { prefix, ports: None }
+    }
+}
+
 impl FromStr for AllowRule {
     type Err = String;
 

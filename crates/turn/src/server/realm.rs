@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use turnpike_wire::integrity::KeyAlgorithm;
 
-use super::{ListenerId, ServerConfig};
+use super::{ListenerId, ServerConfig, config::canonical_origin};
 
 /// PASSWORD-ALGORITHMS as we announce it, the preferred first; numbers and no parameters (RFC 8489 section 18.5).
 const SHA256_AND_MD5: &[u8] = &[0, 2, 0, 0, 0, 1, 0, 0];
@@ -94,9 +94,18 @@ impl Realms {
         Self { terms, all, by_name, hasher }
     }
 
-    /// The realm that this listener's challenges name.
-    pub(super) fn first(&self, config: &ServerConfig, listener: ListenerId) -> &Arc<Terms> {
-        let id = self.served(config, listener).first().copied().unwrap_or_default();
+    /// The realm that this listener's challenges name: that of the client's origin, else the first.
+    pub(super) fn challenging(
+        &self,
+        config: &ServerConfig,
+        listener: ListenerId,
+        origin: Option<&[u8]>,
+    ) -> &Arc<Terms> {
+        let served = self.served(config, listener);
+        let of_origin = origin
+            .and_then(|origin| config.origins.get(&*canonical_origin(str::from_utf8(origin).ok()?)))
+            .filter(|id| served.contains(id));
+        let id = of_origin.or(served.first()).copied().unwrap_or_default();
         self.terms.get(usize::from(id.0)).unwrap_or(&self.terms[0])
     }
 

@@ -100,6 +100,7 @@ pub(super) fn reason_phrase(code: u16) -> &'static str {
         446 => "Connection Already Exists",
         447 => "Connection Timeout or Failure",
         486 => "Allocation Quota Reached",
+        500 => "Server Error",
         508 => "Insufficient Capacity",
         _ => "",
     }

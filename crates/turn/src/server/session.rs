@@ -5,10 +5,11 @@ use std::{net::SocketAddr, sync::Arc};
 
 use super::{
     AllocationId, Family, auth::Who, connections::TcpRelay, forwarding::Entry, granted::Noted,
-    mobility::Mobility, response::Envelope, secret::Secret, third_party::Grant,
+    mobility::Mobility, response::Envelope, secret::Secret, third_party::Grant, view::SessionId,
 };
 
 pub(super) struct Session {
+    pub(super) id: SessionId,
     /// Where its user is known.
     pub(super) realm: Arc<str>,
     /// Of the Allocate: later requests must have the same (RFC 8656 section 5).
@@ -42,6 +43,8 @@ pub(super) struct Pending {
     pub(super) mobile: bool,
     /// None where nobody authenticates.
     pub(super) noted: Option<Noted>,
+    /// When the request came, in milliseconds.
+    pub(super) asked_ms: u64,
 }
 
 impl Session {

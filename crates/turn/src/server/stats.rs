@@ -6,7 +6,7 @@ use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusa
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
-pub const ERROR_CODES: [(u16, &str); 16] = [
+pub const ERROR_CODES: [(u16, &str); 17] = [
     (300, "300"),
     (400, "400"),
     (401, "401"),
@@ -22,8 +22,13 @@ pub const ERROR_CODES: [(u16, &str); 16] = [
     (446, "446"),
     (447, "447"),
     (486, "486"),
+    (500, "500"),
     (508, "508"),
 ];
+
+/// Upper bounds of the times that an allocation takes, in milliseconds. A worker's clock goes by its wake-ups: what it does within one
+/// takes no time here, and what it waits for, such as a store, does.
+pub const ALLOCATION_MS: [u64; 9] = [1, 5, 10, 20, 50, 100, 500, 1000, 2000];
 
 /// A metric family, its label if it has one, and the value.
 pub type Counter = (&'static str, Option<(&'static str, &'static str)>, u64);
@@ -57,6 +62,10 @@ pub struct Stats {
     pub nat_discovery: [u64; 3],
     /// Allocations that came to be.
     pub allocations_opened: u64,
+    /// Of these, how long after the request: within each of [`ALLOCATION_MS`], and later.
+    pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
+    /// All of these times together, in milliseconds.
+    pub allocation_ms: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
     pub allocations_closed: [u64; 5],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
@@ -265,6 +274,8 @@ impl Stats {
             retransmits,
             nat_discovery,
             allocations_opened,
+            allocation_times,
+            allocation_ms,
             allocations_closed,
             credentials_refused,
             peer_refusals,
@@ -288,6 +299,8 @@ impl Stats {
         self.nonces += nonces;
         self.retransmits += retransmits;
         self.allocations_opened += allocations_opened;
+        self.allocation_ms += allocation_ms;
+        add(&mut self.allocation_times, allocation_times);
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
@@ -324,6 +337,13 @@ impl Stats {
     #[inline]
     pub(super) fn drop(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;
+    }
+
+    pub(super) fn allocated_after(&mut self, ms: u64) {
+        self.allocations_opened += 1;
+        self.allocation_ms += ms;
+        let bucket = ALLOCATION_MS.iter().position(|bound| ms <= *bound);
+        self.allocation_times[bucket.unwrap_or(ALLOCATION_MS.len())] += 1;
     }
 
     pub(super) fn error(&mut self, code: u16) {

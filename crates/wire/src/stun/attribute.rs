@@ -47,6 +47,8 @@ pub mod kind {
     pub const RESPONSE_ORIGIN: u16 = 0x802B;
     pub const OTHER_ADDRESS: u16 = 0x802C;
     pub const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
+    /// draft-ietf-tram-stun-origin, which expired; coturn's users choose their realm by it.
+    pub const ORIGIN: u16 = 0x802F;
     pub const MOBILITY_TICKET: u16 = 0x8030;
     /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
     pub const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;

@@ -36,18 +36,18 @@ impl Finished {
 
 impl Program {
     pub(crate) fn start(command: &mut Command) -> Self {
+        Self::start_with(command.stdin(Stdio::null()).stdout(Stdio::piped()))
+    }
+
+    /// With the standard input and output that the command has.
+    pub(crate) fn start_with(command: &mut Command) -> Self {
         let name = format!("{command:?}");
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut child =
+            command.stderr(Stdio::piped()).spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
         let (stdout, stderr) = (Lines::default(), Lines::default());
-        let readers = vec![
-            collect(child.stdout.take().expect("piped above"), &stdout),
-            collect(child.stderr.take().expect("piped above"), &stderr),
-        ];
+        let of_stdout = child.stdout.take().map(|stream| collect(stream, &stdout));
+        let of_stderr = child.stderr.take().map(|stream| collect(stream, &stderr));
+        let readers = of_stdout.into_iter().chain(of_stderr).collect();
         Self { name, child, stdout, stderr, readers }
     }
 

@@ -149,6 +149,12 @@ impl Load {
         Self::as_user(server, &format!("{USER}:{PASSWORD}"))
     }
 
+    /// As [`USER`] through the server of a URI.
+    pub(crate) fn at(server: &str) -> Self {
+        let user = format!("{USER}:{PASSWORD}");
+        Self(["load", "turn", server, "--user", &user, "--json", "-"].map(str::to_owned).to_vec())
+    }
+
     pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
         let server = server.to_string();
         let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];

@@ -8,6 +8,7 @@ mod coturn_extensions;
 mod coturn_server;
 mod forward;
 mod node;
+mod openapi;
 mod openssl;
 mod pion;
 

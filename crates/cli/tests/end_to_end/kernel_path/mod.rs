@@ -1,4 +1,4 @@
-//! `serve --datapath kernel` on links of its own: what goes across is what user space would have sent, and nothing else.
+//! `serve --datapath kernel` and `xdp` on links of its own: what goes across is what user space would have sent, and nothing else.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -14,17 +14,16 @@ mod foreign;
 mod operator;
 mod order;
 mod relays;
+mod spoofed;
 mod untouched;
+mod vlan;
+mod xdp;
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -61,7 +60,41 @@ pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
     });
 }
 
+/// The same by each data path that the kernel has, whose name `body` is told.
+pub(crate) fn by_each(test: &str, body: impl Fn(&Links, &str)) {
+    need!(installed("ethtool"));
+    on_links(test, |links| {
+        for datapath in ["kernel", "xdp"] {
+            if datapath == "xdp" {
+                links.behave_as_cards();
+            }
+            println!("by {datapath}");
+            body(links, datapath);
+        }
+    });
+}
+
+/// Why what comes in bulk goes up.
+pub(crate) fn reason_of_bulk(datapath: &str) -> &'static str {
+    if datapath == "xdp" { "bulk" } else { "super_packet" }
+}
+
 impl Links {
+    /// What XDP needs of a veth: its far end writes checksums and tags, for XDP sees what is there, and receives by NAPI, for else nothing
+    /// that is redirected arrives.
+    pub(crate) fn behave_as_cards(&self) {
+        for device in ["c", "p"] {
+            run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
+        }
+    }
+
+    /// The server's link address on link `p`.
+    pub(crate) fn link_address(&self) -> String {
+        let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
+        let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
+        words.nth(1).expect("Ethernet has one").to_owned()
+    }
+
     fn up() -> Self {
         let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
         let pid = holder.pid().to_string();
@@ -111,14 +144,11 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
-        arguments.extend([
-            "--allow-peer",
-            "10.77.0.0/16",
-            "--allow-peer",
-            "fd77::/16",
-            "--admin",
-            "10.77.1.1:9641",
-        ]);
+        // A socket with a file is reached from every network namespace, and an ordinary user may make one here.
+        let dir = Dir::new();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        let admin = format!("unix:{}", dir.at("a.sock").display());
+        arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
             ("--workers", &["1"]),
@@ -135,22 +165,23 @@ impl Links {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }
         let mut program = Program::start(&mut command);
-        program.line_with(" on http://");
-        Server { program, _links: self }
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
     }
 }
 
 /// A running server.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    /// With its socket.
+    dir: Dir,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], 9641);
-        let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }

@@ -1,0 +1,289 @@
+//! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
+//! `secret` and `realm` are in `keeper`.
+
+mod keeper;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+pub use keeper::{Keeper, MadeUp};
+
+use crate::{
+    client::{Client, ClientError, listed},
+    model::{Drain, Draining, Problem, Reloaded, Session, SessionPage, Traffic},
+    routes::SessionQuery,
+    table::{Table, bytes, span},
+};
+
+/// Sessions asked for at a time.
+const PAGE: usize = 1000;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// It was not answered, or refused.
+    #[error(transparent)]
+    Client(ClientError),
+    /// It was not done, by a running program or here.
+    #[error("{}{}", .0.detail, listed(&.0.errors))]
+    Refused(Problem),
+    /// What was answered cannot be shown.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl From<ClientError> for CommandError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused(problem) => Self::Refused(problem),
+            other => Self::Client(other),
+        }
+    }
+}
+
+impl From<Problem> for CommandError {
+    fn from(problem: Problem) -> Self {
+        Self::Refused(problem)
+    }
+}
+
+impl CommandError {
+    /// Whether what was typed is wrong, and not what became of it.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Refused(problem) if problem.status == 400)
+    }
+}
+
+/// Which sessions are to be shown; all that is named must fit. The words are judged by the server.
+#[derive(Clone, Debug, Default)]
+pub struct Sessions {
+    /// Username, or whom quotas count.
+    pub user: Option<String>,
+    /// Realm.
+    pub realm: Option<String>,
+    /// Client: address with port, address, or prefix.
+    pub client: Option<String>,
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: Option<String>,
+    /// Relayed transport address, in the same way.
+    pub relayed: Option<String>,
+    /// No more than that.
+    pub limit: Option<usize>,
+}
+
+/// Lists sessions, page by page as they come. As JSON it is one array.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn list_sessions(
+    client: &Client,
+    wanted: Sessions,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let mut left = wanted.limit.unwrap_or(usize::MAX);
+    let mut query = SessionQuery {
+        user: wanted.user,
+        realm: wanted.realm,
+        client: wanted.client,
+        transport: wanted.transport,
+        relayed: wanted.relayed,
+        limit: None,
+        cursor: None,
+    };
+    let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
+    let mut list = List::new(json, head);
+    while left > 0 {
+        query.limit = Some(left.min(PAGE));
+        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
+        let page: SessionPage = client.get(&format!("/v1/sessions?{words}"))?;
+        left = left.saturating_sub(page.sessions.len());
+        list.show(out, &page.sessions, row)?;
+        if page.next.is_none() {
+            break;
+        }
+        query.cursor = page.next;
+    }
+    Ok(list.end(out, "no sessions")?)
+}
+
+/// Shows one session with all that is known of it.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn show_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    let session: Session = client.get(&path_of(id))?;
+    if json { Ok(write_json(out, &session)?) } else { Ok(write_session(out, &session)?) }
+}
+
+/// Ends a session.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn end_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    let session: Session = client.delete(&path_of(id))?;
+    if json {
+        write_json(out, &session)?;
+    } else {
+        let Session { id, user, client, .. } = &session;
+        writeln!(out, "ended session {id} of {user:?}, client {client}")?;
+    }
+    Ok(())
+}
+
+/// Has the program take nobody new and end with its last session, after so many seconds at the latest.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn drain(
+    client: &Client,
+    deadline_s: Option<u32>,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let draining: Draining = client.post("/v1/drain", Some(&Drain { deadline_s }))?;
+    if json {
+        write_json(out, &draining)?;
+    } else {
+        let Draining { open, deadline_s } = draining;
+        writeln!(out, "draining: {open} open, for {deadline_s:.0} s at the most")?;
+    }
+    Ok(())
+}
+
+/// Has the program read its configuration again, and shows what has changed.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    let reloaded: Reloaded = client.post("/v1/reload", None::<&()>)?;
+    if json {
+        write_json(out, &reloaded)?;
+        return Ok(());
+    }
+    let Reloaded { changed, after_restart, warnings } = reloaded;
+    for warning in &warnings {
+        writeln!(out, "warning: {warning}")?;
+    }
+    for key in &after_restart {
+        writeln!(out, "{key}: takes effect only after a restart")?;
+    }
+    for line in &changed {
+        writeln!(out, "{line}")?;
+    }
+    if changed.is_empty() {
+        writeln!(out, "reloaded; nothing has changed that a reload takes")?;
+    }
+    Ok(())
+}
+
+/// What is typed may hold anything; a path may not.
+fn path_of(id: &str) -> String {
+    let plain = id.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+    format!("/v1/sessions/{}", if plain.is_empty() { "-" } else { &plain })
+}
+
+fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    writeln!(out, "{}", serde_json::to_string_pretty(value)?)
+}
+
+/// Rows as they come.
+enum List<const N: usize> {
+    Table(Table<N>, usize),
+    /// Whether one has been written.
+    Json(bool),
+}
+
+impl<const N: usize> List<N> {
+    fn new(json: bool, head: [&'static str; N]) -> Self {
+        if json { Self::Json(false) } else { Self::Table(Table::new(head), 0) }
+    }
+
+    fn show<T: Serialize>(
+        &mut self,
+        out: &mut dyn Write,
+        items: &[T],
+        row: fn(&T) -> [String; N],
+    ) -> io::Result<()> {
+        match self {
+            Self::Table(table, count) => {
+                *count += items.len();
+                table.write(out, &items.iter().map(row).collect::<Vec<_>>())
+            }
+            Self::Json(begun) => {
+                for item in items {
+                    let lead = if std::mem::replace(begun, true) { ",\n" } else { "[\n" };
+                    write!(out, "{lead}{}", serde_json::to_string(item)?)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// `none` is for people.
+    fn end(self, out: &mut dyn Write, none: &str) -> io::Result<()> {
+        match self {
+            Self::Table(_, 0) => writeln!(out, "{none}"),
+            Self::Table(..) => Ok(()),
+            Self::Json(false) => writeln!(out, "[]"),
+            Self::Json(true) => writeln!(out, "\n]"),
+        }
+    }
+}
+
+fn row(session: &Session) -> [String; 9] {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it began")]
+    let age = span(session.age_s as u64);
+    let relayed: Vec<&str> = session.relayed.iter().map(|relayed| relayed.address.as_str()).collect();
+    [
+        session.id.clone(),
+        session.realm.clone(),
+        session.user.clone(),
+        session.client.clone(),
+        session.transport.clone(),
+        relayed.join(", "),
+        age,
+        bytes(session.to_peer.bytes),
+        bytes(session.to_client.bytes),
+    ]
+}
+
+fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
+    let [id, realm, user, client, via, _, age, ..] = row(session);
+    let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
+    let mut rows = vec![["id".to_owned(), id], ["realm".to_owned(), realm], ["user".to_owned(), user]];
+    rows.extend(session.identity.clone().map(|name| ["counted as".to_owned(), name]));
+    rows.push(["client".to_owned(), format!("{client}, by {via} to {}", session.server)]);
+    for relayed in &session.relayed {
+        let text = format!(
+            "{} ({}), {} left",
+            relayed.address,
+            session.relayed_transport,
+            span(relayed.expires_in_s)
+        );
+        rows.push(["relayed".to_owned(), text]);
+    }
+    rows.push(["age".to_owned(), age]);
+    rows.push(["to peers".to_owned(), traffic(session.to_peer)]);
+    rows.push(["to client".to_owned(), traffic(session.to_client)]);
+    for permission in session.permissions.iter().flatten() {
+        let text = format!("{}, {} left", permission.peer, span(permission.expires_in_s));
+        rows.push(["permission".to_owned(), text]);
+    }
+    for channel in session.channels.iter().flatten() {
+        let text =
+            format!("{:#06x} to {}, {} left", channel.number, channel.peer, span(channel.expires_in_s));
+        rows.push(["channel".to_owned(), text]);
+    }
+    if session.peer_connections > 0 {
+        rows.push(["connections".to_owned(), session.peer_connections.to_string()]);
+    }
+    let marks = [(session.mobile, "mobile"), (session.away, "away")];
+    for (_, mark) in marks.iter().filter(|(is_so, _)| *is_so) {
+        rows.push(["is".to_owned(), (*mark).to_owned()]);
+    }
+    rows.push(["worker".to_owned(), session.worker.to_string()]);
+    Table::new(["", ""]).write(out, &rows)
+}

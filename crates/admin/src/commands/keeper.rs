@@ -1,0 +1,308 @@
+//! `turnpike user`, `secret` and `realm`: the same questions to a running server, or to a store where none runs.
+
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
+use turnpike_config::Settings;
+
+use super::{CommandError, List, write_json};
+use crate::{
+    accounts::{Accounts, Place, Store},
+    client::Client,
+    model::{Change, NewRealm, NewSecret, NewUser, Origin, Realms, Secrets, SharedSecret, StoredRealm, User},
+    routes::{RealmQuery, UserQuery},
+};
+
+/// Users asked for at a time.
+const PAGE: usize = 1000;
+
+/// Who has the users.
+pub enum Keeper {
+    /// A running server, whose store it is.
+    Running(Client),
+    /// This process, for a store that no server need have open.
+    Here(Runtime, Accounts),
+}
+
+/// What was made up, and is shown this once.
+pub struct MadeUp<'a> {
+    /// `password` or `secret`.
+    pub what: &'static str,
+    /// It.
+    pub text: &'a str,
+}
+
+/// Of `/v1/users`: the rest of that answer nobody needs here.
+#[derive(Deserialize)]
+struct UserPage {
+    users: Vec<User>,
+    next: Option<String>,
+}
+
+impl Keeper {
+    /// A store that `open` opens, within the runtime that is to do its work.
+    ///
+    /// # Errors
+    /// Those of `open`, or there is no runtime.
+    pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<(Settings, Store), E>) -> Result<Self, E> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let inside = runtime.enter();
+        let (settings, store) = open()?;
+        drop(inside);
+        Ok(Self::Here(runtime, Accounts::new(Arc::new(settings), Some(store))))
+    }
+
+    /// Lists users of one realm or of all, page by page as they come. As JSON it is one array.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn list_users(
+        &self,
+        realm: Option<String>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let mut list = List::new(json, ["NAME", "REALM", "KEYS", "FROM"]);
+        let mut cursor = None;
+        loop {
+            let UserPage { users, next } = self.users(realm.clone(), cursor)?;
+            list.show(out, &users, row_of_user)?;
+            if next.is_none() {
+                break;
+            }
+            cursor = next;
+        }
+        Ok(list.end(out, "no users")?)
+    }
+
+    /// Makes a user, or gives one another password.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn add_user(
+        &self,
+        new: NewUser,
+        shown: Option<MadeUp<'_>>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.post("/v1/users", Some(&new))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.put_user(new))?,
+        };
+        Ok(show_change("user", &change, None, shown, json, out)?)
+    }
+
+    /// Removes a user.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn remove_user(
+        &self,
+        name: &str,
+        realm: Option<String>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.delete(&path("/v1/users", name, realm))?,
+            Self::Here(runtime, accounts) => {
+                runtime.block_on(accounts.remove_user(realm.as_deref(), name))?
+            }
+        };
+        Ok(show_change("user", &change, Some("removed"), None, json, out)?)
+    }
+
+    /// Lists secrets of one realm or of all, by their fingerprints.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn list_secrets(
+        &self,
+        realm: Option<String>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let Secrets { secrets } = match self {
+            Self::Running(client) => client.get(&with_query("/v1/secrets", &RealmQuery { realm }))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.secrets(realm.as_deref()))?,
+        };
+        let mut list = List::new(json, ["FINGERPRINT", "REALM", "FROM"]);
+        list.show(out, &secrets, row_of_secret)?;
+        Ok(list.end(out, "no secrets")?)
+    }
+
+    /// Takes one more secret.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn add_secret(
+        &self,
+        new: NewSecret,
+        shown: Option<MadeUp<'_>>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.post("/v1/secrets", Some(&new))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.put_secret(new))?,
+        };
+        Ok(show_change("secret", &change, None, shown, json, out)?)
+    }
+
+    /// Removes a secret by its fingerprint.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn remove_secret(
+        &self,
+        fingerprint: &str,
+        realm: Option<String>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.delete(&path("/v1/secrets", fingerprint, realm))?,
+            Self::Here(runtime, accounts) => {
+                runtime.block_on(accounts.remove_secret(realm.as_deref(), fingerprint))?
+            }
+        };
+        Ok(show_change("secret", &change, Some("removed"), None, json, out)?)
+    }
+
+    /// Lists the realms of the store.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn list_realms(&self, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let realms = match self {
+            Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
+        };
+        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "ORIGINS"]);
+        list.show(out, &realms, row_of_realm)?;
+        Ok(list.end(out, "no realms in the store")?)
+    }
+
+    /// Names a realm, or gives one other limits.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn add_realm(&self, new: NewRealm, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.post("/v1/realms", Some(&new))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.put_realm(new))?,
+        };
+        Ok(show_change("realm", &change, None, None, json, out)?)
+    }
+
+    /// Names a realm no more.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn remove_realm(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.delete(&path("/v1/realms", name, None))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.remove_realm(name))?,
+        };
+        Ok(show_change("realm", &change, Some("removed"), None, json, out)?)
+    }
+
+    fn users(&self, realm: Option<String>, cursor: Option<String>) -> Result<UserPage, CommandError> {
+        match self {
+            Self::Running(client) => {
+                let query = UserQuery { realm, limit: Some(PAGE), cursor };
+                Ok(client.get(&with_query("/v1/users", &query))?)
+            }
+            Self::Here(runtime, accounts) => {
+                let from = cursor.as_deref().and_then(Place::from_text);
+                let page = runtime.block_on(accounts.users(realm.as_deref(), Some(PAGE), from))?;
+                Ok(UserPage { users: page.users, next: page.next.map(|next| next.to_text()) })
+            }
+        }
+    }
+}
+
+fn with_query(path: &str, query: &impl Serialize) -> String {
+    let words = serde_urlencoded::to_string(query).unwrap_or_default();
+    if words.is_empty() { path.to_owned() } else { format!("{path}?{words}") }
+}
+
+/// What is typed may hold anything; a path may not.
+fn path(collection: &str, name: &str, realm: Option<String>) -> String {
+    let mut text = format!("{collection}/");
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(byte.into()),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    with_query(&text, &RealmQuery { realm })
+}
+
+fn row_of_user(user: &User) -> [String; 4] {
+    [user.name.clone(), user.realm.clone(), user.keys.clone(), place(user.from).to_owned()]
+}
+
+fn row_of_secret(secret: &SharedSecret) -> [String; 3] {
+    [secret.fingerprint.clone(), secret.realm.clone(), place(secret.from).to_owned()]
+}
+
+fn row_of_realm(realm: &StoredRealm) -> [String; 4] {
+    let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
+    [
+        realm.name.clone(),
+        limit(realm.max_sessions),
+        limit(realm.max_sessions_per_user),
+        realm.origins.join(" "),
+    ]
+}
+
+fn place(from: Origin) -> &'static str {
+    match from {
+        Origin::Configuration => "configuration",
+        Origin::Store => "store",
+    }
+}
+
+fn show_change(
+    what: &str,
+    change: &Change,
+    done: Option<&str>,
+    shown: Option<MadeUp<'_>>,
+    json: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if json {
+        let mut object = serde_json::to_value(change)?;
+        if let Some(MadeUp { what, text }) = shown {
+            object[what] = text.into();
+        }
+        return write_json(out, &object);
+    }
+    let Change { name, realm, store, existed, note } = change;
+    let done = done.unwrap_or(if *existed { "changed" } else { "added" });
+    let place = if what == "realm" { String::new() } else { format!(" in realm {realm}") };
+    writeln!(out, "{done} {what} {name}{place} ({store})")?;
+    if let Some(MadeUp { what, text }) = shown {
+        writeln!(out, "{what}: {text}")?;
+    }
+    note.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_name_can_stand_in_a_path() {
+        assert_eq!(path("/v1/users", "alice", None), "/v1/users/alice");
+        let odd = path("/v1/users", "a/b ü?&.", Some("x y&z".to_owned()));
+        assert_eq!(odd, "/v1/users/a%2Fb%20%C3%BC%3F%26%2E?realm=x+y%26z");
+        assert_eq!(path("/v1/users", "..", None), "/v1/users/%2E%2E");
+    }
+}

@@ -1,0 +1,331 @@
+//! Connections as honest and other clients make them, over real sockets. What is asked is the health of a program that is none.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use turnpike_config::{AdminAccess, AdminSettings, Settings};
+
+use super::*;
+use crate::{
+    model::Job,
+    program::{Later, NotReloaded, Program, Reloaded, Server},
+    routes,
+};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Short, for those who wait for them; the tests wait for the end, not for the time.
+const QUICK: Limits =
+    Limits { connections: 4, head: Duration::from_secs(1), whole: Duration::from_secs(3), head_bytes: 8192 };
+
+/// Counts something, and drains if it is told to.
+struct Nobody {
+    metrics: String,
+    draining: Arc<AtomicBool>,
+}
+
+impl Default for Nobody {
+    fn default() -> Self {
+        let metrics = "turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned();
+        Self { metrics, draining: Arc::default() }
+    }
+}
+
+impl Program for Nobody {
+    fn job(&self) -> Job {
+        Job::Forward
+    }
+    fn settings(&self) -> AdminSettings {
+        AdminSettings {
+            hosts: vec!["turn.example.org".to_owned()],
+            loopback: AdminAccess::Read,
+            ..Settings::default().admin
+        }
+    }
+    fn to_toml(&self) -> String {
+        String::new()
+    }
+    fn open(&self) -> u64 {
+        0
+    }
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        Ok(self.metrics.clone())
+    }
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+        Box::pin(async { Err(NotReloaded::Draining) })
+    }
+    fn drain(&self, _: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+        Box::pin(async { None })
+    }
+    fn log_level(&self) -> String {
+        "info".to_owned()
+    }
+    fn set_log_level(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+    fn server(&self) -> Option<Server> {
+        None
+    }
+}
+
+async fn start(program: Nobody, limits: Limits) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits));
+    address
+}
+
+/// What comes back until the end of the connection, which must not be long in coming; a reset is an end.
+async fn answer_to(address: SocketAddr, said: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    // It may have heard enough, and closed.
+    let _ = stream.write_all(said).await;
+    hear_out(&mut stream).await
+}
+
+async fn hear_out(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while let Ok(length) = timeout(SOON, stream.read(&mut piece)).await.expect("an end") {
+        if length == 0 {
+            break;
+        }
+        answer.extend_from_slice(&piece[..length]);
+    }
+    String::from_utf8(answer).expect("UTF-8")
+}
+
+async fn get_page(address: SocketAddr, path: &str) -> String {
+    answer_to(address, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await
+}
+
+fn is_ok(answer: &str) -> bool {
+    answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n")
+}
+
+fn closed_for(wanted: &str) -> u64 {
+    closed().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
+}
+
+#[tokio::test]
+async fn health_turns_from_ok_to_draining() {
+    let draining = Arc::new(AtomicBool::new(false));
+    let program = Nobody { draining: Arc::clone(&draining), ..Nobody::default() };
+    let page = start(program, Limits::of_one(1)).await;
+    let answer = get_page(page, "/healthz").await;
+    assert!(is_ok(&answer), "{answer}");
+    draining.store(true, Ordering::Relaxed);
+    let answer = get_page(page, "/healthz").await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("draining\n"), "{answer}");
+}
+
+/// Its address stands in the log, and people follow it.
+#[tokio::test]
+async fn the_front_page_names_the_others() {
+    let answer = get_page(start(Nobody::default(), Limits::of_one(1)).await, "/").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("/metrics ") && answer.contains("/healthz "), "{answer}");
+}
+
+#[tokio::test]
+async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
+    let page = start(Nobody::default(), QUICK).await;
+    let before = closed_for("no_request");
+    let unfinished =
+        ["", "G", "GET /metrics HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: y\r\n"];
+    for said in unfinished {
+        let answer = answer_to(page, said.as_bytes()).await;
+        assert!(!answer.contains("200 OK"), "{answer}");
+    }
+    assert!(closed_for("no_request") >= before + unfinished.len() as u64);
+    assert!(is_ok(&get_page(page, "/healthz").await));
+}
+
+/// Bytes that trickle gain no time.
+#[tokio::test]
+async fn a_head_that_trickles_is_cut_off() {
+    let page = start(Nobody::default(), QUICK).await;
+    let (mut hears, mut says) = TcpStream::connect(page).await.expect("it listens").into_split();
+    let trickle = tokio::spawn(async move {
+        says.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("it is open");
+        while says.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let mut answer = Vec::new();
+    let _ = timeout(SOON, hears.read_to_end(&mut answer)).await.expect("an end");
+    timeout(SOON, trickle).await.expect("it has been told").expect("no panic");
+    assert!(!answer.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn whoever_does_not_take_the_answer_is_closed_and_counted() {
+    let long = Nobody { metrics: "x".repeat(64 << 20), ..Nobody::default() };
+    let page = start(long, QUICK).await;
+    let before = closed_for("slow");
+    let mut stream = TcpStream::connect(page).await.expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.expect("it is open");
+    let counted = async {
+        while closed_for("slow") == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, counted).await.expect("counted");
+}
+
+#[tokio::test]
+async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
+    let patient = Limits { head: SOON, whole: SOON, ..QUICK };
+    let page = start(Nobody::default(), patient).await;
+    let before = closed_for("crowded");
+    let mut idle = Vec::new();
+    for _ in 0..3 * patient.connections {
+        idle.push(TcpStream::connect(page).await.expect("it listens"));
+    }
+    for _ in 0..10 {
+        let answer = get_page(page, "/healthz").await;
+        assert!(is_ok(&answer), "{answer}");
+    }
+    // The oldest have been closed; of the youngest, all but one are there still.
+    let (gone, there) = idle.split_at_mut(2 * patient.connections + 1);
+    for stream in gone {
+        assert_eq!(hear_out(stream).await, "");
+    }
+    for stream in there {
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("it is open");
+        let answer = hear_out(stream).await;
+        assert!(is_ok(&answer), "{answer}");
+    }
+    assert!(closed_for("crowded") > before + 2 * patient.connections as u64);
+}
+
+#[tokio::test]
+async fn who_asks_by_a_strangers_name_is_refused_with_the_remedy() {
+    let page = start(Nobody::default(), Limits::of_one(1)).await;
+    let ask = |host: &str| format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
+    let refused = answer_to(page, &ask("evil.example:9641")).await;
+    assert!(refused.starts_with("HTTP/1.1 421"), "{refused}");
+    assert!(
+        refused.contains("evil.example") && refused.contains("hosts in the section [admin]"),
+        "{refused}"
+    );
+    assert!(!refused.contains("turnpike_allocations"), "{refused}");
+    for host in [page.to_string(), "localhost".to_owned(), "turn.example.org:9641".to_owned()] {
+        let answer = answer_to(page, &ask(&host)).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("turnpike_allocations"), "{answer}");
+    }
+    // Whoever writes requests by hand, and old probes.
+    let old = answer_to(page, b"GET /metrics HTTP/1.0\r\n\r\n").await;
+    assert!(old.starts_with("HTTP/1.0 200") && old.contains("turnpike_allocations"), "{old}");
+}
+
+/// Each of these gets an error or an end, none of them the page, and none keeps others from it.
+#[tokio::test]
+async fn malformed_requests_get_an_error_or_an_end_and_the_page_goes_on() {
+    let page = start(Nobody::default(), QUICK).await;
+    let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n";
+    let many: String = (0..200).map(|n| format!("X-{n}: y\r\n")).collect();
+    let cases: Vec<(&str, Vec<u8>, Option<&str>)> = vec![
+        ("garbage", vec![0xFF; 400], None),
+        ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(20), None),
+        ("STUN", [&[0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42][..], &[7; 12]].concat(), None),
+        ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), None),
+        ("zeros", vec![0; 1000], None),
+        ("a zero in a header", format!("{head}X: a\0b\r\n\r\n").into_bytes(), None),
+        ("a zero in the target", b"GET /\0metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
+        ("a long header", format!("{head}X: {}\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
+        ("a long target", format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)).into_bytes(), None),
+        ("many headers", format!("{head}{many}\r\n").into_bytes(), None),
+        (
+            "no method that there is",
+            b"FETCH /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+            Some("405"),
+        ),
+        ("no method at all", b"G@T /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
+        ("another method", b"DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), Some("401")),
+        ("no version", b"GET /metrics\r\n\r\n".to_vec(), None),
+        ("a version that is none", b"GET /metrics HTTP/9.9\r\nHost: localhost\r\n\r\n".to_vec(), None),
+        ("no Host", b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(), Some("400")),
+        ("two Hosts", format!("{head}Host: localhost\r\n\r\n").into_bytes(), Some("400")),
+        ("a header without a colon", format!("{head}nonsense\r\n\r\n").into_bytes(), None),
+        ("a space before the colon", format!("{head}Content-Length : 3\r\n\r\nabc").into_bytes(), None),
+        (
+            "a stranger's absolute form",
+            b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+            Some("421"),
+        ),
+        (
+            "authority form",
+            b"CONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example:80\r\n\r\n".to_vec(),
+            None,
+        ),
+        ("no such page", b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), None),
+        ("a body", format!("{head}Content-Length: 5\r\n\r\nhello").into_bytes(), None),
+        ("the promise of a body", format!("{head}Content-Length: 5\r\n\r\n").into_bytes(), None),
+        (
+            "a body beyond all bounds",
+            format!("{head}Content-Length: 18446744073709551615\r\n\r\n").into_bytes(),
+            None,
+        ),
+        ("a length that is none", format!("{head}Content-Length: five\r\n\r\n").into_bytes(), None),
+        (
+            "two lengths",
+            format!("{head}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello").into_bytes(),
+            None,
+        ),
+        (
+            "both lengths",
+            format!("{head}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").into_bytes(),
+            None,
+        ),
+        (
+            "chunks that lie",
+            format!("{head}Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nx\r\n").into_bytes(),
+            None,
+        ),
+        ("chunks of nonsense", format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n").into_bytes(), None),
+        ("an encoding that is none", format!("{head}Transfer-Encoding: smoke\r\n\r\n").into_bytes(), None),
+        (
+            "a body that waits for leave",
+            format!("{head}Expect: 100-continue\r\nContent-Length: 5\r\n\r\n").into_bytes(),
+            None,
+        ),
+    ];
+    for (what, said, expected) in cases {
+        let answer = answer_to(page, &said).await;
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        match expected {
+            Some(expected) => assert_eq!(status, expected, "{what}: {answer:?}"),
+            None => assert!(status.is_empty() || status.starts_with(['4', '5']), "{what}: {answer:?}"),
+        }
+        assert!(!answer.contains("turnpike_allocations"), "{what}: {answer:?}");
+        let next = get_page(page, "/healthz").await;
+        assert!(is_ok(&next), "after {what}: {next}");
+    }
+}
+
+/// One request a connection: what comes behind is no second one, whatever it looks like.
+#[tokio::test]
+async fn of_several_requests_in_a_row_the_first_is_answered() {
+    let page = start(Nobody::default(), QUICK).await;
+    let one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let answer = answer_to(page, one.repeat(50).as_bytes()).await;
+    assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{answer}");
+    assert!(answer.is_empty() || answer.contains("connection: close"), "{answer}");
+    assert!(is_ok(&get_page(page, "/healthz").await));
+}

@@ -1,0 +1,118 @@
+//! Checks `Host` against DNS rebinding: an attacker points a domain of his own to our address, and his page, open in the
+//! browser of somebody behind our firewall, may then read ours. The browser still names the attacker's domain in `Host`.
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
+
+use crate::model::Problem;
+
+/// Judges the target of a request; `names` are those beside addresses and `localhost`, without a dot at the end.
+///
+/// # Errors
+/// The answer, where it is refused.
+pub(crate) fn check(
+    names: &[String],
+    version: Version,
+    target: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), Problem> {
+    let mut named = headers.get_all(header::HOST).iter();
+    // RFC 9112 section 3.2: HTTP/1.1 must say it, once; HTTP/1.0 need not, and browsers do not speak it.
+    let host = match (named.next(), named.next()) {
+        (Some(host), None) => host,
+        (None, _) if version == Version::HTTP_10 => return Ok(()),
+        (None, _) => return Err(Problem::bad_request("a request of HTTP/1.1 needs a Host header")),
+        (Some(_), Some(_)) => return Err(Problem::bad_request("a request has one Host header")),
+    };
+    let Ok(host) = Authority::try_from(host.as_bytes()) else {
+        return Err(Problem::bad_request("the Host header is no HOST or HOST:PORT"));
+    };
+    // Section 3.2.2: what the request line names counts before the header.
+    for named in [Some(&host), target.authority()].into_iter().flatten() {
+        if !allows(names, named.host()) {
+            let why = format!(
+                "this page is not served under the name {:?}: ask for it by an address or as localhost, or add the name to \
+                 hosts in the section [admin] of the configuration",
+                named.host()
+            );
+            return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", why));
+        }
+    }
+    Ok(())
+}
+
+/// Every address is allowed, not only ours: rebinding needs a name, and a NAT in front has another address.
+fn allows(names: &[String], host: &str) -> bool {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if bare.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = host.strip_suffix('.').unwrap_or(host);
+    name.eq_ignore_ascii_case("localhost") || names.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn status(version: Version, target: &str, hosts: &[&str]) -> u16 {
+        let mut headers = HeaderMap::new();
+        for host in hosts {
+            headers.append(header::HOST, HeaderValue::from_bytes(host.as_bytes()).unwrap());
+        }
+        let own = ["turn.example.org".to_owned()];
+        check(&own, version, &target.parse().unwrap(), &headers)
+            .map_or_else(|problem| problem.status, |()| 200)
+    }
+
+    #[test]
+    fn addresses_localhost_and_configured_names_are_served_and_others_refused() {
+        for host in [
+            "127.0.0.1:9641",
+            "127.0.0.1",
+            "192.0.2.7:80",
+            "[::1]:9641",
+            "[2001:db8::7]",
+            "localhost:9641",
+            "LocalHost.",
+            "turn.example.org:9641",
+            "Turn.Example.ORG.",
+        ] {
+            assert_eq!(status(Version::HTTP_11, "/metrics", &[host]), 200, "{host}");
+        }
+        for host in [
+            "evil.example:9641",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "turn.example.org.evil.example",
+            "example.org",
+            "2130706433",
+            "0x7f.1",
+        ] {
+            assert_eq!(status(Version::HTTP_11, "/metrics", &[host]), 421, "{host}");
+            assert_eq!(status(Version::HTTP_10, "/metrics", &[host]), 421, "{host}");
+        }
+        for host in ["", "a b", "[::1", "evil.example/", "\u{e9}"] {
+            let status = status(Version::HTTP_11, "/", &[host]);
+            assert!(matches!(status, 400 | 421), "{host:?}: {status}");
+        }
+    }
+
+    #[test]
+    fn who_names_no_host_or_several_is_refused_but_for_http_1_0() {
+        assert_eq!(status(Version::HTTP_10, "/", &[]), 200);
+        assert_eq!(status(Version::HTTP_11, "/", &[]), 400);
+        assert_eq!(status(Version::HTTP_11, "/", &["localhost", "localhost"]), 400);
+        assert_eq!(status(Version::HTTP_11, "/", &["localhost", "evil.example"]), 400);
+    }
+
+    #[test]
+    fn the_host_of_a_request_line_counts_too() {
+        assert_eq!(status(Version::HTTP_11, "http://localhost:9641/metrics", &["localhost"]), 200);
+        assert_eq!(status(Version::HTTP_11, "http://evil.example/metrics", &["localhost"]), 421);
+        assert_eq!(status(Version::HTTP_11, "http://localhost/metrics", &["evil.example"]), 421);
+    }
+}

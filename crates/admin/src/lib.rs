@@ -1,0 +1,32 @@
+//! The admin interface: an HTTP API over a Unix socket and TCP, and the commands that speak to it.
+//!
+//! ```text
+//!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ Program
+//!    Unix socket, loopback, TLS                                                                                 │
+//!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┤
+//!      └─────▶ accounts, where no program runs                   accounts: users, secrets, realms of a store ◀─────┘
+//! ```
+//!
+//! Everything runs on the control thread of the program; no worker waits for it.
+#![forbid(unsafe_code)]
+
+mod access;
+mod accounts;
+pub mod client;
+pub mod commands;
+mod connections;
+mod hosts;
+mod listen;
+pub mod model;
+mod plain_text;
+mod problem;
+pub mod program;
+mod routes;
+mod table;
+mod threads;
+mod tls;
+
+pub use accounts::{Accounts, Store};
+pub use listen::{Interface, ListenError};
+pub use program::Program;
+pub use tls::TlsError;

@@ -1,0 +1,84 @@
+//! What the interface asks of the program that it belongs to. The program is a crate of the same floor, so it is described here by what
+//! is wanted of it; the binary brings the two together.
+
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+
+use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_net::Datapath;
+use turnpike_relay::{Relay, RelayAddress};
+
+use crate::{accounts::Store, model::Job};
+
+/// An answer that takes its time.
+pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A running program, asked on its control thread.
+pub trait Program: Send + Sync + 'static {
+    /// Which.
+    fn job(&self) -> Job;
+    /// Who may use the interface, now.
+    fn settings(&self) -> AdminSettings;
+    /// The effective configuration as TOML, secrets masked.
+    fn to_toml(&self) -> String;
+    /// Sessions or connections now.
+    fn open(&self) -> u64;
+    /// What it counts, as OpenMetrics text.
+    ///
+    /// # Errors
+    /// None that is known.
+    fn metrics(&self) -> Result<String, fmt::Error>;
+    /// Whether nothing new is taken any more.
+    fn is_draining(&self) -> bool;
+    /// Reads the configuration again.
+    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>>;
+    /// Takes nothing new, and ends after so long at the latest; `None` leaves that to the configuration. How many sessions or
+    /// connections are left, and for how long they may stay; `None` if the program is ending already.
+    fn drain(&self, patience: Option<Duration>) -> Later<Option<(u64, Duration)>>;
+    /// Which log lines pass.
+    fn log_level(&self) -> String;
+    /// From now on these pass.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn set_log_level(&self, level: &str) -> Result<(), String>;
+    /// The TURN server, if it is one and runs still.
+    fn server(&self) -> Option<Server>;
+}
+
+/// A TURN server as it is now. Not to be kept while waiting: the server does not stop as long as this is there.
+pub struct Server {
+    /// What relays.
+    pub relay: Arc<Relay>,
+    /// What is configured, with what the store adds.
+    pub settings: Arc<Settings>,
+    /// Where more users are, if there is one.
+    pub store: Option<Store>,
+    /// Those that are shown to clients.
+    pub certificates: Arc<[Certificate]>,
+    /// Those that relayed transport addresses are made on.
+    pub addresses: Arc<[RelayAddress]>,
+    /// The step of the ladder.
+    pub datapath: Datapath,
+    /// Why that.
+    pub datapath_reason: Arc<str>,
+}
+
+/// What a reload has changed: lines for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What is in force now and was not before.
+    pub changed: Vec<String>,
+    /// Keys that have changed, and take effect only after a restart.
+    pub after_restart: Vec<String>,
+    /// Doubts, and what could not be taken although the rest was.
+    pub warnings: Vec<String>,
+}
+
+/// Why a reload has changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReloaded {
+    /// The configuration is wrong: one line a mistake.
+    Refused(Vec<String>),
+    /// The program is about to end.
+    Draining,
+}

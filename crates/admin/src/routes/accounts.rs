@@ -1,0 +1,274 @@
+//! Users, secrets and realms. Those of a store can be changed; no answer has a password, a key or a secret in it.
+
+use axum::{
+    Extension,
+    extract::{Path, Request, State, rejection::PathRejection},
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use turnpike_config::realms;
+use utoipa::IntoParams;
+
+use super::{App, Json, body, query};
+use crate::{
+    access::Audit,
+    accounts::{Accounts, Place},
+    model::{Change, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Secrets, Users},
+};
+
+/// Which users are wanted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct UserQuery {
+    /// The realm; all of them if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) realm: Option<String>,
+    /// Users of the page, 1 to 1000; 100 if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
+    pub(crate) limit: Option<usize>,
+    /// `next` of the page before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cursor: Option<String>,
+}
+
+/// Of which realm.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct RealmQuery {
+    /// The realm. If it is not there, all of them in lists, and `server.realm` in changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) realm: Option<String>,
+}
+
+/// Users, in pages: those of the configuration first, then those of the store.
+#[utoipa::path(
+    get,
+    path = "/v1/users",
+    tag = "accounts",
+    params(UserQuery),
+    responses(
+        (status = 200, description = "Counts over all realms, and a page of users; the last one has no `next`.", body = Users),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users>, Problem> {
+    let UserQuery { realm, limit, cursor } = query(&uri)?;
+    let wrong = || Problem::bad_request("cursor is expected to be `next` of another page");
+    let from = cursor.map(|cursor| Place::from_text(&cursor).ok_or_else(wrong)).transpose()?;
+    let (counts, accounts) = {
+        let server = app.server()?;
+        let realms = realms::all(&server.settings);
+        let counts = Users {
+            with_sessions: server.relay.users() as u64,
+            configured: realms.iter().map(|realm| realm.users.len() as u64).sum(),
+            secrets: realms.iter().map(|realm| realm.secrets.len() as u64).sum(),
+            token_keys: server.settings.oauth.keys.len() as u64,
+            users: Vec::new(),
+            next: None,
+        };
+        (counts, app.accounts()?)
+    };
+    let page = accounts.users(realm.as_deref(), limit, from).await?;
+    Ok(Json(Users { users: page.users, next: page.next.map(|next| next.to_text()), ..counts }))
+}
+
+/// Makes a user in the store, or gives one another password.
+#[utoipa::path(
+    post,
+    path = "/v1/users",
+    tag = "accounts",
+    request_body = NewUser,
+    responses(
+        (status = 200, description = "It has another password.", body = Change),
+        (status = 201, description = "It is there.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let new = needed(request, "{\"name\": \"alice\", \"password\": \"...\"}").await?;
+    Ok(put("user", app.accounts()?.put_user(new).await?))
+}
+
+/// Removes a user from the store. Its sessions live on until they expire, and are not refreshed.
+#[utoipa::path(
+    delete,
+    path = "/v1/users/{name}",
+    tag = "accounts",
+    params(("name" = String, Path, description = "The username."), RealmQuery),
+    responses(
+        (status = 200, description = "It is gone.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
+    let RealmQuery { realm } = query(&uri)?;
+    let name = read_name(name)?;
+    Ok(removed("user", app.accounts()?.remove_user(realm.as_deref(), &name).await?))
+}
+
+/// Secrets of time-limited credentials, by their fingerprints. Whoever may look may not see these: a weak secret could be guessed by its
+/// fingerprint.
+#[utoipa::path(
+    get,
+    path = "/v1/secrets",
+    tag = "accounts",
+    params(RealmQuery),
+    responses(
+        (status = 200, description = "Those of the configuration and of the store.", body = Secrets),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Secrets>, Problem> {
+    let RealmQuery { realm } = query(&uri)?;
+    Ok(Json(app.accounts()?.secrets(realm.as_deref()).await?))
+}
+
+/// Takes a secret of time-limited credentials, beside those that there are.
+#[utoipa::path(
+    post,
+    path = "/v1/secrets",
+    tag = "accounts",
+    request_body = NewSecret,
+    responses(
+        (status = 200, description = "It was there already.", body = Change),
+        (status = 201, description = "It is there.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let new = needed(request, "{\"secret\": \"...\"}").await?;
+    Ok(put("secret", app.accounts()?.put_secret(new).await?))
+}
+
+/// Removes a secret from the store. Credentials made with it are refused from then on.
+#[utoipa::path(
+    delete,
+    path = "/v1/secrets/{fingerprint}",
+    tag = "accounts",
+    params(("fingerprint" = String, Path, description = "As the list has it."), RealmQuery),
+    responses(
+        (status = 200, description = "It is gone.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn remove_secret(
+    State(app): State<App>,
+    uri: Uri,
+    fingerprint: Named,
+) -> Result<Response, Problem> {
+    let RealmQuery { realm } = query(&uri)?;
+    let fingerprint = read_name(fingerprint)?;
+    Ok(removed("secret", app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?))
+}
+
+/// The realms that clients are served in, and what the store says of realms.
+#[utoipa::path(
+    get,
+    path = "/v1/realms",
+    tag = "accounts",
+    responses(
+        (status = 200, description = "All realms.", body = Realms),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Problem> {
+    let stored = app.accounts()?.realms().await?;
+    let server = app.server()?;
+    let (settings, held, limits) =
+        (&server.settings, server.relay.realms(), realms::limits(&server.settings));
+    let realms = realms::all(settings).into_iter().map(|realm| {
+        let named = settings.realms.iter().find(|named| named.name == realm.name);
+        let limit = limits.iter().find(|limit| limit.realm == realm.name);
+        let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
+        Realm {
+            name: realm.name.to_owned(),
+            sessions: sessions as u64,
+            max_sessions: limit.and_then(|limit| limit.allocations).map(|most| most as u64),
+            max_sessions_per_user: limit
+                .and_then(|limit| limit.allocations_per_user)
+                .unwrap_or(settings.max_allocations_per_user) as u64,
+            users: realm.users.len() as u64,
+            secrets: realm.secrets.len() as u64,
+            listen: named.iter().flat_map(|named| &named.listen).map(ToString::to_string).collect(),
+            server_names: named.iter().flat_map(|named| &named.server_names).cloned().collect(),
+        }
+    });
+    Ok(Json(Realms { realms: realms.collect(), stored }))
+}
+
+/// Has a realm of the store served beside those of the configuration, or changes its limits.
+#[utoipa::path(
+    post,
+    path = "/v1/realms",
+    tag = "accounts",
+    request_body = NewRealm,
+    responses(
+        (status = 200, description = "It has other limits.", body = Change),
+        (status = 201, description = "It is served within a second.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let new = needed(request, "{\"name\": \"blue.example\", \"max_sessions\": 1000}").await?;
+    Ok(put("realm", app.accounts()?.put_realm(new).await?))
+}
+
+/// Has a realm of the store served no more; its sessions end. Its users and secrets stay in the store.
+#[utoipa::path(
+    delete,
+    path = "/v1/realms/{name}",
+    tag = "accounts",
+    params(("name" = String, Path, description = "REALM.")),
+    responses(
+        (status = 200, description = "It is gone.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn remove_realm(State(app): State<App>, name: Named) -> Result<Response, Problem> {
+    let name = read_name(name)?;
+    Ok(removed("realm", app.accounts()?.remove_realm(&name).await?))
+}
+
+impl App {
+    /// The server is not kept for longer than this takes.
+    fn accounts(&self) -> Result<Accounts, Problem> {
+        let server = self.server()?;
+        Ok(Accounts::new(server.settings, server.store))
+    }
+}
+
+/// The last part of a path, or what is wrong with it.
+type Named = Result<Path<String>, PathRejection>;
+
+fn read_name(name: Named) -> Result<String, Problem> {
+    let Path(name) = name.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+    Ok(name)
+}
+
+/// A body that has to be there.
+async fn needed<T: DeserializeOwned>(request: Request, example: &str) -> Result<T, Problem> {
+    let missing = || Problem::bad_request(format!("a body is missing, such as {example}"));
+    body(request).await?.ok_or_else(missing)
+}
+
+fn put(what: &str, change: Change) -> Response {
+    let status = if change.existed { StatusCode::OK } else { StatusCode::CREATED };
+    let audit = audit(what, &change, if change.existed { "changed" } else { "added" });
+    (status, Extension(audit), Json(change)).into_response()
+}
+
+fn removed(what: &str, change: Change) -> Response {
+    let audit = audit(what, &change, "removed");
+    (Extension(audit), Json(change)).into_response()
+}
+
+fn audit(what: &str, change: &Change, done: &str) -> Audit {
+    let Change { name, realm, store, .. } = change;
+    // Names are what somebody has sent: no line of the log may be made up by them.
+    let place = if what == "realm" { String::new() } else { format!(" in realm {realm:?}") };
+    Audit(format!("{what} {name:?}{place} is {done} ({store})"))
+}

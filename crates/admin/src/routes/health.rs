@@ -1,0 +1,138 @@
+//! For programs that look after this one: whether it lives, whether it takes clients, what it counts, and what can be asked.
+
+use std::fmt::Write as _;
+
+use axum::{
+    extract::State,
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use utoipa::OpenApi as _;
+
+use super::{App, Document};
+use crate::{access::COUNTS, connections, model::Problem, plain_text::plain_text};
+
+/// Media type of the metrics, and how whoever takes it says so.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPENMETRICS_TYPE: &str = "application/openmetrics-text";
+/// Media type of [`plain_text`].
+const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The end of such a text.
+const END: &str = "# EOF\n";
+
+/// What there is to look at.
+#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, description = "One line a path.", body = String, content_type = "text/plain")))]
+pub(super) async fn front() -> &'static str {
+    "/metrics       what the program counts, for Prometheus\n\
+     /livez         ok: it runs\n\
+     /readyz        ok, or draining; /healthz is the same\n\
+     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n"
+}
+
+/// Whether the program runs.
+#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`, or it would not answer.", body = String, content_type = "text/plain")))]
+pub(super) async fn live() -> &'static str {
+    "ok\n"
+}
+
+/// Whether the program takes new clients.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "health",
+    responses(
+        (status = 200, description = "`ok`", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
+    ),
+)]
+pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
+    if app.program.is_draining() {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+    } else {
+        (StatusCode::OK, "ok\n")
+    }
+}
+
+/// The same as `/readyz`.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "health",
+    responses(
+        (status = 200, description = "`ok`", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
+    ),
+)]
+#[expect(dead_code, reason = "describes a path that another handler answers")]
+pub(super) fn health() {}
+
+/// What the program counts, for Prometheus: in OpenMetrics for whoever takes that (`Accept`), else in the format before it.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "health",
+    responses(
+        (
+            status = 200,
+            description = "Text in one of the two formats of Prometheus.",
+            content((String = "application/openmetrics-text"), (String = "text/plain")),
+        ),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
+    let failed = |error: std::fmt::Error| {
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", error.to_string())
+    };
+    let text = app.program.metrics().and_then(with_own).map_err(failed)?;
+    let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
+    Ok(if headers.get_all(header::ACCEPT).iter().any(takes) {
+        ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
+    } else {
+        ([(header::CONTENT_TYPE, PLAIN_TEXT)], plain_text(&text)).into_response()
+    })
+}
+
+/// The text, and what this interface itself has counted.
+fn with_own(mut text: String) -> Result<String, std::fmt::Error> {
+    if text.ends_with(END) {
+        text.truncate(text.len() - END.len());
+    }
+    let families = [
+        (
+            "admin_connections_closed",
+            "Connections to the admin interface that ended without an answer, or before it was taken, by reason.",
+            "reason",
+            &connections::closed()[..],
+        ),
+        ("admin_requests", "Requests to the admin interface, by result.", "result", &COUNTS.requests()[..]),
+    ];
+    for (name, help, label, counts) in families {
+        write!(text, "# HELP turnpike_{name} {help}\n# TYPE turnpike_{name} counter\n")?;
+        for (value, count) in counts {
+            writeln!(text, "turnpike_{name}_total{{{label}=\"{value}\"}} {count}")?;
+        }
+    }
+    write!(
+        text,
+        "# HELP turnpike_admin_wrong_tokens Requests to the admin interface with a token that there is not.\n\
+         # TYPE turnpike_admin_wrong_tokens counter\nturnpike_admin_wrong_tokens_total {}\n{END}",
+        COUNTS.wrong_tokens()
+    )?;
+    Ok(text)
+}
+
+/// What can be asked, as an OpenAPI document.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "health",
+    responses(
+        (status = 200, description = "OpenAPI 3.1.", body = Object),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn openapi() -> super::Json<utoipa::openapi::OpenApi> {
+    super::Json(Document::openapi())
+}

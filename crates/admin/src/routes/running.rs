@@ -1,0 +1,179 @@
+//! The program as a whole: how it is, what it was built from, its configuration and log, and what it can be told to do.
+
+use std::{env, time::Duration};
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use jiff::Timestamp;
+
+use super::{App, Json, body};
+use crate::{
+    access::Audit,
+    model::{Build, Datapath, Drain, Draining, LogLevel, Problem, Reloaded, Status},
+    program::NotReloaded,
+};
+
+/// The longest deadline of a drain, in seconds, as the configuration has it.
+const LONGEST: u32 = 86_400;
+
+/// How the program is.
+#[utoipa::path(
+    get,
+    path = "/v1/status",
+    tag = "program",
+    responses(
+        (status = 200, description = "How it is.", body = Status),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn status(State(app): State<App>) -> Json<Status> {
+    let datapath = app.program.server().map(|server| {
+        let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
+        let step = kernel.unwrap_or_else(|| server.datapath.to_string());
+        Datapath { step, why: server.datapath_reason.to_string() }
+    });
+    let (at, since) = app.started;
+    Json(Status {
+        job: app.program.job(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        started_at: seconds(at),
+        uptime_s: since.elapsed().as_secs(),
+        draining: app.program.is_draining(),
+        open: app.program.open(),
+        datapath,
+    })
+}
+
+/// Without fractions.
+pub(super) fn seconds(at: Timestamp) -> String {
+    Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
+}
+
+/// What the program was built from.
+#[utoipa::path(
+    get,
+    path = "/v1/build",
+    tag = "program",
+    responses(
+        (status = 200, description = "What was built.", body = Build),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn build() -> Json<Build> {
+    Json(Build {
+        name: "turnpike".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        target: format!("{}-{}", env::consts::ARCH, env::consts::OS),
+        profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+    })
+}
+
+/// The effective configuration with the origin of each value; secrets are masked.
+#[utoipa::path(
+    get,
+    path = "/v1/config",
+    tag = "program",
+    responses(
+        (status = 200, description = "TOML.", body = String, content_type = "application/toml"),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn config(State(app): State<App>) -> Response {
+    ([(header::CONTENT_TYPE, "application/toml")], app.program.to_toml()).into_response()
+}
+
+/// Which log lines pass.
+#[utoipa::path(
+    get,
+    path = "/v1/log",
+    tag = "program",
+    responses(
+        (status = 200, description = "The filter in force.", body = LogLevel),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
+    Json(LogLevel { level: app.program.log_level() })
+}
+
+/// Has other log lines pass, until the program ends; the configuration stays as it is.
+#[utoipa::path(
+    put,
+    path = "/v1/log",
+    tag = "program",
+    request_body = LogLevel,
+    responses(
+        (status = 200, description = "The filter in force now.", body = LogLevel),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let wanted: LogLevel = body(request)
+        .await?
+        .ok_or_else(|| Problem::bad_request("a body is missing, such as {\"level\": \"debug\"}"))?;
+    let before = app.program.log_level();
+    app.program.set_log_level(&wanted.level).map_err(|why| Problem::bad_request(format!("level: {why}")))?;
+    let audit = Audit(format!("log level {before:?} is {:?} now", wanted.level));
+    Ok((Extension(audit), Json(wanted)).into_response())
+}
+
+/// Reads the configuration and the certificates again. A configuration with a mistake changes nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/reload",
+    tag = "program",
+    responses(
+        (status = 200, description = "What has changed.", body = Reloaded),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> {
+    match app.program.reload().await {
+        Ok(crate::program::Reloaded { changed, after_restart, warnings }) => {
+            let audit = Audit(match changed.len() {
+                0 => "nothing has changed".to_owned(),
+                count => format!("changed: {count}"),
+            });
+            Ok((Extension(audit), Json(Reloaded { changed, after_restart, warnings })).into_response())
+        }
+        Err(NotReloaded::Refused(lines)) => {
+            let detail = "the configuration is wrong, and the old one stays in force";
+            let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_configuration", detail);
+            Err(problem.with_errors(lines))
+        }
+        Err(NotReloaded::Draining) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "draining",
+            "the program drains, and reloads nothing any more",
+        )),
+    }
+}
+
+/// Takes nobody new, and ends the program with its last session or connection. Asked again, a deadline counts anew; without one
+/// nothing changes.
+#[utoipa::path(
+    post,
+    path = "/v1/drain",
+    tag = "program",
+    request_body(content = Option<Drain>),
+    responses(
+        (status = 202, description = "It drains.", body = Draining),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let Drain { deadline_s } = body(request).await?.unwrap_or_default();
+    if deadline_s.is_some_and(|seconds| seconds > LONGEST) {
+        return Err(Problem::bad_request(format!("deadline_s is expected to be 0 to {LONGEST}")));
+    }
+    let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
+    let (open, left) = app.program.drain(patience).await.ok_or_else(Problem::stopping)?;
+    let audit = Audit(format!("{open} open, for {} s at most", left.as_secs()));
+    let draining = Draining { open, deadline_s: left.as_secs_f64() };
+    Ok((StatusCode::ACCEPTED, Extension(audit), Json(draining)).into_response())
+}

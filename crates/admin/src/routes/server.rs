@@ -1,0 +1,157 @@
+//! The TURN server: its limits, listeners, certificates and workers.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use jiff::Timestamp;
+use tokio::time::timeout;
+use turnpike_relay::{WorkerSnapshot, sessions::Look};
+
+use super::{App, Json, running::seconds};
+use crate::model::{
+    Certificate, Certificates, Limit, Limits, Listener, Listeners, Problem, RelayRange, Traffic, Worker,
+    Workers,
+};
+
+/// A worker that takes longer to answer is told as one that does not.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Limits, and how much of them is taken.
+#[utoipa::path(
+    get,
+    path = "/v1/limits",
+    tag = "server",
+    responses(
+        (status = 200, description = "All that have a number.", body = Limits),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Problem> {
+    let server = app.server()?;
+    let (of, workers) = (&server.settings, server.relay.snapshots());
+    let sum = |count: fn(&WorkerSnapshot) -> u64| Some(workers.iter().map(count).sum());
+    let limits = [
+        ("limits.allocations", of.max_allocations as u64, sum(|worker| worker.allocations)),
+        ("limits.allocations_per_user", of.max_allocations_per_user as u64, None),
+        ("limits.permissions", of.max_permissions as u64, None),
+        ("limits.channels", of.max_channels as u64, None),
+        ("limits.kernel_flows", of.kernel_flows.into(), None),
+        ("limits.peer_connections", of.max_peer_connections as u64, sum(|worker| worker.peers.open)),
+        ("limits.peer_connections_per_allocation", of.max_peer_connections_per_allocation as u64, None),
+        ("limits.peer_connections_per_user", of.max_peer_connections_per_user as u64, None),
+        ("limits.idle_connections", of.max_idle_connections as u64, None),
+        ("limits.idle_connections_per_address", of.max_idle_connections_per_address as u64, None),
+        ("limits.half_open", of.max_half_open as u64, sum(|worker| worker.dtls.half_open)),
+        ("limits.half_open_per_network", of.max_half_open_per_network as u64, None),
+        ("limits.first_message", of.first_message_timeout.into(), None),
+        ("limits.idle", of.idle_timeout.into(), None),
+        ("limits.stream_queue", of.stream_queue as u64, None),
+        ("limits.default_lifetime", of.default_lifetime.into(), None),
+        ("limits.max_lifetime", of.max_lifetime.into(), None),
+    ];
+    let limits = limits.map(|(key, most, used)| Limit { key: key.to_owned(), most, used });
+    Ok(Json(Limits { limits: limits.into() }))
+}
+
+/// Where clients come in, what their sessions relay there now, and where they are relayed.
+#[utoipa::path(
+    get,
+    path = "/v1/listeners",
+    tag = "server",
+    responses(
+        (status = 200, description = "All of them, with real ports.", body = Listeners),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>, Problem> {
+    let sums = app.traffic().await?;
+    let server = app.server()?;
+    let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
+    let listeners = server.relay.listeners().all().zip(sums).map(|((transport, address), sum)| Listener {
+        transport: <&str>::from(transport).to_owned(),
+        address: address.to_string(),
+        sessions: sum.sessions,
+        to_peer: traffic(sum.to_peer),
+        to_client: traffic(sum.to_client),
+    });
+    let ports = &server.settings.ports;
+    let relays = server.addresses.iter().map(|relay| RelayRange {
+        address: relay.bind.to_string(),
+        external: relay.external.map(|external| external.to_string()),
+        first_port: *ports.start(),
+        last_port: *ports.end(),
+    });
+    Ok(Json(Listeners { listeners: listeners.collect(), relays: relays.collect() }))
+}
+
+/// The certificates that clients are shown.
+#[utoipa::path(
+    get,
+    path = "/v1/certificates",
+    tag = "server",
+    responses(
+        (status = 200, description = "All of them.", body = Certificates),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certificates>, Problem> {
+    let now = Timestamp::now().as_second();
+    let certificates = app.server()?.certificates;
+    let certificates = certificates.iter().map(|certificate| {
+        let end = i64::try_from(certificate.identity.not_after()).unwrap_or(i64::MAX);
+        Certificate {
+            file: certificate.file.display().to_string(),
+            names: certificate.identity.names().to_vec(),
+            not_after: seconds(Timestamp::from_second(end).unwrap_or(Timestamp::MAX)),
+            expires_in_s: end.saturating_sub(now),
+            dtls: certificate.identity.can_dtls(),
+        }
+    });
+    Ok(Json(Certificates { certificates: certificates.collect() }))
+}
+
+/// What each worker does, and what it takes of its core.
+#[utoipa::path(
+    get,
+    path = "/v1/workers",
+    tag = "server",
+    responses(
+        (status = 200, description = "All of them.", body = Workers),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Problem> {
+    let shares = app.threads.shares().await;
+    let snapshots = app.server()?.relay.snapshots();
+    let mut workers = Vec::with_capacity(snapshots.len());
+    for (number, snapshot) in snapshots.iter().enumerate() {
+        // A question about nothing: how long it waits is what is asked.
+        let nothing = Look { from: u32::MAX, most: 0, filter: std::sync::Arc::default(), details: false };
+        let looked = timeout(PATIENCE, app.look(number, nothing)).await;
+        let waited = looked.ok().and_then(Result::ok).map(|looked| looked.waited);
+        let share = shares.get(&format!("relay-{number}"));
+        let WorkerSnapshot { turn, rx, tx, .. } = snapshot;
+        workers.push(Worker {
+            number: number as u64,
+            sessions: snapshot.allocations,
+            load: share.map(|share| rounded(share.ran)),
+            waiting: share.map(|share| rounded(share.waited)),
+            event_loop_us: waited.and_then(|waited| u64::try_from(waited.as_micros()).ok()),
+            wakeups: snapshot.wakeups,
+            receive_calls: rx.calls,
+            received: rx.datagrams,
+            send_calls: tx.calls,
+            sent: tx.datagrams,
+            to_peer: Traffic { datagrams: turn.to_peer_datagrams, bytes: turn.to_peer_bytes },
+            to_client: Traffic { datagrams: turn.to_client_datagrams, bytes: turn.to_client_bytes },
+            kernel_drops: rx.kernel_drops,
+            dropped: turn.drops.iter().sum(),
+        });
+    }
+    Ok(Json(Workers { workers }))
+}
+
+/// To a thousandth.
+fn rounded(share: f64) -> f64 {
+    (share * 1000.0).round() / 1000.0
+}

@@ -1,0 +1,318 @@
+//! Sessions: listed in pages, looked at, ended. Workers are asked slice by slice (`turnpike_relay::sessions`).
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Path, State, rejection::PathRejection},
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use turnpike_relay::sessions::{
+    AddressFilter, ListenerTraffic, Look, Looked, Session as Found, SessionFilter, Tally,
+};
+use turnpike_turn::server::{SessionId, Transport};
+use utoipa::IntoParams;
+
+use super::{App, Json, query};
+use crate::{
+    access::Audit,
+    model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
+    program::Server,
+};
+
+/// Sessions of a page, if nobody says how many.
+const PAGE: usize = 100;
+/// The most that a page has.
+const LONGEST_PAGE: usize = 1000;
+/// A session that moves to another worker while it is looked for may be missed; not so often.
+const TRIES: usize = 3;
+
+/// Which sessions are wanted: all that is named must fit.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct SessionQuery {
+    /// The username, or whom quotas count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<String>,
+    /// The realm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) realm: Option<String>,
+    /// The client: `ADDR:PORT`, an address, or a prefix such as `192.0.2.0/24`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) client: Option<String>,
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<String>,
+    /// A relayed transport address, written as that of a client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) relayed: Option<String>,
+    /// Sessions of the page, 1 to 1000; 100 if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
+    pub(crate) limit: Option<usize>,
+    /// `next` of the page before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cursor: Option<String>,
+}
+
+impl SessionQuery {
+    fn filter(&self) -> Result<SessionFilter, Problem> {
+        let address = |name: &str, text: &Option<String>| {
+            let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
+            parsed.map_err(|why| Problem::bad_request(format!("{name}: {why}, or ADDR:PORT")))
+        };
+        let transport = self.transport.as_ref().map(|text| text.parse::<Transport>()).transpose();
+        Ok(SessionFilter {
+            user: self.user.clone(),
+            realm: self.realm.clone(),
+            client: address("client", &self.client)?,
+            transport: transport
+                .map_err(|_| Problem::bad_request("transport is expected to be udp, tcp, tls or dtls"))?,
+            relayed: address("relayed", &self.relayed)?,
+            id: None,
+        })
+    }
+
+    fn limit(&self) -> Result<usize, Problem> {
+        match self.limit.unwrap_or(PAGE) {
+            limit @ 1..=LONGEST_PAGE => Ok(limit),
+            _ => Err(Problem::bad_request(format!("limit is expected to be 1 to {LONGEST_PAGE}"))),
+        }
+    }
+
+    fn place(&self) -> Result<Place, Problem> {
+        let Some(cursor) = &self.cursor else { return Ok(Place::default()) };
+        let place = cursor.split_once('.').and_then(|(worker, slot)| {
+            Some(Place { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
+        });
+        place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
+    }
+}
+
+/// Where a listing is. What begins behind it is in a later page; what moves to a worker before it is in none.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    worker: usize,
+    slot: u32,
+}
+
+/// Sessions in pages. Whoever is there from the first page to the last and moves to no other worker is in one of them.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions",
+    tag = "sessions",
+    params(SessionQuery),
+    responses(
+        (status = 200, description = "A page; the last one has no `next`.", body = SessionPage),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<SessionPage>, Problem> {
+    let query: SessionQuery = query(&uri)?;
+    let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
+    let workers = app.server()?.relay.workers();
+    let mut sessions = Vec::new();
+    while place.worker < workers && sessions.len() < limit {
+        let most = limit - sessions.len();
+        let look = Look { from: place.slot, most, filter: Arc::clone(&filter), details: false };
+        let looked = app.look(place.worker, look).await?;
+        sessions.extend(looked.sessions.into_iter().map(Session::from));
+        place = match looked.next {
+            Some(slot) => Place { slot, ..place },
+            None => Place { worker: place.worker + 1, slot: 0 },
+        };
+    }
+    let next = (place.worker < workers).then(|| format!("{}.{}", place.worker, place.slot));
+    Ok(Json(SessionPage { sessions, next }))
+}
+
+/// One session, with its permissions and channels.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{id}",
+    tag = "sessions",
+    params(("id" = String, Path, description = "Its name: 32 hex digits.")),
+    responses(
+        (status = 200, description = "The session.", body = Session),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn one(State(app): State<App>, id: Id) -> Result<Json<Session>, Problem> {
+    let id = read_id(id)?;
+    for _ in 0..TRIES {
+        if let Some(found) = app.find(id).await? {
+            return Ok(Json(Session::with_details(found)));
+        }
+    }
+    Err(no_such(id))
+}
+
+/// Ends a session. Its client may make another one at once.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{id}",
+    tag = "sessions",
+    params(("id" = String, Path, description = "Its name: 32 hex digits.")),
+    responses(
+        (status = 200, description = "The session as it was.", body = Session),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn end(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+    let id = read_id(id)?;
+    for _ in 0..TRIES {
+        if let Some(found) = app.find(id).await?
+            && app.end(&found).await?
+        {
+            // A username is what a client has sent: no line of the log may be made up by it.
+            let audit =
+                Audit(format!("session {id} of {:?} in realm {:?} is ended", found.username, found.realm));
+            return Ok((Extension(audit), Json(Session::with_details(found))).into_response());
+        }
+    }
+    Err(no_such(id))
+}
+
+/// The last part of a path, or what is wrong with it.
+type Id = Result<Path<String>, PathRejection>;
+
+fn read_id(id: Id) -> Result<SessionId, Problem> {
+    let Path(text) = id.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+    text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
+}
+
+fn no_such(id: SessionId) -> Problem {
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        "no_such_session",
+        format!("there is no session {id}: it may have ended"),
+    )
+}
+
+impl App {
+    /// The server, not to be kept while waiting.
+    pub(super) fn server(&self) -> Result<Server, Problem> {
+        match self.program.server() {
+            Some(server) => Ok(server),
+            None if self.program.job() == crate::model::Job::Forward => Err(Problem::no_server()),
+            None => Err(Problem::stopping()),
+        }
+    }
+
+    /// Asks one worker for a slice.
+    pub(super) async fn look(&self, worker: usize, look: Look) -> Result<Looked, Problem> {
+        let (sender, answer) = oneshot::channel();
+        self.server()?.relay.look(worker, look, move |looked| _ = sender.send(looked));
+        answer.await.map_err(|_| Problem::stopping())
+    }
+
+    /// What the sessions of each listener have relayed, over all workers.
+    pub(super) async fn traffic(&self) -> Result<Vec<ListenerTraffic>, Problem> {
+        let (workers, listeners) = {
+            let relay = self.server()?.relay;
+            (relay.workers(), relay.listeners().all().count())
+        };
+        let mut sums = vec![ListenerTraffic::default(); listeners];
+        for worker in 0..workers {
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                let (sender, answer) = oneshot::channel();
+                self.server()?.relay.tally(worker, slot, move |tally| _ = sender.send(tally));
+                let Tally { listeners, next } = answer.await.map_err(|_| Problem::stopping())?;
+                sums.iter_mut().zip(&listeners).for_each(|(sum, more)| sum.merge(more));
+                from = next;
+            }
+        }
+        Ok(sums)
+    }
+
+    async fn end(&self, found: &Found) -> Result<bool, Problem> {
+        let (sender, answer) = oneshot::channel();
+        let ended = move |ended| _ = sender.send(ended);
+        self.server()?.relay.end(found.worker, found.slot, found.id, ended);
+        answer.await.map_err(|_| Problem::stopping())
+    }
+
+    /// Looks through all workers.
+    async fn find(&self, id: SessionId) -> Result<Option<Found>, Problem> {
+        let filter = Arc::new(SessionFilter { id: Some(id), ..SessionFilter::default() });
+        for worker in 0..self.server()?.relay.workers() {
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                let look = Look { from: slot, most: 1, filter: Arc::clone(&filter), details: true };
+                let mut looked = self.look(worker, look).await?;
+                if let Some(found) = looked.sessions.pop() {
+                    return Ok(Some(found));
+                }
+                from = looked.next;
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl From<Found> for Session {
+    fn from(found: Found) -> Self {
+        let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
+        #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
+        let age_s = found.age_ms as f64 / 1000.0;
+        Self {
+            id: found.id.to_string(),
+            realm: found.realm.to_string(),
+            user: found.username.into_string(),
+            identity: found.identity.map(String::from),
+            client: found.client.to_string(),
+            server: found.server.to_string(),
+            transport: <&str>::from(found.transport).to_owned(),
+            relayed: found
+                .relayed
+                .iter()
+                .map(|(address, left_ms)| Relayed {
+                    address: address.to_string(),
+                    expires_in_s: left_ms / 1000,
+                })
+                .collect(),
+            relayed_transport: <&str>::from(found.relay_transport).to_owned(),
+            mobile: found.is_mobile,
+            away: found.is_away,
+            age_s,
+            to_peer: traffic(found.to_peer),
+            to_client: traffic(found.to_client),
+            peer_connections: found.connections as u64,
+            worker: found.worker as u64,
+            permissions: None,
+            channels: None,
+        }
+    }
+}
+
+impl Session {
+    fn with_details(mut found: Found) -> Self {
+        let permissions = std::mem::take(&mut found.permissions).into_iter();
+        let channels = std::mem::take(&mut found.channels).into_iter();
+        Self {
+            permissions: Some(
+                permissions
+                    .map(|(peer, left_ms)| Permission {
+                        peer: peer.to_string(),
+                        expires_in_s: left_ms / 1000,
+                    })
+                    .collect(),
+            ),
+            channels: Some(
+                channels
+                    .map(|(number, peer, left_ms)| Channel {
+                        number,
+                        peer: peer.to_string(),
+                        expires_in_s: left_ms / 1000,
+                    })
+                    .collect(),
+            ),
+            ..Self::from(found)
+        }
+    }
+}

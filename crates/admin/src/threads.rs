@@ -1,0 +1,132 @@
+//! What the workers' threads take of their cores, as the kernel counts it: nobody on the data path does.
+
+use std::{
+    collections::HashMap,
+    fs,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+
+/// Over so long at the least.
+const SHORTEST: Duration = Duration::from_millis(200);
+/// What is older says nothing of now.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Keeps what was counted before, so that there is something to compare with.
+#[derive(Debug, Default)]
+pub(crate) struct Threads(Mutex<Option<Sample>>);
+
+/// What a thread took lately, as shares of that time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Share {
+    /// It ran.
+    pub(crate) ran: f64,
+    /// It could have run, and others did.
+    pub(crate) waited: f64,
+}
+
+impl Threads {
+    /// Of each thread, by its name.
+    pub(crate) async fn shares(&self) -> HashMap<String, Share> {
+        let usable = |sample: &Sample| (SHORTEST..LONGEST).contains(&sample.at.elapsed());
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(usable);
+        let before = match kept {
+            Some(sample) => sample,
+            None => {
+                let sample = Sample::take();
+                sleep(SHORTEST).await;
+                sample
+            }
+        };
+        let now = Sample::take();
+        let shares = now.since(&before);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        shares
+    }
+}
+
+#[derive(Debug)]
+struct Sample {
+    at: Instant,
+    /// By name: nanoseconds that it ran, and that it waited for a core.
+    threads: HashMap<String, (u64, u64)>,
+}
+
+impl Sample {
+    /// Empty where /proc is not there.
+    fn take() -> Self {
+        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let thread = |task: fs::DirEntry| {
+            let name = fs::read_to_string(task.path().join("comm")).ok()?;
+            let times = schedstat(&fs::read_to_string(task.path().join("schedstat")).ok()?)?;
+            Some((name.trim_end().to_owned(), times))
+        };
+        Self { at: Instant::now(), threads: tasks.filter_map(thread).collect() }
+    }
+
+    fn since(&self, before: &Self) -> HashMap<String, Share> {
+        let span = (self.at - before.at).as_nanos().max(1);
+        #[expect(clippy::cast_precision_loss, reason = "a share of some seconds")]
+        let share = |now: u64, then: u64| (now.saturating_sub(then) as f64 / span as f64).min(1.0);
+        let both = self.threads.iter().filter_map(|(name, now)| Some((name, now, before.threads.get(name)?)));
+        both.map(|(name, now, then)| {
+            (name.clone(), Share { ran: share(now.0, then.0), waited: share(now.1, then.1) })
+        })
+        .collect()
+    }
+}
+
+/// Time on a core, time in its queue, times that it was put on it (Documentation/scheduler/sched-stats.rst).
+fn schedstat(text: &str) -> Option<(u64, u64)> {
+    let mut fields = text.split_whitespace().map(str::parse);
+    Some((fields.next()?.ok()?, fields.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_line_is_read_and_nonsense_is_not() {
+        assert_eq!(schedstat("1234567 89 10\n"), Some((1_234_567, 89)));
+        for bad in ["", "12", "a b c", "-1 2 3"] {
+            assert_eq!(schedstat(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_of_the_time_between_and_no_more_than_all_of_it() {
+        let at = Instant::now();
+        let sample = |seconds, ran, waited| Sample {
+            at: at + Duration::from_secs(seconds),
+            threads: [("relay-0".to_owned(), (ran, waited))].into(),
+        };
+        let shares = sample(2, 3_500_000_000, 1_000_000_000).since(&sample(0, 2_500_000_000, 500_000_000));
+        assert_eq!(shares["relay-0"], Share { ran: 0.5, waited: 0.25 });
+        assert_eq!(sample(1, 9_000_000_000, 0).since(&sample(0, 0, 0))["relay-0"].ran, 1.0);
+        assert!(sample(1, 1, 1).since(&Sample { at, threads: HashMap::new() }).is_empty());
+    }
+
+    #[tokio::test]
+    async fn threads_of_this_process_are_found_by_name() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let named = std::thread::Builder::new().name("relay-77".to_owned());
+        // A thread has its name from when it runs.
+        let run = move || {
+            begin.send(()).unwrap();
+            let _ = stopped.recv();
+        };
+        let thread = named.spawn(run).unwrap();
+        begun.recv().unwrap();
+        let threads = Threads::default();
+        for _ in 0..2 {
+            let shares = threads.shares().await;
+            assert!(shares.contains_key("relay-77"), "{shares:?}");
+        }
+        drop(stop);
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,165 @@
+//! TLS of the interface, for whoever comes from another machine: a certificate that is read again when its files change, and what a
+//! client's own certificate is worth.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, UnixTime, pem::PemObject},
+    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles, certificates};
+
+/// What is wrong with a certificate or an authority; the message names the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", file.display())]
+pub struct TlsError {
+    file: PathBuf,
+    problem: String,
+}
+
+impl TlsError {
+    fn new(file: &Path, problem: impl ToString) -> Self {
+        Self { file: file.to_owned(), problem: problem.to_string() }
+    }
+}
+
+/// One for all listeners.
+pub(crate) struct Tls {
+    acceptor: TlsAcceptor,
+    shown: Arc<Shown>,
+    /// Judges again those who may do everything; all others that have got in may look.
+    full: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl Tls {
+    /// `None` where no certificate is configured.
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
+        let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
+        let shown = Arc::new(Shown::new(CertificateFiles { cert: cert.clone(), key: key.clone() })?);
+        let provider = Arc::new(ring::default_provider());
+        let full = settings.client_ca.as_deref().map(authorities).transpose()?;
+        let read = settings.read_client_ca.as_deref().map(authorities).transpose()?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsError::new(cert, error))?;
+        let mut all = RootCertStore::empty();
+        all.roots.extend(full.iter().chain(&read).flat_map(|store| store.roots.iter().cloned()));
+        let builder = if all.is_empty() {
+            builder.with_no_client_auth()
+        } else {
+            // Whoever has none may have a token.
+            builder.with_client_cert_verifier(verifier(all, &provider, cert)?)
+        };
+        let full = full.map(|roots| verifier(roots, &provider, cert)).transpose()?;
+        let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Some(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shown, full }))
+    }
+
+    /// Shakes hands; what the client's certificate is worth.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, AdminAccess)> {
+        self.shown.look();
+        let stream = self.acceptor.accept(stream).await?;
+        let access =
+            stream.get_ref().1.peer_certificates().map_or(AdminAccess::None, |chain| self.worth(chain));
+        Ok((stream, access))
+    }
+
+    fn worth(&self, chain: &[CertificateDer<'_>]) -> AdminAccess {
+        let [own, more @ ..] = chain else { return AdminAccess::None };
+        let is_full =
+            |full: &Arc<dyn ClientCertVerifier>| full.verify_client_cert(own, more, UnixTime::now()).is_ok();
+        if self.full.as_ref().is_some_and(is_full) { AdminAccess::Full } else { AdminAccess::Read }
+    }
+}
+
+fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
+    let pem = fs::read(file).map_err(|error| TlsError::new(file, format!("cannot be read: {error}")))?;
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate =
+            certificate.map_err(|error| TlsError::new(file, format!("no valid PEM: {error}")))?;
+        store.add(certificate).map_err(|error| TlsError::new(file, format!("no authority: {error}")))?;
+    }
+    if store.is_empty() {
+        return Err(TlsError::new(file, "no certificate in it: PEM with BEGIN CERTIFICATE is expected"));
+    }
+    Ok(store)
+}
+
+fn verifier(
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+    file: &Path,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .allow_unauthenticated()
+        .build()
+        .map_err(|error| TlsError::new(file, error))
+}
+
+/// The certificate that is shown, and its files.
+#[derive(Debug)]
+struct Shown {
+    files: CertificateFiles,
+    now: RwLock<(Stamp, Arc<CertifiedKey>)>,
+}
+
+/// What tells that a file is another: of both files length, change and inode.
+type Stamp = [Option<(u64, i64, i64, u64)>; 2];
+
+impl Shown {
+    fn new(files: CertificateFiles) -> Result<Self, TlsError> {
+        let now = RwLock::new((stamp(&files), read(&files)?));
+        Ok(Self { files, now })
+    }
+
+    /// Reads them again if they have changed. What cannot be used leaves the old one in place, and is said once.
+    fn look(&self) {
+        let stamp = stamp(&self.files);
+        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
+        if now.0 == stamp {
+            return;
+        }
+        now.0 = stamp;
+        match read(&self.files) {
+            Ok(key) => {
+                now.1 = key;
+                tracing::info!("the certificate of the admin interface is read again");
+            }
+            Err(error) => {
+                tracing::error!("the certificate of the admin interface stays what it was: {error}");
+            }
+        }
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).1))
+    }
+}
+
+fn stamp(files: &CertificateFiles) -> Stamp {
+    [&files.cert, &files.key].map(|file| {
+        let file = fs::metadata(file).ok()?;
+        Some((file.len(), file.mtime(), file.mtime_nsec(), file.ino()))
+    })
+}
+
+fn read(files: &CertificateFiles) -> Result<Arc<CertifiedKey>, TlsError> {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let identity = certificates::read(files, unix).map_err(|(file, problem)| TlsError { file, problem })?;
+    Ok(identity.certified_key())
+}

@@ -1,0 +1,237 @@
+//! Users, secrets and realms of a store: listed and changed over the interface, and by the same commands where no server runs.
+
+use std::io;
+
+use serde_json::{Value, json};
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{CommandError, Keeper, MadeUp},
+    model::{NewRealm, NewSecret, NewUser},
+};
+use turnpike_config::{Secret, Settings, User, UserSecret};
+use turnpike_stores::Known;
+use turnpike_wire::integrity::{Key, KeyAlgorithm};
+
+use crate::support::{Dir, FULL, READ, Running, STATE, store};
+
+fn add_user(running: &Running, name: &str, password: &str) -> u16 {
+    let body = json!({ "name": name, "password": password }).to_string();
+    running.ask("POST", "/v1/users", Some(&body)).status
+}
+
+#[test]
+fn a_user_counts_at_once_and_is_gone_at_once() {
+    let running = Running::server(1);
+    let known = |name: &str| {
+        let store = running.program.store.lock().unwrap().clone().expect("it has one");
+        store.known("turnpike", name)
+    };
+    assert_eq!(add_user(&running, "dora", "pw"), 201);
+    assert!(matches!(known("dora"), Known::Ask));
+    let looked_up = |name: &str| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let store = running.program.store.lock().unwrap().clone().expect("it has one");
+        store.look_up("turnpike", name, move |found| sender.send(found).unwrap());
+        receiver.recv_timeout(crate::support::SOON).expect("an answer")
+    };
+    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("she is there") };
+    let key = |password: &str| Key::long_term(KeyAlgorithm::Md5, "dora", "turnpike", password.as_bytes());
+    assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("pw")));
+    assert!(matches!(known("dora"), Known::User(_)));
+    assert_eq!(add_user(&running, "dora", "another"), 200);
+    let turnpike_stores::Found::User(keys) = looked_up("dora") else { panic!("she is there") };
+    assert_eq!(keys.get(KeyAlgorithm::Md5), Some(&key("another")));
+    assert_eq!(running.ask("DELETE", "/v1/users/dora", None).ok()["existed"], true);
+    assert!(matches!(looked_up("dora"), turnpike_stores::Found::Nobody));
+    assert_eq!(running.ask("DELETE", "/v1/users/dora", None).problem(404), "no_such_user");
+}
+
+#[test]
+fn users_come_in_pages_those_of_the_configuration_first() {
+    let running = Running::server(1);
+    let user = |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
+    running.program.settings().users = vec![user("zoe"), user("alice")];
+    for name in ["bob", "carol", "dora"] {
+        assert_eq!(add_user(&running, name, "pw"), 201);
+    }
+    let mut names = Vec::new();
+    let mut target = "/v1/users?limit=2".to_owned();
+    loop {
+        let page = running.get(&target).ok();
+        let users = page["users"].as_array().unwrap();
+        assert!(users.len() <= 2);
+        names.extend(users.iter().map(|user| format!("{} {}", user["name"], user["from"]).replace('"', "")));
+        let Some(next) = page["next"].as_str() else { break };
+        target = format!("/v1/users?limit=2&cursor={next}");
+    }
+    let expected = ["zoe configuration", "alice configuration", "bob store", "carol store", "dora store"];
+    assert_eq!(names, expected);
+    assert_eq!(running.get("/v1/users?realm=nowhere").ok()["users"], json!([]));
+    for bad in ["limit=0", "limit=1001", "cursor=x", "colour=red"] {
+        assert_eq!(running.get(&format!("/v1/users?{bad}")).problem(400), "bad_request", "{bad}");
+    }
+}
+
+#[test]
+fn who_may_look_sees_users_and_realms_but_no_secrets_and_changes_nothing() {
+    let running = Running::server(1);
+    let read = ("Authorization", format!("Bearer {READ}"));
+    let full = ("Authorization", format!("Bearer {FULL}"));
+    let ask = |method: &str, path: &str, (name, value): &(&str, String)| {
+        running.ask_tcp(method, path, &[(*name, value.as_str())])
+    };
+    for path in ["/v1/users", "/v1/realms"] {
+        assert_eq!(ask("GET", path, &read).status, 200, "{path}");
+    }
+    let refused = ask("GET", "/v1/secrets", &read);
+    assert_eq!(refused.problem(403), "read_only");
+    assert!(refused.body.contains("secrets need a token of admin.tokens"), "{}", refused.body);
+    assert_eq!(running.ask_tcp("GET", "/v1/secrets", &[]).problem(401), "no_token");
+    assert_eq!(ask("GET", "/v1/secrets", &full).status, 200);
+    for path in ["/v1/users/alice", "/v1/secrets/0011", "/v1/realms/a"] {
+        assert_eq!(ask("DELETE", path, &read).problem(403), "read_only", "{path}");
+        assert_eq!(ask("DELETE", path, &full).status, 404, "{path}");
+    }
+}
+
+#[test]
+fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
+    let running = Running::server(1);
+    let post = |path: &str, body: Value| running.ask("POST", path, Some(&body.to_string())).problem(400);
+    for body in [
+        json!({ "name": "a:b", "password": "pw" }),
+        json!({ "name": "", "password": "pw" }),
+        json!({ "name": "a", "password": "" }),
+        json!({ "name": "a" }),
+        json!({ "name": "a", "password": "pw", "realm": "a\"b" }),
+        json!({ "name": "a", "password": "pw", "colour": "red" }),
+    ] {
+        assert_eq!(post("/v1/users", body.clone()), "bad_request", "{body}");
+    }
+    assert_eq!(post("/v1/secrets", json!({ "secret": "" })), "bad_request");
+    assert_eq!(post("/v1/realms", json!({ "name": "x".repeat(128) })), "bad_request");
+    assert_eq!(running.get("/v1/users").ok()["users"], json!([]));
+    assert!(!running.dir.path(STATE).exists(), "nothing was written");
+}
+
+#[test]
+fn names_with_any_characters_are_added_and_removed() {
+    let running = Running::server(1);
+    assert_eq!(add_user(&running, "a/b c?d%", "pw"), 201);
+    let gone = running.ask("DELETE", "/v1/users/a%2Fb%20c%3Fd%25", None).ok();
+    assert_eq!(gone["name"], "a/b c?d%");
+}
+
+#[test]
+fn without_a_store_there_is_nothing_to_change() {
+    let running = Running::server(1);
+    *running.program.store.lock().unwrap() = None;
+    let add = running.ask("POST", "/v1/users", Some("{\"name\":\"a\",\"password\":\"pw\"}"));
+    assert_eq!(add.problem(409), "no_store");
+    assert!(add.body.contains("store.url"), "{}", add.body);
+    for path in ["/v1/users", "/v1/secrets", "/v1/realms"] {
+        assert_eq!(running.get(path).status, 200, "{path}");
+    }
+}
+
+/// Both ways to a store, which must say the same.
+fn keepers(running: &Running) -> [Keeper; 2] {
+    let client = Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap();
+    assert!(client.finds_somebody().unwrap());
+    let here = Keeper::here(|| {
+        Ok::<_, io::Error>((running.program.settings().clone(), store(&running.dir.path(STATE))))
+    });
+    [Keeper::Running(client), here.unwrap()]
+}
+
+fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
+    let mut out = Vec::new();
+    run(&mut out).unwrap_or_else(|error| panic!("{error}"));
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
+    let running = Running::server(1);
+    let place = running.program.store.lock().unwrap().as_ref().unwrap().name().to_owned();
+    for keeper in keepers(&running) {
+        let user = |realm: Option<&str>, password: &str| NewUser {
+            name: "alice".to_owned(),
+            realm: realm.map(str::to_owned),
+            password: password.to_owned(),
+        };
+        let list = |json| shown(|out| keeper.list_users(None, json, out));
+        assert_eq!([list(false), list(true)], ["no users\n", "[]\n"]);
+        let made_up = || MadeUp { what: "password", text: "0123" };
+        let text = shown(|out| keeper.add_user(user(None, "0123"), Some(made_up()), false, out));
+        assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
+        let text = shown(|out| keeper.add_user(user(Some("blue"), "pw"), Some(made_up()), true, out));
+        let told: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
+        assert!(told["note"].as_str().unwrap().contains("turnpike realm add blue"), "{told}");
+        let text = shown(|out| keeper.add_user(user(None, "pw"), None, false, out));
+        assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
+        let table = list(false);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "NAME   REALM     KEYS          FROM",
+                "alice  blue      MD5, SHA-256  store",
+                "alice  turnpike  MD5, SHA-256  store"
+            ]
+        );
+        let of_blue: Value =
+            serde_json::from_str(&shown(|out| keeper.list_users(Some("blue".to_owned()), true, out)))
+                .unwrap();
+        assert_eq!(
+            of_blue,
+            json!([{ "name": "alice", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
+        );
+
+        let secret = NewSecret { secret: "north".to_owned(), realm: None };
+        let text = shown(|out| keeper.add_secret(secret, None, false, out));
+        assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
+        let text = shown(|out| keeper.list_secrets(None, false, out));
+        assert!(text.contains("dc365e79d41cfae1") && !text.contains("north"), "{text}");
+        let text = shown(|out| keeper.remove_secret("DC365e79d41cfae1", None, false, out));
+        assert!(text.starts_with("removed secret"), "{text}");
+        let error = keeper.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
+        assert!(error.expect_err("it is gone").to_string().starts_with("there is no secret"));
+
+        let realm = NewRealm { name: "blue".to_owned(), max_sessions: Some(5), max_sessions_per_user: None };
+        let text = shown(|out| keeper.add_realm(realm, false, out));
+        assert_eq!(text, format!("added realm blue ({place})\n"));
+        let text = shown(|out| keeper.list_realms(false, out));
+        assert_eq!(text, "NAME  SESSIONS  PER USER  ORIGINS\nblue  5         -\n");
+        let text = shown(|out| keeper.remove_realm("blue", false, out));
+        assert_eq!(text, format!("removed realm blue ({place})\n"));
+
+        for realm in [None, Some("blue".to_owned())] {
+            shown(|out| keeper.remove_user("alice", realm.clone(), false, out));
+            let error = keeper.remove_user("alice", realm, false, &mut Vec::new()).expect_err("it is gone");
+            assert!(error.to_string().starts_with("there is no user \"alice\""), "{error}");
+            assert!(!error.is_usage());
+        }
+        let wrong = NewUser { name: "a:b".to_owned(), realm: None, password: "pw".to_owned() };
+        assert!(keeper.add_user(wrong, None, false, &mut Vec::new()).expect_err("no name").is_usage());
+    }
+}
+
+#[test]
+fn more_than_a_page_of_users_is_listed_page_by_page() {
+    let dir = Dir::new();
+    let user = |number: usize| User {
+        name: format!("u{number:04}"),
+        secret: UserSecret::Password(Secret::new("pw")),
+    };
+    let settings = Settings { users: (0..1500).map(user).collect(), ..Settings::default() };
+    let keeper = Keeper::here(|| Ok::<_, io::Error>((settings, store(&dir.path(STATE))))).unwrap();
+    let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned() };
+    keeper.add_user(new, None, false, &mut Vec::new()).unwrap();
+    let text = shown(|out| keeper.list_users(None, true, out));
+    let users: Value = serde_json::from_str(&text).unwrap();
+    let names: Vec<&str> =
+        users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();
+    assert_eq!((names.len(), names[0], names[1499], names[1500]), (1501, "u0000", "u1499", "last"));
+}

@@ -1,0 +1,388 @@
+//! Each path answers as the OpenAPI document says, and says what is so.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+use turnpike_admin::program::{NotReloaded, Reloaded};
+use turnpike_config::{RealmSettings, Secret, User, UserSecret};
+use turnpike_testkit::certificates::Certificate;
+
+use crate::support::{Answer, Running, certificates_in};
+
+/// The document as the program itself gives it.
+struct Document(Value);
+
+impl Document {
+    fn of(running: &Running) -> Self {
+        Self(running.get("/openapi.json").ok())
+    }
+
+    /// Holds an answer against what the document says of this operation.
+    #[track_caller]
+    fn check(&self, method: &str, path: &str, answer: &Answer) {
+        let operation = &self.0["paths"][path][method.to_ascii_lowercase()];
+        assert!(operation.is_object(), "{method} {path} is not described");
+        let responses = &operation["responses"];
+        let named = &responses[answer.status.to_string()];
+        let response = if named.is_object() { named } else { &responses["default"] };
+        assert!(response.is_object(), "{method} {path}: {} is not described", answer.status);
+        let media = answer.header("content-type").split(';').next().unwrap().trim();
+        let schema = &response["content"][media]["schema"];
+        assert!(schema.is_object(), "{method} {path}: {media} is not described: {response}");
+        if media.ends_with("json") {
+            let found = answer.json();
+            let errors: Vec<String> =
+                self.validator(schema).iter_errors(&found).map(|e| e.to_string()).collect();
+            assert!(errors.is_empty(), "{method} {path}: {errors:?} in {found}");
+        }
+    }
+
+    /// Strict: what is not described must not be there.
+    fn validator(&self, schema: &Value) -> Validator {
+        let mut components = self.0["components"].clone();
+        for schema in components["schemas"].as_object_mut().expect("schemas").values_mut() {
+            if schema["type"] == "object" {
+                schema["additionalProperties"] = json!(false);
+            }
+        }
+        let mut whole = schema.clone();
+        whole["components"] = components;
+        jsonschema::validator_for(&whole).expect("a schema")
+    }
+}
+
+fn configured(running: &Running) {
+    let mut settings = running.program.settings();
+    let user = |name: &str| User {
+        name: name.to_owned(),
+        secret: UserSecret::Password(Secret::new("hunter2hunter2")),
+    };
+    settings.users = vec![user("alice"), user("bob")];
+    settings.secrets = vec![Secret::new("hunter3hunter3")];
+    settings.realms = vec![RealmSettings {
+        name: "tenant.example".to_owned(),
+        users: vec![user("carol")],
+        server_names: vec!["turn.tenant.example".to_owned()],
+        max_allocations: Some(5),
+        ..RealmSettings::default()
+    }];
+}
+
+#[test]
+fn every_path_answers_as_described() {
+    let running = Running::server(2);
+    configured(&running);
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let (cert, key) =
+        (running.dir.file("cert.pem", &certificate.pem), running.dir.file("key.pem", &certificate.key));
+    *running.program.certificates.lock().unwrap() = certificates_in(&cert, &key);
+    let _client = running.allocated();
+    let document = Document::of(&running);
+    let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
+    let mut asked = BTreeSet::new();
+    let mut ask = |method: &str, path: &str, body: Option<&str>, status: u16| {
+        let name = if path.contains("realms") { "blue.example" } else { "dora" };
+        let real =
+            path.replace("{id}", &id).replace("{name}", name).replace("{fingerprint}", "dc365e79d41cfae1");
+        let answer = running.ask(method, &real, body);
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+        document.check(method, path, &answer);
+        asked.insert(format!("{} {path}", method.to_ascii_lowercase()));
+    };
+    for path in [
+        "/",
+        "/livez",
+        "/readyz",
+        "/healthz",
+        "/metrics",
+        "/openapi.json",
+        "/v1/status",
+        "/v1/build",
+        "/v1/config",
+        "/v1/log",
+        "/v1/sessions",
+        "/v1/sessions/{id}",
+        "/v1/limits",
+        "/v1/listeners",
+        "/v1/certificates",
+        "/v1/workers",
+    ] {
+        ask("GET", path, None, 200);
+    }
+    for (path, name, body) in [
+        ("/v1/users", "/v1/users/{name}", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
+        ("/v1/secrets", "/v1/secrets/{fingerprint}", "{\"secret\":\"north\"}"),
+        ("/v1/realms", "/v1/realms/{name}", "{\"name\":\"blue.example\",\"max_sessions\":7}"),
+    ] {
+        ask("POST", path, Some(body), 201);
+        ask("POST", path, Some(body), 200);
+        ask("POST", path, Some("{}"), 400);
+        ask("GET", path, None, 200);
+        ask("DELETE", name, None, 200);
+        ask("DELETE", name, None, 404);
+    }
+    ask("PUT", "/v1/log", Some("{\"level\":\"debug\"}"), 200);
+    ask("PUT", "/v1/log", Some("{\"level\":\"deb\"}"), 400);
+    ask("POST", "/v1/reload", None, 200);
+    ask("DELETE", "/v1/sessions/{id}", None, 200);
+    ask("DELETE", "/v1/sessions/{id}", None, 404);
+    ask("GET", "/v1/sessions/{id}", None, 404);
+    *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(vec!["line 1".to_owned()]));
+    ask("POST", "/v1/reload", None, 422);
+    ask("POST", "/v1/drain", None, 202);
+    ask("GET", "/readyz", None, 503);
+    ask("GET", "/healthz", None, 503);
+    let described = document.0["paths"].as_object().unwrap().iter();
+    let described = described.flat_map(|(path, item)| {
+        item.as_object().unwrap().keys().map(move |method| format!("{method} {path}"))
+    });
+    assert_eq!(described.collect::<BTreeSet<_>>(), asked, "each operation that is described has been tried");
+}
+
+#[test]
+fn what_is_told_is_so() {
+    let running = Running::server(2);
+    configured(&running);
+    let clients: Vec<_> = (0..6).map(|_| running.allocated()).collect();
+    let status = running.get("/v1/status").ok();
+    assert_eq!(
+        (&status["job"], &status["draining"], &status["open"]),
+        (&json!("serve"), &json!(false), &json!(7))
+    );
+    assert_eq!(status["pid"], std::process::id());
+    assert_eq!(status["datapath"], json!({ "step": "gso", "why": "as configured" }));
+    assert_eq!(running.get("/v1/build").ok()["version"], env!("CARGO_PKG_VERSION"));
+
+    let users = running.get("/v1/users").ok();
+    assert_eq!(users["users"][0]["name"], "alice");
+    let counts = ["with_sessions", "configured", "secrets", "token_keys"].map(|key| users[key].as_u64());
+    assert_eq!(counts, [1, 3, 1, 0].map(Some));
+    let realms = running.get("/v1/realms").ok();
+    assert_eq!(realms["realms"][0]["name"], "turnpike");
+    assert_eq!(
+        (&realms["realms"][0]["users"], &realms["realms"][0]["max_sessions"]),
+        (&json!(2), &json!(null))
+    );
+    assert_eq!(
+        realms["realms"][1],
+        json!({
+            "name": "tenant.example", "sessions": 0, "max_sessions": 5, "max_sessions_per_user": 1024, "users": 1, "secrets": 0,
+            "listen": [], "server_names": ["turn.tenant.example"],
+        })
+    );
+    let limits = running.get("/v1/limits").ok();
+    let limit = |key: &str| {
+        let all = limits["limits"].as_array().unwrap();
+        all.iter().find(|limit| limit["key"] == key).unwrap_or_else(|| panic!("no {key}")).clone()
+    };
+    assert_eq!(limit("limits.allocations")["most"], 16_384);
+    let config = running.get("/v1/config").body;
+    let (_, section) = config.split_once("\n[limits]\n").expect("a section");
+    let keys = section.split("\n\n").next().unwrap().lines().filter_map(|line| line.split_once(" = "));
+    let keys: BTreeSet<String> = keys.map(|(key, _)| format!("limits.{key}")).collect();
+    let told: BTreeSet<String> = limits["limits"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|limit| limit["key"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(told, keys, "each limit that there is");
+    assert_eq!(
+        limit("limits.max_lifetime"),
+        json!({ "key": "limits.max_lifetime", "most": 3600, "used": null })
+    );
+    let listeners = running.get("/v1/listeners").ok();
+    let udp = running.relay().listeners().udp[0].to_string();
+    let nothing = json!({ "datagrams": 0, "bytes": 0 });
+    assert_eq!(
+        listeners["listeners"],
+        json!([{ "transport": "udp", "address": udp, "sessions": 6, "to_peer": nothing, "to_client": nothing }])
+    );
+    assert_eq!(
+        listeners["relays"],
+        json!([{ "address": "127.0.0.1", "external": "192.0.2.1", "first_port": 49_152, "last_port": 65_535 }])
+    );
+    let workers = turnpike_testkit::eventually("the workers have counted", || {
+        let workers = running.get("/v1/workers").ok()["workers"].clone();
+        let sum = |key: &str| {
+            workers.as_array().unwrap().iter().map(|worker| worker[key].as_u64().unwrap()).sum::<u64>()
+        };
+        (sum("sessions") == 6 && sum("received") >= 6 && sum("sent") >= 6).then_some(workers)
+    });
+    for (number, worker) in workers.as_array().unwrap().iter().enumerate() {
+        assert_eq!(worker["number"], number);
+        assert!(worker["event_loop_us"].as_u64().is_some(), "{worker}");
+        assert!(worker["load"].as_f64().is_some_and(|load| (0.0..=1.0).contains(&load)), "{worker}");
+    }
+    drop(clients);
+}
+
+#[test]
+fn no_answer_holds_a_secret() {
+    let running = Running::server(1);
+    configured(&running);
+    for (path, body) in [
+        ("/v1/users", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
+        ("/v1/secrets", "{\"secret\":\"northnorth\"}"),
+    ] {
+        let answer = running.ask("POST", path, Some(body));
+        assert_eq!(answer.status, 201, "{answer:?}");
+        assert!(!answer.body.contains("hunter") && !answer.body.contains("north"), "{answer:?}");
+    }
+    let _client = running.allocated();
+    let paths = running.get("/openapi.json").ok()["paths"].clone();
+    for path in paths.as_object().unwrap().keys() {
+        let body = running.get(path).body;
+        for secret in ["hunter", "north", crate::support::FULL, crate::support::READ] {
+            assert!(!body.contains(secret), "{path}: {body}");
+        }
+    }
+    let config = running.get("/v1/config");
+    assert_eq!(config.header("content-type"), "application/toml");
+    assert!(config.body.contains("read_tokens = [\"***\"] # default"), "{}", config.body);
+}
+
+#[test]
+fn certificates_are_told_with_their_names_and_their_end() {
+    let running = Running::server(1);
+    assert_eq!(running.get("/v1/certificates").ok(), json!({ "certificates": [] }));
+    let certificate = Certificate::new(&["turn.example.org", "b.example.org"]);
+    let (cert, key) =
+        (running.dir.file("cert.pem", &certificate.pem), running.dir.file("key.pem", &certificate.key));
+    *running.program.certificates.lock().unwrap() = certificates_in(&cert, &key);
+    let told = running.get("/v1/certificates").ok()["certificates"][0].clone();
+    assert_eq!(told["file"], cert.display().to_string());
+    assert_eq!(told["names"], json!(["turn.example.org", "b.example.org"]));
+    assert_eq!(told["dtls"], true);
+    assert!(told["not_after"].as_str().unwrap().ends_with('Z'), "{told}");
+    assert!(told["expires_in_s"].as_i64().unwrap() > 0, "{told}");
+}
+
+#[test]
+fn a_reload_says_what_has_changed_or_why_nothing_has() {
+    let running = Running::server(1);
+    let lines = |text: &str| vec![text.to_owned()];
+    *running.program.reload.lock().unwrap() = Ok(Reloaded {
+        changed: lines("auth.users: 1 added"),
+        after_restart: lines("server.workers"),
+        warnings: lines("a doubt"),
+    });
+    assert_eq!(
+        running.ask("POST", "/v1/reload", None).ok(),
+        json!({ "changed": ["auth.users: 1 added"], "after_restart": ["server.workers"], "warnings": ["a doubt"] })
+    );
+    *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(lines("turnpike.toml:2:1: no")));
+    let answer = running.ask("POST", "/v1/reload", None);
+    assert_eq!(answer.problem(422), "wrong_configuration");
+    assert_eq!(answer.json()["errors"], json!(["turnpike.toml:2:1: no"]));
+    *running.program.reload.lock().unwrap() = Err(NotReloaded::Draining);
+    assert_eq!(running.ask("POST", "/v1/reload", None).problem(409), "draining");
+}
+
+#[test]
+fn a_drain_takes_a_deadline_or_leaves_it_to_the_configuration() {
+    let running = Running::server(1);
+    let drain = |body: Option<&str>| running.ask("POST", "/v1/drain", body);
+    for (body, left) in [
+        (None, 30.0),
+        (Some("{}"), 30.0),
+        (Some("{\"deadline_s\":5}"), 5.0),
+        (Some("{\"deadline_s\":0}"), 0.0),
+    ] {
+        let answer = drain(body);
+        assert_eq!(
+            (answer.status, answer.json()),
+            (202, json!({ "open": 7, "deadline_s": left })),
+            "{body:?}"
+        );
+    }
+    let asked = [None, None, Some(5), Some(0)].map(|seconds| seconds.map(Duration::from_secs));
+    assert_eq!(*running.program.drained.lock().unwrap(), asked);
+    for bad in [
+        "{\"deadline_s\":86401}",
+        "{\"deadline_s\":-1}",
+        "{\"deadline_s\":\"5\"}",
+        "{\"deadline\":5}",
+        "[5]",
+        "5",
+    ] {
+        assert_eq!(drain(Some(bad)).problem(400), "bad_request", "{bad}");
+    }
+    running.program.ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(drain(None).problem(503), "stopping");
+}
+
+#[test]
+fn a_log_level_changes_to_a_good_one() {
+    let running = Running::server(1);
+    let set = |body: &str| running.ask("PUT", "/v1/log", Some(body));
+    assert_eq!(running.get("/v1/log").ok(), json!({ "level": "info" }));
+    assert_eq!(set("{\"level\":\"warn,turnpike_relay=debug\"}").ok()["level"], "warn,turnpike_relay=debug");
+    assert_eq!(running.get("/v1/log").ok()["level"], "warn,turnpike_relay=debug");
+    for bad in ["{\"level\":\"loud\"}", "{}", "{\"level\":5}", "", "{\"level\":\"info\",\"more\":1}"] {
+        assert_eq!(set(bad).problem(400), "bad_request", "{bad}");
+    }
+    assert_eq!(running.get("/v1/log").ok()["level"], "warn,turnpike_relay=debug");
+}
+
+#[test]
+fn metrics_go_on_with_what_the_interface_counts() {
+    let running = Running::server(1);
+    let count = |text: &str, series: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.unwrap_or_else(|| panic!("no {series} in {text}")).trim().parse().unwrap()
+    };
+    let open_metrics = (
+        "Accept",
+        "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    );
+    let answer = running.get_with("/metrics", open_metrics);
+    assert!(answer.header("content-type").starts_with("application/openmetrics-text; version=1.0.0"));
+    let text = answer.body;
+    assert!(text.starts_with("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n"), "{text}");
+    assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+    for family in ["admin_connections_closed", "admin_requests", "admin_wrong_tokens"] {
+        assert_eq!(text.matches(&format!("# TYPE turnpike_{family} counter\n")).count(), 1, "{text}");
+    }
+    let refused = "turnpike_admin_requests_total{result=\"refused\"}";
+    let before = count(&text, refused);
+    running.get("/nowhere").problem(404);
+    let answer = running.get("/metrics");
+    assert!(answer.header("content-type").starts_with("text/plain; version=0.0.4"));
+    assert!(count(&answer.body, refused) > before);
+    assert!(answer.body.contains("# TYPE turnpike_admin_requests_total counter\n"), "{}", answer.body);
+    assert!(!answer.body.contains("# EOF"), "{}", answer.body);
+}
+
+#[test]
+fn a_forwarder_has_no_sessions_and_all_the_rest() {
+    let running = Running::start(None, |_, _| {});
+    for path in [
+        "sessions",
+        "sessions/00000000000000000000000000000000",
+        "users",
+        "realms",
+        "limits",
+        "listeners",
+        "workers",
+    ] {
+        assert_eq!(running.get(&format!("/v1/{path}")).problem(404), "no_server", "{path}");
+    }
+    let status = running.get("/v1/status").ok();
+    assert_eq!((&status["job"], status.get("datapath")), (&json!("forward"), None));
+    for path in ["/livez", "/metrics", "/v1/build", "/v1/log", "/v1/config"] {
+        assert_eq!(running.get(path).status, 200, "{path}");
+    }
+    assert_eq!(running.ask("POST", "/v1/reload", None).status, 200);
+}
+
+#[test]
+fn a_server_that_has_ended_is_told_as_such() {
+    let running = Running::server(1);
+    running.program.ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    for path in ["sessions", "sessions/00000000000000000000000000000000", "users", "workers"] {
+        assert_eq!(running.get(&format!("/v1/{path}")).problem(503), "stopping", "{path}");
+    }
+    assert_eq!(running.get("/livez").status, 200);
+}

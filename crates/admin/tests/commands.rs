@@ -1,0 +1,169 @@
+//! What the commands ask over the Unix socket, and how they show it.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use serde_json::Value;
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{self, CommandError, Sessions},
+    program::{NotReloaded, Reloaded},
+};
+
+use crate::support::{Dir, FULL, READ, Running};
+
+fn client(running: &Running) -> Client {
+    Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap()
+}
+
+fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
+    let mut out = Vec::new();
+    run(&mut out).unwrap_or_else(|error| panic!("{error}"));
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn sessions_are_a_table_for_people_and_an_array_for_programs() {
+    let running = Running::server(2);
+    let client = client(&running);
+    let list = |wanted: Sessions, json| shown(|out| commands::list_sessions(&client, wanted, json, out));
+    assert_eq!(list(Sessions::default(), false), "no sessions\n");
+    assert_eq!(list(Sessions::default(), true), "[]\n");
+    let clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
+    let text = list(Sessions::default(), false);
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().starts_with("ID "), "{text}");
+    for (client, relayed) in &clients {
+        let address = client.local_addr().unwrap().to_string();
+        let line = text.lines().find(|line| line.contains(&address)).expect("its line");
+        assert!(line.contains(&relayed.to_string()) && line.contains(" udp "), "{line}");
+    }
+    assert_eq!(lines.count(), 3);
+    let json: Value = serde_json::from_str(&list(Sessions::default(), true)).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 3);
+    let only = clients[1].0.local_addr().unwrap().to_string();
+    let wanted = Sessions { client: Some(only.clone()), ..Sessions::default() };
+    let one: Value = serde_json::from_str(&list(wanted, true)).unwrap();
+    assert_eq!(one[0]["client"], only);
+    assert_eq!(one.as_array().unwrap().len(), 1);
+    assert_eq!(list(Sessions { limit: Some(2), ..Sessions::default() }, false).lines().count(), 3);
+    let error = commands::list_sessions(
+        &client,
+        Sessions { client: Some("alice & co?".to_owned()), ..Sessions::default() },
+        false,
+        &mut Vec::new(),
+    );
+    assert!(error.expect_err("no address").to_string().contains("\"alice & co?\""), "told as it was typed");
+}
+
+#[test]
+fn more_than_a_page_of_sessions_is_asked_for_page_by_page() {
+    let limit = turnpike_net::limits::raise_open_files(8192).unwrap();
+    assert!(limit >= 4096, "two descriptors a session are needed, and ulimit -n is {limit}");
+    let running = Running::server(1);
+    let _clients: Vec<_> = (0..1005).map(|_| running.allocated()).collect();
+    let text = shown(|out| commands::list_sessions(&client(&running), Sessions::default(), true, out));
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 1005);
+}
+
+#[test]
+fn a_session_is_shown_and_ended_by_its_name() {
+    let running = Running::server(1);
+    let client = client(&running);
+    let (socket, relayed) = running.allocated();
+    let list = shown(|out| commands::list_sessions(&client, Sessions::default(), true, out));
+    let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
+    let text = shown(|out| commands::show_session(&client, &id, false, out));
+    for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "by udp to"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let json: Value =
+        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, true, out))).unwrap();
+    assert!(json["permissions"].is_array());
+    let text = shown(|out| commands::end_session(&client, &id, false, out));
+    assert!(text.starts_with(&format!("ended session {id} of ")), "{text}");
+    for unknown in [id.as_str(), "../../metrics", "", "x"] {
+        let error = commands::end_session(&client, unknown, false, &mut Vec::new()).expect_err(unknown);
+        let error = error.to_string();
+        assert!(error.contains("session") && error.lines().count() == 1, "{error}");
+    }
+}
+
+#[test]
+fn a_reload_says_each_change_and_each_mistake_on_a_line() {
+    let running = Running::server(1);
+    let client = client(&running);
+    let reload = |json| shown(|out| commands::reload(&client, json, out));
+    assert_eq!(reload(false), "reloaded; nothing has changed that a reload takes\n");
+    let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+    *running.program.reload.lock().unwrap() = Ok(Reloaded {
+        changed: lines(&["auth.users: 1 added", "realm a: removed"]),
+        after_restart: lines(&["server.workers"]),
+        warnings: lines(&["a doubt"]),
+    });
+    assert_eq!(
+        reload(false),
+        "warning: a doubt\nserver.workers: takes effect only after a restart\nauth.users: 1 added\nrealm a: removed\n"
+    );
+    let json: Value = serde_json::from_str(&reload(true)).unwrap();
+    assert_eq!(json["changed"][1], "realm a: removed");
+    *running.program.reload.lock().unwrap() = Err(NotReloaded::Refused(lines(&["line 1", "line 2"])));
+    let error = commands::reload(&client, false, &mut Vec::new()).expect_err("it is wrong").to_string();
+    assert_eq!(error, "the configuration is wrong, and the old one stays in force\nline 1\nline 2");
+}
+
+#[test]
+fn a_drain_says_what_is_left() {
+    let running = Running::server(1);
+    let client = client(&running);
+    let text = shown(|out| commands::drain(&client, Some(9), false, out));
+    assert_eq!(text, "draining: 7 open, for 9 s at the most\n");
+    let json: Value = serde_json::from_str(&shown(|out| commands::drain(&client, None, true, out))).unwrap();
+    assert_eq!((json["open"].as_u64(), json["deadline_s"].as_f64()), (Some(7), Some(30.0)));
+}
+
+#[test]
+fn on_loopback_a_token_of_a_file_opens_what_it_is_worth() {
+    let running = Running::server(1);
+    let dir = Dir::new();
+    let at = |token: Option<&str>| {
+        let file = token.map(|token| dir.file("token", &format!("{token}\n")));
+        Client::new(Some(Target::Tcp(running.tcp[0])), file.as_deref()).unwrap()
+    };
+    let reload =
+        |client: Client| commands::reload(&client, false, &mut Vec::new()).map_err(|error| error.to_string());
+    assert_eq!(reload(at(Some(FULL))), Ok(()));
+    assert!(reload(at(Some(READ))).expect_err("it may look").contains("this token may look"));
+    assert!(reload(at(None)).expect_err("it may look").contains("changes need a token"));
+    let missing = Client::new(None, Some(&dir.path("nowhere"))).err().expect("no such file").to_string();
+    assert!(missing.contains("nowhere"), "{missing}");
+}
+
+#[test]
+fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
+    let dir = Dir::new();
+    let asked = |path: std::path::PathBuf| {
+        let client = Client::new(Some(Target::Unix(path)), None).unwrap();
+        commands::reload(&client, false, &mut Vec::new()).expect_err("nobody is there").to_string()
+    };
+    let nobody = asked(dir.path("none.sock"));
+    assert!(nobody.contains("none.sock") && nobody.contains("--admin"), "{nobody}");
+    drop(std::os::unix::net::UnixListener::bind(dir.path("dead.sock")).unwrap());
+    assert!(asked(dir.path("dead.sock")).contains("no running turnpike serve"));
+    // Root may connect to any.
+    let others = std::os::unix::net::UnixListener::bind(dir.path("others.sock")).unwrap();
+    fs::set_permissions(dir.path("others.sock"), fs::Permissions::from_mode(0o000)).unwrap();
+    if std::os::unix::net::UnixStream::connect(dir.path("others.sock")).is_err() {
+        assert!(asked(dir.path("others.sock")).contains("another user's"));
+    }
+    drop(others);
+    // Somebody else's program.
+    let strange = std::os::unix::net::UnixListener::bind(dir.path("strange.sock")).unwrap();
+    let answering = std::thread::spawn(move || {
+        use std::io::Write;
+        let (mut stream, _) = strange.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi").unwrap();
+    });
+    assert!(asked(dir.path("strange.sock")).contains("cannot be understood"));
+    answering.join().unwrap();
+}

@@ -1,0 +1,13 @@
+//! The interface over real sockets, in front of a real relay: one module per behaviour, in one program, which is linked once.
+#![forbid(unsafe_code)]
+#![cfg(test)]
+
+mod support;
+
+mod access;
+mod accounts;
+mod answers;
+mod commands;
+mod document;
+mod listening;
+mod sessions;

@@ -1,0 +1,162 @@
+//! Sessions in pages, one by one, and ended; as a client of the interface sees them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use serde_json::{Value, json};
+use turnpike_testkit::stun;
+
+use crate::support::Running;
+
+fn listed(running: &Running, query: &str) -> Vec<Value> {
+    running.get(&format!("/v1/sessions{query}")).ok()["sessions"].as_array().expect("a list").clone()
+}
+
+#[test]
+fn pages_hold_each_session_once_whatever_their_length() {
+    let running = Running::server(2);
+    let clients: Vec<_> = (0..25).map(|_| running.allocated()).collect();
+    let wanted: BTreeMap<String, String> = clients
+        .iter()
+        .map(|(client, relayed)| (client.local_addr().unwrap().to_string(), relayed.to_string()))
+        .collect();
+    for limit in [1, 7, 25, 1000] {
+        let mut found = BTreeMap::new();
+        let mut ids = BTreeSet::new();
+        let mut cursor = String::new();
+        loop {
+            let page = running.get(&format!("/v1/sessions?limit={limit}{cursor}")).ok();
+            let sessions = page["sessions"].as_array().unwrap();
+            assert!(sessions.len() <= limit);
+            for session in sessions {
+                let text = |key: &str| session[key].as_str().unwrap().to_owned();
+                assert!(ids.insert(text("id")), "{session} twice");
+                found.insert(text("client"), session["relayed"][0]["address"].as_str().unwrap().to_owned());
+            }
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(found, wanted, "{limit}");
+    }
+    assert_eq!(listed(&running, "").len(), 25);
+}
+
+#[test]
+fn a_list_is_narrowed_by_what_is_asked_for() {
+    let running = Running::server(1);
+    let (one, relayed) = running.allocated();
+    let _other = running.allocated();
+    let client = one.local_addr().unwrap();
+    for (query, count) in [
+        (format!("client={client}"), 1),
+        (format!("client={}", client.ip()), 2),
+        ("client=127.0.0.0/8".to_owned(), 2),
+        ("client=10.0.0.0/8".to_owned(), 0),
+        (format!("relayed={relayed}"), 1),
+        ("transport=udp".to_owned(), 2),
+        ("transport=tls".to_owned(), 0),
+        ("realm=elsewhere".to_owned(), 0),
+        ("realm=turnpike&user=".to_owned(), 2),
+        ("user=nobody".to_owned(), 0),
+        (format!("client={client}&transport=tcp"), 0),
+    ] {
+        assert_eq!(listed(&running, &format!("?{query}")).len(), count, "{query}");
+    }
+}
+
+#[test]
+fn what_nobody_can_mean_is_refused() {
+    let running = Running::server(1);
+    for query in [
+        "limit=0",
+        "limit=1001",
+        "limit=ten",
+        "limit=-1",
+        "cursor=1",
+        "cursor=a.b",
+        "cursor=-1.0",
+        "cursor=0.4294967296",
+        "transport=sctp",
+        "client=alice",
+        "client=10.0.0.1/8",
+        "relayed=10.0.0.1:99999",
+        "usr=alice",
+        "user=a&user=b",
+    ] {
+        assert_eq!(running.get(&format!("/v1/sessions?{query}")).problem(400), "bad_request", "{query}");
+    }
+    // Of a server that has had more workers.
+    let page = running.get("/v1/sessions?cursor=900.5").ok();
+    assert_eq!(page, json!({ "sessions": [], "next": null }));
+}
+
+#[test]
+fn one_session_is_told_with_its_permissions_and_channels() {
+    let running = Running::server(2);
+    let (client, relayed) = running.allocated();
+    let _others: Vec<_> = (0..8).map(|_| running.allocated()).collect();
+    let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    let bind = stun::message(0x0009, 2, &[(0x000C, &[0x40, 1, 0, 0]), (0x0012, &stun::xor_address(peer, 0))]);
+    client.send(&bind).unwrap();
+    client.recv(&mut [0; 1500]).unwrap();
+    client.send(&[0x40, 1, 0, 3, b'a', b'b', b'c']).unwrap();
+    let found = &listed(&running, &format!("?client={}", client.local_addr().unwrap()))[0];
+    assert!(found.get("permissions").is_none() && found.get("channels").is_none(), "{found}");
+    let path = format!("/v1/sessions/{}", found["id"].as_str().unwrap());
+    let session = turnpike_testkit::eventually("its datagram is counted", || {
+        let session = running.get(&path).ok();
+        (session["to_peer"]["datagrams"] == 1).then_some(session)
+    });
+    assert_eq!(session["to_peer"], json!({ "datagrams": 1, "bytes": 3 }));
+    assert_eq!(session["relayed"][0]["address"], relayed.to_string());
+    assert_eq!(session["server"], running.relay().listeners().udp[0].to_string());
+    assert_eq!((&session["transport"], &session["relayed_transport"]), (&json!("udp"), &json!("udp")));
+    assert_eq!((&session["mobile"], &session["away"]), (&json!(false), &json!(false)));
+    let left = |value: &Value, most: u64| {
+        let seconds = value["expires_in_s"].as_u64().unwrap();
+        assert!((most - 60..=most).contains(&seconds), "{value}");
+    };
+    assert_eq!(session["permissions"][0]["peer"], "127.0.0.1");
+    left(&session["permissions"][0], 300);
+    assert_eq!(
+        (&session["channels"][0]["number"], &session["channels"][0]["peer"]),
+        (&json!(0x4001), &json!("127.0.0.1:9"))
+    );
+    left(&session["channels"][0], 600);
+    left(&session["relayed"][0], 600);
+}
+
+#[test]
+fn an_ended_session_is_gone_and_the_others_are_not() {
+    let running = Running::server(2);
+    let clients: Vec<_> = (0..6).map(|_| running.allocated()).collect();
+    let ended = listed(&running, "")[3].clone();
+    let path = format!("/v1/sessions/{}", ended["id"].as_str().unwrap());
+    let told = running.ask("DELETE", &path, None).ok();
+    assert_eq!((&told["id"], &told["client"]), (&ended["id"], &ended["client"]));
+    assert_eq!(running.ask("DELETE", &path, None).problem(404), "no_such_session");
+    assert_eq!(running.get(&path).problem(404), "no_such_session");
+    assert_eq!(listed(&running, "").len(), 5);
+    for (client, _) in &clients {
+        let was = client.local_addr().unwrap().to_string() == ended["client"];
+        client.send(&stun::message(0x0004, 9, &[])).unwrap();
+        let mut answer = [0; 1500];
+        client.recv(&mut answer).unwrap();
+        assert_eq!(answer[0] == 0x01 && answer[1] == 0x14, was, "{:?}", &answer[..2]);
+    }
+}
+
+#[test]
+fn a_name_that_is_none_is_refused() {
+    let running = Running::server(1);
+    for id in ["0", "alice", "%20", "0123456789abcdef0123456789abcdeg", &"0".repeat(33), "%FF"] {
+        for method in ["GET", "DELETE"] {
+            let answer = running.ask(method, &format!("/v1/sessions/{id}"), None);
+            assert_eq!(answer.problem(400), "bad_request", "{method} {id}");
+        }
+    }
+}

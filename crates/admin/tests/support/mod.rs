@@ -1,0 +1,429 @@
+//! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
+
+use std::{
+    fmt, fs,
+    io::{self, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
+use serde_json::Value;
+use tokio::sync::oneshot;
+use turnpike_admin::{
+    Interface, Program, Store,
+    model::Job,
+    program::{Later, NotReloaded, Reloaded, Server},
+};
+use turnpike_config::{
+    AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, certificates,
+};
+use turnpike_net::{Datapath, UnixName};
+use turnpike_relay::{Config, Relay, RelayAddress};
+use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
+pub(crate) use turnpike_testkit::PATIENCE as SOON;
+use turnpike_testkit::stun;
+use turnpike_turn::server::{PeerRules, ServerConfig};
+
+pub(crate) const FULL: &str = "full-0123456789abcdef";
+pub(crate) const READ: &str = "read-0123456789abcdef";
+
+/// A directory of one test, removed with the value.
+pub(crate) struct Dir(PathBuf);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Short: the path of a socket has 107 bytes at the most.
+        let path = std::env::temp_dir().join(format!("tpa-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub(crate) fn socket(&self, name: &str) -> AdminAddress {
+        AdminAddress::Unix(UnixName::new(self.path(name).to_str().unwrap()).unwrap())
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the interface asks.
+pub(crate) struct Double {
+    relay: Option<Arc<Relay>>,
+    pub(crate) settings: Mutex<Settings>,
+    pub(crate) store: Mutex<Option<Store>>,
+    pub(crate) certificates: Mutex<Arc<[Certificate]>>,
+    pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
+    pub(crate) drained: Mutex<Vec<Option<Duration>>>,
+    pub(crate) draining: AtomicBool,
+    pub(crate) level: Mutex<String>,
+    pub(crate) ended: AtomicBool,
+}
+
+impl Double {
+    pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap()
+    }
+}
+
+impl Program for Double {
+    fn job(&self) -> Job {
+        if self.relay.is_some() { Job::Serve } else { Job::Forward }
+    }
+    fn settings(&self) -> AdminSettings {
+        Double::settings(self).admin.clone()
+    }
+    fn to_toml(&self) -> String {
+        Double::settings(self).to_toml()
+    }
+    fn open(&self) -> u64 {
+        7
+    }
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        Ok("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned())
+    }
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+        let result = self.reload.lock().unwrap().clone();
+        Box::pin(async { result })
+    }
+    fn drain(&self, patience: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+        self.drained.lock().unwrap().push(patience);
+        self.draining.store(true, Ordering::Relaxed);
+        let ended = self.ended.load(Ordering::Relaxed);
+        Box::pin(async move { (!ended).then_some((7, patience.unwrap_or(Duration::from_secs(30)))) })
+    }
+    fn log_level(&self) -> String {
+        self.level.lock().unwrap().clone()
+    }
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        turnpike_config::check_filter(level)?;
+        *self.level.lock().unwrap() = level.to_owned();
+        Ok(())
+    }
+    fn server(&self) -> Option<Server> {
+        if self.ended.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(Server {
+            relay: Arc::clone(self.relay.as_ref()?),
+            settings: Arc::new(Double::settings(self).clone()),
+            store: self.store.lock().unwrap().clone(),
+            certificates: Arc::clone(&self.certificates.lock().unwrap()),
+            addresses: [RelayAddress {
+                bind: Ipv4Addr::LOCALHOST.into(),
+                external: Some([192, 0, 2, 1].into()),
+            }]
+            .into(),
+            datapath: Datapath::Gso,
+            datapath_reason: "as configured".into(),
+        })
+    }
+}
+
+/// A program that runs on a thread of its own, as the control thread does.
+pub(crate) struct Running {
+    pub(crate) program: Arc<Double>,
+    pub(crate) tcp: Vec<SocketAddr>,
+    pub(crate) dir: Dir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// A server with so many workers on a Unix socket and on loopback, where tokens are known.
+    pub(crate) fn server(workers: usize) -> Self {
+        Self::start(Some(workers), |settings, _| {
+            settings.tokens = vec![Secret::new(FULL)];
+            settings.read_tokens = vec![Secret::new(READ)];
+        })
+    }
+
+    /// A server, or a forwarder, that listens on a Unix socket and on loopback if nothing else is said.
+    pub(crate) fn start(workers: Option<usize>, change: impl FnOnce(&mut AdminSettings, &Dir)) -> Self {
+        let dir = Dir::new();
+        let mut settings = Settings::default();
+        settings.admin.listen =
+            vec![dir.socket("a.sock"), AdminAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
+        settings.admin.loopback = AdminAccess::Read;
+        change(&mut settings.admin, &dir);
+        let admin = settings.admin.clone();
+        let program = Arc::new(Double {
+            relay: workers.map(|workers| Arc::new(relay(workers))),
+            settings: Mutex::new(settings),
+            store: Mutex::default(),
+            certificates: Mutex::new([].into()),
+            reload: Mutex::new(Ok(Reloaded::default())),
+            drained: Mutex::default(),
+            draining: AtomicBool::new(false),
+            level: Mutex::new("info".to_owned()),
+            ended: AtomicBool::new(false),
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (found, addresses) = mpsc::channel();
+        let (served, state) = (Arc::clone(&program), dir.path(STATE));
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                *served.store.lock().unwrap() = Some(store(&state));
+                let interface = Interface::listen(served.job(), &admin, true).unwrap();
+                found.send(interface.addresses()).unwrap();
+                interface.serve(served);
+                let _ = stopped.await;
+            });
+        });
+        let tcp = addresses.recv_timeout(SOON).expect("it listens");
+        Self { program, tcp, dir, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub(crate) fn relay(&self) -> &Relay {
+        self.program.relay.as_ref().expect("it is a server")
+    }
+
+    /// A client over UDP that has an allocation; its address and the relayed one.
+    pub(crate) fn allocated(&self) -> (UdpSocket, SocketAddr) {
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.set_read_timeout(Some(SOON)).unwrap();
+        client.connect(self.relay().listeners().udp[0]).unwrap();
+        client.send(&stun::message(0x0003, 1, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
+        let mut answer = [0; 1500];
+        let length = client.recv(&mut answer).unwrap();
+        assert_eq!(&answer[..2], [0x01, 0x03]);
+        let attributes = stun::attributes(&answer[..length]);
+        let relayed = attributes.iter().find(|(kind, _)| *kind == 0x0016).expect("XOR-RELAYED-ADDRESS");
+        (client, stun::address(&relayed.1, 0))
+    }
+
+    /// Asks over the Unix socket.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Answer {
+        let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
+        exchange(&mut stream, &request(method, path, "localhost", &[], body))
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, None)
+    }
+
+    /// The same with a header.
+    pub(crate) fn get_with(&self, path: &str, header: (&str, &str)) -> Answer {
+        let mut stream = UnixStream::connect(self.dir.path("a.sock")).unwrap();
+        exchange(&mut stream, &request("GET", path, "localhost", &[header], None))
+    }
+
+    /// Asks on loopback with these headers.
+    pub(crate) fn ask_tcp(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
+    }
+
+    /// Says this on loopback.
+    pub(crate) fn say_tcp(&self, bytes: &[u8]) -> Answer {
+        exchange(&mut TcpStream::connect(self.tcp[0]).unwrap(), bytes)
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The file of the embedded store.
+pub(crate) const STATE: &str = "state/turnpike.sqlite";
+
+/// To be called on a runtime.
+pub(crate) fn store(file: &Path) -> Store {
+    let (address, limits) = (StoreAddress::Sqlite(file.to_owned()), Limits::default());
+    let database = Database::new(&address, 1, SqliteUse::Own, &limits);
+    Directory::new(database, address.to_string(), limits)
+}
+
+fn relay(workers: usize) -> Relay {
+    let config = Config {
+        listen: vec![(Ipv4Addr::LOCALHOST, 0).into()],
+        workers,
+        relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
+        ports: 30_000..=39_999,
+        max_allocations: 2000,
+        max_allocations_per_user: 2000,
+        server: ServerConfig {
+            authenticate: false,
+            relay_v6: false,
+            peers: PeerRules { allow: vec!["127.0.0.0/8".parse().unwrap()], ..PeerRules::default() },
+            ..ServerConfig::default()
+        },
+        ..Config::default()
+    };
+    Relay::start(&config, Arc::new(()), Arc::new(())).unwrap()
+}
+
+/// A request as it goes over the wire.
+pub(crate) fn request(
+    method: &str,
+    path: &str,
+    host: &str,
+    headers: &[(&str, &str)],
+    body: Option<&str>,
+) -> Vec<u8> {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n");
+    for (name, value) in headers {
+        text += &format!("{name}: {value}\r\n");
+    }
+    if let Some(body) = body {
+        text += &format!("Content-Length: {}\r\n", body.len());
+        if !headers.iter().any(|(name, _)| *name == "Content-Type") {
+            text += "Content-Type: application/json\r\n";
+        }
+    }
+    (text + "\r\n" + body.unwrap_or_default()).into_bytes()
+}
+
+/// An answer, taken apart.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// The value of a header, which must be there once.
+    pub(crate) fn header(&self, wanted: &str) -> &str {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        let found: Vec<&str> =
+            lines.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value).collect();
+        assert_eq!(found.len(), 1, "{wanted} in {}", self.head);
+        found[0]
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// What a problem is called; it must be one of this status.
+    #[track_caller]
+    pub(crate) fn problem(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        let problem = self.json();
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["type"], "about:blank");
+        assert!(problem["detail"].as_str().is_some_and(|detail| detail.len() > 10), "{problem}");
+        problem["code"].as_str().expect("a code").to_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        assert_eq!(self.header("content-type"), "application/json");
+        self.json()
+    }
+}
+
+/// Says it, and reads until the end.
+pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer {
+    // It may have heard enough, and closed.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => answer.extend_from_slice(&piece[..length]),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) =>
+            {
+                break;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let text = String::from_utf8(answer).expect("UTF-8");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    assert!(!chunked, "answers are short, and come whole");
+    Answer { status, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// By TLS, as this client.
+pub(crate) fn exchange_tls(to: SocketAddr, config: &Arc<ClientConfig>, bytes: &[u8]) -> io::Result<Answer> {
+    let name = ServerName::try_from("admin.example.org").unwrap();
+    let connection = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+    let mut stream = StreamOwned::new(connection, TcpStream::connect(to)?);
+    while stream.conn.is_handshaking() {
+        stream.conn.complete_io(&mut stream.sock)?;
+    }
+    // TLS 1.3 tells a refused client certificate only now.
+    stream.write_all(bytes)?;
+    stream.flush()?;
+    let mut first = [0; 1];
+    if stream.read(&mut first)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(exchange(&mut Behind { first: Some(first[0]), stream }, &[]))
+}
+
+struct Behind<S> {
+    first: Option<u8>,
+    stream: S,
+}
+
+impl<S: Read> Read for Behind<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.first.take() {
+            Some(first) => {
+                buffer[0] = first;
+                Ok(1)
+            }
+            None => self.stream.read(buffer),
+        }
+    }
+}
+
+impl<S: Write> Write for Behind<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Certificates as the configuration reads them.
+pub(crate) fn certificates_in(cert: &Path, key: &Path) -> Arc<[Certificate]> {
+    let settings = Settings { tls_cert: Some(cert.into()), tls_key: Some(key.into()), ..Settings::default() };
+    certificates::load(&settings).certificates.into()
+}

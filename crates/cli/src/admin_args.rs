@@ -1,0 +1,155 @@
+//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`.
+
+use std::{io::Write, path::PathBuf};
+
+use clap::{Args, Subcommand};
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{self, CommandError, Sessions},
+};
+
+/// Which program, and how it is to be asked.
+#[derive(Args)]
+pub(crate) struct AdminArgs {
+    /// Address of the running program: unix:/PATH, or ADDR:PORT on loopback [default: the socket of this user's or this machine's
+    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock]
+    #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
+    admin: Option<Target>,
+
+    /// File whose first line is a token of admin.tokens, or of admin.read_tokens to look; the Unix socket needs none [default: none]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Print JSON in place of text for people
+    #[arg(long)]
+    json: bool,
+}
+
+/// `turnpike sessions`.
+#[derive(Args)]
+pub(crate) struct SessionsArgs {
+    /// Only those of this user: the username, or the name that quotas count
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+
+    /// Only those of users in this realm
+    #[arg(long, value_name = "R")]
+    realm: Option<String>,
+
+    /// Only those of this client: ADDR:PORT, ADDR, or a prefix such as 192.0.2.0/24
+    #[arg(long, value_name = "ADDR|CIDR")]
+    client: Option<String>,
+
+    /// Only those whose client comes by udp, tcp, tls or dtls
+    #[arg(long, value_name = "T")]
+    transport: Option<String>,
+
+    /// Only those with this relayed address: ADDR:PORT, ADDR, or a prefix
+    #[arg(long, value_name = "ADDR|CIDR")]
+    relayed: Option<String>,
+
+    /// No more sessions than that [default: all]
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// `turnpike session`.
+#[derive(Subcommand)]
+pub(crate) enum SessionCommand {
+    /// Show a session, its permissions and channels
+    Show(SessionArgs),
+    /// End a session; its client may make another one
+    End(SessionArgs),
+}
+
+/// One session.
+#[derive(Args)]
+pub(crate) struct SessionArgs {
+    /// Its name, 32 hex digits: `turnpike sessions` and log lines tell it
+    id: String,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// `turnpike drain`.
+#[derive(Args)]
+pub(crate) struct DrainArgs {
+    /// Seconds that sessions may live on, 0 to 86400 [default: shutdown.deadline of the program]
+    #[arg(long, value_name = "S")]
+    deadline: Option<u32>,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// `turnpike reload`.
+#[derive(Args)]
+pub(crate) struct ReloadArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl AdminArgs {
+    fn client(&self) -> Result<Client, CommandError> {
+        Ok(Client::new(self.admin.clone(), self.token_file.as_deref())?)
+    }
+}
+
+impl SessionsArgs {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        let Self { user, realm, client, transport, relayed, limit, admin } = self;
+        let wanted = Sessions { user, realm, client, transport, relayed, limit };
+        commands::list_sessions(&admin.client()?, wanted, admin.json, out)
+    }
+}
+
+impl SessionCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        match self {
+            Self::Show(SessionArgs { id, admin }) => {
+                commands::show_session(&admin.client()?, &id, admin.json, out)
+            }
+            Self::End(SessionArgs { id, admin }) => {
+                commands::end_session(&admin.client()?, &id, admin.json, out)
+            }
+        }
+    }
+}
+
+impl DrainArgs {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        commands::drain(&self.admin.client()?, self.deadline, self.admin.json, out)
+    }
+}
+
+impl ReloadArgs {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        commands::reload(&self.admin.client()?, self.admin.json, out)
+    }
+}
+
+pub(crate) const SESSIONS_EXAMPLES: &str = "\
+Examples:
+  turnpike sessions
+  turnpike sessions --user alice --transport tls
+  turnpike sessions --client 192.0.2.0/24 --json";
+
+pub(crate) const SESSION_EXAMPLES: &str = "\
+Examples:
+  turnpike session show 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69
+  turnpike session end 5f2c9a7be01d4c3f8a6b1e2d3c4f5a69";
+
+pub(crate) const DRAIN_EXAMPLES: &str = "\
+Examples:
+  turnpike drain
+  turnpike drain --deadline 3600        (an hour for the sessions that there are; asked for again, it counts anew)
+  turnpike drain --deadline 0           (ends at once)";
+
+pub(crate) const RELOAD_EXAMPLES: &str = "\
+Examples:
+  turnpike reload
+  turnpike reload --admin unix:/run/turnpike/forward.sock        (a forwarder)";

@@ -1,0 +1,281 @@
+//! Flags of `turnpike user`, `secret` and `realm`, and what they print.
+
+use std::{
+    env, fs,
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use clap::{Args, Subcommand};
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{CommandError, Keeper, MadeUp},
+    model::{NewRealm, NewSecret, NewUser},
+};
+use turnpike_config::{Flags, Secret, Sources};
+use turnpike_daemon::DaemonError;
+
+/// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
+#[derive(Args)]
+pub(crate) struct StoreArgs {
+    /// Ask the running server at this address: unix:/PATH, or ADDR:PORT on loopback [default: TURNPIKE_ADMIN, else the server of this
+    /// user or this machine, if one runs; else the embedded store]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
+    admin: Option<Target>,
+
+    /// File whose first line is a token of admin.tokens; the Unix socket needs none [default: none]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Use the store of this configuration of `serve`, and its realm, whether a server runs or not
+    #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Use this database, as `serve --store` does; prefer TURNPIKE_STORE_URL_FILE
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Use the embedded store in this directory, as `serve --state` does [default: $STATE_DIRECTORY, $XDG_STATE_HOME/turnpike or
+    /// ~/.local/state/turnpike]
+    #[arg(long, value_name = "DIR")]
+    state: Option<String>,
+
+    /// Realm that is meant [default: server.realm of the configuration, else turnpike; of list, all]
+    #[arg(long, value_name = "R")]
+    realm: Option<String>,
+
+    /// Print JSON in place of text for people
+    #[arg(long)]
+    json: bool,
+}
+
+/// Subcommands of `turnpike user`.
+#[derive(Subcommand)]
+pub(crate) enum UserCommand {
+    /// Make a user, or give one another password; without a password one is made up and printed
+    Add {
+        /// Name, 1 to 508 bytes without a colon
+        name: String,
+        /// The password. Other users of this machine can see it in the process list
+        #[arg(long, value_name = "PASSWORD", conflicts_with = "password_file")]
+        password: Option<String>,
+        /// File whose first line is the password; "-" is standard input
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// List users, with the algorithms of their keys
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Remove a user: sessions live on until they expire, and are not refreshed
+    Remove {
+        /// Name.
+        name: String,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+}
+
+/// Subcommands of `turnpike secret`.
+#[derive(Subcommand)]
+pub(crate) enum SecretCommand {
+    /// Take a shared secret for time-limited credentials; without one it is made up and printed
+    Add {
+        /// The secret. Other users of this machine can see it in the process list
+        #[arg(long, value_name = "S", conflicts_with = "secret_file")]
+        secret: Option<String>,
+        /// File whose first line is the secret; "-" is standard input
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<PathBuf>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// List secrets by their fingerprints
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Remove a secret: credentials made with it are refused from then on
+    Remove {
+        /// Fingerprint, as `turnpike secret list` shows it.
+        fingerprint: String,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+}
+
+/// Subcommands of `turnpike realm`.
+#[derive(Subcommand)]
+pub(crate) enum RealmCommand {
+    /// Have a realm served beside server.realm, or change its limits
+    Add {
+        /// REALM, 1 to 127 characters.
+        name: String,
+        /// Allocations of all its users together; 0 for no limit of its own
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        allocations: u64,
+        /// Allocations of each of its users; 0 for no limit of its own
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        allocations_per_user: u64,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// List the realms of the store, with their limits and origins
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Have a realm served no more; its sessions end. Its users and secrets stay in the store
+    Remove {
+        /// REALM.
+        name: String,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+}
+
+impl UserCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
+        match self {
+            Self::Add { name, password, password_file, store } => {
+                let given = first_line(password, password_file)?;
+                let password = given.clone().unwrap_or_else(made_up);
+                let (realm, json) = (store.realm.clone(), store.json);
+                let shown = given.is_none().then_some(MadeUp { what: "password", text: password.reveal() });
+                let new = NewUser { name, realm, password: password.reveal().to_owned() };
+                Ok(store.keeper()?.add_user(new, shown, json, out)?)
+            }
+            Self::List { store } => {
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.list_users(realm, json, out)?)
+            }
+            Self::Remove { name, store } => {
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.remove_user(&name, realm, json, out)?)
+            }
+        }
+    }
+}
+
+impl SecretCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
+        match self {
+            Self::Add { secret, secret_file, store } => {
+                let given = first_line(secret, secret_file)?;
+                let secret = given.clone().unwrap_or_else(made_up);
+                let (realm, json) = (store.realm.clone(), store.json);
+                let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
+                let new = NewSecret { secret: secret.reveal().to_owned(), realm };
+                Ok(store.keeper()?.add_secret(new, shown, json, out)?)
+            }
+            Self::List { store } => {
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.list_secrets(realm, json, out)?)
+            }
+            Self::Remove { fingerprint, store } => {
+                let (realm, json) = (store.realm.clone(), store.json);
+                Ok(store.keeper()?.remove_secret(&fingerprint, realm, json, out)?)
+            }
+        }
+    }
+}
+
+impl RealmCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
+        match self {
+            Self::Add { name, allocations, allocations_per_user, store } => {
+                let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);
+                let new = NewRealm {
+                    name,
+                    max_sessions: limit(allocations),
+                    max_sessions_per_user: limit(allocations_per_user),
+                };
+                let json = store.json;
+                Ok(store.keeper()?.add_realm(new, json, out)?)
+            }
+            Self::List { store } => {
+                let json = store.json;
+                Ok(store.keeper()?.list_realms(json, out)?)
+            }
+            Self::Remove { name, store } => {
+                let json = store.json;
+                Ok(store.keeper()?.remove_realm(&name, json, out)?)
+            }
+        }
+    }
+}
+
+impl StoreArgs {
+    /// Whoever was named; else a running server, and where there is none, the store that one would have.
+    fn keeper(self) -> Result<Keeper, ManageError> {
+        let is_named = self.config.is_some() || self.store.is_some() || self.state.is_some() || names_store();
+        if self.admin.is_some() || !is_named {
+            let target = match (self.admin, env::var("TURNPIKE_ADMIN")) {
+                (Some(target), _) => Some(target),
+                (None, Ok(text)) => Some(text.parse().map_err(ManageError::Address)?),
+                (None, Err(_)) => None,
+            };
+            let is_wanted = target.is_some();
+            let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
+            if is_wanted || client.finds_somebody().map_err(CommandError::from)? {
+                return Ok(Keeper::Running(client));
+            }
+        }
+        let mut flags = Flags::new();
+        flags.set("store.url", "--store", self.store);
+        flags.set("store.state", "--state", self.state);
+        let sources = Sources::from_process(self.config, flags);
+        Keeper::here(|| Ok(turnpike_daemon::open_store(&sources)?))
+    }
+}
+
+/// Whether this process's environment names a store.
+fn names_store() -> bool {
+    env::vars_os().any(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("TURNPIKE_STORE_")))
+}
+
+/// Why a command has not done what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ManageError {
+    /// Of a running server, or of the store.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] DaemonError),
+    /// There is no event loop.
+    #[error("cannot wait for a store: {0}")]
+    Loop(#[from] io::Error),
+    /// TURNPIKE_ADMIN.
+    #[error("TURNPIKE_ADMIN: {0}")]
+    Address(String),
+    /// A file that a flag names.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// 128 bits by chance, as hex digits.
+fn made_up() -> Secret {
+    turnpike_daemon::random_password()
+}
+
+/// The text, or the first line of the file. An empty one is told by whoever takes it.
+fn first_line(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Secret>, ManageError> {
+    let path = match (text, file) {
+        (Some(text), _) => return Ok(Some(Secret::new(text))),
+        (None, None) => return Ok(None),
+        (None, Some(path)) => path,
+    };
+    let read =
+        if path.as_os_str() == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
+    let text = read.map(Secret::new).map_err(|source| ManageError::Unreadable { path, source })?;
+    Ok(Some(Secret::new(text.reveal().lines().next().unwrap_or_default())))
+}

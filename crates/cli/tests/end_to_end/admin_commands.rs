@@ -1,0 +1,265 @@
+//! `turnpike sessions`, `session`, `drain` and `reload` against a running program, over the socket where they look for it.
+
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::Path};
+
+use serde_json::Value;
+
+use super::harness::{
+    Dir, Finished, Load, Program, Reflect, SOON, USER, V4, eventually, free_port, get_unix, turnpike,
+};
+
+/// A directory as a login gives to a user, and servers and commands that know of it.
+struct Login(Dir);
+
+impl Login {
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = turnpike(arguments);
+        command.env("XDG_RUNTIME_DIR", self.0.path()).current_dir(self.0.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Finished {
+        Program::run(&mut self.command(arguments))
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let ended = self.run(&[arguments, &["--json"]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.0.path().join("turnpike/admin.sock")
+    }
+
+    /// Relays on loopback for [`USER`], with all defaults of the admin interface but its port.
+    fn serve(&self, more: &[&str]) -> Program {
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1"];
+        arguments.extend(["--allow-peer", "127.0.0.0/8", "--admin", "unix"]);
+        arguments.extend(more);
+        let mut program = Program::start(&mut self.command(&arguments));
+        let line = program.line_with("admin interface on unix:");
+        assert!(line.contains(&self.socket().display().to_string()), "{line}");
+        program
+    }
+}
+
+/// Cargo's own directory may be too deep for the path of a socket.
+fn login() -> Option<Login> {
+    let login = Login(Dir::new());
+    let length = login.socket().as_os_str().len();
+    if length > 107 {
+        super::harness::skip("the path of the socket would have more than 107 bytes");
+        return None;
+    }
+    Some(login)
+}
+
+fn listening(program: &mut Program) -> std::net::SocketAddr {
+    super::harness::address_after(&program.line_with("listening on udp "), "listening on udp ")
+}
+
+#[test]
+fn sessions_are_listed_looked_at_and_ended_over_the_socket_where_the_commands_look() {
+    let Some(login) = login() else { return };
+    let mut server =
+        login.serve(&["--user", "alice:secret", "--user", "bob:secret", "--realm", "example.org"]);
+    let at = listening(&mut server);
+    assert_eq!(login.json(&["sessions"]).as_array().map(Vec::len), Some(0));
+    let reflect = Reflect::start(V4, &[]);
+    let load = |user: &str| {
+        let more = ["--clients", "3", "--rate", "30", "--duration", "600"];
+        Load::as_user(at, &format!("{user}:secret")).to(reflect.address).with(&more).start()
+    };
+    let (_alices, _bobs) = (load("alice"), load("bob"));
+    let all = eventually("six sessions", || {
+        let all = login.json(&["sessions"]);
+        (all.as_array()?.len() == 6).then_some(all)
+    });
+    for session in all.as_array().expect("a list") {
+        assert_eq!((&session["realm"], &session["transport"]), (&"example.org".into(), &"udp".into()));
+    }
+    let alices = login.json(&["sessions", "--user", USER]);
+    let alices = alices.as_array().expect("a list");
+    assert!(alices.len() == 3 && alices.iter().all(|session| session["user"] == USER), "{alices:?}");
+    let table = login.run(&["sessions", "--user", "bob", "--realm", "example.org"]);
+    assert_eq!((table.code, table.stdout.lines().count()), (Some(0), 4), "{}", table.output());
+    assert_eq!(login.run(&["sessions", "--realm", "elsewhere"]).stdout, "no sessions");
+
+    let id = alices[1]["id"].as_str().expect("a name");
+    let shown = login.json(&["session", "show", id]);
+    assert_eq!((&shown["id"], &shown["client"]), (&alices[1]["id"], &alices[1]["client"]));
+    assert!(!shown["channels"].as_array().expect("channels").is_empty(), "{shown}");
+    let ended = login.run(&["session", "end", id]);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    let line = server.line_with("ended by an administrator");
+    assert!(line.contains(&format!("session={id}")) && line.contains("user=\"alice\""), "{line}");
+    let audit = server.line_with("turnpike::audit");
+    assert!(
+        audit.contains(id) && audit.contains("status=200") && audit.contains("of this machine"),
+        "{audit}"
+    );
+    let again = login.run(&["session", "end", id]);
+    assert_eq!(again.code, Some(1));
+    assert!(again.stderr.contains("no session"), "{}", again.stderr);
+    assert_eq!(login.json(&["sessions"]).as_array().map(Vec::len), Some(5));
+}
+
+#[test]
+fn a_reload_says_what_has_changed_and_every_mistake() {
+    let Some(login) = login() else { return };
+    let file = login.0.file("t.toml", "[auth]\nusers = [\"alice:one\"]\n");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("our own file");
+    let mut server = login.serve(&["-c", "t.toml"]);
+    server.line_with("listening on udp ");
+    let reload = || login.run(&["reload"]);
+    assert_eq!(reload().stdout, "reloaded; nothing has changed that a reload takes");
+    let text = "[auth]\nusers = [\"alice:two\", \"bob:x\"]\n[[realm]]\nname = \"b.example\"\nusers = [\"carol:x\"]\n[relay]\nports = \"50000-50999\"\n";
+    fs::write(&file, text).expect("our own file");
+    let changed = reload();
+    assert_eq!(
+        changed.stdout.lines().collect::<Vec<_>>(),
+        [
+            "relay.ports: takes effect only after a restart",
+            "auth.users: 2 added, 1 changed",
+            "realm b.example: added"
+        ],
+        "{}",
+        changed.output()
+    );
+    fs::write(&file, "[auth]\nusrs = []\n[server]\nlisten = 5\n").expect("our own file");
+    let refused = reload();
+    assert_eq!(refused.code, Some(1));
+    for part in ["the old one stays in force", "auth.usrs: unknown key", "server.listen: found the integer 5"]
+    {
+        assert!(refused.stderr.contains(part), "{part} in {}", refused.stderr);
+    }
+    let realms = |login: &Login| login.run(&["sessions", "--json"]).code;
+    assert_eq!(realms(&login), Some(0), "it goes on");
+}
+
+#[test]
+fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
+    let Some(login) = login() else { return };
+    let mut server = login.serve(&["--user", "alice:secret"]);
+    let at = listening(&mut server);
+    let reflect = Reflect::start(V4, &[]);
+    let session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    // What a drain tells is counted ten times a second.
+    eventually("a session", || {
+        let (_, status) = get_unix(&login.socket(), "/v1/status").ok()?;
+        status.contains("\"open\":1").then_some(())
+    });
+    let said = login.run(&["drain", "--deadline", "86400"]);
+    assert!(said.stdout.starts_with("draining: 1 open, for 86400 s"), "{}", said.output());
+    let refused = login.run(&["reload"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("drains"), "{}", refused.stderr);
+    let said = login.json(&["drain", "--deadline", "0"]);
+    assert_eq!(said["open"], 1);
+    let ended = server.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stderr.contains("sessions still open are ended"), "{}", ended.stderr);
+    drop(session);
+    assert!(!login.socket().exists(), "its socket goes with it");
+    let nobody = login.run(&["sessions"]);
+    assert_eq!(nobody.code, Some(1));
+    assert!(
+        nobody.stderr.contains("no running turnpike serve") && nobody.stderr.contains("admin.sock"),
+        "{}",
+        nobody.stderr
+    );
+}
+
+#[test]
+fn a_second_server_of_a_user_does_without_the_socket_that_nobody_asked_for() {
+    let Some(login) = login() else { return };
+    let mut first = login.serve(&["--user", "alice:secret"]);
+    first.line_with("listening on udp ");
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--user", "a:b"];
+    let mut second = Program::start(&mut login.command(&arguments));
+    let line = second.line_with("cannot serve the admin interface on unix:");
+    assert!(line.contains("WARN") && line.contains("admin.sock"), "{line}");
+    let mut third = Program::start(&mut login.command(&[&arguments[..], &["--admin", "unix"]].concat()));
+    let line = third.line_with("cannot serve the admin interface on unix:");
+    assert!(line.contains("choose another"), "{line}");
+    assert_eq!(third.wait(SOON).code, Some(1));
+    assert_eq!(login.run(&["sessions"]).code, Some(0), "the first one is asked");
+}
+
+#[test]
+fn a_forwarder_is_reloaded_and_drained_by_its_address() {
+    let Some(login) = login() else { return };
+    let socket = login.0.path().join("f.sock");
+    let address = format!("unix:{}", socket.display());
+    let rule = |port: u16| {
+        format!("[[rule]]\nname = \"web\"\nlisten = \"127.0.0.1:0\"\ntarget = \"127.0.0.1:{port}\"\n")
+    };
+    let file = login.0.file("rules.toml", rule(9));
+    let mut forward =
+        Program::start(&mut login.command(&["forward", "-c", "rules.toml", "--admin", &address]));
+    forward.line_with("admin interface on unix:");
+    fs::write(&file, rule(10)).expect("our own file");
+    let changed = login.run(&["reload", "--admin", &address]);
+    assert_eq!(changed.stdout, "rule web: changed", "{}", changed.output());
+    let sessions = login.run(&["sessions", "--admin", &address]);
+    assert_eq!(sessions.code, Some(1));
+    assert!(sessions.stderr.contains("this program forwards"), "{}", sessions.stderr);
+    assert_eq!(login.run(&["drain", "--admin", &address]).code, Some(0));
+    assert_eq!(forward.wait(SOON).code, Some(0));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
+    let dir = Dir::new();
+    let token = "0123456789abcdef0123456789abcdef";
+    let file = dir.file("t.toml", format!("[admin]\ntokens = [\"{token}\"]\n"));
+    let token_file = dir.file("token", format!("{token}\n"));
+    let path = |path: &Path| path.to_str().expect("our own path is UTF-8").to_owned();
+    let admin = SocketAddr::new(V4, free_port(V4)).to_string();
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--user", "a:b"];
+    let more = ["--admin", &admin, "-c", &path(&file), "-q"];
+    let mut program = Program::start(&mut turnpike(&[&arguments[..], &more].concat()));
+    let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
+    eventually("it answers", || (run(&["sessions"]).code == Some(0)).then_some(()));
+    let refused = run(&["reload"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("changes need a token of admin.tokens"), "{}", refused.stderr);
+    let done = run(&["reload", "--token-file", &path(&token_file)]);
+    assert_eq!(done.code, Some(0), "{}", done.output());
+    let audit = program.line_with("turnpike::audit");
+    assert!(
+        audit.contains("POST /v1/reload") && audit.contains("127.0.0.1:"),
+        "written with -q, too: {audit}"
+    );
+    assert!(!audit.contains(token), "{audit}");
+}
+
+#[test]
+fn wrong_words_are_told_before_anybody_is_asked() {
+    for (arguments, told) in [
+        (&["sessions", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
+        (&["reload", "--admin", "https://127.0.0.1:1"], "no TLS"),
+        (&["session", "end"], "<ID>"),
+        (&["session"], "Usage"),
+        (&["drain", "--deadline", "soon"], "--deadline"),
+    ] {
+        let ended = Program::run(&mut turnpike(arguments));
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
+        assert!(ended.stderr.contains(told), "{arguments:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn an_interface_beyond_loopback_needs_tls_and_somebody_who_may_enter() {
+    let open = |arguments: &[&str]| Program::run(&mut turnpike(arguments));
+    for arguments in [
+        &["serve", "--user", "a:b", "--admin", "0.0.0.0:0"][..],
+        &["forward", "tcp://127.0.0.1:0=127.0.0.1:9", "--admin", "[::]:0"],
+    ] {
+        let ended = open(arguments);
+        assert_eq!(ended.code, Some(2), "{}", ended.output());
+        assert!(ended.stderr.contains("not on loopback, and there is no certificate"), "{}", ended.stderr);
+    }
+}

@@ -1,0 +1,162 @@
+//! The files of deploy/: systemd takes the units and finds little exposed, and what the Debian package is made of is there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::harness::{Dir, Finished, Program, installed, need, turnpike};
+
+/// Of ten; less is better.
+const MOST_EXPOSED: f32 = 2.0;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn units() -> PathBuf {
+    repository().join("deploy/systemd")
+}
+
+const UNITS: [&str; 5] = [
+    "turnpike.service",
+    "turnpike-forward.service",
+    "turnpike.socket",
+    "turnpike-tls.socket",
+    "turnpike-dtls.socket",
+];
+
+fn drop_ins() -> Vec<PathBuf> {
+    let entries = fs::read_dir(units().join("drop-ins")).expect("drop-ins");
+    entries.map(|entry| entry.expect("readable").path()).collect()
+}
+
+/// Of a unit in a directory, with the drop-ins that are there.
+fn exposure(dir: &Path, unit: &str) -> f32 {
+    let mut command = Command::new("systemd-analyze");
+    command.args(["security", "--offline=true", "--no-pager"]).arg(dir.join(unit));
+    let Finished { stdout, stderr, .. } = Program::run(&mut command);
+    let line = stdout
+        .lines()
+        .find(|line| line.contains("Overall exposure level"))
+        .unwrap_or_else(|| panic!("{stdout}{stderr}"));
+    let (_, level) = line.rsplit_once(": ").expect("a level");
+    level.split(' ').next().and_then(|level| level.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+/// Before 250 it only knows units of the machine itself.
+fn has_systemd_analyze() -> Result<(), &'static str> {
+    let command = || Command::new("systemd-analyze").arg("--version").output().ok();
+    let version = || String::from_utf8(command()?.stdout).ok()?.split(' ').nth(1)?.parse::<u32>().ok();
+    let recent = version().is_some_and(|version| version >= 250);
+    recent.then_some(()).ok_or("no systemd-analyze of systemd 250 or later")
+}
+
+#[test]
+fn the_units_expose_little_with_every_drop_in_too() {
+    need!(has_systemd_analyze());
+    for unit in ["turnpike.service", "turnpike-forward.service"] {
+        let level = exposure(&units(), unit);
+        assert!(level < MOST_EXPOSED, "{unit}: {level}");
+        for drop_in in drop_ins() {
+            let dir = Dir::new();
+            fs::copy(units().join(unit), dir.path().join(unit)).expect("our own directory");
+            let beside = dir.path().join(format!("{unit}.d"));
+            fs::create_dir(&beside).expect("our own directory");
+            fs::copy(&drop_in, beside.join("x.conf")).expect("our own directory");
+            let level = exposure(dir.path(), unit);
+            assert!(level < MOST_EXPOSED, "{unit} with {}: {level}", drop_in.display());
+        }
+    }
+}
+
+/// With the program of this test in place of the installed one; what this systemd is too old for is left out.
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
+    need!(has_systemd_analyze());
+    let dir = Dir::new();
+    for unit in UNITS {
+        let text = fs::read_to_string(units().join(unit)).expect("a unit");
+        let text = text.replace("/usr/bin/turnpike", env!("CARGO_BIN_EXE_turnpike"));
+        dir.file(unit, &text);
+    }
+    for unit in UNITS {
+        let mut command = Command::new("systemd-analyze");
+        let run = Program::run(
+            command.args(["verify", "--man=no"]).arg(dir.path().join(unit)).current_dir(dir.path()),
+        );
+        let ours =
+            run.stderr.lines().filter(|line| line.contains("turnpike") && !line.contains("notify-reload"));
+        assert_eq!(ours.collect::<Vec<_>>(), [] as [&str; 0], "{unit}");
+    }
+}
+
+#[test]
+fn the_units_say_what_the_program_understands() {
+    for (unit, command, key) in [
+        ("deploy/systemd/turnpike.service", "serve", "-c /etc/turnpike/turnpike.toml"),
+        ("deploy/systemd/turnpike-forward.service", "forward", "-c /etc/turnpike/forward.toml"),
+    ] {
+        let text = read(unit);
+        for line in ["Type=notify-reload", "WatchdogSec=30", "DynamicUser=yes"] {
+            assert!(text.lines().any(|found| found == line), "{unit} has no {line}");
+        }
+        assert!(text.contains(&format!("ExecStart=/usr/bin/turnpike {command} {key}\n")), "{unit}");
+    }
+}
+
+#[test]
+fn the_configuration_of_the_package_is_valid_as_it_is() {
+    let path = repository().join("deploy/debian/turnpike.toml");
+    let path = path.to_str().expect("UTF-8");
+    let run = Program::run(&mut turnpike(&["check-config", "-c", path]));
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    // And with all that it proposes, as far as it is on one line.
+    let dir = Dir::new();
+    let proposed = read("deploy/debian/turnpike.toml");
+    let proposed: String = proposed
+        .lines()
+        .map(|line| {
+            line.strip_prefix("# ")
+                .filter(|line| line.contains(" = ") && !line.starts_with("cert") && !line.starts_with("key"))
+                .unwrap_or(line)
+        })
+        .fold(String::new(), |text, line| text + line + "\n");
+    let file = dir.file("turnpike.toml", &proposed);
+    let run = Program::run(&mut turnpike(&["check-config", "-c", file.to_str().expect("UTF-8")]));
+    assert_eq!(run.code, Some(0), "{}\n{proposed}", run.output());
+    assert!(run.stdout.contains("10.0.0.5=203.0.113.5"), "{}", run.stdout);
+}
+
+#[test]
+fn what_the_package_is_made_of_is_there() {
+    let manifest = read("crates/cli/Cargo.toml");
+    let sources: Vec<&str> = manifest
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("[\"../../")?.split('"').next())
+        .collect();
+    assert!(sources.len() > 15, "{sources:?}");
+    for source in sources.iter().filter(|source| !source.starts_with("target/")) {
+        let path = repository().join(source.trim_end_matches("/*"));
+        assert!(path.exists(), "{source}");
+    }
+    // Completions and man pages are made from the program, by a script that says where.
+    let generate = read("deploy/debian/generate");
+    for made in sources.iter().filter_map(|source| source.strip_prefix("target/package/")) {
+        assert!(generate.contains(&format!("$package/{}", made.trim_end_matches("/*"))), "{made}");
+    }
+}
+
+#[test]
+fn shellcheck_finds_nothing_in_the_scripts() {
+    let shellcheck = need!(installed("shellcheck"));
+    let scripts = ["build", "generate", "scripts/postinst", "scripts/prerm", "scripts/postrm"];
+    let run =
+        Program::run(Command::new(shellcheck).args(scripts).current_dir(repository().join("deploy/debian")));
+    assert_eq!(run.code, Some(0), "{}", run.output());
+}

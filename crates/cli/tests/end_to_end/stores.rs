@@ -1,0 +1,427 @@
+//! Users in a store: the embedded one and what the commands write into it, coturn's databases, and what becomes of clients while one is
+//! away.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+
+use serde_json::Value;
+use turnpike_testkit::databases::{PASSWORD as SERVERS_PASSWORD, Proxy, Server};
+
+use super::harness::{
+    Challenge, Dir, Finished, Load, Program, Reflect, SOON, Serve, Stun, V4, eventually, need, skip, turnpike,
+};
+
+/// The error code that this user gets for an Allocate in the realm that the server names first; `None` for an allocation.
+fn allocate(serve: &Serve, user: &str, password: &str) -> Option<u16> {
+    let mut client = Stun::new(serve.address(V4));
+    let (_, _, challenge) = client.challenge();
+    client.allocate(user, password, &challenge)
+}
+
+/// The same in a realm that the client knows of.
+fn allocate_in(serve: &Serve, realm: &str, user: &str, password: &str) -> Option<u16> {
+    let mut client = Stun::new(serve.address(V4));
+    let (_, _, Challenge { nonce, .. }) = client.challenge();
+    client.allocate(user, password, &Challenge { realm: realm.as_bytes().to_vec(), nonce })
+}
+
+fn run(arguments: &[&str]) -> Finished {
+    Program::start(&mut turnpike(arguments)).wait(SOON)
+}
+
+/// What a command prints that works.
+#[track_caller]
+fn said(arguments: &[&str]) -> String {
+    let ended = run(arguments);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.output());
+    ended.stdout
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&said(arguments)).expect("JSON")
+}
+
+fn path(dir: &Path) -> &str {
+    dir.to_str().expect("our own path is UTF-8")
+}
+
+#[test]
+fn what_is_made_up_is_kept_and_shown_once() {
+    let dir = Dir::new();
+    let state = dir.path().join("state");
+    let mut serve = Serve::start_bare(&["--state", path(&state)]);
+    let line = serve.program.line_with("No user was configured; here is one: user turnpike password ");
+    assert!(line.contains(path(&state)), "{line}");
+    let (_, rest) = line.split_once(" password ").expect("a password");
+    let password = rest.split(' ').next().expect("a word").to_owned();
+    assert_eq!(allocate(&serve, "turnpike", &password), None);
+    assert_eq!(allocate(&serve, "turnpike", "another"), Some(401));
+    drop(serve);
+
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let file = state.join("turnpike.sqlite");
+    assert_eq!((mode(&state), mode(&file)), (0o700, 0o600));
+    let bytes = fs::read(&file).expect("it can be read");
+    assert!(
+        !bytes.windows(password.len()).any(|window| window == password.as_bytes()),
+        "no password in there"
+    );
+
+    let serve = Serve::start_bare(&["--state", path(&state)]);
+    assert_eq!(allocate(&serve, "turnpike", &password), None);
+    assert!(!serve.program.lines().iter().any(|line| line.contains("password")), "shown once");
+}
+
+#[test]
+fn the_default_directory_is_where_the_machine_has_it() {
+    let dir = Dir::new();
+    for (variables, expected) in [
+        (vec![("STATE_DIRECTORY", "systemd:other")], "systemd"),
+        (vec![("XDG_STATE_HOME", "xdg"), ("HOME", "home")], "xdg/turnpike"),
+        (vec![("HOME", "home")], "home/.local/state/turnpike"),
+    ] {
+        let root = path(dir.path());
+        let absolute =
+            |value: &str| value.split(':').map(|part| format!("{root}/{part}")).collect::<Vec<_>>().join(":");
+        let variables = variables.into_iter().map(|(name, value)| (name, absolute(value)));
+        let ended = Program::start(turnpike(&["user", "add", "alice"]).envs(variables)).wait(SOON);
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        assert!(dir.path().join(expected).join("turnpike.sqlite").is_file(), "{expected}");
+    }
+    let ended = run(&["user", "list"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.output());
+    assert!(ended.stderr.contains("--state DIR"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_running_server_sees_what_the_commands_write() {
+    let dir = Dir::new();
+    let state = path(dir.path());
+    let mut serve = Serve::start(&["--state", state]);
+    let realm = super::harness::REALM;
+    let with = |command: &[&str], more: &[&str]| {
+        let mut arguments = command.to_vec();
+        arguments.extend(["--state", state]);
+        arguments.extend(more);
+        said(&arguments)
+    };
+    assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
+    with(&["user", "add", "bob"], &["--realm", realm, "--password", "sesame"]);
+    eventually("bob gets in", || (allocate(&serve, "bob", "sesame").is_none()).then_some(()));
+    // Beside those of the configuration.
+    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
+    with(&["user", "add", "bob"], &["--realm", realm, "--password", "changed"]);
+    eventually("bob's new password counts", || (allocate(&serve, "bob", "changed").is_none()).then_some(()));
+    assert_eq!(allocate(&serve, "bob", "sesame"), Some(401));
+    with(&["user", "remove", "bob"], &["--realm", realm]);
+    eventually("bob is out", || {
+        // Each time that he still gets in there is one allocation more, of a port that is not free again.
+        std::thread::sleep(Duration::from_millis(50));
+        (allocate(&serve, "bob", "changed") == Some(401)).then_some(())
+    });
+
+    // A secret counts at once, without the server having looked for it.
+    let secret = json(&["secret", "add", "--state", state, "--realm", realm, "--json"]);
+    let secret_text = secret["secret"].as_str().expect("it is made up");
+    let credential = said(&["credentials", "--secret", secret_text, "--user", "carol"]);
+    let field = |name: &str| {
+        let line = credential.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        line.trim().to_owned()
+    };
+    let (name, password) = (field("username:"), field("password:"));
+    assert_eq!(allocate(&serve, &name, &password), None);
+    assert_eq!(allocate(&serve, &name, "wrong"), Some(401));
+    let fingerprint = secret["name"].as_str().expect("a name for it");
+    let listed = with(&["secret", "list"], &[]);
+    assert!(listed.contains(fingerprint) && !listed.contains(secret_text), "{listed}");
+    with(&["secret", "remove", fingerprint], &["--realm", realm]);
+    eventually("the secret counts no more", || {
+        std::thread::sleep(Duration::from_millis(50));
+        (allocate(&serve, &name, &password) == Some(401)).then_some(())
+    });
+
+    // A realm is served as soon as it is named, with its limit.
+    with(&["user", "add", "dora"], &["--realm", "blue.example", "--password", "pw"]);
+    assert_eq!(allocate_in(&serve, realm, "dora", "pw"), Some(401));
+    with(&["realm", "add", "blue.example"], &["--allocations-per-user", "1"]);
+    eventually("the realm is served", || {
+        let mut client = Stun::new(serve.address(V4));
+        let (_, _, Challenge { nonce, .. }) = client.challenge();
+        let wanted = Challenge { realm: b"blue.example".to_vec(), nonce };
+        // Who names a realm that is not served is led to the first.
+        let answer = client.forge("dora", &wanted.realm, &wanted.nonce);
+        (answer == Some(438)).then_some(())
+    });
+    assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), None);
+    assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), Some(486));
+    with(&["realm", "remove", "blue.example"], &[]);
+    let line = serve.program.line_with("session ended");
+    assert!(line.contains("blue.example") && line.contains("ended by an administrator"), "{line}");
+}
+
+/// Nobody says which store: it is the running server's, over its socket.
+#[test]
+fn a_running_server_is_asked_where_no_store_is_named_and_the_store_of_nobody_where_none_runs() {
+    let dir = Dir::new();
+    let (runtime, home) = (dir.path().join("run"), dir.path().join("home"));
+    fs::create_dir(&runtime).expect("a fresh directory");
+    let state = dir.path().join("state");
+    if runtime.as_os_str().len() > 80 {
+        return skip("the path of the socket would have more than 107 bytes");
+    }
+    let command = |arguments: &[&str]| {
+        let mut command = turnpike(arguments);
+        command.env("XDG_RUNTIME_DIR", &runtime).env("HOME", &home);
+        Program::run(&mut command)
+    };
+    let mut server = Program::start(
+        turnpike(&["serve", "--listen", "127.0.0.1:0", "--relay-ip", "127.0.0.1", "--state", path(&state)])
+            .args(["--admin", "unix", "--user", "static:secret"])
+            .env("XDG_RUNTIME_DIR", &runtime),
+    );
+    let address = server.line_with("listening on udp 127.0.0.1:");
+    let (_, address) = address.split_once("udp ").expect("an address");
+    let address = address.parse().expect("an address");
+    server.line_with("admin interface on unix:");
+    let allocate = |user: &str, password: &str| {
+        let mut client = Stun::new(address);
+        let (_, _, challenge) = client.challenge();
+        client.allocate(user, password, &challenge)
+    };
+    assert_eq!(allocate("bob", "sesame"), Some(401));
+    let added = command(&["user", "add", "bob", "--password", "sesame"]);
+    assert_eq!(added.code, Some(0), "{}", added.output());
+    assert!(added.stdout.contains(path(&state)), "{}", added.stdout);
+    // The embedded store has come into use just now, which is noticed within a second.
+    eventually("bob gets in", || allocate("bob", "sesame").is_none().then_some(()));
+    let line = server.line_with("turnpike::audit");
+    assert!(line.contains("bob") && line.contains("is added") && line.contains("status=201"), "{line}");
+    assert!(!line.contains("sesame"), "{line}");
+    let listed = command(&["user", "list"]).stdout;
+    assert!(listed.contains("static  turnpike  MD5, SHA-256  configuration"), "{listed}");
+    assert_eq!(command(&["user", "remove", "bob"]).code, Some(0));
+    assert_eq!(allocate("bob", "sesame"), Some(401), "at once");
+    assert!(!home.exists(), "no store of this user was made");
+
+    server.signal("TERM");
+    assert_eq!(server.wait(SOON).code, Some(0));
+    let added = command(&["user", "add", "bob"]);
+    assert!(added.stdout.contains("home/.local/state/turnpike"), "{}", added.output());
+    // Who names a server wants that one.
+    let nobody = command(&["user", "add", "bob", "--admin", &format!("unix:{}/none", path(&runtime))]);
+    assert_eq!(nobody.code, Some(1), "{}", nobody.output());
+    assert!(nobody.stderr.contains("no running turnpike serve"), "{}", nobody.stderr);
+}
+
+#[test]
+fn lists_are_tables_for_people_and_json_for_programs() {
+    let dir = Dir::new();
+    let state = ["--state", path(dir.path())];
+    fn with<'a>(arguments: &[&'a str], state: &[&'a str]) -> Vec<&'a str> {
+        [arguments, state].concat()
+    }
+    assert_eq!(json(&with(&["user", "list", "--json"], &state)), Value::Array(Vec::new()));
+    assert!(
+        !dir.path().join("turnpike.sqlite").exists(),
+        "nothing is made before there is something to keep"
+    );
+    let added = json(&with(&["user", "add", "alice", "--json"], &state));
+    assert_eq!(
+        (&added["name"], &added["realm"], &added["existed"]),
+        (&"alice".into(), &"turnpike".into(), &false.into())
+    );
+    assert_eq!(added["password"].as_str().map(str::len), Some(32));
+    let again = said(&with(&["user", "add", "alice", "--password", "pw"], &state));
+    assert!(again.starts_with("changed user alice in realm turnpike") && !again.contains("pw"), "{again}");
+    let elsewhere = said(&with(&["user", "add", "al", "--realm", "blue", "--password", "pw"], &state));
+    assert!(elsewhere.contains("turnpike realm add blue"), "{elsewhere}");
+    let table = said(&with(&["user", "list"], &state));
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "NAME   REALM     KEYS          FROM",
+            "al     blue      MD5, SHA-256  store",
+            "alice  turnpike  MD5, SHA-256  store"
+        ]
+    );
+    let of_realm = json(&with(&["user", "list", "--realm", "blue", "--json"], &state));
+    assert_eq!(
+        of_realm,
+        serde_json::json!([{ "name": "al", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
+    );
+    said(&with(&["realm", "add", "blue", "--allocations", "5"], &state));
+    let realms = json(&with(&["realm", "list", "--json"], &state));
+    assert_eq!(
+        realms,
+        serde_json::json!([{ "name": "blue", "max_sessions": 5, "max_sessions_per_user": null, "origins": [] }])
+    );
+
+    let missing = run(&with(&["user", "remove", "nobody"], &state));
+    assert_eq!(missing.code, Some(1));
+    assert!(
+        missing.stderr.contains("there is no user \"nobody\" in realm \"turnpike\""),
+        "{}",
+        missing.stderr
+    );
+    for (arguments, told) in [
+        (&["user", "add", "a:b"][..], "no colon"),
+        (&["user", "add", "a", "--password-file", "/dev/null"], "password is empty"),
+        (&["realm", "add", "a\"b"], "127 characters"),
+        (&["user", "list", "--store", "postgres://h"], "store.url"),
+    ] {
+        let ended = run(&with(arguments, &state));
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
+        assert!(ended.stderr.contains(told), "{arguments:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_written_leaves_a_credential_for_this_run() {
+    let mut serve = Serve::start_bare(&["--state", "/proc/turnpike"]);
+    let line = serve.program.line_with("No user is configured. For this run: user turnpike password ");
+    serve.program.line_with("for this run alone");
+    let (_, rest) = line.split_once(" password ").expect("a password");
+    assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
+}
+
+/// PostgreSQL with coturn's tables, behind a proxy, and `serve` that asks it.
+struct World {
+    serve: Serve,
+    proxy: Proxy,
+    server: Server,
+}
+
+impl World {
+    fn new(more: &[&str]) -> Result<Self, String> {
+        let server = Server::postgres()?;
+        let proxy = Proxy::new(server.address);
+        let document = include_str!("../../../../docs/stores.md");
+        let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
+        let psql = turnpike_testkit::databases::installed("psql").ok_or("psql is not installed")?;
+        let schema = rest.split_once("```").expect("and its end").0;
+        let ended =
+            Program::run(std::process::Command::new(psql).env("PGPASSWORD", SERVERS_PASSWORD).args([
+                "-X",
+                "-q",
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-d",
+                &server.coturn_words(),
+                "-c",
+                schema,
+            ]));
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let url = server.url(proxy.address, "");
+        let mut arguments = vec!["--store", &url];
+        arguments.extend(more);
+        Ok(Self { serve: Serve::start(&arguments), proxy, server })
+    }
+
+    fn add(&self, name: &str, password: &str) {
+        let url = self.server.url(self.server.address, "");
+        said(&[
+            "user",
+            "add",
+            name,
+            "--realm",
+            super::harness::REALM,
+            "--password",
+            password,
+            "--store",
+            &url,
+        ]);
+    }
+}
+
+#[test]
+fn a_database_that_goes_and_comes_is_noticed_by_who_is_not_known_alone() {
+    let mut world = need!(World::new(&[]));
+    world.add("known", "pw");
+    world.add("stranger", "pw");
+    assert_eq!(allocate(&world.serve, "known", "pw"), None);
+    let reflect = Reflect::start(V4, &[]);
+    let session = Load::as_user(world.serve.address(V4), "known:pw")
+        .to(reflect.address)
+        .with(&["--rate", "200", "--duration", "8"])
+        .start();
+    world.serve.wait_for_allocations(2);
+
+    world.proxy.hold(true);
+    for _ in 0..4 {
+        assert_eq!(allocate(&world.serve, "known", "pw"), None);
+        assert_eq!(allocate(&world.serve, "stranger", "pw"), Some(500));
+        assert_eq!(allocate(&world.serve, super::harness::USER, super::harness::PASSWORD), None);
+    }
+    let line = world.serve.program.line_with("does not answer in time");
+    assert!(!line.contains(SERVERS_PASSWORD), "{line}");
+    assert_eq!(world.serve.metrics().sum("turnpike_store_up", ""), 0);
+    world.proxy.hold(false);
+    world.serve.program.line_with("answers again, after");
+    assert_eq!(allocate(&world.serve, "stranger", "pw"), None);
+    assert_eq!(allocate(&world.serve, "known", "pw"), None);
+
+    let result = session.wait(SOON * 2).result();
+    assert_eq!(result["lost"], 0, "nobody who is relayed is disturbed: {result}");
+}
+
+#[test]
+fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
+    let mut server = need!(Server::postgres());
+    server.stop();
+    let url = server.url(server.address, "");
+    let mut serve = Serve::start(&["--store", &url]);
+    serve.program.line_with("cannot be reached");
+    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
+    assert_eq!(allocate(&serve, "stranger", "pw"), Some(500));
+    server.start();
+    // It has no tables: that is told when it is there.
+    serve.program.line_with("is not as coturn's");
+}
+
+#[test]
+fn what_is_wrong_with_a_database_ends_the_start() {
+    let server = need!(Server::postgres());
+    let url = server.url(server.address, "");
+    let wrong = url.replace(&SERVERS_PASSWORD.replace('%', "%25"), "wrong");
+    let start = |url: &str| run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--store", url]);
+    for (url, code, told) in [
+        (url.as_str(), 1, "has none of coturn's tables"),
+        (&wrong, 1, "refuses user or password"),
+        ("postgres://u:hunter2@h", 2, "flag --store: store.url: it names no database"),
+        ("mongodb://u:hunter2@h/d", 2, "mongodb is no kind of store"),
+    ] {
+        let ended = start(url);
+        assert_eq!(ended.code, Some(code), "{url}: {}", ended.output());
+        assert!(ended.stderr.contains(told) && !ended.stderr.contains("hunter2"), "{}", ended.stderr);
+        assert_eq!(
+            ended.stderr.lines().filter(|line| line.starts_with("turnpike: ")).count(),
+            1,
+            "{}",
+            ended.stderr
+        );
+    }
+    let checked = run(&["check-config", "--store", "postgres://u:hunter2@h"]);
+    assert_eq!(checked.code, Some(2), "{}", checked.output());
+}
+
+#[test]
+fn a_reload_takes_another_store_and_refuses_one_that_cannot_be_used() {
+    let dir = Dir::new();
+    let [one, two] = ["one", "two"].map(|name| {
+        let state = dir.path().join(name);
+        said(&["user", "add", name, "--password", "pw", "--state", path(&state)]);
+        format!("sqlite://{}", state.join("turnpike.sqlite").display())
+    });
+    let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n");
+    let file = dir.file("turnpike.toml", configuration(&one));
+    let mut serve = Serve::start_bare(&["-c", path(&file), "--relay-ip", "127.0.0.1"]);
+    assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [None, Some(401)]);
+    fs::write(&file, configuration("sqlite:///nowhere/turndb")).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("/nowhere/turndb");
+    fs::write(&file, configuration(&two)).expect("our own file");
+    serve.program.signal("HUP");
+    let line = serve.program.line_with("configuration reloaded");
+    assert!(line.contains("store.url"), "{line}");
+    assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [Some(401), None]);
+}

@@ -1,0 +1,255 @@
+//! What a firewall has to let in, and how that is written for several of them. What goes out is left to whoever runs the machine: a
+//! relay sends to any peer that its rules allow.
+
+mod cloud;
+mod host;
+
+use std::{fmt, net::IpAddr, ops::RangeInclusive};
+
+use strum::{EnumString, IntoStaticStr, VariantArray};
+use turnpike_forward::{Bind, Protocol, Rule};
+
+use crate::{AdminSettings, Settings, forward::ForwardSettings};
+
+/// For which firewall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
+pub enum FirewallFormat {
+    /// A file for `nft -f`: a chain of our own, to be jumped to from the chain that drops.
+    Nftables,
+    /// A shell script of iptables and ip6tables commands, the same way.
+    Iptables,
+    /// Commands of Ubuntu's ufw.
+    Ufw,
+    /// A command of the AWS CLI, for a security group.
+    Aws,
+    /// Commands of gcloud.
+    Gcp,
+}
+
+/// What to let in, and what is left closed and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Firewall {
+    openings: Vec<Opening>,
+    notes: Vec<String>,
+}
+
+/// Some ports of some addresses of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Opening {
+    transport: Transport,
+    place: Place,
+    ports: RangeInclusive<u16>,
+    /// What comes in there.
+    what: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// Addresses of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    All,
+    AllV4,
+    AllV6,
+    One(IpAddr),
+}
+
+/// What comes to relayed addresses.
+const PEERS: &str = "peers, to relayed addresses";
+/// What TURN calls those who have allocations.
+const CLIENTS: &str = "clients";
+
+impl Firewall {
+    /// Of a TURN server: its listeners and its relay ports. Where the relay addresses are left to be found at the start, the ports of
+    /// all addresses.
+    #[must_use]
+    pub fn of_server(settings: &Settings) -> Self {
+        let mut all = Self::default();
+        for at in &settings.listen {
+            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), CLIENTS);
+            if settings.tcp {
+                all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), CLIENTS);
+            }
+        }
+        for at in &settings.tls_listen {
+            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "clients by TLS");
+        }
+        for at in &settings.dtls_listen {
+            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients by DTLS");
+        }
+        for address in &settings.discovery.addresses {
+            for port in settings.discovery.ports {
+                all.open(Transport::Udp, address.bind, port..=port, "discovery of NAT behaviour");
+            }
+        }
+        let relay: Vec<Place> = match &settings.relay_addresses[..] {
+            [] => vec![Place::All],
+            addresses => addresses.iter().map(|address| Place::of(address.bind)).collect(),
+        };
+        let transports =
+            if settings.relay_tcp { &[Transport::Udp, Transport::Tcp][..] } else { &[Transport::Udp] };
+        for transport in transports {
+            for place in &relay {
+                all.add(*transport, *place, settings.ports.clone(), PEERS);
+            }
+        }
+        all.leave_admin_closed(&settings.admin);
+        all
+    }
+
+    /// Of a forwarder: the listeners of its rules.
+    #[must_use]
+    pub fn of_forwarder(settings: &ForwardSettings) -> Self {
+        let mut all = Self::default();
+        for rule in &settings.rules {
+            all.open_rule(rule);
+        }
+        all.leave_admin_closed(&settings.admin);
+        all
+    }
+
+    /// As this firewall wants it.
+    #[must_use]
+    pub fn show(&self, format: FirewallFormat) -> String {
+        match format {
+            FirewallFormat::Nftables => host::nftables(self),
+            FirewallFormat::Iptables => host::iptables(self),
+            FirewallFormat::Ufw => host::ufw(self),
+            FirewallFormat::Aws => cloud::aws(self),
+            FirewallFormat::Gcp => cloud::gcp(self),
+        }
+    }
+
+    fn open_rule(&mut self, rule: &Rule) {
+        let what = format!("rule {}", rule.id.0);
+        let ip = match &rule.bind {
+            Bind::Ip(ip) => *ip,
+            Bind::Unix(name) => return self.notes.push(format!("unix:{name} needs no opening ({what})")),
+        };
+        let transport = match rule.protocol {
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => Transport::Tcp,
+            Protocol::Udp | Protocol::UdpToTcp { .. } => Transport::Udp,
+        };
+        let ports = rule.ports.first..=rule.ports.last;
+        let families_share = ip.is_ipv6() && ip.is_unspecified() && !rule.ipv6_only;
+        if families_share {
+            self.add(transport, Place::All, ports, &what);
+        } else {
+            self.open(transport, ip, ports, &what);
+        }
+    }
+
+    /// Nobody comes to loopback through a firewall.
+    fn open(&mut self, transport: Transport, ip: IpAddr, ports: RangeInclusive<u16>, what: &str) {
+        if ip.is_loopback() {
+            let opening = Opening { transport, place: Place::of(ip), ports, what: what.to_owned() };
+            self.notes.push(format!("{opening} is on loopback and needs no opening"));
+        } else {
+            self.add(transport, Place::of(ip), ports, what);
+        }
+    }
+
+    /// What is open already for the same is not opened again; of two wildcard addresses that differ in nothing else one opening is made.
+    fn add(&mut self, transport: Transport, place: Place, ports: RangeInclusive<u16>, what: &str) {
+        let same = self.openings.iter_mut().find(|known| {
+            known.transport == transport && known.ports == ports && known.place.with(place).is_some()
+        });
+        match same {
+            Some(known) => {
+                known.place = known.place.with(place).unwrap_or(known.place);
+                if known.what != what && !known.what.split(", ").any(|one| one == what) {
+                    known.what = format!("{}, {what}", known.what);
+                }
+            }
+            None => self.openings.push(Opening { transport, place, ports, what: what.to_owned() }),
+        }
+    }
+
+    fn leave_admin_closed(&mut self, admin: &AdminSettings) {
+        for at in admin.tcp().filter(|at| !at.ip().to_canonical().is_loopback()) {
+            self.notes
+                .push(format!("tcp {at}, the admin interface, stays closed: let in only who shall use it"));
+        }
+    }
+}
+
+impl Place {
+    fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(ip) if ip.is_unspecified() => Self::AllV4,
+            IpAddr::V6(ip) if ip.is_unspecified() => Self::AllV6,
+            ip => Self::One(ip),
+        }
+    }
+
+    /// The one place that both are, where there is one.
+    fn with(self, other: Self) -> Option<Self> {
+        match (self, other) {
+            (one, other) if one == other => Some(one),
+            (Self::All, Self::AllV4 | Self::AllV6) | (Self::AllV4 | Self::AllV6, Self::All) => {
+                Some(Self::All)
+            }
+            (Self::AllV4, Self::AllV6) | (Self::AllV6, Self::AllV4) => Some(Self::All),
+            (all @ (Self::All | Self::AllV4), Self::One(IpAddr::V4(_)))
+            | (Self::One(IpAddr::V4(_)), all @ (Self::All | Self::AllV4))
+            | (all @ (Self::All | Self::AllV6), Self::One(IpAddr::V6(_)))
+            | (Self::One(IpAddr::V6(_)), all @ (Self::All | Self::AllV6)) => Some(all),
+            _ => None,
+        }
+    }
+
+    fn has_v4(self) -> bool {
+        matches!(self, Self::All | Self::AllV4 | Self::One(IpAddr::V4(_)))
+    }
+
+    fn has_v6(self) -> bool {
+        matches!(self, Self::All | Self::AllV6 | Self::One(IpAddr::V6(_)))
+    }
+
+    /// Its one address.
+    fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::One(ip) => Some(ip),
+            _ => None,
+        }
+    }
+}
+
+impl Opening {
+    /// `first`, or `first` and `last` with `between`.
+    fn ports(&self, between: &str) -> String {
+        match (self.ports.start(), self.ports.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first}{between}{last}"),
+        }
+    }
+}
+
+impl fmt::Display for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transport: &str = self.transport.into();
+        let ports = self.ports("-");
+        match self.place {
+            Place::One(IpAddr::V4(ip)) => write!(f, "{transport} {ip}:{ports}"),
+            Place::One(IpAddr::V6(ip)) => write!(f, "{transport} [{ip}]:{ports}"),
+            _ => write!(f, "{transport} port {ports}"),
+        }?;
+        write!(f, " ({})", self.what)
+    }
+}
+
+/// Text of the configuration for a comment, whatever quotes comments there.
+fn plain(text: &str) -> String {
+    const MOST: usize = 100;
+    let harmless = |c: char| c.is_ascii_alphanumeric() || " ,.:/-_()[]+@".contains(c);
+    text.chars().take(MOST).map(|c| if harmless(c) { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Firewalls in front of a machine in a cloud. They know the machine, not its addresses: what differs in those alone is one rule.
+
+use std::{fmt::Write as _, ops::RangeInclusive};
+
+use super::{Firewall, Transport, host, plain};
+
+/// Ports that are open to all of a family.
+struct Ports {
+    transport: Transport,
+    ports: RangeInclusive<u16>,
+    v4: bool,
+    v6: bool,
+    what: String,
+}
+
+/// One call for a security group.
+pub(super) fn aws(firewall: &Firewall) -> String {
+    let mut text = String::from("# Lets in what turnpike listens on, in the security group GROUP_ID.\n");
+    text += &host::notes(firewall);
+    let all = ports(firewall);
+    if all.is_empty() {
+        return text;
+    }
+    let permissions: Vec<String> = all.iter().map(permission).collect();
+    let _ = writeln!(
+        text,
+        "aws ec2 authorize-security-group-ingress --group-id \"${{GROUP_ID:?}}\" --ip-permissions '[\n{}\n]'",
+        permissions.join(",\n")
+    );
+    text
+}
+
+fn permission(of: &Ports) -> String {
+    let transport: &str = of.transport.into();
+    let range = |open: bool, key: &str, everybody: &str| {
+        let entry = format!("{{\"{key}\":\"{everybody}\",\"Description\":\"turnpike: {}\"}}", of.what);
+        if open { entry } else { String::new() }
+    };
+    format!(
+        "  {{\"IpProtocol\":\"{transport}\",\"FromPort\":{},\"ToPort\":{},\"IpRanges\":[{}],\"Ipv6Ranges\":[{}]}}",
+        of.ports.start(),
+        of.ports.end(),
+        range(of.v4, "CidrIp", "0.0.0.0/0"),
+        range(of.v6, "CidrIpv6", "::/0")
+    )
+}
+
+/// One rule for each family: a rule's sources are of one.
+pub(super) fn gcp(firewall: &Firewall) -> String {
+    let mut text =
+        String::from("# Lets in what turnpike listens on, on machines with the network tag turnpike.\n");
+    text += &host::notes(firewall);
+    let all = ports(firewall);
+    for (name, everybody, has) in
+        [("turnpike", "0.0.0.0/0", (|of| of.v4) as fn(&Ports) -> bool), ("turnpike-ipv6", "::/0", |of| of.v6)]
+    {
+        let shown = |of: &Ports| {
+            let transport: &str = of.transport.into();
+            match (of.ports.start(), of.ports.end()) {
+                (first, last) if first == last => format!("{transport}:{first}"),
+                (first, last) => format!("{transport}:{first}-{last}"),
+            }
+        };
+        let rules: Vec<String> = all.iter().filter(|of| has(of)).map(shown).collect();
+        if !rules.is_empty() {
+            let _ = writeln!(
+                text,
+                "gcloud compute firewall-rules create {name} --network=\"${{NETWORK:-default}}\" --direction=INGRESS \
+                 --action=ALLOW --rules={} --source-ranges={everybody} --target-tags=turnpike",
+                rules.join(",")
+            );
+        }
+    }
+    text
+}
+
+fn ports(firewall: &Firewall) -> Vec<Ports> {
+    let mut all: Vec<Ports> = Vec::new();
+    for opening in &firewall.openings {
+        let (v4, v6) = (opening.place.has_v4(), opening.place.has_v6());
+        let same = |of: &&mut Ports| of.transport == opening.transport && of.ports == opening.ports;
+        match all.iter_mut().find(same) {
+            Some(of) => (of.v4, of.v6) = (of.v4 || v4, of.v6 || v6),
+            None => all.push(Ports {
+                transport: opening.transport,
+                ports: opening.ports.clone(),
+                v4,
+                v6,
+                what: plain(&opening.what),
+            }),
+        }
+    }
+    all
+}

@@ -1,0 +1,92 @@
+//! Firewalls of the machine itself.
+
+use std::{fmt::Write as _, net::IpAddr};
+
+use super::{Firewall, Opening, Place, plain};
+
+/// A chain of ours in the table that Debian and others have. It is made anew each time, so that what is loaded twice is there once.
+pub(super) fn nftables(firewall: &Firewall) -> String {
+    let mut text = String::from(
+        "#!/usr/sbin/nft -f\n\
+         # Lets in what turnpike listens on. For the chain that drops all else, once:\n\
+         #   nft insert rule inet filter input jump turnpike\n",
+    );
+    text += &notes(firewall);
+    text += "add table inet filter\n\
+             add chain inet filter turnpike\n\
+             flush chain inet filter turnpike\n\
+             table inet filter {\n\
+             \tchain turnpike {\n";
+    for opening in &firewall.openings {
+        let place = match opening.place {
+            Place::All => String::new(),
+            Place::AllV4 => "meta nfproto ipv4 ".to_owned(),
+            Place::AllV6 => "meta nfproto ipv6 ".to_owned(),
+            Place::One(IpAddr::V4(ip)) => format!("ip daddr {ip} "),
+            Place::One(IpAddr::V6(ip)) => format!("ip6 daddr {ip} "),
+        };
+        let (transport, ports, what) = parts(opening, "-");
+        let _ = writeln!(text, "\t\t{place}{transport} dport {ports} accept comment \"{what}\"");
+    }
+    text + "\t}\n}\n"
+}
+
+/// A chain of ours, made anew each time and entered before all else.
+pub(super) fn iptables(firewall: &Firewall) -> String {
+    let mut text = String::from(
+        "#!/bin/sh\n\
+         # Lets in what turnpike listens on, by a chain of its own; to be run as root, as often as you like.\n",
+    );
+    text += &notes(firewall);
+    text += "set -e\n";
+    let families = [("iptables", Place::has_v4 as fn(Place) -> bool), ("ip6tables", Place::has_v6)];
+    for (program, has) in families {
+        let mut openings = firewall.openings.iter().filter(|opening| has(opening.place)).peekable();
+        if openings.peek().is_none() {
+            continue;
+        }
+        let _ = writeln!(text, "{program} -w -N TURNPIKE 2>/dev/null || {program} -w -F TURNPIKE");
+        for opening in openings {
+            let place = opening.place.address().map_or_else(String::new, |ip| format!(" -d {ip}"));
+            let (transport, ports, what) = parts(opening, ":");
+            let _ = writeln!(
+                text,
+                "{program} -w -A TURNPIKE -p {transport}{place} --dport {ports} -j ACCEPT # {what}"
+            );
+        }
+        let _ = writeln!(
+            text,
+            "{program} -w -C INPUT -j TURNPIKE 2>/dev/null || {program} -w -I INPUT -j TURNPIKE"
+        );
+    }
+    text
+}
+
+/// One command a rule; ufw itself leaves out those that it has already.
+pub(super) fn ufw(firewall: &Firewall) -> String {
+    let mut text = String::from("# Lets in what turnpike listens on; to be run as root.\n");
+    text += &notes(firewall);
+    for opening in &firewall.openings {
+        let place = match opening.place {
+            Place::All => "any".to_owned(),
+            Place::AllV4 => "0.0.0.0/0".to_owned(),
+            Place::AllV6 => "::/0".to_owned(),
+            Place::One(ip) => ip.to_string(),
+        };
+        let (transport, ports, what) = parts(opening, ":");
+        let _ =
+            writeln!(text, "ufw allow proto {transport} to {place} port {ports} comment 'turnpike: {what}'");
+    }
+    text
+}
+
+/// As lines that begin with a number sign.
+pub(super) fn notes(firewall: &Firewall) -> String {
+    let none = firewall.openings.is_empty().then(|| "Nothing has to be opened.".to_owned());
+    let lines = firewall.notes.iter().cloned().chain(none);
+    lines.map(|note| format!("# {}\n", plain(&note))).collect()
+}
+
+fn parts(opening: &Opening, between: &str) -> (&'static str, String, String) {
+    (opening.transport.into(), opening.ports(between), plain(&opening.what))
+}

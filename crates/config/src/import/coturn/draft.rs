@@ -1,0 +1,425 @@
+//! What the lines of a turnserver.conf come to: all of it is known only at the end, because one option may change what another means.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
+
+use turnpike_turn::ip_range::{self, IpRange};
+
+use crate::{
+    StoredKey, UserSecret,
+    import::Note,
+    key::show::{quoted, strings},
+    settings::User,
+};
+
+/// Everything that has a translation.
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) listening_ips: Vec<IpAddr>,
+    pub(super) listening_port: Option<u16>,
+    pub(super) tls_listening_port: Option<u16>,
+    pub(super) alt_listening_port: Option<u16>,
+    pub(super) aux_servers: Vec<SocketAddr>,
+    pub(super) relay_ips: Vec<IpAddr>,
+    /// Public address, and the local one that it stands for.
+    pub(super) external_ips: Vec<(IpAddr, Option<IpAddr>)>,
+    pub(super) relay_threads: Option<usize>,
+    pub(super) cpus: Option<usize>,
+    pub(super) min_port: Option<u16>,
+    pub(super) max_port: Option<u16>,
+    pub(super) buffer: Option<usize>,
+    pub(super) no_tcp: bool,
+    pub(super) no_tls: bool,
+    pub(super) dtls: bool,
+    pub(super) cert: Option<String>,
+    pub(super) pkey: Option<String>,
+    pub(super) no_auth: bool,
+    pub(super) lt_cred_mech: bool,
+    pub(super) use_auth_secret: bool,
+    pub(super) oauth: bool,
+    pub(super) users: Vec<User>,
+    pub(super) secrets: Vec<String>,
+    pub(super) realm: Option<String>,
+    pub(super) server_name: Option<String>,
+    /// As the line has it.
+    pub(super) store: Option<String>,
+    pub(super) user_quota: Option<usize>,
+    pub(super) total_quota: Option<usize>,
+    pub(super) max_lifetime: Option<u32>,
+    pub(super) idle: Option<u32>,
+    pub(super) nonce_lifetime: Option<u32>,
+    pub(super) allowed: Vec<IpRange>,
+    pub(super) denied: Vec<IpRange>,
+    pub(super) allow_loopback: bool,
+    pub(super) no_tcp_relay: bool,
+    pub(super) mobility: Option<bool>,
+    pub(super) old_channels: Option<bool>,
+    pub(super) software: Option<bool>,
+    pub(super) rfc5780: bool,
+    /// Server, and the transports whose clients it is for.
+    pub(super) alternates: Vec<(SocketAddr, Alternate)>,
+    pub(super) prometheus: bool,
+    pub(super) prometheus_port: Option<u16>,
+    pub(super) prometheus_address: Option<IpAddr>,
+    pub(super) log_level: Option<&'static str>,
+}
+
+/// Whose alternate server.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Alternate {
+    /// Of clients over UDP and TCP that have none of their own.
+    Plain,
+    Udp,
+    Tcp,
+    Secure,
+}
+
+/// Where coturn looks for its own database.
+const DEFAULT_DATABASES: [&str; 3] = ["/var/lib/turn/turndb", "/var/db/turndb", "/usr/local/var/db/turndb"];
+
+/// A file that is being written.
+struct Writer {
+    text: String,
+    section: &'static str,
+}
+
+impl Writer {
+    fn key(&mut self, section: &'static str, key: &str, value: impl std::fmt::Display) {
+        if self.section != section {
+            let gap = if self.text.is_empty() { "" } else { "\n" };
+            let _ = writeln!(self.text, "{gap}[{section}]");
+            self.section = section;
+        }
+        let _ = writeln!(self.text, "{key} = {value}");
+    }
+
+    fn some(&mut self, section: &'static str, key: &str, value: Option<impl std::fmt::Display>) {
+        if let Some(value) = value {
+            self.key(section, key, value);
+        }
+    }
+}
+
+impl Draft {
+    /// The file, section by section.
+    pub(super) fn finish(mut self, notes: &mut Vec<Note>) -> String {
+        let mut file = Writer { text: String::new(), section: "" };
+        let mut note = |option: &str, text: String| {
+            notes.push(Note { line: 0, option: option.to_owned(), text, is_harmless: false });
+        };
+        self.server(&mut file);
+        self.tls(&mut file, &mut note);
+        self.relay(&mut file, &mut note);
+        self.auth(&mut file, &mut note);
+        self.limits(&mut file);
+        self.peers(&mut file, &mut note);
+        self.discovery(&mut file, &mut note);
+        if self.prometheus {
+            let loopback = self.prometheus_address.filter(IpAddr::is_loopback);
+            let ip = loopback.unwrap_or(Ipv4Addr::LOCALHOST.into());
+            let at = SocketAddr::new(ip, self.prometheus_port.unwrap_or(9641));
+            file.key("admin", "listen", strings(&["unix".to_owned(), at.to_string()]));
+            if loopback.is_none() {
+                note(
+                    "prometheus",
+                    "metrics are on loopback; for other machines name an address in admin.listen, with admin.tls_cert, admin.tls_key and a \
+                     token in admin.read_tokens"
+                        .to_owned(),
+                );
+            }
+        }
+        file.some("log", "level", self.log_level.map(quoted));
+        self.others(&mut file);
+        file.text
+    }
+
+    fn port(&self) -> u16 {
+        self.listening_port.unwrap_or(3478)
+    }
+
+    /// All addresses where none is named.
+    fn listeners(&self, port: u16) -> Vec<SocketAddr> {
+        let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let ips = if self.listening_ips.is_empty() { &all[..] } else { &self.listening_ips };
+        ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect()
+    }
+
+    fn server(&self, file: &mut Writer) {
+        let named =
+            !self.listening_ips.is_empty() || self.listening_port.is_some() || !self.aux_servers.is_empty();
+        if named {
+            let listen = [self.listeners(self.port()), self.aux_servers.clone()].concat();
+            file.key("server", "listen", strings(&listen));
+        }
+        if self.no_tcp {
+            file.key("server", "tcp", false);
+        }
+        file.some("server", "realm", self.realm.as_deref().map(quoted));
+        if self.software == Some(false) {
+            file.key("server", "software", quoted(""));
+        }
+        // 0 is coturn's single thread.
+        file.some("server", "workers", self.relay_threads.or(self.cpus).map(|threads| threads.max(1)));
+    }
+
+    fn tls(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        let (cert, key) = match (&self.cert, &self.pkey) {
+            (Some(cert), Some(key)) => (cert, key),
+            (None, None) => {
+                if self.dtls {
+                    note(
+                        "dtls",
+                        "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS"
+                            .to_owned(),
+                    );
+                }
+                return;
+            }
+            (Some(_), None) => return note("cert", "there is no pkey for it".to_owned()),
+            (None, Some(_)) => return note("pkey", "there is no cert for it".to_owned()),
+        };
+        if self.no_tls && !self.dtls {
+            return;
+        }
+        let port = self.tls_listening_port.unwrap_or(5349);
+        if self.no_tls {
+            note("no-tls", "with a certificate for DTLS the TCP listeners take TLS too".to_owned());
+        } else {
+            file.key("tls", "listen", strings(&self.listeners(port)));
+        }
+        file.key("tls", "cert", quoted(cert));
+        file.key("tls", "key", quoted(key));
+        for (option, path) in [("cert", cert), ("pkey", key)] {
+            if !Path::new(path).is_absolute() {
+                note(option, format!("{path} is looked for where turnpike is started: write the whole path"));
+            }
+        }
+        if self.dtls {
+            let both = [self.listeners(self.port()), self.listeners(port)].concat();
+            file.key("dtls", "listen", strings(&both));
+            note(
+                "dtls",
+                "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        let addresses = self.relay_addresses(note);
+        if !addresses.is_empty() {
+            let shown = addresses.iter().map(|(local, public)| match public {
+                Some(public) => format!("{local}={public}"),
+                None => local.to_string(),
+            });
+            file.key("relay", "addresses", strings(&shown.collect::<Vec<_>>()));
+        }
+        if self.min_port.is_some() || self.max_port.is_some() {
+            let (first, last) = (self.min_port.unwrap_or(49_152), self.max_port.unwrap_or(65_535));
+            file.key("relay", "ports", quoted(&format!("{first}-{last}")));
+        }
+        file.some("relay", "listener_buffer", self.buffer);
+        file.some("relay", "buffer", self.buffer);
+        file.some("relay", "rfc5766_channels", self.old_channels);
+        if self.no_tcp_relay {
+            file.key("relay", "tcp", false);
+        }
+        file.some("relay", "mobility", self.mobility);
+    }
+
+    /// Local addresses to relay on, with those that clients are told.
+    fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<(IpAddr, Option<IpAddr>)> {
+        // Without relay-ip coturn relays on the address that its client has reached.
+        let named = if self.relay_ips.is_empty() { &self.listening_ips } else { &self.relay_ips };
+        let mut addresses: Vec<(IpAddr, Option<IpAddr>)> = Vec::new();
+        for ip in named.iter().filter(|ip| !ip.is_unspecified()) {
+            if !addresses.iter().any(|(known, _)| known == ip) {
+                addresses.push((*ip, None));
+            }
+        }
+        for (public, local) in &self.external_ips {
+            let of_family = |(local, _): &&mut (IpAddr, Option<IpAddr>)| local.is_ipv4() == public.is_ipv4();
+            match local {
+                Some(local) => match addresses.iter_mut().find(|(known, _)| known == local) {
+                    Some((_, known)) => *known = Some(*public),
+                    None if self.relay_ips.is_empty() => addresses.push((*local, Some(*public))),
+                    None => note(
+                        "external-ip",
+                        format!("{local} is none of relay-ip, so that nobody is told {public}"),
+                    ),
+                },
+                None if addresses.iter_mut().filter(|address| of_family(address)).count() == 1 => {
+                    addresses.iter_mut().filter(of_family).for_each(|(_, known)| *known = Some(*public));
+                }
+                None => note(
+                    "external-ip",
+                    format!(
+                        "say for which address of this machine {public} stands: relay.addresses = [\"LOCAL={public}\"]"
+                    ),
+                ),
+            }
+        }
+        addresses
+    }
+
+    fn auth(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        if self.no_auth {
+            file.key("auth", "required", false);
+            let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
+            if has_some {
+                note(
+                    "no-auth",
+                    "users, secrets and databases are left out: nobody is asked for them".to_owned(),
+                );
+            }
+            return self.nonces(file);
+        }
+        if self.use_auth_secret && !self.users.is_empty() {
+            note("user", "coturn ignores it beside use-auth-secret; here such users count too".to_owned());
+        }
+        if !self.users.is_empty() {
+            let entry = |user: &User| match &user.secret {
+                UserSecret::Password(password) => {
+                    format!("{{ name = {}, password = {} }}", quoted(&user.name), quoted(password.reveal()))
+                }
+                UserSecret::Keys(keys) => {
+                    let digits =
+                        keys.iter().map(|(StoredKey::Md5(key) | StoredKey::Sha256(key))| key.reveal());
+                    format!(
+                        "{{ name = {}, key = {} }}",
+                        quoted(&user.name),
+                        strings(&digits.collect::<Vec<_>>())
+                    )
+                }
+            };
+            let entries: Vec<String> = self.users.iter().map(entry).collect();
+            file.key("auth", "users", format!("[\n  {},\n]", entries.join(",\n  ")));
+        }
+        if !self.secrets.is_empty() {
+            file.key("auth", "secrets", strings(&self.secrets));
+        }
+        self.nonces(file);
+        if let Some(name) = &self.server_name {
+            file.key("oauth", "server_name", quoted(name));
+        }
+        let has_nobody = self.users.is_empty() && self.secrets.is_empty();
+        let wants_some = self.lt_cred_mech || self.use_auth_secret || self.oauth;
+        match &self.store {
+            Some(store) => file.key("store", "url", quoted(store)),
+            None if has_nobody && wants_some => {
+                let found = DEFAULT_DATABASES.iter().find(|path| Path::new(path).is_file());
+                let path = found.unwrap_or(&DEFAULT_DATABASES[0]);
+                file.key("store", "url", quoted(&format!("sqlite://{path}")));
+                note("userdb", format!("it is not named, so users are those of coturn's own database: {path}"));
+            }
+            None if has_nobody => note(
+                "no-auth",
+                "it is what coturn does without users and lt-cred-mech; turnpike makes up a user instead: for an open relay write \
+                 auth.required = false"
+                    .to_owned(),
+            ),
+            None => {}
+        }
+    }
+
+    fn nonces(&self, file: &mut Writer) {
+        file.some("auth", "nonce_lifetime", self.nonce_lifetime);
+    }
+
+    fn limits(&self, file: &mut Writer) {
+        let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
+        file.some("limits", "allocations", no_zero(self.total_quota));
+        file.some("limits", "allocations_per_user", no_zero(self.user_quota));
+        file.some("limits", "idle", self.idle);
+        file.some("limits", "max_lifetime", self.max_lifetime);
+        // The default must not be above the most.
+        file.some("limits", "default_lifetime", self.max_lifetime.filter(|most| *most < 600));
+    }
+
+    fn peers(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        let prefixes = |ranges: &[IpRange]| {
+            let prefixes = ranges.iter().flat_map(IpRange::prefixes).map(|prefix| prefix.to_string());
+            prefixes.collect::<Vec<_>>()
+        };
+        let mut allow = prefixes(&self.allowed);
+        if self.allow_loopback {
+            allow.extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
+        }
+        // As coturn has it, what is allowed is not denied; here deny wins.
+        let deny = prefixes(&ip_range::difference(&self.denied, &self.allowed));
+        if !allow.is_empty() {
+            file.key("peers", "allow", strings(&allow));
+        }
+        if !deny.is_empty() {
+            file.key("peers", "deny", strings(&deny));
+        }
+        if self.allowed.is_empty() {
+            note(
+                "allowed-peer-ip",
+                "private, link-local and other special peers, which coturn relays to, are refused here: peers.allow names those that \
+                 you need, such as [\"10.1.0.0/16\"]"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn discovery(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        if !self.rfc5780 {
+            return;
+        }
+        let mut addresses = Vec::new();
+        for is_v4 in [true, false] {
+            let of_family: Vec<IpAddr> = self
+                .listening_ips
+                .iter()
+                .copied()
+                .filter(|ip| ip.is_ipv4() == is_v4 && !ip.is_unspecified())
+                .collect();
+            if let [first, second] = of_family[..] {
+                addresses.extend([first, second].map(|ip| {
+                    let public = self.external_ips.iter().find(|(_, local)| *local == Some(ip));
+                    public.map_or_else(|| ip.to_string(), |(public, _)| format!("{ip}={public}"))
+                }));
+            }
+        }
+        if addresses.is_empty() {
+            return note(
+                "rfc5780",
+                "it needs two listening-ip of one family, which become nat_discovery.addresses".to_owned(),
+            );
+        }
+        let alternate =
+            self.alt_listening_port.filter(|port| *port > 0).unwrap_or(self.port().wrapping_add(1));
+        file.key("nat_discovery", "addresses", strings(&addresses));
+        file.key("nat_discovery", "ports", format!("[{}, {alternate}]", self.port()));
+    }
+
+    /// Other servers, each a table of its own.
+    fn others(&self, file: &mut Writer) {
+        let has = |wanted: Alternate| self.alternates.iter().any(|(_, of)| *of == wanted);
+        for (address, of) in &self.alternates {
+            let transports: Vec<&str> = match of {
+                // Those that have servers of their own are sent there alone.
+                Alternate::Plain => [("udp", Alternate::Udp), ("tcp", Alternate::Tcp)]
+                    .into_iter()
+                    .filter(|(_, own)| !has(*own))
+                    .map(|(name, _)| name)
+                    .collect(),
+                Alternate::Udp => vec!["udp"],
+                Alternate::Tcp => vec!["tcp"],
+                Alternate::Secure => vec!["tls", "dtls"],
+            };
+            if !transports.is_empty() {
+                let gap = if file.text.is_empty() { "" } else { "\n" };
+                let (address, transports) = (quoted(&address.to_string()), strings(&transports));
+                let _ = write!(
+                    file.text,
+                    "{gap}[[alternate]]\naddress = {address}\ntransports = {transports}\nwhen = \"always\"\n"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! coturn's options, each with what becomes of it. docs/from-coturn.md is the same table for people; a test holds the two together.
+
+use std::{net::IpAddr, str::FromStr};
+
+use turnpike_turn::ip_range::IpRange;
+
+use super::draft::{Alternate, Draft};
+use crate::{Secret, StoredKey, UserSecret, keys::is_username, settings::User};
+
+/// What becomes of an option.
+pub(super) enum Handling {
+    /// It has a value; the error says what is wrong with that.
+    Value(fn(&mut Draft, &str) -> Result<(), String>),
+    /// It is on or off.
+    Switch(fn(&mut Draft, bool)),
+    /// Nothing has to be done, and why.
+    Needless(&'static str),
+    /// It has no translation: what to do instead.
+    Instead(&'static str),
+}
+
+use Handling::{Instead, Needless, Switch, Value};
+
+const METRICS_BY_TLS: &str = "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
+
+/// In the order of coturn's own list, and behind it options that older versions had.
+pub(super) const OPTIONS: &[(&str, Handling)] = &[
+    ("listening-device", Instead("name the addresses of that device in server.listen")),
+    ("listening-port", Value(|draft, value| set(&mut draft.listening_port, value))),
+    ("tls-listening-port", Value(|draft, value| set(&mut draft.tls_listening_port, value))),
+    ("alt-listening-port", Value(|draft, value| set(&mut draft.alt_listening_port, value))),
+    (
+        "alt-tls-listening-port",
+        Needless("NAT discovery is over UDP alone; another port is one more address in tls.listen"),
+    ),
+    (
+        "tcp-proxy-port",
+        Instead(
+            "name the load balancers in server.proxy_protocol_from, such as [\"10.0.0.0/8\"]: their connections have a PROXY header on \
+             every TCP and TLS listener, and server.listen may have this port",
+        ),
+    ),
+    ("listening-ip", Value(|draft, value| push(&mut draft.listening_ips, value))),
+    ("relay-device", Instead("name the addresses of that device in relay.addresses")),
+    ("relay-ip", Value(|draft, value| push(&mut draft.relay_ips, value))),
+    ("external-ip", Value(external_ip)),
+    ("relay-threads", Value(|draft, value| set(&mut draft.relay_threads, value))),
+    ("min-port", Value(|draft, value| set(&mut draft.min_port, value))),
+    ("max-port", Value(|draft, value| set(&mut draft.max_port, value))),
+    ("sock-buf-size", Value(|draft, value| set(&mut draft.buffer, value))),
+    ("lt-cred-mech", Switch(|draft, on| draft.lt_cred_mech = on)),
+    ("no-auth", Switch(|draft, on| draft.no_auth = on)),
+    ("user", Value(user)),
+    ("userdb", Value(userdb)),
+    ("db", Value(userdb)),
+    ("psql-userdb", Value(|draft, value| store(draft, "psql-userdb", value))),
+    ("sql-userdb", Value(|draft, value| store(draft, "psql-userdb", value))),
+    ("mysql-userdb", Value(|draft, value| store(draft, "mysql-userdb", value))),
+    (
+        "mongo-userdb",
+        Instead("MongoDB is no store here: copy users and secrets into one that is (docs/stores.md)"),
+    ),
+    ("redis-userdb", Value(|draft, value| store(draft, "redis-userdb", value))),
+    (
+        "redis-statsdb",
+        Instead("read /metrics (admin.listen), and the log line of each session (log.format = \"json\")"),
+    ),
+    ("prometheus", Switch(|draft, on| draft.prometheus = on)),
+    ("prometheus-port", Value(|draft, value| set(&mut draft.prometheus_port, value))),
+    ("prometheus-address", Value(prometheus_address)),
+    ("prometheus-path", Instead("the path is /metrics: change it in the configuration of Prometheus")),
+    (
+        "prometheus-username-labels",
+        Instead("no metric has a name of a user; the log line of each session has it"),
+    ),
+    ("prometheus-tls", Instead(METRICS_BY_TLS)),
+    ("prometheus-cert", Instead(METRICS_BY_TLS)),
+    ("prometheus-key", Instead(METRICS_BY_TLS)),
+    ("use-auth-secret", Switch(|draft, on| draft.use_auth_secret = on)),
+    ("static-auth-secret", Value(|draft, value| push(&mut draft.secrets, value))),
+    ("no-auth-pings", Needless("databases are not pinged; an idle connection is made again")),
+    (
+        "no-dynamic-ip-list",
+        Instead("peer rules of a database count: empty its allowed_peer_ip and denied_peer_ip"),
+    ),
+    (
+        "no-dynamic-realms",
+        Instead("realms of a database count: empty its turn_origin_to_realm and turn_realm_option"),
+    ),
+    ("realm", Value(|draft, value| set(&mut draft.realm, value))),
+    ("server-name", Value(|draft, value| set(&mut draft.server_name, value))),
+    ("oauth", Switch(|draft, on| draft.oauth = on)),
+    ("user-quota", Value(|draft, value| set(&mut draft.user_quota, value))),
+    ("total-quota", Value(|draft, value| set(&mut draft.total_quota, value))),
+    ("max-bps", Instead("there is no limit of bandwidth by session yet")),
+    ("bps-capacity", Instead("there is no limit of bandwidth in total yet")),
+    ("verbose", Switch(|draft, on| draft.log_level = on.then_some("debug").or(draft.log_level))),
+    ("Verbose", Switch(|draft, on| draft.log_level = on.then_some("trace").or(draft.log_level))),
+    ("daemon", Needless("a service manager starts it and keeps it")),
+    ("no-software-attribute", Switch(|draft, on| draft.software = Some(!on))),
+    ("software-attribute", Switch(|draft, on| draft.software = Some(on))),
+    ("fingerprint", Needless("an answer has a FINGERPRINT where the request has one")),
+    ("check-origin-consistency", Needless("ORIGIN chooses the realm of the challenge, and nothing else")),
+    ("no-udp", Instead("UDP is always listened on: close the port in a firewall")),
+    ("no-tcp", Switch(|draft, on| draft.no_tcp = on)),
+    ("no-tls", Switch(|draft, on| draft.no_tls = on)),
+    ("dtls", Switch(|draft, on| draft.dtls = on)),
+    ("no-dtls", Switch(|draft, on| draft.dtls = draft.dtls && !on)),
+    ("no-udp-relay", Instead("UDP is always relayed: refuse all peers but those of TCP in a firewall")),
+    ("no-tcp-relay", Switch(|draft, on| draft.no_tcp_relay = on)),
+    ("stale-nonce", Value(stale_nonce)),
+    ("max-allocate-lifetime", Value(|draft, value| within(&mut draft.max_lifetime, value, 60, 86_400))),
+    ("channel-lifetime", Instead("a channel lives for 600 s, as RFC 8656 has it")),
+    ("permission-lifetime", Instead("a permission lives for 300 s, as RFC 8656 has it")),
+    (
+        "stun-only",
+        Instead(
+            "there is no such mode: with one secret that nobody knows in auth.secrets nobody gets an allocation",
+        ),
+    ),
+    ("no-stun", Instead("Binding requests are always answered")),
+    ("cert", Value(|draft, value| set(&mut draft.cert, value))),
+    ("raw-public-keys", Instead("clients are shown certificates alone")),
+    ("pkey", Value(|draft, value| set(&mut draft.pkey, value))),
+    (
+        "pkey-pwd",
+        Instead("tls.key must not be encrypted: openssl pkey -in KEY -out PLAIN, readable by nobody else"),
+    ),
+    (
+        "log-file",
+        Needless(
+            "lines go to standard error, and from there to the journal or wherever the service manager has them",
+        ),
+    ),
+    ("no-stdout-log", Needless("lines go to standard error alone")),
+    ("syslog", Needless("lines go to standard error, and from there to the journal")),
+    ("simple-log", Needless("there is no file to roll over")),
+    ("log-min-level", Value(log_min_level)),
+    ("new-log-timestamp", Needless("lines have the time in UTC (RFC 3339)")),
+    ("new-log-timestamp-format", Needless("lines have the time in UTC (RFC 3339)")),
+    ("aux-server", Value(|draft, value| push(&mut draft.aux_servers, value))),
+    ("udp-self-balance", Needless("the kernel spreads clients over the workers")),
+    ("alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Plain))),
+    ("tls-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Secure))),
+    ("tcp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Tcp))),
+    ("udp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Udp))),
+    ("rest-api-separator", Value(separator)),
+    ("max-allocate-timeout", Value(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
+    (
+        "drain-min-allocations",
+        Instead("a drain ends with the last session, or after shutdown.deadline seconds"),
+    ),
+    ("no-multicast-peers", Needless("multicast peers are always refused")),
+    ("allow-loopback-peers", Switch(|draft, on| draft.allow_loopback = on)),
+    ("allowed-peer-ip", Value(|draft, value| peer(&mut draft.allowed, value))),
+    ("denied-peer-ip", Value(|draft, value| peer(&mut draft.denied, value))),
+    ("cipher-list", Needless("the ciphers are those of TLS 1.2 and 1.3 that are good, and cannot be chosen")),
+    ("pidfile", Needless("a service manager knows its process")),
+    (
+        "secure-stun",
+        Instead(
+            "Binding requests are answered to everybody; the answer is never longer than 2.2 times the request",
+        ),
+    ),
+    ("CA-file", Instead("clients show no certificates here: keep strangers out by their credentials")),
+    ("dh-file", Needless("key exchange is by elliptic curves")),
+    ("proc-user", Instead("User= of the systemd unit, or DynamicUser=yes")),
+    ("proc-group", Instead("Group= of the systemd unit")),
+    ("mobility", Switch(|draft, on| draft.mobility = Some(on))),
+    ("no-cli", Needless("there is no telnet console")),
+    ("cli", Instead("there is no telnet console: read /metrics (admin.listen)")),
+    ("cli-ip", Needless("there is no telnet console")),
+    ("cli-port", Needless("there is no telnet console")),
+    ("cli-password", Needless("there is no telnet console")),
+    (
+        "web-admin",
+        Instead(
+            "turnpike user, secret and realm change the store; /metrics (admin.listen) says what happens",
+        ),
+    ),
+    ("web-admin-ip", Needless("there is no such page")),
+    ("web-admin-port", Needless("there is no such page")),
+    ("web-admin-listen-on-workers", Needless("there is no such page")),
+    ("server-relay", Instead("peers need a permission, always")),
+    ("cli-max-output-sessions", Needless("there is no telnet console")),
+    ("ec-curve-name", Needless("X25519, P-256 and P-384 are offered")),
+    ("dh566", Needless("key exchange is by elliptic curves")),
+    ("dh1066", Needless("key exchange is by elliptic curves")),
+    ("tlsv1", Instead("TLS 1.2 and 1.3 alone")),
+    ("tlsv1_1", Instead("TLS 1.2 and 1.3 alone")),
+    ("no-tlsv1_2", Instead("TLS 1.2 is always there beside 1.3")),
+    (
+        "secret-key-file",
+        Instead(
+            "write the password of MySQL as it is, into a file that TURNPIKE_STORE_URL_FILE names and nobody else reads",
+        ),
+    ),
+    ("keep-address-family", Instead("an Allocate without REQUESTED-ADDRESS-FAMILY gets IPv4 (RFC 8656)")),
+    ("allocation-default-address-family", Value(default_family)),
+    ("acme-redirect", Instead("HTTP is not served: answer ACME by DNS, or on a web server of its own")),
+    ("log-binding", Instead("Binding requests are counted (turnpike_requests_total), not logged")),
+    ("no-rfc5780", Switch(|draft, on| draft.rfc5780 = draft.rfc5780 && !on)),
+    ("rfc5780", Switch(|draft, on| draft.rfc5780 = on)),
+    (
+        "stun-backward-compatibility",
+        Needless("MAPPED-ADDRESS is told where NAT discovery is on and the request has room for it"),
+    ),
+    ("rfc5766-channel-numbers", Switch(|draft, on| draft.old_channels = Some(on))),
+    ("rfc3489-compatibility", Instead("requests without the magic cookie are dropped")),
+    ("response-origin-only-with-rfc5780", Needless("RESPONSE-ORIGIN is told where NAT discovery is on")),
+    ("respond-http-unsupported", Needless("what is neither TLS nor STUN ends the connection")),
+    ("drop-invalid-packets", Needless("malformed packets are dropped and counted")),
+    (
+        "drop-invalid-packets-log",
+        Instead("malformed packets are counted by reason (turnpike_dropped_datagrams_total), not logged"),
+    ),
+    ("udp-recvmmsg", Needless("server.datapath takes the best that the machine has")),
+    ("udp-recvmmsg-log", Needless("/metrics has the sizes of batches")),
+    ("udp-sendmmsg-log", Needless("/metrics has the sizes of batches")),
+    ("udp-gso", Needless("server.datapath takes the best that the machine has")),
+    ("include-reason-string", Needless("reasons are in the log")),
+    ("multiplex-peer", Instead("each allocation has a port of its own")),
+    ("multiplex-peer-port", Instead("each allocation has a port of its own: relay.ports")),
+    (
+        "multiplex-peer-max-peers",
+        Instead("limits.permissions and limits.channels bound the peers of an allocation"),
+    ),
+    ("version", Needless("turnpike --version")),
+    ("syslog-facility", Needless("lines go to standard error, and from there to the journal")),
+    ("cpus", Value(|draft, value| set(&mut draft.cpus, value))),
+    (
+        "unauthorized-ratelimit",
+        Needless("answers to strangers are 3 times a request at most, and need no memory"),
+    ),
+    (
+        "unauthorized-ratelimit-rps",
+        Needless("answers to strangers are 3 times a request at most, and need no memory"),
+    ),
+    ("stateless-nonce", Needless("nonces are stateless, always")),
+    ("stateless-nonce-secret", Instead("nonces hold for one server until it is restarted")),
+    // Of older versions.
+    ("dh2066", Needless("key exchange is by elliptic curves")),
+    ("no-tlsv1", Needless("TLS 1.2 and 1.3 alone")),
+    ("no-tlsv1_1", Needless("TLS 1.2 and 1.3 alone")),
+    ("no-sslv2", Needless("TLS 1.2 and 1.3 alone")),
+    ("no-sslv3", Needless("TLS 1.2 and 1.3 alone")),
+    ("no-loopback-peers", Needless("loopback peers are refused unless allowed by name")),
+    ("no-stun-backward-compatibility", Needless("MAPPED-ADDRESS is told where NAT discovery is on")),
+    ("no-http", Needless("HTTP is not served on the listeners")),
+    ("ne", Needless("server.datapath takes the best that the machine has")),
+    ("st-cred-mech", Instead("short-term credentials are no longer in TURN (RFC 8656): use long-term ones")),
+    ("sha256", Needless("SHA-256 keys are offered where every user has one")),
+];
+
+fn parse<T: FromStr>(value: &str) -> Result<T, String> {
+    value.trim().parse().map_err(|_| format!("{value:?} is none that can be read"))
+}
+
+fn set<T: FromStr>(place: &mut Option<T>, value: &str) -> Result<(), String> {
+    *place = Some(parse(value)?);
+    Ok(())
+}
+
+fn push<T: FromStr>(list: &mut Vec<T>, value: &str) -> Result<(), String> {
+    list.push(parse(value)?);
+    Ok(())
+}
+
+fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result<(), String> {
+    let number: u32 = parse(value)?;
+    *place = Some(number.clamp(least, most));
+    if (least..=most).contains(&number) {
+        Ok(())
+    } else {
+        Err(format!("{number} is not within {least} to {most}: the nearest of them was taken"))
+    }
+}
+
+/// `PUBLIC` or `PUBLIC/LOCAL`.
+fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
+    let (public, local) =
+        value.split_once('/').map_or((value, None), |(public, local)| (public, Some(local)));
+    let local: Option<IpAddr> = local.map(parse).transpose()?;
+    draft.external_ips.push((parse(public)?, local));
+    Ok(())
+}
+
+/// `NAME:PASSWORD`, or `NAME:0x` and a key.
+fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
+    let (name, secret) = value.split_once(':').ok_or("it has no colon, and so no password")?;
+    if !is_username(name) || secret.is_empty() {
+        return Err("it has no name or no password".to_owned());
+    }
+    let secret = match secret.strip_prefix("0x").or_else(|| secret.strip_prefix("0X")) {
+        Some(digits) => {
+            let key = StoredKey::from_hex(digits);
+            UserSecret::Keys(vec![key.ok_or("its key has neither 32 nor 64 hex digits")?])
+        }
+        None => UserSecret::Password(Secret::new(secret)),
+    };
+    draft.users.push(User { name: name.to_owned(), secret });
+    Ok(())
+}
+
+fn userdb(draft: &mut Draft, value: &str) -> Result<(), String> {
+    if !value.starts_with('/') {
+        return Err(format!("{value:?} is no whole path: write store.url = \"sqlite:///PATH\""));
+    }
+    draft.store = Some(format!("sqlite://{value}"));
+    Ok(())
+}
+
+/// The address as coturn has it, which a store understands.
+fn store(draft: &mut Draft, option: &str, value: &str) -> Result<(), String> {
+    let again = draft.store.is_some();
+    draft.store = Some(format!("{option}={value}"));
+    if again { Err("one store is used, and this is the last of them".to_owned()) } else { Ok(()) }
+}
+
+fn prometheus_address(draft: &mut Draft, value: &str) -> Result<(), String> {
+    let value = if value == "any" { "0.0.0.0" } else { value };
+    set(&mut draft.prometheus_address, value)
+}
+
+/// A lifetime may follow; 0 is coturn's for ever.
+fn stale_nonce(draft: &mut Draft, value: &str) -> Result<(), String> {
+    if value.is_empty() {
+        draft.nonce_lifetime = Some(600);
+        return Ok(());
+    }
+    match parse::<u32>(value) {
+        Ok(0) => within(&mut draft.nonce_lifetime, "86400", 60, 86_400),
+        Ok(_) => within(&mut draft.nonce_lifetime, value, 60, 86_400),
+        Err(_) => Ok(()),
+    }
+}
+
+fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
+    draft.log_level = Some(match value.to_ascii_lowercase().as_str() {
+        "debug" => "debug",
+        "info" | "control" => "info",
+        "warning" | "warn" => "warn",
+        "error" => "error",
+        _ => return Err(format!("{value:?} is no level that is known: log.level")),
+    });
+    Ok(())
+}
+
+/// `IP` or `IP:PORT`, with the port that the transport has otherwise.
+fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String> {
+    let port = if of == Alternate::Secure { 5349 } else { 3478 };
+    let address = match value
+        .parse()
+        .or_else(|_| value.trim_matches(['[', ']']).parse().map(|ip: IpAddr| (ip, port).into()))
+    {
+        Ok(address) => address,
+        Err(_) => return Err(format!("{value:?} is no address: turnpike takes no names of servers here")),
+    };
+    draft.alternates.push((address, of));
+    Ok(())
+}
+
+fn separator(_: &mut Draft, value: &str) -> Result<(), String> {
+    match value {
+        ":" => Ok(()),
+        _ => Err("a time-limited name has a colon between time and id: change it where credentials are made"
+            .to_owned()),
+    }
+}
+
+fn default_family(_: &mut Draft, value: &str) -> Result<(), String> {
+    match value {
+        "ipv4" => Ok(()),
+        _ => Err("an Allocate without REQUESTED-ADDRESS-FAMILY gets IPv4 (RFC 8656)".to_owned()),
+    }
+}
+
+fn peer(list: &mut Vec<IpRange>, value: &str) -> Result<(), String> {
+    list.push(value.parse::<IpRange>()?);
+    Ok(())
+}

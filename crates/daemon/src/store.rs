@@ -1,0 +1,483 @@
+//! The store of a configuration: where it is, when it is in use, and what it adds to the settings.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use turnpike_config::{
+    Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
+    UserSecret, WhenUnavailable, realms,
+};
+use turnpike_stores::{
+    Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError, UserKeys,
+};
+use turnpike_turn::{
+    ip_range,
+    server::{PeerRules, RealmId, StoreFailure},
+};
+
+use crate::{DaemonError, plan};
+
+/// A store behind its cache.
+pub type Store = Directory<Database>;
+
+/// The file of the embedded store in its directory.
+const FILE: &str = "turnpike.sqlite";
+/// For which a token is believed at most whose key stands in a store, which says nothing of that.
+const TOKEN_LIFETIME: u32 = 86_400;
+
+/// Where the store of these settings is; `None` where there is none.
+///
+/// # Errors
+/// `store.url` is no address of a store.
+pub(crate) fn address(settings: &Settings) -> Result<Option<(StoreAddress, SqliteUse)>, Mistakes> {
+    let StoreSettings { url, state, .. } = &settings.store;
+    let Some(url) = url else {
+        let file = state_dir(state).map(|dir| dir.join(FILE));
+        return Ok(file.map(|file| (StoreAddress::Sqlite(file), SqliteUse::Own)));
+    };
+    let address = url
+        .reveal()
+        .parse::<StoreAddress>()
+        .map_err(|why| Mistakes(vec![Mistake::new(settings.origin("store.url"), "store.url", why, "")]))?;
+    Ok(Some((address, SqliteUse::Foreign)))
+}
+
+/// The store of a configuration, for whoever lists and changes it without a server, and the settings. Must be called on the runtime that is
+/// to do the work; connects to nothing yet.
+///
+/// # Errors
+/// The configuration is wrong, or has no store.
+pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
+    // Certificates are nobody's business here.
+    let settings = sources.load_but_certificates()?.0.settings;
+    let Some((address, file)) = address(&settings)? else { return Err(DaemonError::NoStore) };
+    let limits = limits(&settings.store);
+    let database = Database::new(&address, 1, file, &limits);
+    Ok((settings, Directory::new(database, address.to_string(), limits)))
+}
+
+/// The directory of the embedded store, if there is one. systemd gives a service several directories with colons between them.
+fn state_dir(state: &StateDir) -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let absolute = |path: &PathBuf| path.is_absolute();
+    match state {
+        StateDir::Off => None,
+        StateDir::At(dir) => Some(dir.clone()),
+        StateDir::Default => {
+            let systemd = variable("STATE_DIRECTORY")
+                .and_then(|dirs| Some(PathBuf::from(dirs.to_str()?.split(':').next()?)));
+            let xdg = || variable("XDG_STATE_HOME").filter(absolute).map(|dir| dir.join("turnpike"));
+            let home = || variable("HOME").filter(absolute).map(|home| home.join(".local/state/turnpike"));
+            systemd.filter(absolute).or_else(xdg).or_else(home)
+        }
+    }
+}
+
+/// A store that is open.
+pub(crate) struct OpenStore {
+    pub(crate) directory: Store,
+    /// Of the embedded one: where it is, once somebody has written something.
+    own_file: Option<PathBuf>,
+    /// As of which its rules are in force, and whether it was in use then.
+    taken: Option<(u64, bool)>,
+    /// What the log was told of.
+    told: Vec<String>,
+}
+
+impl OpenStore {
+    /// Opens the store of these settings; `None` where there is none. One that cannot be reached now is asked again and again, unless it
+    /// `must_answer`.
+    ///
+    /// # Errors
+    /// What somebody has to change, or an address that is none.
+    pub(crate) async fn open(settings: &Settings, must_answer: bool) -> Result<Option<Self>, OpenError> {
+        let Some((address, file)) = address(settings)? else { return Ok(None) };
+        let limits = limits(&settings.store);
+        let database = Database::new(&address, settings.store.connections, file, &limits);
+        let directory = Directory::new(database, address.to_string(), limits);
+        let own_file = match (&address, file) {
+            (StoreAddress::Sqlite(path), SqliteUse::Own) => Some(path.clone()),
+            _ => None,
+        };
+        match directory.read().await {
+            Err(error) if must_answer || !error.may_pass() => return Err(OpenError::Store(error)),
+            Err(error) => directory.wait_for_it(&error),
+            Ok(()) => {}
+        }
+        if own_file.is_none() {
+            tracing::info!("users, secrets and rules are those of {address} too");
+        }
+        Ok(Some(Self { directory, own_file, taken: None, told: Vec::new() }))
+    }
+
+    /// Whether it may have users. The embedded one has none before its file is there.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.own_file.as_ref().is_none_or(|file| file.is_file())
+    }
+
+    /// Whether it says something else than when it was taken last.
+    pub(crate) fn has_news(&self) -> bool {
+        self.taken != Some((self.directory.generation(), self.is_in_use()))
+    }
+
+    /// Adds what it says to the settings, and tells of it what the log has not been told yet.
+    pub(crate) fn take(&mut self, settings: &Settings) -> Merged {
+        let in_use = self.is_in_use();
+        self.taken = Some((self.directory.generation(), in_use));
+        let rules = self.directory.rules();
+        let merged = Merged::new(settings, in_use, rules.as_deref());
+        for line in merged.notes.iter().filter(|line| !self.told.contains(line)) {
+            tracing::warn!("{line}");
+        }
+        self.told.clone_from(&merged.notes);
+        merged
+    }
+
+    /// Where nobody could authenticate, somebody is made up and kept, if this is the embedded store and it can be written to.
+    pub(crate) async fn make_up_a_user(&self, settings: &Settings) -> Option<Result<MadeUp, StoreError>> {
+        let file = self.own_file.as_ref()?;
+        match self.has_anybody(&settings.realm).await {
+            Ok(true) => return None,
+            Ok(false) => {}
+            Err(error) => return Some(Err(error)),
+        }
+        let user = plan::random_user();
+        let UserSecret::Password(password) = &user.secret else { return None };
+        let (realm, name) = (settings.realm.clone(), user.name.clone());
+        let keys = UserKeys::new(&name, &realm, password.reveal());
+        let made = self.directory.edit(&Edit::PutUser { realm, name, keys }).await;
+        Some(made.map(|_| MadeUp { user, dir: file.parent().unwrap_or(Path::new("/")).to_owned() }))
+    }
+
+    /// Whether anybody could authenticate by this store.
+    async fn has_anybody(&self, realm: &str) -> Result<bool, StoreError> {
+        if !self.is_in_use() {
+            return Ok(false);
+        }
+        let has_more = self.directory.rules().is_some_and(|rules| {
+            !rules.token_keys.is_empty() || rules.realms.values().any(|realm| realm.named)
+        });
+        let has_secrets = self.directory.secrets(realm).is_some_and(|secrets| !secrets.is_empty());
+        let has_users = || async { Ok(!self.directory.users(Some(realm), None).await?.is_empty()) };
+        Ok(has_more || has_secrets || has_users().await?)
+    }
+}
+
+/// A user that was made up, and where it is kept.
+pub(crate) struct MadeUp {
+    pub(crate) user: User,
+    pub(crate) dir: PathBuf,
+}
+
+/// Why a store is not used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error(transparent)]
+    Address(#[from] Mistakes),
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+/// The store in force, for whoever looks at it from elsewhere; a reload puts another one in its place.
+pub(crate) type SharedStore = Arc<RwLock<Option<Store>>>;
+
+/// Puts another store into force.
+pub(crate) fn share(shared: &SharedStore, store: Option<&OpenStore>) {
+    *shared.write().unwrap_or_else(PoisonError::into_inner) = store.map(|store| store.directory.clone());
+}
+
+/// The store in force.
+pub(crate) fn shared(shared: &SharedStore) -> Option<Store> {
+    shared.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn limits(settings: &StoreSettings) -> Limits {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    Limits {
+        users: settings.cache_users,
+        lifetime: seconds(settings.cache_lifetime),
+        negative: seconds(settings.cache_negative),
+        stale: seconds(settings.cache_stale),
+        deadline: seconds(settings.deadline),
+        refresh: seconds(settings.refresh),
+    }
+}
+
+/// What becomes of requests that the store cannot tell of.
+pub(crate) fn failure(settings: &StoreSettings) -> StoreFailure {
+    match settings.unavailable {
+        WhenUnavailable::Error => StoreFailure::Answer,
+        WhenUnavailable::Drop => StoreFailure::Drop,
+    }
+}
+
+/// Settings with all that a store adds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Merged {
+    /// Realms, limits and token keys of both; what the configuration says counts where both say something.
+    pub(crate) settings: Settings,
+    /// What a store alone can say.
+    pub(crate) rules: StoredRules,
+    /// Sentences about what counts for nothing.
+    notes: Vec<String>,
+}
+
+/// Peers and origins, of which a configuration has no such rules.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StoredRules {
+    everywhere: PeerRanges,
+    realms: HashMap<String, PeerRanges>,
+    origins: Vec<(String, String)>,
+}
+
+impl Merged {
+    /// Of settings alone.
+    pub(crate) fn of(settings: &Settings) -> Self {
+        Self { settings: settings.clone(), ..Self::default() }
+    }
+
+    fn new(configured: &Settings, in_use: bool, rules: Option<&Rules>) -> Self {
+        let mut merged = Self::of(configured);
+        merged.settings.stored.in_use = in_use;
+        let Some(rules) = rules else { return merged };
+        let Self { settings, notes, .. } = &mut merged;
+        notes.extend(rules.ignored.iter().cloned());
+        settings.stored.md5_only =
+            rules.md5_only.as_ref().map(|realms| realms.iter().map(|realm| realm.to_string()).collect());
+        for (name, realm) in &rules.realms {
+            if realm.max_bps.is_some() {
+                notes.push(format!("max-bps of realm {name:?} is not held: there is no such limit yet"));
+            }
+            if **name == *settings.realm {
+                settings.stored.allocations = realm.total_quota;
+                settings.stored.allocations_per_user = realm.user_quota;
+            } else if let Some(own) = settings.realms.iter_mut().find(|own| own.name == **name) {
+                own.max_allocations = own.max_allocations.or(realm.total_quota);
+                own.max_allocations_per_user = own.max_allocations_per_user.or(realm.user_quota);
+            } else if realm.named && settings.realms.len() < MOST_REALMS {
+                settings.realms.push(RealmSettings {
+                    name: name.to_string(),
+                    max_allocations: realm.total_quota,
+                    max_allocations_per_user: realm.user_quota,
+                    ..RealmSettings::default()
+                });
+            }
+        }
+        for key in &rules.token_keys {
+            let realm = key.realm.as_ref().filter(|realm| **realm != settings.realm);
+            let (kid, of_realm) = (&key.kid, realm.unwrap_or(&settings.realm));
+            let is_served =
+                *of_realm == settings.realm || settings.realms.iter().any(|own| own.name == *of_realm);
+            let same = |own: &TokenKeySettings| own.kid == *kid && own.realm.as_ref() == realm;
+            if !is_served {
+                notes.push(format!("oauth_key {kid:?} is of realm {of_realm:?}, which is not served"));
+            } else if !settings.oauth.keys.iter().any(same) {
+                let (kid, key, realm) = (kid.clone(), key.key.clone(), realm.cloned());
+                settings.oauth.keys.push(TokenKeySettings { kid, key, max_lifetime: TOKEN_LIFETIME, realm });
+            }
+        }
+        merged.rules = StoredRules {
+            everywhere: rules.peers.clone(),
+            realms: rules
+                .realms
+                .iter()
+                .map(|(name, realm)| (name.to_string(), realm.peers.clone()))
+                .collect(),
+            origins: rules
+                .origins
+                .iter()
+                .map(|(origin, realm)| (origin.to_string(), realm.to_string()))
+                .collect(),
+        };
+        merged
+    }
+
+    /// The peer rules by which packets go, and those of each realm: without any in the store, the configuration's hold for all.
+    pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
+        let Self { settings, rules, .. } = self;
+        let configured =
+            PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), ..PeerRules::default() };
+        let nothing = PeerRanges::default();
+        if rules.everywhere == nothing && rules.realms.values().all(|realm| *realm == nothing) {
+            return (configured, HashMap::new());
+        }
+        let mut packets = configured.clone();
+        let realms = realms::all(settings).into_iter().map(|realm| {
+            let own = rules.realms.get(realm.name).unwrap_or(&nothing);
+            let allow = [&rules.everywhere.allow[..], &own.allow].concat();
+            // As coturn has it, what is allowed is not denied.
+            let deny = ip_range::difference(&[&rules.everywhere.deny[..], &own.deny].concat(), &allow);
+            let mut peers = configured.clone();
+            peers.allow.extend(allow.iter().flat_map(|range| range.prefixes()).map(Into::into));
+            peers.deny.extend(deny.iter().flat_map(|range| range.prefixes()));
+            packets.allow.extend(peers.allow[configured.allow.len()..].iter().cloned());
+            (realm.name.into(), peers)
+        });
+        let realms = realms.collect();
+        (packets, realms)
+    }
+
+    /// Which realm challenges name, by origin; of those that are served.
+    pub(crate) fn origins(&self) -> HashMap<Box<str>, RealmId> {
+        let all = realms::all(&self.settings);
+        let ids: HashMap<&str, RealmId> =
+            (0..).zip(&all).map(|(id, realm)| (realm.name, RealmId(id))).collect();
+        let origins = self.rules.origins.iter();
+        origins
+            .filter_map(|(origin, realm)| Some((origin.as_str().into(), *ids.get(realm.as_str())?)))
+            .collect()
+    }
+}
+
+/// As many as a configuration may have.
+const MOST_REALMS: usize = 65_534;
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::Secret;
+    use turnpike_stores::{RealmRules, StoredTokenKey};
+    use turnpike_turn::access_token::TokenKey;
+
+    use super::*;
+
+    fn range(text: &str) -> ip_range::IpRange {
+        text.parse().expect("a range")
+    }
+
+    fn rules(realms: &[(&str, RealmRules)]) -> Rules {
+        let realms = realms.iter().map(|(name, rules)| ((*name).into(), rules.clone())).collect();
+        Rules { realms, ..Rules::default() }
+    }
+
+    fn limited(total: usize, user: usize) -> RealmRules {
+        RealmRules { named: true, total_quota: Some(total), user_quota: Some(user), ..RealmRules::default() }
+    }
+
+    #[test]
+    fn realms_of_the_store_are_served_with_its_limits_unless_the_configuration_has_its_own() {
+        let own =
+            RealmSettings { name: "own".to_owned(), max_allocations: Some(7), ..RealmSettings::default() };
+        let settings = Settings { realms: vec![own], ..Settings::default() };
+        let only_peers = RealmRules::default();
+        let stored = rules(&[
+            ("turnpike", limited(100, 10)),
+            ("own", limited(200, 20)),
+            ("new", limited(300, 30)),
+            ("peers", only_peers),
+        ]);
+        let merged = Merged::new(&settings, true, Some(&stored)).settings;
+        let limits: Vec<_> = realms::limits(&merged)
+            .into_iter()
+            .map(|limits| (limits.realm, limits.allocations, limits.allocations_per_user))
+            .collect();
+        assert_eq!(
+            limits,
+            [
+                ("turnpike".to_owned(), Some(100), Some(10)),
+                ("own".to_owned(), Some(7), Some(20)),
+                ("new".to_owned(), Some(300), Some(30)),
+            ]
+        );
+        assert_eq!(merged.realms.len(), 2, "a realm that is named for its peers alone is none to serve");
+        assert_eq!(Merged::new(&settings, false, None).settings, settings, "nothing read, nothing added");
+    }
+
+    #[test]
+    fn token_keys_of_the_store_count_where_their_realm_is_served_and_no_other_has_their_name() {
+        let key = |byte| TokenKey::from_bytes(&[byte; 32]).expect("a key");
+        let stored = |kid: &str, byte, realm: Option<&str>| StoredTokenKey {
+            kid: kid.to_owned(),
+            key: key(byte),
+            realm: realm.map(str::to_owned),
+        };
+        let mut settings = Settings::default();
+        settings.oauth.keys.push(TokenKeySettings {
+            kid: "north".to_owned(),
+            key: key(1),
+            max_lifetime: 60,
+            realm: None,
+        });
+        let mut all = rules(&[("new", limited(1, 1))]);
+        all.token_keys = vec![
+            stored("north", 2, None),
+            stored("south", 3, Some("turnpike")),
+            stored("east", 4, Some("new")),
+            stored("west", 5, Some("elsewhere")),
+        ];
+        let merged = Merged::new(&settings, true, Some(&all));
+        let keys: Vec<_> =
+            merged.settings.oauth.keys.iter().map(|own| (own.kid.as_str(), own.key == key(1))).collect();
+        assert_eq!(keys, [("north", true), ("south", false), ("east", false)]);
+        assert_eq!(merged.settings.oauth.keys[1].realm, None);
+        assert_eq!(merged.notes.len(), 1);
+        assert!(merged.notes[0].contains("\"west\"") && merged.notes[0].contains("\"elsewhere\""));
+    }
+
+    #[test]
+    fn what_a_store_allows_is_not_denied_and_each_realm_has_its_own() {
+        let settings = Settings {
+            deny: vec!["192.0.2.0/24".parse().expect("a prefix")],
+            realms: vec![RealmSettings { name: "own".to_owned(), ..RealmSettings::default() }],
+            stored: turnpike_config::Stored { in_use: true, ..turnpike_config::Stored::default() },
+            ..Settings::default()
+        };
+        let mut stored = rules(&[(
+            "own",
+            RealmRules {
+                peers: PeerRanges { allow: vec![range("10.0.0.5")], deny: vec![range("198.51.100.7")] },
+                ..RealmRules::default()
+            },
+        )]);
+        stored.peers.deny = vec![range("10.0.0.0-10.0.0.7"), range("203.0.114.0/24")];
+        let (packets, realms) = Merged::new(&settings, true, Some(&stored)).peers();
+        let permits = |realm: &str, ip: &str| realms[realm].permits(ip.parse().expect("an address"));
+        for (ip, main, own) in [
+            ("10.0.0.5", false, true),
+            ("10.0.0.4", false, false),
+            ("203.0.114.1", false, false),
+            ("8.8.8.8", true, true),
+            ("192.0.2.1", false, false),
+        ] {
+            assert_eq!((permits("turnpike", ip), permits("own", ip)), (main, own), "{ip}");
+        }
+        assert!(packets.permits("10.0.0.5".parse().expect("an address")), "what any realm allows");
+        assert!(!packets.permits("192.0.2.1".parse().expect("an address")));
+        let (packets, realms) = Merged::new(&settings, true, Some(&rules(&[]))).peers();
+        assert!(realms.is_empty() && packets.deny == settings.deny);
+    }
+
+    #[test]
+    fn origins_lead_to_realms_that_are_served() {
+        let mut stored = rules(&[("new", limited(1, 1))]);
+        stored.origins =
+            [("https://a:443".into(), "new".into()), ("https://b:443".into(), "gone".into())].into();
+        let merged = Merged::new(&Settings::default(), true, Some(&stored));
+        assert_eq!(merged.origins(), [("https://a:443".into(), RealmId(1))].into());
+    }
+
+    #[test]
+    fn an_address_that_is_none_names_its_key_and_not_its_password() {
+        let settings = |url: &str| {
+            let mut settings = Settings::default();
+            settings.store.url = Some(Secret::new(url));
+            settings
+        };
+        let error = address(&settings("postgres://u:hunter2@h")).expect_err("no database").to_string();
+        assert!(error.starts_with("default: store.url: ") && !error.contains("hunter2"), "{error}");
+        let found = address(&settings("redis://h/2")).expect("an address").expect("a store");
+        assert_eq!((found.0.to_string().as_str(), found.1), ("redis://h/2", SqliteUse::Foreign));
+        let mut own = Settings::default();
+        own.store.state = StateDir::At("/tmp/x".into());
+        let found = address(&own).expect("an address").expect("a store");
+        assert_eq!(
+            (found.0.to_string().as_str(), found.1),
+            ("sqlite:///tmp/x/turnpike.sqlite", SqliteUse::Own)
+        );
+        own.store.state = StateDir::Off;
+        assert!(address(&own).expect("nothing wrong").is_none());
+    }
+}

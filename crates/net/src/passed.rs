@@ -1,0 +1,323 @@
+//! Listening sockets that somebody else has bound: a service manager, which passes them at the start (sd_listen_fds(3)). Whoever
+//! wants to listen where one of them is gets a copy of its descriptor in place of a socket of its own. The originals stay here:
+//! after a reload a copy may be wanted again.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, FromRawFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use socket2::{Domain, Protocol, SockRef, Type};
+
+use crate::{ListenOptions, TcpListener, UdpOptions, UdpSocket, sys};
+
+/// What a socket speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Datagrams.
+    Udp,
+    /// Connections.
+    Tcp,
+}
+
+impl From<&Transport> for &'static str {
+    fn from(transport: &Transport) -> Self {
+        match transport {
+            Transport::Udp => "udp",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// A socket that was passed.
+#[derive(Debug)]
+pub struct PassedSocket {
+    /// What its unit calls it: FileDescriptorName=, or else the name of the unit (systemd.socket(5)).
+    pub name: String,
+    /// What it speaks.
+    pub transport: Transport,
+    /// Where it is bound.
+    pub address: SocketAddr,
+    descriptor: OwnedFd,
+}
+
+/// All that were passed, of which several may be bound to one address: one for each worker.
+#[derive(Debug, Default)]
+pub struct PassedSockets(Vec<PassedSocket>);
+
+/// What was passed cannot be taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PassedError {
+    /// LISTEN_FDS and its companions contradict each other, or a descriptor is not there.
+    #[error("cannot take the sockets that the service manager has passed (LISTEN_FDS): {0}")]
+    Announced(#[source] io::Error),
+    /// A descriptor is something else than is wanted.
+    #[error(
+        "the service manager has passed a descriptor named {name:?} that {problem}; name UDP sockets with ListenDatagram= and TCP \
+         sockets with ListenStream= and Accept=no in the .socket unit"
+    )]
+    Unusable {
+        /// As the unit calls it.
+        name: String,
+        /// What it is.
+        problem: &'static str,
+    },
+}
+
+impl PassedSockets {
+    /// Those of this process, where a service manager has passed any. The first call gets them. It has to come before the process
+    /// opens anything, because the descriptors are known by their numbers alone.
+    ///
+    /// # Errors
+    /// [`PassedError`].
+    pub fn from_service_manager() -> Result<Self, PassedError> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            return Ok(Self::default());
+        }
+        let passed = sd_notify::listen_fds_with_names().map_err(PassedError::Announced)?;
+        // SAFETY: the service manager has made these descriptors for this very process (LISTEN_PID), each is open (it was just made
+        // close-on-exec), and as this is done once, nobody else owns them.
+        Self::new(passed.map(|(number, name)| (unsafe { OwnedFd::from_raw_fd(number) }, name)))
+    }
+
+    /// These, with their names.
+    ///
+    /// # Errors
+    /// [`PassedError::Unusable`].
+    pub fn new(passed: impl IntoIterator<Item = (OwnedFd, String)>) -> Result<Self, PassedError> {
+        let look = |(descriptor, name)| match look_at(&descriptor) {
+            Ok((transport, address)) => Ok(PassedSocket { name, transport, address, descriptor }),
+            Err(problem) => Err(PassedError::Unusable { name, problem }),
+        };
+        passed.into_iter().map(look).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = &PassedSocket> {
+        self.0.iter()
+    }
+
+    /// How many are bound to this address.
+    #[must_use]
+    pub fn count(&self, transport: Transport, address: SocketAddr) -> usize {
+        self.at(transport, address).count()
+    }
+
+    /// How many the address has that has the fewest; `None` where none were passed. So many workers need no further sockets.
+    #[must_use]
+    pub fn fewest(&self) -> Option<usize> {
+        self.0.iter().map(|one| self.count(one.transport, one.address)).min()
+    }
+
+    /// The socket of worker number `worker` at this address: one that was passed, or one that is bound now, beside those that were.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::bind`]; `InvalidInput` for a wildcard address of IPv6 that is not open to the families that are wanted.
+    pub fn udp(&self, worker: usize, address: SocketAddr, options: &UdpOptions) -> io::Result<UdpSocket> {
+        match self.claim(Transport::Udp, address, worker)? {
+            Some(passed) => UdpSocket::adopt(passed, options),
+            None => UdpSocket::bind(address, options),
+        }
+    }
+
+    /// As [`PassedSockets::udp`].
+    ///
+    /// # Errors
+    /// Those of [`TcpListener::bind`], and as for [`PassedSockets::udp`].
+    pub fn tcp(
+        &self,
+        worker: usize,
+        address: SocketAddr,
+        options: &ListenOptions,
+    ) -> io::Result<TcpListener> {
+        match self.claim(Transport::Tcp, address, worker)? {
+            Some(passed) => TcpListener::adopt(passed, options),
+            None => TcpListener::bind(address, options),
+        }
+    }
+
+    /// What to do where [`PassedSockets::udp`] or [`PassedSockets::tcp`] has failed at an address of which sockets were passed.
+    #[must_use]
+    pub fn remedy(
+        &self,
+        transport: Transport,
+        address: SocketAddr,
+        failed: io::ErrorKind,
+    ) -> Option<&'static str> {
+        match failed {
+            _ if self.count(transport, address) == 0 => None,
+            io::ErrorKind::AddrInUse => Some(
+                "the service manager has passed fewer sockets of this address than there are workers: repeat its line in the .socket \
+                 unit once for each worker, with ReusePort=yes, or configure fewer workers",
+            ),
+            io::ErrorKind::InvalidInput => Some("set BindIPv6Only= in the .socket unit"),
+            _ => None,
+        }
+    }
+
+    fn at(&self, transport: Transport, address: SocketAddr) -> impl Iterator<Item = &PassedSocket> {
+        self.0.iter().filter(move |one| (one.transport, one.address) == (transport, address))
+    }
+
+    fn claim(&self, transport: Transport, address: SocketAddr, nth: usize) -> io::Result<Option<OwnedFd>> {
+        self.at(transport, address).nth(nth).map(|one| one.descriptor.try_clone()).transpose()
+    }
+}
+
+/// An IPv6 wildcard address can be open to IPv4 too, which is decided before it is bound. Elsewhere there is nothing to decide.
+pub(crate) fn check_families(socket: &SockRef<'_>, local: SocketAddr, dual_stack: bool) -> io::Result<()> {
+    if !local.is_ipv6() || !local.ip().is_unspecified() || socket.only_v6()? != dual_stack {
+        return Ok(());
+    }
+    let problem = if dual_stack {
+        "the socket that was passed is closed to IPv4 (BindIPv6Only=ipv6-only)"
+    } else {
+        "the socket that was passed is open to IPv4 too, for which there are listeners of their own (BindIPv6Only=both)"
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
+}
+
+fn look_at(descriptor: &OwnedFd) -> Result<(Transport, SocketAddr), &'static str> {
+    let socket = SockRef::from(descriptor);
+    let domain = socket.domain().map_err(|_| "is no socket")?;
+    if !matches!(domain, Domain::IPV4 | Domain::IPV6) {
+        return Err("is neither IPv4 nor IPv6");
+    }
+    let (kind, protocol) = (socket.r#type().ok(), socket.protocol().ok().flatten());
+    let transport = match (kind, protocol) {
+        (Some(Type::DGRAM), Some(Protocol::UDP)) => Transport::Udp,
+        (Some(Type::STREAM), Some(Protocol::TCP)) if socket.is_listener().unwrap_or_default() => {
+            Transport::Tcp
+        }
+        (Some(Type::STREAM), Some(Protocol::TCP)) => return Err("is a connection"),
+        _ => return Err("speaks neither UDP nor TCP"),
+    };
+    let address = sys::local_address(descriptor.as_fd()).map_err(|_| "has no address")?;
+    Ok((transport, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener as StdListener, TcpStream, UdpSocket as StdSocket};
+
+    use socket2::Socket;
+
+    use super::*;
+
+    /// As a unit with ReusePort=yes has them bound.
+    fn bound(address: &str, kind: Type, protocol: Protocol, only_v6: Option<bool>) -> Socket {
+        let address: SocketAddr = address.parse().unwrap();
+        let socket = Socket::new(Domain::for_address(address), kind, Some(protocol)).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        if let Some(only_v6) = only_v6 {
+            socket.set_only_v6(only_v6).unwrap();
+        }
+        socket.bind(&address.into()).unwrap();
+        if kind == Type::STREAM {
+            socket.listen(8).unwrap();
+        }
+        socket
+    }
+
+    fn address(socket: &Socket) -> SocketAddr {
+        socket.local_addr().unwrap().as_socket().unwrap()
+    }
+
+    fn passed(sockets: impl IntoIterator<Item = Socket>) -> PassedSockets {
+        PassedSockets::new(sockets.into_iter().map(|socket| (socket.into(), "turnpike.socket".to_owned())))
+            .unwrap()
+    }
+
+    /// Of one port, several.
+    fn shared() -> UdpOptions {
+        UdpOptions { reuse_port: true, ..UdpOptions::default() }
+    }
+
+    #[test]
+    fn each_worker_has_a_socket_that_was_passed_and_those_beyond_bind_their_own() {
+        let first = bound("127.0.0.1:0", Type::DGRAM, Protocol::UDP, None);
+        let at = address(&first);
+        let second = bound(&at.to_string(), Type::DGRAM, Protocol::UDP, None);
+        let own = |socket: &Socket| SockRef::from(socket).cookie().unwrap();
+        let cookies = [own(&first), own(&second)];
+        let passed = passed([first, second]);
+        assert_eq!((passed.count(Transport::Udp, at), passed.count(Transport::Tcp, at)), (2, 0));
+        assert_eq!(passed.fewest(), Some(2));
+        let sockets: Vec<UdpSocket> =
+            (0..3).map(|worker| passed.udp(worker, at, &shared()).unwrap()).collect();
+        let found: Vec<u64> = sockets.iter().map(|socket| SockRef::from(socket).cookie().unwrap()).collect();
+        assert_eq!(found[..2], cookies);
+        assert!(!cookies.contains(&found[2]));
+        assert!(sockets.iter().all(|socket| socket.local_addr() == at));
+        // After a reload.
+        drop(sockets);
+        assert_eq!(SockRef::from(&passed.udp(0, at, &shared()).unwrap()).cookie().unwrap(), cookies[0]);
+    }
+
+    #[test]
+    fn a_listener_that_was_passed_accepts_who_waited_there_before() {
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = TcpStream::connect(at).unwrap();
+        let passed = PassedSockets::new([(listener.into(), "tls".to_owned())]).unwrap();
+        assert_eq!(passed.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["tls"]);
+        let taken = passed.tcp(0, at, &ListenOptions { nodelay: true, ..ListenOptions::default() }).unwrap();
+        let (_, peer) = taken.accept().unwrap().expect("the connection waits");
+        assert_eq!(peer, client.local_addr().unwrap());
+        assert!(taken.accept().unwrap().is_none(), "it does not block");
+    }
+
+    #[test]
+    fn where_the_port_is_busy_the_remedy_is_about_the_unit() {
+        let alone = StdSocket::bind("127.0.0.1:0").unwrap();
+        let at = alone.local_addr().unwrap();
+        let passed = PassedSockets::new([(alone.into(), "x".to_owned())]).unwrap();
+        let failed = passed.udp(1, at, &shared()).expect_err("it was bound without SO_REUSEPORT").kind();
+        assert!(passed.remedy(Transport::Udp, at, failed).unwrap().contains("ReusePort=yes"));
+        assert_eq!(passed.remedy(Transport::Tcp, at, failed), None);
+    }
+
+    #[test]
+    fn a_wildcard_address_has_to_be_open_to_the_families_that_are_wanted() {
+        if StdSocket::bind("[::1]:0").is_err() {
+            println!("SKIPPED: no IPv6 here");
+            return;
+        }
+        for (only_v6, dual_stack, fits) in
+            [(true, false, true), (true, true, false), (false, true, true), (false, false, false)]
+        {
+            let socket = bound("[::]:0", Type::DGRAM, Protocol::UDP, Some(only_v6));
+            let (at, passed) = (address(&socket), passed([socket]));
+            let taken = passed.udp(0, at, &UdpOptions { dual_stack, ..shared() });
+            assert_eq!(taken.is_ok(), fits, "{only_v6} {dual_stack}");
+            if let Err(error) = taken {
+                let remedy = passed.remedy(Transport::Udp, at, error.kind());
+                assert!(remedy.unwrap().contains("BindIPv6Only="), "{error}");
+            }
+        }
+        // One address is of one family.
+        let socket = bound("[::1]:0", Type::DGRAM, Protocol::UDP, Some(false));
+        let at = address(&socket);
+        assert!(passed([socket]).udp(0, at, &shared()).is_ok());
+    }
+
+    #[test]
+    fn what_nobody_can_listen_on_is_named() {
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let unix = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for (descriptor, problem) in [
+            (OwnedFd::from(connection), "is a connection"),
+            (unix.into(), "is neither IPv4 nor IPv6"),
+            (file.into(), "is no socket"),
+        ] {
+            let error = PassedSockets::new([(descriptor, "web".to_owned())]).expect_err(problem).to_string();
+            assert!(error.contains("\"web\"") && error.contains(problem), "{error}");
+        }
+    }
+}

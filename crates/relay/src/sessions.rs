@@ -1,0 +1,412 @@
+//! Sessions as an administrator sees them, over all workers. A worker is asked one slice at a time, through its inbox, and goes back to its
+//! packets after each: whoever lists all sessions asks again until he has them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use turnpike_turn::{
+    server::{Cidr, ClosedReason, RelayTransport, Server, SessionId, SessionView, Transport},
+    time::Now,
+};
+
+use crate::{Relay, gate::WorkerGate, worker::Command};
+
+/// Slots that a worker looks at before it goes back to its packets.
+pub const SLICE: u32 = 1024;
+/// Sessions that it tells of in that time: copying one costs what looking at some slots does.
+pub const SLICE_SESSIONS: usize = 128;
+
+/// What a worker does for somebody outside, between two ticks.
+pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerGate>, Now) + Send>;
+
+/// Which sessions are wanted. What is not named may be anything.
+#[derive(Clone, Debug, Default)]
+pub struct SessionFilter {
+    /// The username, or whom quotas count.
+    pub user: Option<String>,
+    /// The realm of that user.
+    pub realm: Option<String>,
+    /// The client's address.
+    pub client: Option<AddressFilter>,
+    /// Between the client and the server.
+    pub transport: Option<Transport>,
+    /// One of the relayed transport addresses.
+    pub relayed: Option<AddressFilter>,
+    /// The session itself.
+    pub id: Option<SessionId>,
+}
+
+impl SessionFilter {
+    fn admits(&self, view: &SessionView<'_>) -> bool {
+        fn is<T>(wanted: Option<&T>, test: impl FnOnce(&T) -> bool) -> bool {
+            wanted.is_none_or(test)
+        }
+        is(self.id.as_ref(), |id| *id == view.id())
+            && is(self.user.as_ref(), |user| view.username() == user || view.identity() == user)
+            && is(self.realm.as_ref(), |realm| **view.realm() == **realm)
+            && is(self.transport.as_ref(), |transport| *transport == view.transport())
+            && is(self.client.as_ref(), |client| client.admits(view.client().address))
+            && is(self.relayed.as_ref(), |wanted| view.relayed().any(|(address, _)| wanted.admits(address)))
+    }
+}
+
+/// An address with its port, or a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressFilter {
+    /// This address and port.
+    Exactly(SocketAddr),
+    /// Whatever lies in it, on any port.
+    Within(Cidr),
+}
+
+impl AddressFilter {
+    fn admits(&self, address: SocketAddr) -> bool {
+        match self {
+            Self::Exactly(wanted) => *wanted == address,
+            Self::Within(prefix) => prefix.contains(address.ip()),
+        }
+    }
+}
+
+impl FromStr for AddressFilter {
+    type Err = String;
+
+    /// Takes `192.0.2.7:4000`, `[2001:db8::7]:4000`, `192.0.2.7`, `2001:db8::/32`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(address) => Ok(Self::Exactly(address)),
+            Err(_) => text.parse().map(Self::Within),
+        }
+    }
+}
+
+/// One session, as it was when its worker was asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Session {
+    /// Its name for as long as it lives.
+    pub id: SessionId,
+    /// The worker that has it, for now.
+    pub worker: usize,
+    /// Where it is found there, for now.
+    pub slot: u32,
+    /// The realm of its user.
+    pub realm: Arc<str>,
+    /// The username that authenticated it.
+    pub username: Box<str>,
+    /// Whom quotas count, where that is another name.
+    pub identity: Option<Box<str>>,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// Our address that the client sends to.
+    pub server: SocketAddr,
+    /// Between the client and the server.
+    pub transport: Transport,
+    /// Between the server and peers.
+    pub relay_transport: RelayTransport,
+    /// Relayed transport addresses, IPv4 first, and milliseconds until each expires unless it is renewed.
+    pub relayed: Vec<(SocketAddr, u64)>,
+    /// Whether it follows its client to another address (RFC 8016).
+    pub is_mobile: bool,
+    /// Whether its client has gone, and may come back.
+    pub is_away: bool,
+    /// Milliseconds since it began.
+    pub age_ms: u64,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to the client.
+    pub to_client: (u64, u64),
+    /// Permissions, where they were asked for: peers, and milliseconds until each expires.
+    pub permissions: Vec<(IpAddr, u64)>,
+    /// Channels, likewise.
+    pub channels: Vec<(u16, SocketAddr, u64)>,
+    /// Connections to peers (RFC 6062).
+    pub connections: usize,
+}
+
+impl Session {
+    fn of(view: &SessionView<'_>, worker: usize, details: bool) -> Self {
+        let identity = view.identity();
+        let client = view.client();
+        Self {
+            id: view.id(),
+            worker,
+            slot: view.allocation().index,
+            realm: Arc::clone(view.realm()),
+            username: view.username().into(),
+            identity: (identity != view.username()).then(|| identity.into()),
+            client: client.address,
+            server: client.local,
+            transport: view.transport(),
+            relay_transport: view.relay_transport(),
+            relayed: view.relayed().collect(),
+            is_mobile: view.is_mobile(),
+            is_away: view.is_away(),
+            age_ms: view.age_ms(),
+            to_peer: view.to_peer(),
+            to_client: view.to_client(),
+            permissions: if details { view.permissions().collect() } else { Vec::new() },
+            channels: if details { view.channels().collect() } else { Vec::new() },
+            connections: view.connections(),
+        }
+    }
+}
+
+/// What one worker is asked.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// The first slot to look at: 0, and then what [`Looked::next`] says.
+    pub from: u32,
+    /// No more sessions than that; [`SLICE_SESSIONS`] at the most.
+    pub most: usize,
+    /// Which.
+    pub filter: Arc<SessionFilter>,
+    /// Whether permissions and channels are wanted, too.
+    pub details: bool,
+}
+
+/// What it answers.
+#[derive(Clone, Debug)]
+pub struct Looked {
+    /// In the order of their slots.
+    pub sessions: Vec<Session>,
+    /// Where to go on; `None` when these were the last.
+    pub next: Option<u32>,
+    /// How long the question waited for the worker: what a datagram waits that comes now.
+    pub waited: Duration,
+    /// How long it kept the worker from its packets.
+    pub took: Duration,
+}
+
+/// What the sessions that came in by one listener have relayed, of those that there are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerTraffic {
+    /// How many they are.
+    pub sessions: u64,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+}
+
+impl ListenerTraffic {
+    fn of(view: &SessionView<'_>) -> Self {
+        Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
+    }
+
+    /// Adds that of other sessions.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { sessions, to_peer, to_client } = other;
+        self.sessions += sessions;
+        for (sum, more) in [(&mut self.to_peer, to_peer), (&mut self.to_client, to_client)] {
+            sum.0 += more.0;
+            sum.1 += more.1;
+        }
+    }
+}
+
+/// What a slice of one worker's sessions adds up to.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// In the order of [`crate::runtime::Listeners::all`].
+    pub listeners: Vec<ListenerTraffic>,
+    /// Where to go on; `None` when these were the last.
+    pub next: Option<u32>,
+}
+
+impl Relay {
+    /// How many workers there are: they are numbered from 0.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.senders().count()
+    }
+
+    /// Asks one worker. `answer` gets it on the worker's thread, and must not wait; it is dropped if there is no such worker or it has
+    /// ended.
+    pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
+        let asked = Instant::now();
+        self.ask(worker, move |server, now| {
+            let begun = Instant::now();
+            let (sessions, next) = slice(server, now, worker, &look);
+            answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
+        });
+    }
+
+    /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
+    /// [`Relay::look`].
+    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
+        let (places, listeners) = (self.places(), self.listeners().all().count());
+        self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
+    }
+
+    /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
+    pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
+        self.ask(worker, move |server, now| {
+            let view = server.view(now, slot).filter(|view| view.id() == id);
+            let allocation = view.map(|view| view.allocation());
+            answer(allocation.is_some_and(|it| server.close_one(now, it, ClosedReason::Administrator)));
+        });
+    }
+
+    fn ask(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
+        if let Some(sender) = self.senders().nth(worker) {
+            sender.tell(Command::Answer(Box::new(question)));
+        }
+    }
+}
+
+fn slice(
+    server: &mut Server<WorkerGate>,
+    now: Now,
+    worker: usize,
+    look: &Look,
+) -> (Vec<Session>, Option<u32>) {
+    let most = look.most.min(SLICE_SESSIONS);
+    let end = server.slots();
+    let last = end.min(look.from.saturating_add(SLICE));
+    let mut sessions = Vec::with_capacity(most);
+    let mut slot = look.from;
+    while slot < last && sessions.len() < most {
+        let view = server.view(now, slot).filter(|view| look.filter.admits(view));
+        sessions.extend(view.map(|view| Session::of(&view, worker, look.details)));
+        slot += 1;
+    }
+    (sessions, (slot < end).then_some(slot))
+}
+
+/// `places` has the listener of each listener's number.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
+    let mut all = vec![ListenerTraffic::default(); listeners];
+    let end = server.slots();
+    let last = end.min(from.saturating_add(SLICE));
+    for slot in from..last {
+        let Some(view) = server.view(now, slot) else { continue };
+        let place = places.get(usize::from(view.client().listener.0));
+        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
+            sum.merge(&ListenerTraffic::of(&view));
+        }
+    }
+    Tally { listeners: all, next: (last < end).then_some(last) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, sync::RwLock};
+
+    use turnpike_testkit::stun;
+    use turnpike_turn::{
+        random::Seed,
+        server::{Client, Effect, ListenerId, OpenResult, ServerConfig},
+    };
+
+    use super::*;
+    use crate::{
+        Config, CredentialStore,
+        gate::SharedStore,
+        ports::Ports,
+        quotas::Quotas,
+    };
+
+    const NOW: Now = Now { ms: 1000, unix: 1_700_000_000 };
+
+    /// With so many sessions, and no sockets.
+    fn server(sessions: u32) -> Server<WorkerGate> {
+        let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
+        let config = Config { server, ..Config::default() };
+        let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
+        let quotas = Arc::new(Quotas::new(10_000, 10_000));
+        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)));
+        let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
+        for number in 0..sessions {
+            let address = SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number), 4000));
+            let client = Client { listener: ListenerId(0), address, local: ([192, 0, 2, 1], 3478).into() };
+            server.from_client(NOW, &client.into(), &stun::message(0x0003, 1, &[(0x0019, &[17, 0, 0, 0])]));
+            let relayed = SocketAddr::new(address.ip(), 50_000);
+            while let Some(effect) = server.poll_effect() {
+                if let Effect::Open(request) = effect {
+                    server.opened(NOW, request.allocation, OpenResult::Opened { relayed }, None);
+                }
+            }
+        }
+        assert_eq!(server.allocations(), sessions as usize);
+        server
+    }
+
+    #[test]
+    fn a_slice_is_bounded_by_what_it_finds_and_by_what_it_looks_at() {
+        let mut server = server(2 * SLICE + 100);
+        let mut look = Look { from: 0, most: usize::MAX, filter: Arc::default(), details: false };
+        let (found, next) = slice(&mut server, NOW, 3, &look);
+        assert_eq!((found.len(), next), (SLICE_SESSIONS, u32::try_from(SLICE_SESSIONS).ok()));
+        assert!(found.iter().enumerate().all(|(slot, it)| (it.worker, it.slot as usize) == (3, slot)));
+        let last = SocketAddr::from(([10, 0, 8, 99], 4000));
+        look.filter = Arc::new(SessionFilter {
+            client: Some(AddressFilter::Exactly(last)),
+            ..SessionFilter::default()
+        });
+        for (from, count, next) in [(0, 0, Some(SLICE)), (SLICE, 0, Some(2 * SLICE)), (2 * SLICE, 1, None)] {
+            look.from = from;
+            let (found, then) = slice(&mut server, NOW, 0, &look);
+            assert_eq!((found.len(), then), (count, next), "{from}");
+            assert!(found.iter().all(|it| it.client == last));
+        }
+    }
+
+    /// A page may end in the middle of a slice.
+    #[test]
+    fn a_slice_that_ends_with_the_last_session_is_the_last() {
+        let mut server = server(10);
+        let look = |from, most| Look { from, most, filter: Arc::default(), details: false };
+        for (asked, count, next) in [
+            (look(0, 4), 4, Some(4)),
+            (look(4, 6), 6, None),
+            (look(10, 1), 0, None),
+            (look(4, 0), 0, Some(4)),
+        ] {
+            let (found, then) = slice(&mut server, NOW, 0, &asked);
+            assert_eq!((found.len(), then), (count, next), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn sums_of_slices_are_sums_of_all() {
+        let mut server = server(2 * SLICE + 100);
+        let mut sessions = Vec::new();
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let Tally { listeners, next } = tally(&mut server, NOW, slot, &[1], 2);
+            assert_eq!(listeners[0], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(listeners[1].sessions);
+            from = next;
+        }
+        assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
+        assert_eq!(tally(&mut server, NOW, u32::MAX, &[1], 2).next, None);
+        let elsewhere = tally(&mut server, NOW, 0, &[], 2).listeners;
+        assert_eq!(elsewhere, [ListenerTraffic::default(); 2], "of a number that a reload has just made");
+    }
+
+    #[test]
+    fn an_address_is_asked_for_with_its_port_or_by_prefix() {
+        let admits = |filter: &str, address: &str| {
+            filter.parse::<AddressFilter>().unwrap().admits(address.parse().unwrap())
+        };
+        for (filter, address, admitted) in [
+            ("192.0.2.7:4000", "192.0.2.7:4000", true),
+            ("192.0.2.7:4000", "192.0.2.7:4001", false),
+            ("192.0.2.7", "192.0.2.7:4001", true),
+            ("192.0.2.0/24", "192.0.2.99:1", true),
+            ("192.0.2.0/24", "192.0.3.99:1", false),
+            ("[2001:db8::7]:80", "[2001:db8::7]:80", true),
+            ("2001:db8::/32", "[2001:db8::7]:80", true),
+            ("2001:db8::/32", "192.0.2.7:80", false),
+        ] {
+            assert_eq!(admits(filter, address), admitted, "{filter} {address}");
+        }
+        for bad in ["", "alice", "192.0.2.7/24", "192.0.2.7:99999", "192.0.2"] {
+            assert!(bad.parse::<AddressFilter>().is_err(), "{bad}");
+        }
+    }
+}

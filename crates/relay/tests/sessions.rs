@@ -1,0 +1,240 @@
+//! Sessions are listed, looked at and ended from outside while their workers go on relaying.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver},
+    },
+};
+
+use crate::support::{
+    self, ALLOCATE, Client, Message, REFRESH, SOON, World, allocate, bind, channel_data, eventually, heard,
+    peer, plain, refresh, stun,
+};
+use turnpike_relay::{
+    SessionLog,
+    sessions::{ListenerTraffic, Look, Looked, SLICE_SESSIONS, Session, SessionFilter},
+};
+use turnpike_turn::server::{Effect, Transport};
+
+fn look(world: &World, worker: usize, look: Look) -> Looked {
+    let (sender, answer) = mpsc::channel();
+    world.relay.look(worker, look, move |looked| sender.send(looked).unwrap());
+    answer.recv_timeout(SOON).expect("an answer")
+}
+
+/// All sessions that the filter admits, `most` at a time, by worker.
+fn list(world: &World, workers: usize, most: usize, filter: SessionFilter) -> Vec<Session> {
+    let filter = Arc::new(filter);
+    let mut found = Vec::new();
+    for worker in 0..workers {
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let asked = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
+            let looked = look(world, worker, asked);
+            assert!(looked.sessions.len() <= most);
+            assert!(looked.next.is_none_or(|next| next > slot), "it goes on");
+            found.extend(looked.sessions);
+            from = looked.next;
+        }
+    }
+    found
+}
+
+fn all(world: &World, workers: usize) -> Vec<Session> {
+    list(world, workers, SLICE_SESSIONS, SessionFilter::default())
+}
+
+/// A client over UDP, with its relayed transport address.
+fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
+    let client = peer();
+    client.connect(world.udp()).unwrap();
+    client.send(&allocate()).unwrap();
+    let answer = Message(heard(&client));
+    assert_eq!(answer.kind(), ALLOCATE | 0x0100);
+    (client, plain(&answer.attribute(0x0016)))
+}
+
+fn end(world: &World, session: &Session) -> bool {
+    let (sender, answer) = mpsc::channel();
+    world.relay.end(session.worker, session.slot, session.id, move |ended| sender.send(ended).unwrap());
+    answer.recv_timeout(SOON).expect("an answer")
+}
+
+#[test]
+fn every_session_of_every_worker_is_listed_once_whatever_the_slices() {
+    let world = support::start_workers(2);
+    let clients: Vec<_> = (0..40).map(|_| allocated(&world)).collect();
+    let wanted: BTreeMap<SocketAddr, SocketAddr> =
+        clients.iter().map(|(client, relayed)| (client.local_addr().unwrap(), *relayed)).collect();
+    for most in [1, 7, SLICE_SESSIONS] {
+        let listed = list(&world, 2, most, SessionFilter::default());
+        assert_eq!(listed.len(), wanted.len(), "{most}");
+        let found: BTreeMap<_, _> = listed.iter().map(|it| (it.client, it.relayed[0].0)).collect();
+        assert_eq!(found, wanted, "{most}");
+        for session in &listed {
+            assert_eq!((session.transport, session.server), (Transport::Udp, world.udp()));
+            assert!((590_000..=600_000).contains(&session.relayed[0].1), "{session:?}");
+        }
+    }
+    let by_worker = |worker| all(&world, 2).iter().filter(|session| session.worker == worker).count();
+    assert_eq!(by_worker(0) + by_worker(1), 40);
+    assert!(by_worker(0) > 0 && by_worker(1) > 0, "the kernel spreads clients");
+    assert_eq!(world.relay.users(), 1, "nobody is asked for credentials, so that all are one");
+}
+
+#[test]
+fn a_filter_admits_what_it_names() {
+    let world = support::start_workers(1);
+    let (udp, relayed) = allocated(&world);
+    let mut tcp = world.client();
+    let peer = peer();
+    let tcp_relayed = tcp.allocated(&peer);
+    let found = |filter: SessionFilter| -> Vec<SocketAddr> {
+        list(&world, 1, SLICE_SESSIONS, filter).iter().map(|session| session.relayed[0].0).collect()
+    };
+    let none = SessionFilter::default;
+    assert_eq!(found(SessionFilter { transport: Some(Transport::Udp), ..none() }), [relayed]);
+    assert_eq!(found(SessionFilter { transport: Some(Transport::Tcp), ..none() }), [tcp_relayed]);
+    assert!(found(SessionFilter { transport: Some(Transport::Tls), ..none() }).is_empty());
+    let exactly = |address: SocketAddr| Some(address.to_string().parse().unwrap());
+    assert_eq!(found(SessionFilter { client: exactly(udp.local_addr().unwrap()), ..none() }), [relayed]);
+    assert_eq!(found(SessionFilter { relayed: exactly(tcp_relayed), ..none() }), [tcp_relayed]);
+    assert_eq!(found(SessionFilter { client: Some("127.0.0.0/8".parse().unwrap()), ..none() }).len(), 2);
+    assert!(found(SessionFilter { client: Some("10.0.0.0/8".parse().unwrap()), ..none() }).is_empty());
+    let id = all(&world, 1)[1].id;
+    assert_eq!(found(SessionFilter { id: Some(id), ..none() }), [tcp_relayed]);
+    assert!(found(SessionFilter { user: Some("nobody".to_owned()), ..none() }).is_empty());
+    assert!(found(SessionFilter { realm: Some("elsewhere".to_owned()), ..none() }).is_empty());
+    let both = SessionFilter { id: Some(id), transport: Some(Transport::Udp), ..none() };
+    assert!(found(both).is_empty(), "all that is named must fit");
+}
+
+#[test]
+fn details_are_told_where_they_are_asked_for() {
+    let world = support::start_workers(1);
+    let (client, relayed) = allocated(&world);
+    let peer = peer();
+    client.send(&bind(peer.local_addr().unwrap())).unwrap();
+    heard(&client);
+    client.send(&channel_data(b"seven b")).unwrap();
+    assert_eq!(heard(&peer), b"seven b");
+    peer.send_to(b"x", relayed).unwrap();
+    heard(&client);
+    let asked = |details| Look { from: 0, most: 1, filter: Arc::default(), details };
+    let plain = look(&world, 0, asked(false)).sessions.remove(0);
+    assert_eq!((&plain.permissions[..], &plain.channels[..]), (&[][..], &[][..]));
+    assert_eq!((plain.to_peer, plain.to_client), ((1, 7), (1, 1)));
+    let whole = look(&world, 0, asked(true)).sessions.remove(0);
+    assert_eq!((whole.permissions.len(), whole.permissions[0].0), (1, Ipv4Addr::LOCALHOST.into()));
+    assert_eq!((whole.channels.len(), whole.channels[0].0), (1, support::CHANNEL));
+    assert_eq!(whole.channels[0].1, peer.local_addr().unwrap());
+    assert_eq!(whole.id, plain.id);
+}
+
+#[test]
+fn traffic_is_told_of_the_listener_that_its_clients_came_by() {
+    let world = support::start_workers(1);
+    let (client, relayed) = allocated(&world);
+    let peer = peer();
+    client.send(&bind(peer.local_addr().unwrap())).unwrap();
+    heard(&client);
+    client.send(&channel_data(b"seven b")).unwrap();
+    heard(&peer);
+    peer.send_to(b"x", relayed).unwrap();
+    heard(&client);
+    let mut streams = [world.client(), world.client()];
+    streams.iter_mut().for_each(|client| _ = client.allocated(&peer));
+    let (sender, answer) = mpsc::channel();
+    world.relay.tally(0, 0, move |tally| sender.send(tally).unwrap());
+    let tally = answer.recv_timeout(SOON).expect("an answer");
+    assert_eq!(tally.next, None);
+    let found: Vec<_> =
+        world.relay.listeners().all().map(|(transport, _)| transport).zip(tally.listeners).collect();
+    let udp = ListenerTraffic { sessions: 1, to_peer: (1, 7), to_client: (1, 1) };
+    let tcp = ListenerTraffic { sessions: 2, ..ListenerTraffic::default() };
+    let none = ListenerTraffic::default();
+    assert_eq!(found, [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, none)]);
+}
+
+#[test]
+fn an_ended_session_is_gone_for_its_client_and_another_in_its_slot_is_not_ended_for_it() {
+    let world = support::start_workers(1);
+    let (client, relayed) = allocated(&world);
+    let session = all(&world, 1).remove(0);
+    assert!(end(&world, &session));
+    assert!(!end(&world, &session), "it is gone");
+    client.send(&refresh(9)).unwrap();
+    assert_eq!(Message(heard(&client)).kind(), REFRESH | 0x0110, "437");
+    world.wait_for_counter("allocations_closed", "administrator", 1);
+    UdpSocket::bind(relayed).expect("its port is free");
+    client.send(&stun(ALLOCATE, 44, &[(0x0019, &[17, 0, 0, 0])])).unwrap();
+    assert_eq!(Message(heard(&client)).kind(), ALLOCATE | 0x0100);
+    let next = all(&world, 1).remove(0);
+    assert_eq!(next.slot, session.slot);
+    assert_ne!(next.id, session.id);
+    assert!(!end(&world, &session));
+    assert_eq!(all(&world, 1).remove(0).id, next.id);
+}
+
+#[test]
+fn the_end_of_a_session_over_tcp_leaves_its_connection_open() {
+    let world = support::start_workers(1);
+    let mut client: Client<_> = world.client();
+    client.allocated(&peer());
+    assert!(end(&world, &all(&world, 1)[0]));
+    client.send(&refresh(9));
+    assert_eq!(client.receive().expect("it is open").kind(), REFRESH | 0x0110);
+}
+
+#[test]
+fn who_asks_a_worker_that_is_not_there_gets_no_answer() {
+    let world = support::start_workers(1);
+    let (sender, answer): (_, Receiver<Looked>) = mpsc::channel();
+    let asked = Look { from: 0, most: 1, filter: Arc::default(), details: false };
+    world.relay.look(1, asked.clone(), move |looked| sender.send(looked).unwrap());
+    assert!(answer.recv_timeout(SOON).is_err());
+    assert_eq!(look(&world, 0, Look { from: u32::MAX, ..asked }).next, None);
+}
+
+/// What happened on the worker, in its order.
+#[derive(Clone, Default)]
+struct Order(Arc<Mutex<Vec<&'static str>>>);
+
+impl Order {
+    fn note(&self, what: &'static str) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+impl SessionLog for Order {
+    fn effect(&self, _: usize, effect: &Effect) {
+        if matches!(effect, Effect::Opened { .. }) {
+            self.note("opened");
+        }
+    }
+}
+
+#[test]
+fn packets_come_between_two_slices() {
+    const QUESTIONS: usize = 1000;
+    let order = Order::default();
+    let world = support::start_heard_by(Arc::new(order.clone()), Arc::new(()), |_| {});
+    let asked = Look { from: 0, most: SLICE_SESSIONS, filter: Arc::default(), details: false };
+    // The first question holds the worker until there is a datagram beside all the others.
+    let (go, wait) = mpsc::channel::<()>();
+    world.relay.look(0, asked.clone(), move |_| wait.recv_timeout(SOON).unwrap());
+    for _ in 0..QUESTIONS {
+        let order = order.clone();
+        world.relay.look(0, asked.clone(), move |_| order.note("looked"));
+    }
+    let client = peer();
+    client.send_to(&allocate(), world.udp()).unwrap();
+    go.send(()).unwrap();
+    eventually("all are answered", || (order.0.lock().unwrap().len() > QUESTIONS).then_some(()));
+    let order = order.0.lock().unwrap();
+    let at = order.iter().position(|what| *what == "opened").expect("it has its allocation");
+    assert!(at <= 2, "{at} slices came before the packet");
+}

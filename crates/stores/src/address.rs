@@ -1,0 +1,466 @@
+//! Where a store is: a URL, a path, or the line that turnserver.conf has for it.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use percent_encoding::percent_decode_str;
+use url::{ParseError, Url};
+use zeroize::Zeroizing;
+
+/// Which database, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreAddress {
+    /// A file.
+    Sqlite(PathBuf),
+    /// A server.
+    Postgres(ServerAddress),
+    /// A server; MariaDB too.
+    Mysql(ServerAddress),
+    /// A server; Valkey too.
+    Redis(ServerAddress),
+}
+
+/// A server, and as whom.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServerAddress {
+    /// Name or address.
+    pub host: String,
+    /// A Unix socket in its place; for PostgreSQL the directory of it.
+    pub socket: Option<PathBuf>,
+    /// `None` for that of the protocol.
+    pub port: Option<u16>,
+    /// As whom.
+    pub user: Option<String>,
+    /// Never shown.
+    pub password: Option<Zeroizing<String>>,
+    /// The name of the database; of Redis its number.
+    pub database: Option<String>,
+    /// How it is encrypted, and whom to believe.
+    pub tls: Tls,
+}
+
+/// TLS to a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// How strictly.
+    pub mode: TlsMode,
+    /// PEM file with authorities beside those that this machine trusts; for Redis in place of them.
+    pub authority: Option<PathBuf>,
+    /// PEM files of a certificate and its key, for servers that want to know us.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// How strictly a server is asked who it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// No TLS.
+    Off,
+    /// TLS where the server has it, and whoever that is.
+    #[default]
+    IfOffered,
+    /// TLS, with whoever it is.
+    Unverified,
+    /// TLS with a server that an authority vouches for, by any name.
+    Authority,
+    /// TLS with a server that an authority vouches for by the name that is asked for.
+    Full,
+}
+
+/// What an address may look like.
+const FORMS: &str = "postgres://USER:PASSWORD@HOST/DATABASE, mysql://..., redis://... or rediss://..., sqlite:///PATH, or a line of \
+                     turnserver.conf such as psql-userdb=\"host=... dbname=... user=... password=...\"";
+
+impl FromStr for StoreAddress {
+    type Err = String;
+
+    /// Messages hold nothing of the text: it may have a password in it.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        if text.starts_with('/') {
+            return Ok(Self::Sqlite(text.into()));
+        }
+        for (option, kind) in
+            [("psql-userdb", Kind::Postgres), ("mysql-userdb", Kind::Mysql), ("redis-userdb", Kind::Redis)]
+        {
+            if let Some(value) = value_of(text, option) {
+                return if value.contains("://") { from_url(value) } else { from_words(kind, value) };
+            }
+        }
+        for option in ["userdb", "sqlite-userdb", "db", "sqlite"] {
+            if let Some(path) = value_of(text, option).filter(|value| value.starts_with('/')) {
+                return Ok(Self::Sqlite(path.into()));
+            }
+        }
+        from_url(text)
+    }
+}
+
+/// Without the password.
+impl fmt::Display for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, server) = match self {
+            Self::Sqlite(path) => return write!(f, "sqlite://{}", path.display()),
+            Self::Postgres(server) => ("postgres", server),
+            Self::Mysql(server) => ("mysql", server),
+            Self::Redis(server) if server.tls.mode == TlsMode::Off => ("redis", server),
+            Self::Redis(server) => ("rediss", server),
+        };
+        write!(f, "{scheme}://")?;
+        if let Some(user) = &server.user {
+            write!(f, "{user}@")?;
+        }
+        match &server.socket {
+            Some(path) => path.display().fmt(f)?,
+            None if server.host.contains(':') => write!(f, "[{}]", server.host)?,
+            None => f.write_str(&server.host)?,
+        }
+        if let Some(port) = server.port {
+            write!(f, ":{port}")?;
+        }
+        server.database.as_ref().map_or(Ok(()), |database| write!(f, "/{database}"))
+    }
+}
+
+impl fmt::Debug for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, socket, port, user, database, tls, .. } = self;
+        write!(f, "ServerAddress({host:?}, {socket:?}, {port:?}, {user:?}, .., {database:?}, {tls:?})")
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Postgres,
+    Mysql,
+    Redis,
+}
+
+impl Kind {
+    fn address(self, server: ServerAddress) -> StoreAddress {
+        match self {
+            Self::Postgres => StoreAddress::Postgres(server),
+            Self::Mysql => StoreAddress::Mysql(server),
+            Self::Redis => StoreAddress::Redis(server),
+        }
+    }
+
+    fn server(self) -> ServerAddress {
+        let mode = if self == Self::Redis { TlsMode::Off } else { TlsMode::default() };
+        ServerAddress {
+            host: if self == Self::Postgres { "localhost" } else { "127.0.0.1" }.to_owned(),
+            socket: None,
+            port: None,
+            user: None,
+            password: None,
+            database: None,
+            tls: Tls { mode, ..Tls::default() },
+        }
+    }
+}
+
+/// What stands behind `option=`, without the quotes around it.
+fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
+    let value = text.strip_prefix(option)?.trim_start().strip_prefix('=')?.trim();
+    let unquoted = ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
+    Some(unquoted.unwrap_or(value))
+}
+
+fn from_url(text: &str) -> Result<StoreAddress, String> {
+    // libpq takes `USER@/DATABASE`, with a host of its own choice.
+    let parsed = Url::parse(text).or_else(|why| match why {
+        ParseError::EmptyHost => Url::parse(&text.replacen("@/", "@localhost/", 1)),
+        _ => Err(why),
+    });
+    let url = parsed.map_err(|_| format!("it is no address of a store: expected {FORMS}"))?;
+    let (kind, with_tls) = match url.scheme() {
+        "sqlite" | "sqlite3" => {
+            let path = decoded(url.path())?;
+            // What stands behind two slashes would be a host, and sqlite://store.db no path at all.
+            if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with('/') || path == "/" {
+                return Err(
+                    "sqlite needs a whole path, with three slashes: sqlite:///var/db/turndb".to_owned()
+                );
+            }
+            return Ok(StoreAddress::Sqlite(path.into()));
+        }
+        "postgres" | "postgresql" => (Kind::Postgres, false),
+        "mysql" | "mariadb" => (Kind::Mysql, false),
+        "redis" | "valkey" => (Kind::Redis, false),
+        "rediss" | "valkeys" => (Kind::Redis, true),
+        "unix" | "redis+unix" | "valkey+unix" => (Kind::Redis, false),
+        other => return Err(format!("{other} is no kind of store: expected {FORMS}")),
+    };
+    let mut server = kind.server();
+    let is_unix = url.scheme().ends_with("unix");
+    if with_tls {
+        server.tls.mode = TlsMode::Full;
+    }
+    if let Some(host) = url.host_str().filter(|host| !host.is_empty()) {
+        set(kind, &mut server, "host", &decoded(host.trim_matches(['[', ']']))?)?;
+    }
+    server.port = url.port().or(server.port);
+    if !url.username().is_empty() {
+        server.user = Some(decoded(url.username())?);
+    }
+    if let Some(password) = url.password() {
+        server.password = Some(Zeroizing::new(decoded(password)?));
+    }
+    let path = decoded(url.path())?;
+    if is_unix {
+        server.socket = Some(path.into());
+    } else {
+        let database = path.trim_start_matches('/');
+        if !database.is_empty() {
+            server.database = Some(database.to_owned());
+        }
+    }
+    for (key, value) in url.query_pairs() {
+        set(kind, &mut server, &key, &value)?;
+    }
+    finish(kind, server)
+}
+
+/// `key=value key=value`, as coturn and libpq have it. A value of libpq may stand in single quotes, with a backslash before each of
+/// those and of itself.
+fn from_words(kind: Kind, text: &str) -> Result<StoreAddress, String> {
+    let mut server = kind.server();
+    let mut rest = text.trim_start();
+    while !rest.is_empty() {
+        let Some((key, after)) = rest.split_once('=') else {
+            return Err(
+                "what has no = in it is no setting: expected host=... dbname=... user=... password=..."
+                    .to_owned(),
+            );
+        };
+        let after = if kind == Kind::Postgres { after.trim_start() } else { after };
+        let (value, left) = if kind == Kind::Postgres && after.starts_with('\'') {
+            quoted(&after[1..]).ok_or("a value begins with a quote that nothing ends")?
+        } else {
+            let end = after.find(char::is_whitespace).unwrap_or(after.len());
+            (after[..end].to_owned(), &after[end..])
+        };
+        set(kind, &mut server, key.trim(), &value)?;
+        rest = left.trim_start();
+    }
+    finish(kind, server)
+}
+
+/// Up to the quote that ends it, and what comes behind.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut characters = text.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '\'' => return Some((value, &text[at + 1..])),
+            '\\' => value.push(characters.next()?.1),
+            other => value.push(other),
+        }
+    }
+    None
+}
+
+/// One setting, by the names that coturn and each database's own programs have for it.
+fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result<(), String> {
+    let tls = &mut server.tls;
+    match (kind, key) {
+        (_, "host" | "ip" | "addr" | "ipaddr" | "hostaddr") if value.starts_with('/') => {
+            server.socket = Some(value.into());
+        }
+        (_, "host" | "ip" | "addr" | "ipaddr" | "hostaddr") => server.host = value.to_owned(),
+        (_, "socket") => server.socket = Some(value.into()),
+        (_, "dbname" | "db" | "database") => server.database = Some(value.to_owned()),
+        (_, "user" | "uname" | "name" | "username") => server.user = Some(value.to_owned()),
+        (_, "password" | "pwd" | "passwd" | "secret") => {
+            server.password = Some(Zeroizing::new(value.to_owned()));
+        }
+        (_, "port" | "p") => {
+            let port = value.parse().ok().filter(|port| *port > 0);
+            server.port = Some(port.ok_or_else(|| format!("{key} is {value:?}, no port"))?);
+        }
+        // The deadline of each question holds for connections too; the rest is how libpq keeps and names its connections.
+        (_, "connect_timeout" | "timeout") => {}
+        (
+            Kind::Postgres,
+            "keepalives"
+            | "keepalives_idle"
+            | "keepalives_interval"
+            | "keepalives_count"
+            | "application_name"
+            | "fallback_application_name"
+            | "client_encoding"
+            | "gssencmode"
+            | "target_session_attrs",
+        ) => {}
+        (Kind::Postgres, "sslmode") | (Kind::Mysql, "ssl-mode" | "sslmode" | "ssl_mode") => {
+            tls.mode = match &*value.to_ascii_lowercase().replace('_', "-") {
+                "disable" | "disabled" => TlsMode::Off,
+                "allow" | "prefer" | "preferred" => TlsMode::IfOffered,
+                "require" | "required" => TlsMode::Unverified,
+                "verify-ca" => TlsMode::Authority,
+                "verify-full" | "verify-identity" => TlsMode::Full,
+                other => return Err(format!("{key} is {other:?}, none that is known")),
+            };
+        }
+        (Kind::Redis, "tls" | "ssl") => {
+            let wanted = matches!(value, "1" | "true" | "on" | "yes");
+            tls.mode = if wanted { TlsMode::Full } else { TlsMode::Off };
+        }
+        (Kind::Redis, "tls-verify" | "verify") if !matches!(value, "none" | "0" | "false") => {}
+        (Kind::Postgres, "sslrootcert")
+        | (Kind::Mysql, "ca" | "ssl-ca" | "sslca")
+        | (Kind::Redis, "tls-ca" | "ca" | "cacert") => tls.authority = Some(value.into()),
+        (Kind::Postgres, "sslcert")
+        | (Kind::Mysql, "cert" | "ssl-cert" | "sslcert")
+        | (Kind::Redis, "tls-cert" | "cert") => tls.identity.get_or_insert_default().0 = value.into(),
+        (Kind::Postgres, "sslkey")
+        | (Kind::Mysql, "key" | "ssl-key" | "sslkey")
+        | (Kind::Redis, "tls-key" | "clientkey") => tls.identity.get_or_insert_default().1 = value.into(),
+        _ => return Err(format!("{key} is no setting that turnpike has for this store")),
+    }
+    Ok(())
+}
+
+fn finish(kind: Kind, mut server: ServerAddress) -> Result<StoreAddress, String> {
+    if let Some((certificate, key)) = &server.tls.identity
+        && (certificate.as_os_str().is_empty() || key.as_os_str().is_empty())
+    {
+        return Err("a certificate and its key go together".to_owned());
+    }
+    // Who names an authority wants it to be asked.
+    if server.tls.authority.is_some() && matches!(server.tls.mode, TlsMode::IfOffered | TlsMode::Unverified) {
+        server.tls.mode = TlsMode::Authority;
+    }
+    match kind {
+        Kind::Redis => match &server.database {
+            Some(number) if number.parse::<u16>().is_err() => {
+                return Err(format!("{number:?} is no number of a database of Redis"));
+            }
+            _ => {}
+        },
+        Kind::Postgres | Kind::Mysql if server.database.is_none() => {
+            return Err("it names no database: expected dbname=... or a URL with /DATABASE".to_owned());
+        }
+        Kind::Postgres | Kind::Mysql => {}
+    }
+    Ok(kind.address(server))
+}
+
+fn decoded(text: &str) -> Result<String, String> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(std::borrow::Cow::into_owned).map_err(|_| "a part of it is no UTF-8".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> StoreAddress {
+        text.parse().unwrap_or_else(|why| panic!("{text}: {why}"))
+    }
+
+    #[test]
+    fn urls_and_coturns_lines_name_the_same_stores() {
+        for (url, line, shown) in [
+            (
+                "postgres://turn:se%20cret@db.example:5433/coturn",
+                "psql-userdb=\"host=db.example port=5433 dbname=coturn user=turn password='se cret' connect_timeout=30\"",
+                "postgres://turn@db.example:5433/coturn",
+            ),
+            (
+                "mysql://turn:s@[2001:db8::1]/coturn?ssl-ca=/etc/ca.pem",
+                "mysql-userdb=host=2001:db8::1 dbname=coturn user=turn password=s ca=/etc/ca.pem connect_timeout=30",
+                "mysql://turn@[2001:db8::1]/coturn",
+            ),
+            (
+                "redis://:s@127.0.0.1:6380/2",
+                "redis-userdb = \"ip=127.0.0.1 dbname=2 password=s port=6380 timeout=30\"",
+                "redis://127.0.0.1:6380/2",
+            ),
+            ("rediss://r.example", "redis-userdb=host=r.example tls=1", "rediss://r.example"),
+            ("sqlite:///var/db/turndb", "userdb=/var/db/turndb", "sqlite:///var/db/turndb"),
+            ("sqlite:///var/db/turndb", "/var/db/turndb", "sqlite:///var/db/turndb"),
+            (
+                "postgresql:///coturn?host=/run/postgresql&user=turn",
+                "psql-userdb=postgresql:///coturn?host=/run/postgresql&user=turn",
+                "postgres://turn@/run/postgresql/coturn",
+            ),
+            (
+                "postgresql://turn:s@/coturn",
+                "psql-userdb=\"dbname=coturn user=turn password=s\"",
+                "postgres://turn@localhost/coturn",
+            ),
+        ] {
+            let (by_url, by_line) = (read(url), read(line));
+            assert_eq!(by_url, by_line, "{url}");
+            assert_eq!(by_url.to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn tls_is_as_strict_as_it_says_and_an_authority_is_asked() {
+        let mode = |text: &str| match read(text) {
+            StoreAddress::Postgres(server) | StoreAddress::Mysql(server) | StoreAddress::Redis(server) => {
+                server.tls.mode
+            }
+            StoreAddress::Sqlite(_) => panic!("no server"),
+        };
+        for (text, expected) in [
+            ("postgres://h/d", TlsMode::IfOffered),
+            ("postgres://h/d?sslmode=disable", TlsMode::Off),
+            ("postgres://h/d?sslmode=require", TlsMode::Unverified),
+            ("postgres://h/d?sslmode=require&sslrootcert=/ca", TlsMode::Authority),
+            ("postgres://h/d?sslmode=verify-full&sslrootcert=/ca", TlsMode::Full),
+            ("mysql://h/d?ssl-mode=VERIFY_IDENTITY", TlsMode::Full),
+            ("redis://h", TlsMode::Off),
+            ("rediss://h", TlsMode::Full),
+        ] {
+            assert_eq!(mode(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused_with_what_would_be_one_and_without_its_password() {
+        for (text, told) in [
+            ("", "expected postgres://"),
+            ("turndb", "expected postgres://"),
+            ("mongodb://u:hunter2@h/d", "mongodb is no kind of store"),
+            ("postgres://u:hunter2@h", "names no database"),
+            ("sqlite://turndb", "three slashes"),
+            ("sqlite:///", "three slashes"),
+            ("redis://:hunter2@h/two", "no number"),
+            ("psql-userdb=host=h dbname=d password='hunter2", "nothing ends"),
+            ("psql-userdb=host=h dbname=d color=hunter2", "color is no setting"),
+            ("psql-userdb=hunter2", "no = in it"),
+            ("mysql-userdb=host=h dbname=d capath=/etc/hunter2", "capath is no setting"),
+            ("redis-userdb=ip=h tls=1 tls-verify=none password=hunter2", "tls-verify is no setting"),
+            ("mysql://h/d?ssl-cert=/c", "go together"),
+            ("redis-userdb=ip=h port=hunter", "no port"),
+        ] {
+            let why = text.parse::<StoreAddress>().expect_err(text);
+            assert!(why.contains(told) && !why.contains("hunter2"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn no_output_holds_the_password() {
+        let address = read("mysql://turn:hunter2@h/d");
+        assert!(!format!("{address} {address:?}").contains("hunter2"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_address_or_none(text in "(psql-userdb=|mysql-userdb=|redis-userdb=|postgres://)?\\PC{0,60}") {
+            let _ = text.parse::<StoreAddress>();
+        }
+
+        #[test]
+        fn any_password_stands_in_quotes(password in "\\PC{1,20}") {
+            let written = password.replace('\\', "\\\\").replace('\'', "\\'");
+            let read = format!("psql-userdb=dbname=d password='{written}' user=u").parse::<StoreAddress>();
+            let Ok(StoreAddress::Postgres(server)) = read else { panic!("{read:?}") };
+            prop_assert_eq!(server.password.as_deref().map(String::as_str), Some(&*password));
+            prop_assert_eq!(server.user.as_deref(), Some("u"));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Who is known: users with their keys for a while, and names that nobody has for a shorter one. Bounded, the least recently used give
+//! way; and those who ask for the same user at the same time wait together.
+
+use std::{
+    collections::HashMap,
+    hash::BuildHasher as _,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use foldhash::quality::RandomState;
+use hashlink::LruCache;
+use tokio::time::Instant;
+
+use crate::UserKeys;
+
+const SHARDS: usize = 16;
+/// Of the room for users, what names that nobody has may take beside it: whoever makes names up drives no user out.
+const NOBODY_SHARE: usize = 4;
+
+/// What is known of a name.
+pub(crate) enum Cached {
+    /// A user, looked up not long ago.
+    Fresh(Arc<UserKeys>),
+    /// A user whose lifetime here is over; good while nobody can be asked.
+    Old(Arc<UserKeys>),
+    /// Nobody, as of not long ago.
+    Nobody,
+    /// Nothing.
+    Unknown,
+}
+
+/// How long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lifetimes {
+    pub(crate) user: Duration,
+    pub(crate) nobody: Duration,
+    /// Of users, counted from when they were looked up, while nobody can be asked.
+    pub(crate) old: Duration,
+}
+
+pub(crate) struct Cache<W> {
+    shards: [Mutex<Shard<W>>; SHARDS],
+    lifetimes: Lifetimes,
+    hasher: RandomState,
+    /// Of what is put in: what was asked before everything was forgotten comes too late.
+    epoch: AtomicU64,
+}
+
+struct Shard<W> {
+    users: LruCache<Box<str>, User, RandomState>,
+    nobody: LruCache<Box<str>, Instant, RandomState>,
+    /// Who waits for a user that is being looked up.
+    flights: HashMap<Box<str>, Vec<W>>,
+}
+
+struct User {
+    keys: Arc<UserKeys>,
+    looked_up: Instant,
+    fresh_until: Instant,
+}
+
+/// Of keys, `realm NUL name`: realms have no control characters.
+pub(crate) fn key(realm: &str, name: &str) -> Box<str> {
+    [realm, "\0", name].concat().into_boxed_str()
+}
+
+impl<W> Cache<W> {
+    /// Room for so many users.
+    pub(crate) fn new(users: usize, lifetimes: Lifetimes) -> Self {
+        let room = users.div_ceil(SHARDS).max(1);
+        // Unlike a table of std, one of hashlink takes no memory before it is filled.
+        let shard = || Shard {
+            users: LruCache::with_hasher(room, RandomState::default()),
+            nobody: LruCache::with_hasher((room / NOBODY_SHARE).max(1), RandomState::default()),
+            flights: HashMap::new(),
+        };
+        Self {
+            shards: std::array::from_fn(|_| Mutex::new(shard())),
+            lifetimes,
+            hasher: RandomState::default(),
+            epoch: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Cached {
+        let now = Instant::now();
+        let shard = &mut *self.shard(key);
+        if let Some(user) = shard.users.get(key) {
+            if now < user.fresh_until {
+                return Cached::Fresh(Arc::clone(&user.keys));
+            }
+            if now < user.looked_up + self.lifetimes.old {
+                return Cached::Old(Arc::clone(&user.keys));
+            }
+            shard.users.remove(key);
+        }
+        match shard.nobody.get(key) {
+            Some(looked_up) if now < *looked_up + self.lifetimes.nobody => Cached::Nobody,
+            Some(_) => {
+                shard.nobody.remove(key);
+                Cached::Unknown
+            }
+            None => Cached::Unknown,
+        }
+    }
+
+    /// What a look-up that began at `epoch` has found.
+    pub(crate) fn put(&self, epoch: u64, key: &str, found: Option<Arc<UserKeys>>) {
+        let now = Instant::now();
+        let shard = &mut *self.shard(key);
+        if epoch != self.epoch() {
+            return;
+        }
+        match found {
+            Some(keys) => {
+                shard.nobody.remove(key);
+                let user = User { keys, looked_up: now, fresh_until: now + self.lifetimes.user };
+                shard.users.insert(key.into(), user);
+            }
+            None => {
+                shard.users.remove(key);
+                shard.nobody.insert(key.into(), now);
+            }
+        }
+    }
+
+    /// An old user counts as fresh for so much longer.
+    pub(crate) fn prolong(&self, key: &str, by: Duration) {
+        if let Some(user) = self.shard(key).users.get_mut(key) {
+            user.fresh_until = Instant::now() + by;
+        }
+    }
+
+    /// Waits with the others who ask for this user. True for the first, who has to look up and then [`Cache::leave`].
+    pub(crate) fn join(&self, key: &str, who: W) -> bool {
+        let shard = &mut *self.shard(key);
+        if let Some(waiting) = shard.flights.get_mut(key) {
+            waiting.push(who);
+            return false;
+        }
+        shard.flights.insert(key.into(), vec![who]);
+        true
+    }
+
+    /// Those who wait so far; others may still come.
+    pub(crate) fn waiting(&self, key: &str) -> Vec<W> {
+        self.shard(key).flights.get_mut(key).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Those who wait, and none any more.
+    pub(crate) fn leave(&self, key: &str) -> Vec<W> {
+        self.shard(key).flights.remove(key).unwrap_or_default()
+    }
+
+    /// For [`Cache::put`].
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Forgets one name; what was asked before comes too late, whoever it was about.
+    pub(crate) fn forget(&self, key: &str) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        let shard = &mut *self.shard(key);
+        shard.users.remove(key);
+        shard.nobody.remove(key);
+    }
+
+    /// Forgets everybody.
+    pub(crate) fn clear(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        for shard in &self.shards {
+            let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.users.clear();
+            shard.nobody.clear();
+        }
+    }
+
+    /// Users that are held.
+    pub(crate) fn users(&self) -> usize {
+        let held = |shard: &Mutex<Shard<W>>| shard.lock().unwrap_or_else(PoisonError::into_inner).users.len();
+        self.shards.iter().map(held).sum()
+    }
+
+    fn shard(&self, key: &str) -> MutexGuard<'_, Shard<W>> {
+        #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of shards")]
+        let index = self.hasher.hash_one(key) as usize % SHARDS;
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const LIFETIMES: Lifetimes = Lifetimes {
+        user: Duration::from_secs(60),
+        nobody: Duration::from_secs(10),
+        old: Duration::from_secs(3600),
+    };
+
+    fn cache(users: usize) -> Cache<()> {
+        Cache::new(users, LIFETIMES)
+    }
+
+    fn keys() -> Option<Arc<UserKeys>> {
+        UserKeys::from_hex(&"ab".repeat(16)).map(Arc::new)
+    }
+
+    fn told(cache: &Cache<()>, key: &str) -> &'static str {
+        match cache.get(key) {
+            Cached::Fresh(_) => "fresh",
+            Cached::Old(_) => "old",
+            Cached::Nobody => "nobody",
+            Cached::Unknown => "unknown",
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_is_fresh_then_old_then_forgotten() {
+        let cache = cache(100);
+        cache.put(0, "a", keys());
+        cache.put(0, "n", None);
+        assert_eq!([told(&cache, "a"), told(&cache, "n"), told(&cache, "x")], ["fresh", "nobody", "unknown"]);
+        advance(Duration::from_secs(10)).await;
+        assert_eq!([told(&cache, "a"), told(&cache, "n")], ["fresh", "unknown"]);
+        advance(Duration::from_secs(50)).await;
+        assert_eq!(told(&cache, "a"), "old");
+        cache.prolong("a", Duration::from_secs(5));
+        assert_eq!(told(&cache, "a"), "fresh");
+        advance(Duration::from_secs(5)).await;
+        assert_eq!(told(&cache, "a"), "old", "its age counts from the look-up");
+        advance(Duration::from_secs(3600)).await;
+        assert_eq!((told(&cache, "a"), cache.users()), ("unknown", 0));
+    }
+
+    #[test]
+    fn who_makes_names_up_drives_no_user_out_and_both_have_a_bound() {
+        let cache = cache(1600);
+        for number in 0..100 {
+            cache.put(0, &format!("user{number}"), keys());
+        }
+        for number in 0..100_000 {
+            cache.put(0, &format!("nobody{number}"), None);
+        }
+        assert_eq!(cache.users(), 100);
+        let held: usize = cache.shards.iter().map(|shard| shard.lock().unwrap().nobody.len()).sum();
+        assert_eq!(held, 400);
+        for number in 0..100_000 {
+            cache.put(0, &format!("user{number}"), keys());
+        }
+        assert_eq!(cache.users(), 1600);
+        assert_eq!(told(&cache, "user99999"), "fresh");
+    }
+
+    #[test]
+    fn a_name_is_a_user_or_nobody() {
+        let cache = cache(10);
+        cache.put(0, "a", None);
+        cache.put(0, "a", keys());
+        assert_eq!(told(&cache, "a"), "fresh");
+        cache.put(0, "a", None);
+        assert_eq!((told(&cache, "a"), cache.users()), ("nobody", 0));
+    }
+
+    #[test]
+    fn what_was_asked_before_all_was_forgotten_is_not_kept() {
+        let cache = cache(10);
+        let before = cache.epoch();
+        cache.put(before, "a", keys());
+        cache.clear();
+        assert_eq!(told(&cache, "a"), "unknown");
+        cache.put(before, "a", keys());
+        assert_eq!(told(&cache, "a"), "unknown");
+        cache.put(cache.epoch(), "a", keys());
+        assert_eq!(told(&cache, "a"), "fresh");
+    }
+
+    #[test]
+    fn who_is_forgotten_is_not_taken_from_an_older_answer() {
+        let cache = cache(10);
+        let before = cache.epoch();
+        for (name, found) in [("a", keys()), ("b", keys()), ("n", None)] {
+            cache.put(before, name, found);
+        }
+        cache.forget("a");
+        cache.forget("n");
+        cache.put(before, "a", keys());
+        assert_eq!(["a", "b", "n"].map(|name| told(&cache, name)), ["unknown", "fresh", "unknown"]);
+        cache.put(cache.epoch(), "a", keys());
+        assert_eq!(told(&cache, "a"), "fresh");
+    }
+
+    #[test]
+    fn those_who_ask_for_one_user_wait_together() {
+        let cache: Cache<u8> = Cache::new(10, LIFETIMES);
+        assert_eq!([cache.join("a", 1), cache.join("a", 2), cache.join("b", 3)], [true, false, true]);
+        assert_eq!(cache.waiting("a"), [1, 2]);
+        assert!(!cache.join("a", 4), "it is still being looked up");
+        assert_eq!((cache.leave("a"), cache.leave("a"), cache.leave("b")), (vec![4], vec![], vec![3]));
+        assert!(cache.join("a", 5));
+    }
+}

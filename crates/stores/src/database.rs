@@ -1,0 +1,79 @@
+//! One of the databases, whichever it is.
+
+use zeroize::Zeroizing;
+
+use crate::{
+    Backend, Edit, Rules, SqliteUse, StoreAddress, StoreError, UserKeys, UserRow,
+    directory::Limits,
+    redis::Redis,
+    sql::{Mysql, Postgres},
+    sqlite::Sqlite,
+    tables::Tables,
+};
+
+/// A database, connected to when there is something to ask.
+pub struct Database(Kind);
+
+enum Kind {
+    Sqlite(Tables<Sqlite>),
+    Postgres(Tables<Postgres>),
+    Mysql(Tables<Mysql>),
+    Redis(Box<Redis>),
+}
+
+impl Database {
+    /// What is at an address. PostgreSQL and MySQL get so many connections; a file is used as `file` says. Must be called on the
+    /// runtime that is to do the work.
+    #[must_use]
+    pub fn new(address: &StoreAddress, connections: usize, file: SqliteUse, limits: &Limits) -> Self {
+        let name = address.to_string();
+        Self(match address {
+            StoreAddress::Sqlite(path) => Kind::Sqlite(Tables(Sqlite::new(path, file, name))),
+            StoreAddress::Postgres(server) => {
+                Kind::Postgres(Tables(Postgres::new(server, connections, name)))
+            }
+            StoreAddress::Mysql(server) => Kind::Mysql(Tables(Mysql::new(server, connections, name))),
+            StoreAddress::Redis(server) => {
+                Kind::Redis(Box::new(Redis::new(server, limits.deadline.mul_f32(0.75), name)))
+            }
+        })
+    }
+}
+
+/// The same question to whichever it is.
+macro_rules! each {
+    ($self:ident, $backend:ident => $question:expr) => {
+        match &$self.0 {
+            Kind::Sqlite($backend) => $question,
+            Kind::Postgres($backend) => $question,
+            Kind::Mysql($backend) => $question,
+            Kind::Redis($backend) => $question,
+        }
+    };
+}
+
+impl Backend for Database {
+    async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
+        each!(self, backend => backend.user(realm, name).await)
+    }
+
+    async fn secrets(&self, realm: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
+        each!(self, backend => backend.secrets(realm).await)
+    }
+
+    async fn rules(&self) -> Result<Rules, StoreError> {
+        each!(self, backend => backend.rules().await)
+    }
+
+    async fn version(&self) -> Option<u64> {
+        each!(self, backend => backend.version().await)
+    }
+
+    async fn users(&self, realm: Option<&str>, after: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
+        each!(self, backend => backend.users(realm, after).await)
+    }
+
+    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        each!(self, backend => backend.edit(edit).await)
+    }
+}

@@ -1,0 +1,594 @@
+//! A store as the server sees it: what is known is answered at once, the rest by one query a user within the deadline, and a database
+//! that is slow or gone is noticed by who is not known alone.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    Backend, Edit, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
+    breaker::{self, Breaker},
+    cache::{self, Cache, Cached, Lifetimes},
+};
+
+/// How long somebody who is known, if not as of late, is made to wait for the store. The client repeats its request after 500 ms.
+const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
+/// For how long such a one is then taken as known, before the store is asked once more.
+const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
+/// How often a realm's secrets are asked for because a key did not fit.
+const SECRETS_PAUSE: Duration = Duration::from_secs(1);
+/// How often a backend is asked whether anything has been written, if it can tell.
+const VERSION_PAUSE: Duration = Duration::from_secs(1);
+/// All rules of a large store take longer than one user.
+const RULES_DEADLINE: Duration = Duration::from_secs(30);
+/// The same for a page of users, and for a change: somebody sits before them.
+const LIST_DEADLINE: Duration = Duration::from_secs(20);
+/// Reading the rules may take this share of the time, one in so many.
+const RULES_SHARE: u32 = 20;
+
+/// How much is kept, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Users in memory.
+    pub users: usize,
+    /// How long a user is known before the store is asked again.
+    pub lifetime: Duration,
+    /// The same of a name that nobody has.
+    pub negative: Duration,
+    /// How long a user stays known while the store does not answer.
+    pub stale: Duration,
+    /// How long the store has for an answer.
+    pub deadline: Duration,
+    /// How often everything but users is read.
+    pub refresh: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            users: 100_000,
+            lifetime: Duration::from_secs(60),
+            negative: Duration::from_secs(10),
+            stale: Duration::from_secs(86_400),
+            deadline: Duration::from_secs(2),
+            refresh: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What can be said of a user at once.
+#[derive(Clone, Debug)]
+pub enum Known {
+    /// The keys.
+    User(Arc<UserKeys>),
+    /// There is no such user.
+    Nobody,
+    /// The store has to be asked.
+    Ask,
+}
+
+/// What the store was found to say.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// The keys.
+    User(Arc<UserKeys>),
+    /// There is no such user.
+    Nobody,
+    /// Nobody can tell.
+    Unavailable,
+}
+
+/// Called once, from the runtime's thread or the caller's.
+type Answer = Box<dyn FnOnce(Found) + Send>;
+
+/// A store behind a cache. Clones are the same one.
+pub struct Directory<B>(Arc<Inner<B>>);
+
+struct Inner<B> {
+    backend: B,
+    /// For log lines.
+    name: String,
+    limits: Limits,
+    runtime: Handle,
+    cache: Cache<Answer>,
+    breaker: Mutex<Breaker>,
+    rules: RwLock<Option<Arc<Rules>>>,
+    /// As of `rules`, or later.
+    secrets: RwLock<HashMap<Box<str>, Secrets>>,
+    /// When a realm's were last asked for because a key did not fit.
+    secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
+    /// Held by who asks for some.
+    asks_for_secrets: tokio::sync::Mutex<()>,
+    generation: AtomicU64,
+    version: AtomicU64,
+    /// The last trouble with rules that the log was told of.
+    trouble: Mutex<Option<String>>,
+    counts: Tallies,
+}
+
+impl<B> Clone for Directory<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend> Directory<B> {
+    /// Nothing is asked yet. `name` is for log lines. Must be called on the runtime that is to do the work; what it does there ends when
+    /// the last clone is dropped.
+    #[must_use]
+    pub fn new(backend: B, name: String, limits: Limits) -> Self {
+        let lifetimes = Lifetimes { user: limits.lifetime, nobody: limits.negative, old: limits.stale };
+        let inner = Arc::new(Inner {
+            backend,
+            name,
+            limits,
+            runtime: Handle::current(),
+            cache: Cache::new(limits.users, lifetimes),
+            breaker: Mutex::default(),
+            rules: RwLock::default(),
+            secrets: RwLock::default(),
+            secrets_asked: Mutex::default(),
+            asks_for_secrets: tokio::sync::Mutex::default(),
+            generation: AtomicU64::new(0),
+            version: AtomicU64::new(u64::MAX),
+            trouble: Mutex::default(),
+            counts: Tallies::default(),
+        });
+        inner.runtime.spawn(keep_current(Arc::downgrade(&inner)));
+        Self(inner)
+    }
+
+    /// Reads rules and secrets now.
+    ///
+    /// # Errors
+    /// Why not; [`StoreError::may_pass`] tells whether [waiting](Self::wait_for_it) helps.
+    pub async fn read(&self) -> Result<(), StoreError> {
+        self.0.read_rules().await
+    }
+
+    /// The store cannot be reached now: nobody asks it before a probe finds that it answers.
+    pub fn wait_for_it(&self, error: &StoreError) {
+        self.0.give_up(error);
+    }
+
+    /// What can be said of a user without waiting. On any thread.
+    #[must_use]
+    pub fn known(&self, realm: &str, name: &str) -> Known {
+        let Inner { cache, counts, .. } = &*self.0;
+        let (known, counter) = match cache.get(&cache::key(realm, name)) {
+            Cached::Fresh(keys) => (Known::User(keys), &counts.cached),
+            Cached::Old(keys) if self.0.is_away() => (Known::User(keys), &counts.old),
+            Cached::Nobody => (Known::Nobody, &counts.nobody),
+            Cached::Old(_) | Cached::Unknown => return Known::Ask,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        known
+    }
+
+    /// Finds out about a user, and says so within the deadline. Does not wait; on any thread.
+    pub fn look_up(&self, realm: &str, name: &str, answer: impl FnOnce(Found) + Send + 'static) {
+        let inner = &self.0;
+        let key = cache::key(realm, name);
+        if inner.is_away() {
+            return answer(inner.without_store(&key));
+        }
+        if inner.cache.join(&key, Box::new(answer)) {
+            let flight = Flight { inner: Arc::clone(inner), key, landed: false };
+            let (realm, name) = (realm.to_owned(), name.to_owned());
+            inner.runtime.spawn(async move { flight.fly(&realm, &name).await });
+        } else {
+            inner.counts.joined.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The secrets of a realm, perhaps none; `None` as long as the store has never answered.
+    #[must_use]
+    pub fn secrets(&self, realm: &str) -> Option<Secrets> {
+        let found = read(&self.0.secrets).get(realm).cloned();
+        found.or_else(|| self.rules().map(|_| Secrets::default()))
+    }
+
+    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than once a second.
+    #[must_use]
+    pub fn may_have_new_secrets(&self, realm: &str) -> bool {
+        if self.0.is_away() {
+            return false;
+        }
+        let asked = lock(&self.0.secrets_asked).get(realm).copied();
+        asked.is_none_or(|at| at.elapsed() >= SECRETS_PAUSE)
+    }
+
+    /// Reads the secrets of a realm again, and says within the deadline what they are: `None` if nobody knows. Does not wait; on any
+    /// thread.
+    pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
+        let (directory, realm) = (self.clone(), Box::<str>::from(realm));
+        self.0.runtime.spawn(async move {
+            let deadline = directory.0.limits.deadline;
+            if !directory.0.is_away() && timeout(deadline, directory.0.read_secrets(&realm)).await.is_err() {
+                directory.0.fail(&directory.0.slow(deadline));
+            }
+            answer(directory.secrets(&realm));
+        });
+    }
+
+    /// Everything but users and secrets, as last read; `None` before the first time.
+    #[must_use]
+    pub fn rules(&self) -> Option<Arc<Rules>> {
+        read(&self.0.rules).clone()
+    }
+
+    /// Another number whenever [`Directory::rules`] has changed.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// The secrets of all realms.
+    pub fn all_secrets(&self) -> Vec<(Box<str>, Secrets)> {
+        read(&self.0.secrets).iter().map(|(realm, secrets)| (realm.clone(), Arc::clone(secrets))).collect()
+    }
+
+    /// As [`Backend::users`].
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn users(
+        &self,
+        realm: Option<&str>,
+        after: Option<&UserRow>,
+    ) -> Result<Vec<UserRow>, StoreError> {
+        self.0.within(LIST_DEADLINE, self.0.backend.users(realm, after)).await
+    }
+
+    /// Changes the store, as [`Backend::edit`], and sees to it that the change counts here at once.
+    ///
+    /// # Errors
+    /// Why not. What has not been answered in time may have been done.
+    pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        let inner = &*self.0;
+        let existed = inner.within(LIST_DEADLINE, inner.backend.edit(edit)).await?;
+        let is_user = match edit {
+            Edit::PutUser { realm, name, .. } | Edit::RemoveUser { realm, name } => {
+                inner.cache.forget(&cache::key(realm, name));
+                true
+            }
+            _ => false,
+        };
+        // Which realms have users without a SHA-256 key, SQLite alone tells; and it tells nobody of what he has written himself.
+        if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
+            && let Err(error) = inner.read_rules().await
+        {
+            tracing::warn!("{error}; what has been changed counts when its rules can be read again");
+        }
+        Ok(existed)
+    }
+
+    /// As log lines have it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// For metrics.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let Inner { counts, cache, .. } = &*self.0;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            is_up: !self.0.is_away(),
+            users: cache.users() as u64,
+            answers: [
+                ("cache", get(&counts.cached)),
+                ("negative", get(&counts.nobody)),
+                ("stale", get(&counts.old)),
+                ("joined", get(&counts.joined)),
+                ("unavailable", get(&counts.unavailable)),
+            ],
+            queries: [
+                ("found", get(&counts.found)),
+                ("none", get(&counts.none)),
+                ("failed", get(&counts.failed)),
+                ("timeout", get(&counts.timed_out)),
+            ],
+            query_times: std::array::from_fn(|index| {
+                (QUERY_TIMES.get(index).copied().unwrap_or(f64::INFINITY), get(&counts.times[index]))
+            }),
+            query_seconds: Duration::from_micros(get(&counts.microseconds)).as_secs_f64(),
+        }
+    }
+}
+
+impl<B: Backend> Inner<B> {
+    fn is_away(&self) -> bool {
+        lock(&self.breaker).is_open()
+    }
+
+    /// What is left to say where the store does not answer.
+    fn without_store(&self, key: &str) -> Found {
+        let (found, counter) = match self.cache.get(key) {
+            Cached::Fresh(keys) | Cached::Old(keys) => (Found::User(keys), &self.counts.old),
+            Cached::Nobody => (Found::Nobody, &self.counts.nobody),
+            Cached::Unknown => (Found::Unavailable, &self.counts.unavailable),
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    fn slow(&self, deadline: Duration) -> StoreError {
+        StoreError::new(&self.name, Fault::Slow, format_args!("not within {} s", deadline.as_secs_f32()))
+    }
+
+    /// Within the deadline.
+    async fn ask(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
+        self.within(self.limits.deadline, self.backend.user(realm, name)).await
+    }
+
+    async fn within<T>(
+        &self,
+        deadline: Duration,
+        question: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout(deadline, question).await.unwrap_or_else(|_| Err(self.slow(deadline)))
+    }
+
+    fn succeed(&self) {
+        lock(&self.breaker).succeed();
+    }
+
+    fn fail(self: &Arc<Self>, error: &StoreError) {
+        let counter = if error.fault == Fault::Slow { &self.counts.timed_out } else { &self.counts.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if lock(&self.breaker).fail() {
+            self.probe(error);
+        }
+    }
+
+    /// Nobody asks any more, until a probe is answered.
+    fn give_up(self: &Arc<Self>, error: &StoreError) {
+        let mut breaker = lock(&self.breaker);
+        while !breaker.is_open() {
+            if breaker.fail() {
+                drop(breaker);
+                return self.probe(error);
+            }
+        }
+    }
+
+    fn probe(self: &Arc<Self>, error: &StoreError) {
+        tracing::error!("{error}; users who are known stay known, it is asked again and again");
+        self.runtime.spawn(probe_until_it_answers(Arc::downgrade(self), error.fault));
+    }
+
+    async fn read_rules(&self) -> Result<(), StoreError> {
+        let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
+        *write(&self.secrets) = std::mem::take(&mut rules.secrets).into_iter().collect();
+        let mut held = write(&self.rules);
+        if held.as_deref() != Some(&rules) {
+            *held = Some(Arc::new(rules));
+            self.generation.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// One at a time; whoever has waited for another's question has its answer.
+    async fn read_secrets(self: &Arc<Self>, realm: &str) {
+        let begun = Instant::now();
+        let _turn = self.asks_for_secrets.lock().await;
+        if lock(&self.secrets_asked).get(realm).is_some_and(|at| *at >= begun) {
+            return;
+        }
+        match self.backend.secrets(realm).await {
+            Ok(secrets) => {
+                self.succeed();
+                write(&self.secrets).insert(realm.into(), secrets.into());
+                lock(&self.secrets_asked).insert(realm.into(), Instant::now());
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Reads the rules again, if anything has changed where that can be told.
+    async fn refresh(&self) {
+        let version = self.backend.version().await;
+        if let Some(version) = version
+            && self.version.swap(version, Ordering::Relaxed) == version
+        {
+            return;
+        }
+        let result = self.read_rules().await;
+        if version.is_some() {
+            self.cache.clear();
+        }
+        let mut told = lock(&self.trouble);
+        match (result, &*told) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(_)) => {
+                *told = None;
+                tracing::info!("the rules of {} can be read again", self.name);
+            }
+            (Err(error), told_before) => {
+                let text = error.to_string();
+                if told_before.as_ref() != Some(&text) {
+                    tracing::error!("{text}; the rules that were read before stay in force");
+                    *told = Some(text);
+                }
+                // Whatever it was that has changed, it has not been taken.
+                self.version.store(u64::MAX, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// A look-up under way. However it ends, nobody is left waiting.
+struct Flight<B: Backend> {
+    inner: Arc<Inner<B>>,
+    key: Box<str>,
+    landed: bool,
+}
+
+impl<B: Backend> Flight<B> {
+    async fn fly(mut self, realm: &str, name: &str) {
+        let (inner, key) = (&self.inner, &self.key);
+        let (epoch, begun) = (inner.cache.epoch(), Instant::now());
+        let query = inner.ask(realm, name);
+        tokio::pin!(query);
+        let known = match inner.cache.get(key) {
+            Cached::Fresh(keys) | Cached::Old(keys) => Some(keys),
+            Cached::Nobody | Cached::Unknown => None,
+        };
+        let result = match known {
+            None => query.await,
+            Some(keys) => match timeout(KNOWN_PATIENCE, &mut query).await {
+                Ok(result) => result,
+                Err(_) => {
+                    inner.cache.prolong(key, BENEFIT_OF_DOUBT);
+                    for answer in inner.cache.waiting(key) {
+                        inner.counts.old.fetch_add(1, Ordering::Relaxed);
+                        answer(Found::User(Arc::clone(&keys)));
+                    }
+                    query.await
+                }
+            },
+        };
+        inner.counts.took(begun.elapsed());
+        let found = match result {
+            Ok(user) => {
+                inner.succeed();
+                let counter = if user.is_some() { &inner.counts.found } else { &inner.counts.none };
+                counter.fetch_add(1, Ordering::Relaxed);
+                let user = user.map(Arc::new);
+                inner.cache.put(epoch, key, user.clone());
+                user.map_or(Found::Nobody, Found::User)
+            }
+            Err(error) => {
+                inner.fail(&error);
+                inner.without_store(key)
+            }
+        };
+        let waiting = inner.cache.leave(key);
+        self.landed = true;
+        for answer in waiting {
+            answer(found.clone());
+        }
+    }
+}
+
+/// What is dropped here answers for itself; see [`turnpike_turn::server::Credentials::Unavailable`].
+impl<B: Backend> Drop for Flight<B> {
+    fn drop(&mut self) {
+        if !self.landed {
+            drop(self.inner.cache.leave(&self.key));
+        }
+    }
+}
+
+/// Reads the rules again and again, as long as anybody has the directory.
+async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
+    let Some(first) = weak.upgrade().map(|inner| inner.limits.refresh) else { return };
+    let mut pause = first.min(VERSION_PAUSE);
+    loop {
+        sleep(pause).await;
+        let Some(inner) = weak.upgrade() else { return };
+        if inner.is_away() {
+            continue;
+        }
+        let begun = Instant::now();
+        inner.refresh().await;
+        let tells = inner.version.load(Ordering::Relaxed) != u64::MAX;
+        let wanted = if tells { VERSION_PAUSE.min(inner.limits.refresh) } else { inner.limits.refresh };
+        pause = wanted.max(begun.elapsed() * RULES_SHARE);
+    }
+}
+
+/// Tells of each new kind of trouble; the log knows of the first.
+async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fault) {
+    let since = Instant::now();
+    for pause in breaker::pauses() {
+        sleep(pause).await;
+        let Some(inner) = weak.upgrade() else { return };
+        // Nobody has this name, and finding that out takes what finding a user takes.
+        match inner.ask("", "").await {
+            Ok(_) => {
+                lock(&inner.breaker).close();
+                tracing::info!("{} answers again, after {} s", inner.name, since.elapsed().as_secs());
+                inner.refresh().await;
+                return;
+            }
+            Err(error) if error.fault != fault => {
+                tracing::error!("{error}");
+                fault = error.fault;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// What a directory has done, for metrics.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    /// Whether the store answers.
+    pub is_up: bool,
+    /// Users in memory.
+    pub users: u64,
+    /// Requests answered without a query of their own, by what answered.
+    pub answers: [(&'static str, u64); 5],
+    /// Queries for a user, by result.
+    pub queries: [(&'static str, u64); 4],
+    /// How long they took: an upper bound in seconds, the last of which is infinite, and how many it bounds that no smaller one does.
+    pub query_times: [(f64, u64); QUERY_TIMES.len() + 1],
+    /// All of these together, in seconds.
+    pub query_seconds: f64,
+}
+
+/// Upper bounds of the times that are told apart, in seconds.
+const QUERY_TIMES: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0];
+
+#[derive(Debug, Default)]
+struct Tallies {
+    cached: AtomicU64,
+    nobody: AtomicU64,
+    old: AtomicU64,
+    joined: AtomicU64,
+    unavailable: AtomicU64,
+    found: AtomicU64,
+    none: AtomicU64,
+    failed: AtomicU64,
+    timed_out: AtomicU64,
+    times: [AtomicU64; QUERY_TIMES.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Tallies {
+    /// Of a query.
+    fn took(&self, time: Duration) {
+        let bucket = QUERY_TIMES.iter().position(|bound| time.as_secs_f64() <= *bound);
+        self.times[bucket.unwrap_or(QUERY_TIMES.len())].fetch_add(1, Ordering::Relaxed);
+        let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.microseconds.fetch_add(microseconds, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

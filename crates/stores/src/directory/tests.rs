@@ -1,0 +1,401 @@
+use std::sync::atomic::AtomicUsize;
+
+use tokio::{
+    sync::{Notify, oneshot},
+    time::advance,
+};
+use zeroize::Zeroizing;
+
+use super::*;
+use crate::{Edit, UserRow};
+
+const REALM: &str = "here";
+
+/// A database that does what a test says.
+#[derive(Default)]
+struct Fake {
+    users: Mutex<HashMap<String, UserKeys>>,
+    secrets: Mutex<Vec<String>>,
+    state: Mutex<State>,
+    asked: AtomicUsize,
+    secrets_asked: AtomicUsize,
+    rules_asked: AtomicUsize,
+    version: AtomicU64,
+    released: Notify,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum State {
+    #[default]
+    Good,
+    /// Answers nothing at all.
+    Hangs,
+    /// Answers when released.
+    Waits,
+    Refuses,
+    /// It has a version.
+    Tells,
+}
+
+impl Fake {
+    async fn answer<T>(&self, value: impl FnOnce() -> T) -> Result<T, StoreError> {
+        let state = *lock(&self.state);
+        match state {
+            State::Good | State::Tells => Ok(value()),
+            State::Hangs => std::future::pending().await,
+            State::Waits => {
+                self.released.notified().await;
+                Ok(value())
+            }
+            State::Refuses => Err(StoreError::new("fake", Fault::Unreachable, "connection refused")),
+        }
+    }
+}
+
+impl Backend for Arc<Fake> {
+    async fn user(&self, _: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.answer(|| lock(&self.users).get(name).cloned()).await
+    }
+
+    async fn secrets(&self, _: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
+        self.secrets_asked.fetch_add(1, Ordering::Relaxed);
+        self.answer(|| lock(&self.secrets).iter().cloned().map(Zeroizing::new).collect()).await
+    }
+
+    async fn rules(&self) -> Result<Rules, StoreError> {
+        self.rules_asked.fetch_add(1, Ordering::Relaxed);
+        self.answer(|| {
+            let secrets: Vec<_> = lock(&self.secrets).iter().cloned().map(Zeroizing::new).collect();
+            Rules { secrets: [(REALM.into(), secrets.into())].into(), ..Rules::default() }
+        })
+        .await
+    }
+
+    async fn version(&self) -> Option<u64> {
+        (*lock(&self.state) == State::Tells).then(|| self.version.load(Ordering::Relaxed))
+    }
+
+    async fn users(&self, _: Option<&str>, _: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
+        unreachable!("no list is asked for")
+    }
+
+    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        self.answer(|| match edit {
+            Edit::PutUser { name, keys, .. } => {
+                lock(&self.users).insert(name.clone(), keys.clone()).is_some()
+            }
+            Edit::RemoveUser { name, .. } => lock(&self.users).remove(name).is_some(),
+            Edit::AddSecret { secret, .. } => {
+                lock(&self.secrets).push(secret.to_string());
+                false
+            }
+            _ => unreachable!("not asked for"),
+        })
+        .await
+    }
+}
+
+struct World {
+    fake: Arc<Fake>,
+    directory: Directory<Arc<Fake>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let fake = Arc::new(Fake::default());
+        lock(&fake.users).insert("alice".to_owned(), keys());
+        let directory = Directory::new(Arc::clone(&fake), "fake".to_owned(), Limits::default());
+        Self { fake, directory }
+    }
+
+    fn set(&self, state: State) {
+        *lock(&self.fake.state) = state;
+    }
+
+    fn ask(&self, name: &str) -> oneshot::Receiver<Found> {
+        let (sender, receiver) = oneshot::channel();
+        self.directory.look_up(REALM, name, move |found| drop(sender.send(found)));
+        receiver
+    }
+
+    async fn found(&self, name: &str) -> &'static str {
+        said(&self.ask(name).await.expect("everybody is answered"))
+    }
+
+    fn known(&self, name: &str) -> &'static str {
+        match self.directory.known(REALM, name) {
+            Known::User(_) => "user",
+            Known::Nobody => "nobody",
+            Known::Ask => "ask",
+        }
+    }
+
+    fn asked(&self) -> usize {
+        self.fake.asked.load(Ordering::Relaxed)
+    }
+
+    /// Nobody is asked any more.
+    async fn take_away(&self, state: State) {
+        self.set(state);
+        for number in 0..3 {
+            self.found(&format!("stranger{number}")).await;
+        }
+        assert!(!self.directory.counts().is_up);
+    }
+}
+
+fn said(found: &Found) -> &'static str {
+    match found {
+        Found::User(_) => "user",
+        Found::Nobody => "nobody",
+        Found::Unavailable => "unavailable",
+    }
+}
+
+fn keys() -> UserKeys {
+    UserKeys::new("alice", REALM, "wonderland")
+}
+
+fn count(counts: &[(&'static str, u64)], name: &str) -> u64 {
+    counts.iter().find(|(found, _)| *found == name).expect("a counter").1
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_user_is_looked_up_once_in_its_lifetime_and_so_is_nobody() {
+    let world = World::new();
+    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
+    assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "nobody"));
+    assert_eq!([world.known("alice"), world.known("bob")], ["user", "nobody"]);
+    advance(Duration::from_secs(10)).await;
+    assert_eq!([world.known("alice"), world.known("bob")], ["user", "ask"], "somebody may have made bob");
+    advance(Duration::from_secs(50)).await;
+    assert_eq!(world.known("alice"), "ask");
+    lock(&world.fake.users).clear();
+    assert_eq!((world.found("alice").await, world.known("alice")), ("nobody", "nobody"), "removed");
+    assert_eq!(world.asked(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_who_ask_for_one_user_are_one_query() {
+    let world = World::new();
+    world.set(State::Waits);
+    let asking: Vec<_> = (0..100).map(|_| world.ask("alice")).collect();
+    let other = world.ask("bob");
+    tokio::task::yield_now().await;
+    assert_eq!(world.asked(), 2);
+    world.fake.released.notify_waiters();
+    for one in asking {
+        assert_eq!(said(&one.await.expect("an answer")), "user");
+    }
+    assert_eq!(said(&other.await.expect("an answer")), "nobody");
+    let counts = world.directory.counts();
+    assert_eq!((count(&counts.answers, "joined"), count(&counts.queries, "found")), (99, 1));
+    // The next one is another query, and waits for nobody's.
+    world.set(State::Good);
+    advance(Duration::from_secs(61)).await;
+    assert_eq!((world.found("alice").await, world.asked()), ("user", 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_known_waits_for_a_store_that_hangs_as_long_as_the_deadline_and_then_not_at_all() {
+    let world = World::new();
+    world.set(State::Hangs);
+    for number in 0..3 {
+        let begun = Instant::now();
+        assert_eq!(world.found(&format!("new{number}")).await, "unavailable");
+        assert_eq!(begun.elapsed().as_secs(), 2);
+    }
+    let (begun, asked) = (Instant::now(), world.asked());
+    for number in 0..100 {
+        assert_eq!(world.found(&format!("newer{number}")).await, "unavailable");
+    }
+    assert_eq!((begun.elapsed(), world.asked()), (Duration::ZERO, asked), "nobody asks");
+    let counts = world.directory.counts();
+    assert_eq!((count(&counts.queries, "timeout"), count(&counts.answers, "unavailable")), (3, 103));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_known_notices_nothing_while_the_store_is_away() {
+    let world = World::new();
+    world.found("alice").await;
+    for state in [State::Hangs, State::Refuses] {
+        world.take_away(state).await;
+        // Fresh, and long after.
+        for hours in [0, 1, 20] {
+            advance(Duration::from_secs(3600 * hours)).await;
+            assert_eq!(world.known("alice"), "user", "after {hours} h");
+            assert_eq!(world.known("bob"), "ask");
+            assert_eq!(world.found("bob").await, "unavailable");
+        }
+        world.set(State::Good);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert!(world.directory.counts().is_up);
+        assert_eq!((world.found("alice").await, world.found("bob").await), ("user", "nobody"));
+        advance(Duration::from_secs(11)).await;
+    }
+    world.take_away(State::Hangs).await;
+    advance(Duration::from_secs(86_400)).await;
+    assert_eq!(world.known("alice"), "ask", "a day is enough");
+    assert_eq!(world.found("alice").await, "unavailable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_known_does_not_wait_for_the_deadline_of_a_store_that_has_just_become_slow() {
+    let world = World::new();
+    world.found("alice").await;
+    advance(Duration::from_secs(60)).await;
+    world.set(State::Hangs);
+    let begun = Instant::now();
+    assert_eq!((world.known("alice"), world.found("alice").await), ("ask", "user"));
+    assert_eq!(begun.elapsed(), KNOWN_PATIENCE);
+    assert_eq!((world.known("alice"), world.asked()), ("user", 2), "and does not ask again at once");
+    advance(BENEFIT_OF_DOUBT).await;
+    assert_eq!(world.known("alice"), "ask");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_comes_back_is_noticed_without_anybody_asking() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    world.take_away(State::Refuses).await;
+    lock(&world.fake.secrets).push("north".to_owned());
+    advance(Duration::from_secs(30)).await;
+    assert!(!world.directory.counts().is_up);
+    world.set(State::Good);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(world.directory.counts().is_up);
+    assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1), "and read again");
+    assert_eq!(world.found("alice").await, "user");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_failure_is_none_that_others_notice() {
+    let world = World::new();
+    for number in 0..10 {
+        world.set(State::Refuses);
+        assert_eq!(world.found(&format!("a{number}")).await, "unavailable");
+        world.set(State::Good);
+        assert_eq!(world.found(&format!("b{number}")).await, "nobody");
+    }
+    assert!(world.directory.counts().is_up);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_at_the_start_is_taken_when_it_comes() {
+    let world = World::new();
+    world.set(State::Refuses);
+    let error = world.directory.read().await.expect_err("it is not there");
+    assert!(error.may_pass());
+    world.directory.wait_for_it(&error);
+    assert!(world.directory.rules().is_none() && world.directory.secrets(REALM).is_none());
+    assert_eq!(world.found("alice").await, "unavailable");
+    world.set(State::Good);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(world.directory.rules().is_some() && world.directory.secrets(REALM).is_some());
+    assert_eq!((world.found("alice").await, world.directory.generation()), ("user", 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_are_read_again_and_say_when_they_have_changed() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    assert_eq!(world.directory.generation(), 1);
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    assert!(world.fake.rules_asked.load(Ordering::Relaxed) >= 3);
+    assert_eq!(world.directory.generation(), 1, "nothing has changed");
+    lock(&world.fake.secrets).push("north".to_owned());
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(world.directory.generation(), 1, "secrets are no rules");
+    assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_what_was_known() {
+    let world = World::new();
+    world.set(State::Tells);
+    world.directory.read().await.expect("it answers");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let read = world.fake.rules_asked.load(Ordering::Relaxed);
+    world.found("alice").await;
+    world.found("bob").await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), read);
+    assert_eq!(world.known("alice"), "user");
+    lock(&world.fake.users).insert("bob".to_owned(), keys());
+    world.fake.version.fetch_add(1, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
+    assert_eq!(world.found("bob").await, "user");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_once_a_second() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    lock(&world.fake.secrets).push("new".to_owned());
+    assert!(world.directory.may_have_new_secrets(REALM));
+    let ask = || {
+        let (sender, receiver) = oneshot::channel();
+        world.directory.refresh_secrets(REALM, move |secrets| drop(sender.send(secrets)));
+        receiver
+    };
+    let many: Vec<_> = (0..50).map(|_| ask()).collect();
+    for one in many {
+        assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
+    }
+    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "they wait for one question");
+    assert!(!world.directory.may_have_new_secrets(REALM));
+    assert!(world.directory.may_have_new_secrets("elsewhere"));
+    advance(SECRETS_PAUSE).await;
+    assert!(world.directory.may_have_new_secrets(REALM));
+    world.take_away(State::Hangs).await;
+    advance(SECRETS_PAUSE).await;
+    assert!(!world.directory.may_have_new_secrets(REALM), "nobody is there to ask");
+    assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(1), "those from before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_changed_by_the_directory_itself_counts_at_once() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
+    let remove = |name: &str| Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "nobody"]);
+    let edit = async |change: Edit| world.directory.edit(&change).await.expect("it answers");
+    assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
+    assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
+    assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);
+    assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), 1, "users are no rules");
+
+    let secret = Zeroizing::new("north".to_owned());
+    edit(Edit::AddSecret { realm: REALM.to_owned(), secret }).await;
+    assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
+    assert_eq!(world.directory.all_secrets().len(), 1);
+
+    // A look-up that began before comes too late.
+    world.set(State::Waits);
+    let late = world.ask("carol");
+    tokio::task::yield_now().await;
+    world.set(State::Good);
+    edit(put("carol")).await;
+    lock(&world.fake.users).remove("carol");
+    world.fake.released.notify_one();
+    assert_eq!((said(&late.await.expect("an answer")), world.known("carol")), ("nobody", "ask"));
+
+    world.set(State::Hangs);
+    let error = world.directory.edit(&put("dora")).await.expect_err("no answer").to_string();
+    assert!(error.contains("not within 20 s"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_works_for_a_directory_ends_with_it() {
+    let world = World::new();
+    let weak = Arc::downgrade(&world.directory.0);
+    let fake = Arc::clone(&world.fake);
+    drop(world);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(weak.upgrade().is_none());
+    assert_eq!(Arc::strong_count(&fake), 1);
+    assert_eq!(fake.rules_asked.load(Ordering::Relaxed), 0);
+}

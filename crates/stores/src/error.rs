@@ -1,0 +1,80 @@
+//! Why a store cannot be used, or did not answer. Each message is one sentence with what to do; none holds a password.
+
+use std::fmt;
+
+/// What is wrong, and with which store.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct StoreError {
+    /// As [`crate::StoreAddress`] shows it.
+    pub store: String,
+    /// What kind of trouble.
+    pub fault: Fault,
+    /// What the database or the kernel said.
+    pub detail: String,
+}
+
+/// Kinds of trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nobody is there, or the way to there is broken.
+    Unreachable,
+    /// It has not answered in time.
+    Slow,
+    /// It does not know the user, or not by this password.
+    Login,
+    /// The user may not do what is needed.
+    Permission,
+    /// It has no database of this name.
+    NoDatabase,
+    /// What is in there is not what coturn or we make.
+    Schema,
+    /// One row cannot be read.
+    Row,
+    /// Its certificate, or the TLS handshake.
+    Tls,
+    /// Anything else that it refuses.
+    Other,
+}
+
+impl StoreError {
+    pub(crate) fn new(store: &str, fault: Fault, detail: impl fmt::Display) -> Self {
+        Self { store: store.to_string(), fault, detail: detail.to_string() }
+    }
+
+    /// Whether waiting may help: what else is wrong, somebody has to change.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self.fault, Fault::Unreachable | Fault::Slow | Fault::Other)
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, fault, detail } = self;
+        match fault {
+            Fault::Unreachable => {
+                write!(
+                    f,
+                    "{store} cannot be reached: {detail}; start it, or name its host and port in store.url"
+                )
+            }
+            Fault::Slow => write!(f, "{store} does not answer in time: {detail}"),
+            Fault::Login => {
+                write!(f, "{store} refuses user or password: {detail}; correct them in store.url")
+            }
+            Fault::Permission => write!(f, "{store} does not allow it: {detail}; grant this user the right"),
+            Fault::NoDatabase => {
+                write!(f, "{store} does not exist: {detail}; name the database in store.url, or create it")
+            }
+            Fault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
+            Fault::Row => write!(f, "{store} has what cannot be read: {detail}; correct it there"),
+            Fault::Tls => {
+                write!(
+                    f,
+                    "{store} cannot be trusted: {detail}; name its authority in store.url (docs/stores.md)"
+                )
+            }
+            Fault::Other => write!(f, "{store} refuses: {detail}"),
+        }
+    }
+}

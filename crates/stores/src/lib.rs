@@ -1,0 +1,37 @@
+//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place.
+//!
+//! ```text
+//!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
+//!  look up (a worker) ─▶ Directory::look_up ─▶ one query a user, however many ask ─▶ Backend ─▶ SQLite, PostgreSQL, MySQL, Redis
+//!                                                    │ slow or gone: breaker
+//!  every few seconds  ──▶ Rules: realms, limits, peers, token keys, secrets; all of them small, and held whole
+//! ```
+//!
+//! A worker never waits here: what it asks for is in memory, or comes later from the control thread's runtime. While the database is
+//! away, whoever is known stays known.
+#![forbid(unsafe_code)]
+
+mod address;
+mod backend;
+mod breaker;
+mod cache;
+mod database;
+mod directory;
+mod edit;
+mod error;
+mod keys;
+mod redis;
+mod rules;
+mod sql;
+mod sqlite;
+mod tables;
+
+pub use address::{ServerAddress, StoreAddress, TlsMode};
+pub use backend::{Backend, PAGE, UserRow};
+pub use database::Database;
+pub use directory::{Counts, Directory, Found, Known, Limits};
+pub use edit::{Edit, RealmOptions};
+pub use error::{Fault, StoreError};
+pub use keys::UserKeys;
+pub use rules::{PeerRanges, RealmRules, Rules, Secrets, StoredTokenKey};
+pub use sqlite::SqliteUse;

@@ -1,0 +1,362 @@
+//! Redis and Valkey, with coturn's keys: one connection that carries all questions at once.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ErrorKind, FromRedisValue,
+    IntoConnectionInfo as _, RedisConnectionInfo, RedisError, TlsCertificates, aio::MultiplexedConnection,
+};
+use tokio::sync::Mutex;
+use zeroize::Zeroizing;
+
+use crate::{
+    Backend, Edit, Fault, Rules, ServerAddress, StoreError, TlsMode, UserKeys, UserRow,
+    backend::PAGE,
+    rules::{RulesReader, TokenKeyRow},
+    tables::bad_key,
+};
+
+/// Keys that one SCAN looks at.
+const SCAN: usize = 1000;
+
+/// A server with coturn's keys.
+pub(crate) struct Redis {
+    client: Result<Client, StoreError>,
+    /// For one answer. A connection that is silent for longer may have nobody at its other end.
+    patience: Duration,
+    connection: Mutex<Option<MultiplexedConnection>>,
+    name: String,
+}
+
+impl Redis {
+    /// Connects when there is something to do. `name` is for errors.
+    pub(crate) fn new(address: &ServerAddress, patience: Duration, name: String) -> Self {
+        let client = client(address).map_err(|(fault, why)| StoreError::new(&name, fault, why));
+        Self { client, patience, connection: Mutex::new(None), name }
+    }
+
+    /// The connection, or a new one; whoever comes meanwhile waits for that.
+    async fn connected(&self) -> Result<MultiplexedConnection, StoreError> {
+        let mut held = self.connection.lock().await;
+        if let Some(connection) = &*held {
+            return Ok(connection.clone());
+        }
+        let client = self.client.as_ref().map_err(Clone::clone)?;
+        let patience = Some(self.patience);
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
+        let made = client.get_multiplexed_async_connection_with_config(&config).await;
+        let made = made.map_err(|error| self.told(&error))?;
+        *held = Some(made.clone());
+        Ok(made)
+    }
+
+    /// A question. On a connection that has gone stale it is asked once more, on another.
+    async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        let mut fresh = false;
+        loop {
+            let reused = !fresh && self.connection.lock().await.is_some();
+            let mut connection = self.connected().await?;
+            match command.query_async(&mut connection).await {
+                Ok(value) => return Ok(value),
+                Err(error) => {
+                    if error.is_io_error() || error.is_connection_dropped() || error.is_unrecoverable_error()
+                    {
+                        *self.connection.lock().await = None;
+                        if reused && !error.is_timeout() {
+                            fresh = true;
+                            continue;
+                        }
+                    }
+                    return Err(self.told(&error));
+                }
+            }
+        }
+    }
+
+    /// Every key of these that begins with `turn/` and fits the pattern.
+    async fn keys(&self, pattern: &str) -> Result<BTreeSet<String>, StoreError> {
+        let mut found = BTreeSet::new();
+        let mut cursor = 0_u64;
+        loop {
+            let mut command = redis::cmd("SCAN");
+            command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN);
+            let (next, keys): (u64, Vec<Vec<u8>>) = self.ask(&command).await?;
+            found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
+            if next == 0 {
+                return Ok(found);
+            }
+            cursor = next;
+        }
+    }
+
+    fn told(&self, error: &RedisError) -> StoreError {
+        let code = error.code().unwrap_or_default();
+        let fault = match error.kind() {
+            ErrorKind::AuthenticationFailed => Fault::Login,
+            _ if matches!(code, "WRONGPASS" | "NOAUTH") => Fault::Login,
+            _ if code == "NOPERM" => Fault::Permission,
+            _ if code == "WRONGTYPE" => Fault::Schema,
+            _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => Fault::Unreachable,
+            ErrorKind::InvalidClientConfig => Fault::Tls,
+            _ if error.is_timeout() => Fault::Slow,
+            _ if error.to_string().contains("certificate") => Fault::Tls,
+            _ if error.is_io_error() || error.is_connection_refusal() || error.is_connection_dropped() => {
+                Fault::Unreachable
+            }
+            ErrorKind::UnexpectedReturnType => Fault::Schema,
+            _ => Fault::Other,
+        };
+        match fault {
+            Fault::Schema => StoreError::new(&self.name, fault, format_args!("is not as coturn's: {error}")),
+            _ => StoreError::new(&self.name, fault, error),
+        }
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
+        self.ask(redis::cmd("GET").arg(key)).await
+    }
+
+    async fn members(&self, key: &str) -> Result<Vec<String>, StoreError> {
+        self.ask(redis::cmd("SMEMBERS").arg(key)).await
+    }
+
+    async fn token_key(&self, key: &str, reader: &mut RulesReader<'_>) -> Result<(), StoreError> {
+        let fields: Vec<(String, String)> = self.ask(redis::cmd("HGETALL").arg(key)).await?;
+        let field =
+            |name: &str| fields.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+        reader.token_key(TokenKeyRow {
+            kid: key.strip_prefix(KID).unwrap_or(key),
+            key: field("ikm_key"),
+            timestamp: field("timestamp"),
+            lifetime: field("lifetime"),
+            algorithm: field("as_rs_alg"),
+            realm: field("realm"),
+        })
+    }
+
+    /// How many of these commands have changed something.
+    async fn run(&self, commands: &[Cmd]) -> Result<u64, StoreError> {
+        let mut changed = 0;
+        for command in commands {
+            changed += self.ask::<u64>(command).await?;
+        }
+        Ok(changed)
+    }
+}
+
+const REALM: &str = "turn/realm/";
+const ORIGIN: &str = "turn/origin/";
+const KID: &str = "turn/oauth/kid/";
+const ADMIN: &str = "turn/admin_user/";
+const OPTIONS: [&str; 3] = ["total-quota", "user-quota", "max-bps"];
+const ALLOWED: &str = "allowed-peer-ip";
+const DENIED: &str = "denied-peer-ip";
+
+impl Backend for Redis {
+    async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
+        let Some(hmackey) = self.get(&user_key(realm, name)).await?.map(Zeroizing::new) else {
+            return Ok(None);
+        };
+        Ok(Some(UserKeys::from_hex(&hmackey).unwrap_or_else(|| {
+            tracing::warn!("{}: {}", self.name, bad_key(realm, name));
+            UserKeys::default()
+        })))
+    }
+
+    async fn secrets(&self, realm: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
+        let members = self.members(&format!("{REALM}{realm}/secret")).await?;
+        Ok(members.into_iter().filter(|secret| !secret.is_empty()).map(Zeroizing::new).collect())
+    }
+
+    /// Two walks over all keys, because Redis finds none by its beginning otherwise: all but the users, whose keys end in `/key`.
+    async fn rules(&self) -> Result<Rules, StoreError> {
+        let mut reader = RulesReader::new(&self.name);
+        let mut admins = 0;
+        let mut keys = self.keys("turn/*[^y]").await?;
+        keys.extend(self.keys("turn/[^r]*y").await?);
+        for key in &keys {
+            if let Some(of_realm) = key.strip_prefix(REALM) {
+                // A realm may have a slash in its name; what stands behind the last one is ours to know.
+                let Some((realm, what)) = of_realm.rsplit_once('/') else { continue };
+                match what {
+                    "secret" => {
+                        for secret in self.members(key).await? {
+                            reader.secret(Some(realm), Some(&secret));
+                        }
+                    }
+                    ALLOWED | DENIED => {
+                        for range in self.members(key).await? {
+                            reader.peer(what == DENIED, key, Some(realm), Some(&range))?;
+                        }
+                    }
+                    option if OPTIONS.contains(&option) => {
+                        if let Some(value) = self.get(key).await? {
+                            reader.option(Some(realm), option, Some(&value))?;
+                        }
+                    }
+                    _ => {}
+                }
+            } else if let Some(origin) = key.strip_prefix(ORIGIN) {
+                let realm = self.get(key).await?;
+                reader.origin(Some(origin), realm.as_deref());
+            } else if key.starts_with(KID) {
+                self.token_key(key, &mut reader).await?;
+            } else if key.starts_with(ADMIN) {
+                admins += 1;
+            }
+        }
+        if admins > 0 {
+            reader.ignore(format!(
+                "{ADMIN}* has {admins} users of coturn's web page, which there is none of here"
+            ));
+        }
+        Ok(reader.finish())
+    }
+
+    async fn users(&self, realm: Option<&str>, after: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
+        let pattern = format!("{REALM}{}/user/*/key", realm.map_or_else(|| "*".to_owned(), literal));
+        let mut users: Vec<_> = self.keys(&pattern).await?.iter().filter_map(|key| user_of(key)).collect();
+        users.sort_unstable();
+        let last = after.map(|user| (user.realm.as_str(), user.name.as_str()));
+        let rest = users
+            .into_iter()
+            .filter(|(realm, name)| last.is_none_or(|last| (realm.as_str(), name.as_str()) > last));
+        let mut rows = Vec::new();
+        for (realm, name) in rest.take(PAGE) {
+            let keys = self.user(&realm, &name).await?.unwrap_or_default().kinds();
+            rows.push(UserRow { realm, name, keys });
+        }
+        Ok(rows)
+    }
+
+    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        let key = |realm: &str, what: &str| format!("{REALM}{realm}/{what}");
+        let changed = match edit {
+            Edit::PutUser { realm, name, keys } => {
+                let set = of("GETSET", &[&user_key(realm, name), keys.to_hex().as_str()]);
+                return Ok(self.ask::<Option<String>>(&set).await?.is_some());
+            }
+            Edit::RemoveUser { realm, name } => self.run(&[of("DEL", &[&user_key(realm, name)])]).await?,
+            Edit::AddSecret { realm, secret } => {
+                return Ok(self.run(&[of("SADD", &[&key(realm, "secret"), secret])]).await? == 0);
+            }
+            Edit::RemoveSecret { realm, secret } => {
+                self.run(&[of("SREM", &[&key(realm, "secret"), secret])]).await?
+            }
+            Edit::PutRealm { realm, options } => {
+                let set = |option: &str, value: u64| of("GETSET", &[&key(realm, option), &value.to_string()]);
+                let mut was_there = false;
+                for set in [set("total-quota", options.total_quota), set("user-quota", options.user_quota)] {
+                    was_there |= self.ask::<Option<String>>(&set).await?.is_some();
+                }
+                return Ok(was_there);
+            }
+            Edit::RemoveRealm { realm } => {
+                let mut removed = Vec::new();
+                for what in OPTIONS.into_iter().chain([ALLOWED, DENIED]) {
+                    removed.push(of("DEL", &[&key(realm, what)]));
+                }
+                for origin in self.keys(&format!("{ORIGIN}*")).await? {
+                    if self.get(&origin).await?.as_ref() == Some(realm) {
+                        removed.push(of("DEL", &[&origin]));
+                    }
+                }
+                self.run(&removed).await?
+            }
+        };
+        Ok(changed > 0)
+    }
+}
+
+fn of(command: &str, arguments: &[&str]) -> Cmd {
+    let mut made = redis::cmd(command);
+    made.arg(arguments);
+    made
+}
+
+fn user_key(realm: &str, name: &str) -> String {
+    format!("{REALM}{realm}/user/{name}/key")
+}
+
+/// Realm and name of a user's key. Names may have slashes, and so may realms: the first `/user/` divides them.
+fn user_of(key: &str) -> Option<(String, String)> {
+    let (realm, name) = key.strip_prefix(REALM)?.strip_suffix("/key")?.split_once("/user/")?;
+    Some((realm.to_owned(), name.to_owned()))
+}
+
+/// A text as a pattern that fits itself alone.
+fn literal(text: &str) -> String {
+    let mut pattern = String::new();
+    for character in text.chars() {
+        if "*?[]\\^".contains(character) {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern
+}
+
+fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
+    let port = address.port.unwrap_or(6379);
+    let with_tls = address.tls.mode != TlsMode::Off;
+    let place = match &address.socket {
+        Some(path) => ConnectionAddr::Unix(path.clone()),
+        None if with_tls => {
+            ConnectionAddr::TcpTls { host: address.host.clone(), port, insecure: false, tls_params: None }
+        }
+        None => ConnectionAddr::Tcp(address.host.clone(), port),
+    };
+    let mut settings = RedisConnectionInfo::default();
+    if let Some(number) = &address.database {
+        let number = number
+            .parse()
+            .map_err(|_| (Fault::NoDatabase, format!("{number:?} is no number of a database")))?;
+        settings = settings.set_db(number);
+    }
+    if let Some(user) = &address.user {
+        settings = settings.set_username(user);
+    }
+    if let Some(password) = &address.password {
+        settings = settings.set_password(password.as_str());
+    }
+    let tls = |error: RedisError| (Fault::Tls, error.to_string());
+    let info = place.into_connection_info().map_err(tls)?.set_redis_settings(settings);
+    if !with_tls || address.socket.is_some() {
+        return Client::open(info).map_err(tls);
+    }
+    let read = |path: &std::path::Path| {
+        fs::read(path).map_err(|error| (Fault::Tls, format!("{}: {error}", path.display())))
+    };
+    let root_cert = address.tls.authority.as_deref().map(read).transpose()?;
+    let client_tls = match &address.tls.identity {
+        Some((certificate, key)) => {
+            Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+        }
+        None => None,
+    };
+    Client::build_with_tls(info, TlsCertificates { client_tls, root_cert }).map_err(tls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_their_keys() {
+        let user = |realm: &str, name: &str| Some((realm.to_owned(), name.to_owned()));
+        assert_eq!(user_of("turn/realm/north.gov/user/gorst/key"), user("north.gov", "gorst"));
+        assert_eq!(user_of(&user_key("a/b", "c/d")), user("a/b", "c/d"));
+        for other in
+            ["turn/realm/north.gov/secret", "turn/realm/north.gov/user/gorst", "turn/origin/user/x/key", ""]
+        {
+            assert_eq!(user_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_of_a_name_fits_that_alone() {
+        assert_eq!(literal("north.gov"), "north.gov");
+        assert_eq!(literal("a*b?[c]\\"), "a\\*b\\?\\[c\\]\\\\");
+    }
+}

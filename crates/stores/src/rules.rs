@@ -1,0 +1,364 @@
+//! Everything in a store that is not a user: few rows, read whole. A row that cannot be read keeps all of them from being taken: a peer
+//! rule that is left out would open what it was to close.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::SystemTime,
+};
+
+use base64::{Engine as _, alphabet, engine};
+use turnpike_turn::{access_token::TokenKey, ip_range::IpRange, server::canonical_origin};
+use zeroize::Zeroizing;
+
+use crate::{Fault, StoreError};
+
+/// The secrets of a realm. Overwritten when nobody has them any more.
+pub type Secrets = Arc<[Zeroizing<String>]>;
+
+/// Realms with their limits and peers, origins, secrets and token keys.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Realms that have limits, peers or an origin, by name.
+    pub realms: BTreeMap<Box<str>, RealmRules>,
+    /// Peers for users of every realm.
+    pub peers: PeerRanges,
+    /// Realms by the canonical origin of their web pages.
+    pub origins: BTreeMap<Box<str>, Box<str>>,
+    /// Keys shared with authorization servers, those left out whose time is over.
+    pub token_keys: Vec<StoredTokenKey>,
+    /// Secrets by realm. [`crate::Directory::rules`] has none: they are told by [`crate::Directory::secrets`].
+    pub secrets: BTreeMap<Box<str>, Secrets>,
+    /// Realms that have users without a SHA-256 key; `None` where that is not known.
+    pub md5_only: Option<BTreeSet<Box<str>>>,
+    /// What is there and counts for nothing, for the log.
+    pub ignored: Vec<String>,
+}
+
+/// Names what there is, and no secret.
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { realms, peers, origins, token_keys, md5_only, ignored, .. } = self;
+        write!(f, "Rules {{ {realms:?}, {peers:?}, {origins:?}, {token_keys:?}, {md5_only:?}, {ignored:?} }}")
+    }
+}
+
+/// Of one realm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RealmRules {
+    /// Whether it is one of the store's realms; else it is named for its peers or secrets alone.
+    pub named: bool,
+    /// Allocations of all its users.
+    pub total_quota: Option<usize>,
+    /// Allocations of each of its users.
+    pub user_quota: Option<usize>,
+    /// Bytes a second of each of its allocations (coturn's `max-bps`).
+    pub max_bps: Option<u64>,
+    /// Peers for its users.
+    pub peers: PeerRanges,
+}
+
+/// Peers as coturn has them: what is allowed wins over what is denied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerRanges {
+    /// Allowed.
+    pub allow: Vec<IpRange>,
+    /// Denied.
+    pub deny: Vec<IpRange>,
+}
+
+/// A key shared with an authorization server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTokenKey {
+    /// Its name.
+    pub kid: String,
+    /// The key.
+    pub key: TokenKey,
+    /// Where its tokens count; `None` is the server's own realm.
+    pub realm: Option<String>,
+}
+
+/// Fills [`Rules`] row by row. `store` is what errors name.
+pub(crate) struct RulesReader<'a> {
+    pub(crate) store: &'a str,
+    pub(crate) rules: Rules,
+}
+
+/// Of a row: a column that may be null, which counts as empty.
+pub(crate) type Field<'a> = Option<&'a str>;
+
+impl<'a> RulesReader<'a> {
+    pub(crate) fn new(store: &'a str) -> Self {
+        Self { store, rules: Rules::default() }
+    }
+
+    /// A peer range; `table` is where it stands, `realm` empty for all.
+    pub(crate) fn peer(
+        &mut self,
+        denied: bool,
+        table: &str,
+        realm: Field<'_>,
+        range: Field<'_>,
+    ) -> Result<(), StoreError> {
+        let range = text(range)
+            .parse::<IpRange>()
+            .map_err(|why| StoreError::new(self.store, Fault::Row, format_args!("in {table}, {why}")))?;
+        let peers = match text(realm) {
+            "" => &mut self.rules.peers,
+            realm => &mut self.realm(realm).peers,
+        };
+        if denied {
+            peers.deny.push(range);
+        } else {
+            peers.allow.push(range);
+        }
+        Ok(())
+    }
+
+    /// A limit of a realm; 0 is none.
+    pub(crate) fn option(
+        &mut self,
+        realm: Field<'_>,
+        option: &str,
+        value: Field<'_>,
+    ) -> Result<(), StoreError> {
+        let number = text(value).parse::<u64>().map_err(|_| {
+            let said = format_args!("{option} of realm {:?} is {:?}, no number", text(realm), text(value))
+                .to_string();
+            StoreError::new(self.store, Fault::Row, said)
+        })?;
+        let count = Some(usize::try_from(number).unwrap_or(usize::MAX)).filter(|number| *number > 0);
+        let rules = self.realm(text(realm));
+        rules.named = true;
+        match option {
+            "total-quota" => rules.total_quota = count,
+            "user-quota" => rules.user_quota = count,
+            "max-bps" => rules.max_bps = Some(number).filter(|number| *number > 0),
+            _ => self.ignore(format!("the option {option:?} of realm {:?} is not known", text(realm))),
+        }
+        Ok(())
+    }
+
+    /// An origin and its realm.
+    pub(crate) fn origin(&mut self, origin: Field<'_>, realm: Field<'_>) {
+        let (origin, realm) = (canonical_origin(text(origin)), text(realm));
+        if !realm.is_empty() {
+            self.realm(realm).named = true;
+            self.rules.origins.insert(origin.into(), realm.into());
+        }
+    }
+
+    /// A secret of a realm.
+    pub(crate) fn secret(&mut self, realm: Field<'_>, secret: Field<'_>) {
+        let secret = text(secret);
+        if !secret.is_empty() {
+            let held = self.rules.secrets.entry(text(realm).into()).or_default();
+            *held = held.iter().cloned().chain([Zeroizing::new(secret.to_owned())]).collect();
+        }
+    }
+
+    /// A token key, as coturn writes them: base64 of at least as many bytes as the algorithm needs; the algorithm is A256GCM where none
+    /// is said; `lifetime` seconds from `timestamp`, 0 for ever.
+    pub(crate) fn token_key(&mut self, row: TokenKeyRow<'_>) -> Result<(), StoreError> {
+        let TokenKeyRow { kid, key, timestamp, lifetime, algorithm, realm } = row;
+        let bad =
+            |why: String| StoreError::new(self.store, Fault::Row, format_args!("oauth_key {kid:?} {why}"));
+        let number = |what: &str, field: Field<'_>| match text(field) {
+            "" => Ok(0),
+            digits => digits.parse::<u64>().map_err(|_| bad(format!("has the {what} {digits:?}, no number"))),
+        };
+        let (timestamp, lifetime) = (number("timestamp", timestamp)?, number("lifetime", lifetime)?);
+        let length = match text(algorithm) {
+            "A128GCM" => 16,
+            "" | "A256GCM" => 32,
+            other => return Err(bad(format!("has the algorithm {other:?}: A128GCM and A256GCM are known"))),
+        };
+        let bytes = Zeroizing::new(LENIENT.decode(text(key)).map_err(|_| bad("is no base64".to_owned()))?);
+        let key = bytes.get(..length).and_then(TokenKey::from_bytes).ok_or_else(|| {
+            bad(format!(
+                "has {} bytes, and {} needs {length}",
+                bytes.len(),
+                if length == 16 { "A128GCM" } else { "A256GCM" }
+            ))
+        })?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        if lifetime > 0 && timestamp.saturating_add(lifetime) <= now {
+            self.ignore(format!("the time of oauth_key {kid:?} is over"));
+            return Ok(());
+        }
+        let realm = Some(text(realm)).filter(|realm| !realm.is_empty()).map(str::to_owned);
+        self.rules.token_keys.push(StoredTokenKey { kid: kid.to_owned(), key, realm });
+        Ok(())
+    }
+
+    /// Says that something counts for nothing.
+    pub(crate) fn ignore(&mut self, what: String) {
+        self.rules.ignored.push(what);
+    }
+
+    pub(crate) fn realm(&mut self, name: &str) -> &mut RealmRules {
+        self.rules.realms.entry(name.into()).or_default()
+    }
+
+    /// In an order of its own, so that the same rows in another order are the same rules.
+    pub(crate) fn finish(mut self) -> Rules {
+        let rules = &mut self.rules;
+        for peers in rules.realms.values_mut().map(|realm| &mut realm.peers).chain([&mut rules.peers]) {
+            peers.allow.sort_unstable();
+            peers.deny.sort_unstable();
+        }
+        rules.token_keys.sort_unstable_by(|one, other| one.kid.cmp(&other.kid));
+        for secrets in rules.secrets.values_mut() {
+            let mut sorted = secrets.to_vec();
+            sorted.sort_unstable_by(|one, other| one.as_str().cmp(other));
+            *secrets = sorted.into();
+        }
+        rules.ignored.sort_unstable();
+        self.rules
+    }
+}
+
+/// A row of `oauth_key`, or a hash `turn/oauth/kid/KID`.
+pub(crate) struct TokenKeyRow<'a> {
+    pub(crate) kid: &'a str,
+    pub(crate) key: Field<'a>,
+    pub(crate) timestamp: Field<'a>,
+    pub(crate) lifetime: Field<'a>,
+    pub(crate) algorithm: Field<'a>,
+    pub(crate) realm: Field<'a>,
+}
+
+/// Keys are written with and without padding.
+const LENIENT: engine::GeneralPurpose = engine::GeneralPurpose::new(
+    &alphabet::STANDARD,
+    engine::GeneralPurposeConfig::new().with_decode_padding_mode(engine::DecodePaddingMode::Indifferent),
+);
+
+fn text(field: Field<'_>) -> &str {
+    field.unwrap_or_default().trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fill: impl FnOnce(&mut RulesReader<'_>) -> Result<(), StoreError>) -> Result<Rules, String> {
+        let mut reader = RulesReader::new("postgres://db/turn");
+        fill(&mut reader).map_err(|error| error.to_string())?;
+        Ok(reader.finish())
+    }
+
+    fn token(algorithm: &'static str, key: &'static str, lifetime: &'static str) -> TokenKeyRow<'static> {
+        TokenKeyRow {
+            kid: "north",
+            key: Some(key),
+            timestamp: Some("1000"),
+            lifetime: Some(lifetime),
+            algorithm: Some(algorithm),
+            realm: Some(" "),
+        }
+    }
+
+    /// The keys of coturn's own example database; the newline in them comes from how they were made.
+    const COTURN_256: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK";
+    const COTURN_128: &str = "MTIzNDU2Nzg5MDEyMzQ1Ngo=";
+
+    #[test]
+    fn token_keys_are_read_as_coturn_writes_them() {
+        let rules = read(|reader| {
+            reader.token_key(token("A256GCM", COTURN_256, "0"))?;
+            reader.token_key(token("", COTURN_256, ""))?;
+            reader.token_key(token("A128GCM", COTURN_128, "0"))
+        });
+        let keys = rules.expect("keys").token_keys;
+        let made = |bytes: &[u8]| TokenKey::from_bytes(bytes).expect("a key");
+        assert_eq!(keys[0].key, made(b"01234567890123456789012345678901"));
+        assert_eq!(keys[1].key, keys[0].key);
+        assert_eq!(keys[2].key, made(b"1234567890123456"));
+        assert_eq!(keys[2].realm, None);
+        for (bad, told) in [
+            (token("A256GCM", COTURN_128, "0"), "has 17 bytes, and A256GCM needs 32"),
+            (token("AES-256-CBC", COTURN_256, "0"), "\"AES-256-CBC\""),
+            (token("A256GCM", "not base64!", "0"), "is no base64"),
+            (token("A256GCM", COTURN_256, "soon"), "the lifetime \"soon\""),
+        ] {
+            let error = read(|reader| reader.token_key(bad)).expect_err(told);
+            assert!(
+                error.contains(told) && error.contains("\"north\"") && !error.contains(COTURN_256),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_key_whose_time_is_over_is_left_out_and_told() {
+        let rules = read(|reader| reader.token_key(token("A256GCM", COTURN_256, "60"))).expect("rules");
+        assert!(rules.token_keys.is_empty());
+        assert!(rules.ignored[0].contains("north"), "{:?}", rules.ignored);
+        let lives =
+            read(|reader| reader.token_key(token("A256GCM", COTURN_256, "99999999999"))).expect("rules");
+        assert_eq!(lives.token_keys.len(), 1);
+    }
+
+    #[test]
+    fn peers_are_of_one_realm_or_of_all_and_one_that_cannot_be_read_is_an_error() {
+        let rules = read(|reader| {
+            reader.peer(true, "denied_peer_ip", Some("a"), Some("10.0.0.0-10.0.0.9"))?;
+            reader.peer(false, "allowed_peer_ip", Some("a"), Some("10.0.0.5"))?;
+            reader.peer(true, "denied_peer_ip", None, Some("123::45"))
+        });
+        let rules = rules.expect("rules");
+        assert_eq!(rules.peers.deny.len(), 1);
+        let a = &rules.realms["a"];
+        assert_eq!((a.peers.deny.len(), a.peers.allow.len(), a.named), (1, 1, false));
+        let error =
+            read(|reader| reader.peer(true, "denied_peer_ip", None, Some("10.0.0"))).expect_err("no range");
+        assert!(
+            error.starts_with("postgres://db/turn has what cannot be read: in denied_peer_ip"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn limits_are_numbers_and_zero_is_none() {
+        let rules = read(|reader| {
+            reader.option(Some("a"), "total-quota", Some("12000"))?;
+            reader.option(Some("a"), "user-quota", Some("0"))?;
+            reader.option(Some("a"), "max-bps", Some("500000"))?;
+            reader.option(Some("b"), "colour", Some("7"))
+        });
+        let rules = rules.expect("rules");
+        let a = &rules.realms["a"];
+        assert_eq!(
+            (a.total_quota, a.user_quota, a.max_bps, a.named),
+            (Some(12_000), None, Some(500_000), true)
+        );
+        assert!(rules.ignored[0].contains("\"colour\""));
+        let error =
+            read(|reader| reader.option(Some("a"), "user-quota", Some("many"))).expect_err("no number");
+        assert!(error.contains("user-quota of realm \"a\" is \"many\""), "{error}");
+    }
+
+    #[test]
+    fn the_order_of_rows_means_nothing_and_debug_output_holds_no_secret() {
+        let one = read(|reader| {
+            reader.secret(Some("a"), Some("north"));
+            reader.secret(Some("a"), Some("south"));
+            reader.origin(Some("https://a.example"), Some("a"));
+            Ok(())
+        });
+        let other = read(|reader| {
+            reader.origin(Some("HTTPS://a.example:443"), Some("a"));
+            reader.secret(Some("a"), Some("south"));
+            reader.secret(Some("a"), Some("north"));
+            reader.secret(Some("a"), Some(""));
+            Ok(())
+        });
+        assert_eq!(one, other);
+        let rules = one.expect("rules");
+        assert_eq!(rules.secrets["a"].len(), 2);
+        assert!(rules.realms["a"].named);
+        assert!(!format!("{rules:?}").contains("north"));
+    }
+}

@@ -1,0 +1,343 @@
+//! PostgreSQL, MySQL and MariaDB: a few connections, each of which does one job after the other. A connection that has failed, or that
+//! nobody has used for a minute, is not used again.
+//!
+//! sqlx has a pool too, which asks the server after each query whether the connection still works: half of the throughput, for an answer
+//! that the next query gives anyway.
+
+use std::{io, marker::PhantomData, sync::Arc, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection, PgConnection, Row as _,
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlSslMode},
+    postgres::{PgConnectOptions, PgSslMode},
+};
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::{
+    Fault, ServerAddress, StoreError, TlsMode,
+    tables::{Bound, Row, Sql},
+};
+
+/// A connection that has been idle for longer may have been forgotten by something on the way.
+const IDLE: Duration = Duration::from_secs(60);
+/// Jobs that wait for a connection; whoever asks has a deadline of its own.
+const QUEUE: usize = 65_536;
+
+/// A server with coturn's tables.
+pub(crate) struct Server<D> {
+    jobs: mpsc::Sender<Job>,
+    name: String,
+    driver: PhantomData<fn() -> D>,
+}
+
+pub(crate) type Postgres = Server<PgConnection>;
+pub(crate) type Mysql = Server<MySqlConnection>;
+
+struct Job {
+    work: Work,
+    answer: oneshot::Sender<Result<Output, StoreError>>,
+}
+
+/// Statements with what stands for their question marks.
+pub(crate) enum Work {
+    Read(&'static str, Vec<String>),
+    /// In one transaction.
+    Change(Vec<(&'static str, Vec<String>)>),
+}
+
+#[derive(Default)]
+pub(crate) struct Output {
+    rows: Vec<Row>,
+    changed: Vec<u64>,
+}
+
+/// What differs between the two.
+pub(crate) trait Driver: Send + Sized + 'static {
+    type Options: Send + Sync + 'static;
+    /// Table and column, of all that this connection sees.
+    const COLUMNS: &'static str;
+
+    fn options(address: &ServerAddress) -> Self::Options;
+    fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
+    fn run(&mut self, work: &Work) -> impl Future<Output = sqlx::Result<Output>> + Send;
+}
+
+impl<D: Driver> Server<D> {
+    /// Connects when there is something to do, at most `connections` times at once. `name` is for errors. Must be called on a runtime.
+    pub(crate) fn new(address: &ServerAddress, connections: usize, name: String) -> Self {
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        let (queue, options) = (Arc::new(Mutex::new(queue)), Arc::new(D::options(address)));
+        for _ in 0..connections.max(1) {
+            tokio::spawn(serve::<D>(Arc::clone(&queue), Arc::clone(&options), name.clone()));
+        }
+        Self { jobs, name, driver: PhantomData }
+    }
+
+    async fn run(&self, work: Work) -> Result<Output, StoreError> {
+        let (answer, result) = oneshot::channel();
+        let slow = |why| StoreError::new(&self.name, Fault::Slow, why);
+        self.jobs.try_send(Job { work, answer }).map_err(|_| slow("too many wait for it"))?;
+        result.await.map_err(|_| slow("its connection was given up"))?
+    }
+}
+
+impl<D: Driver> Sql for Server<D> {
+    async fn rows(&self, statement: &'static str, values: &[&str]) -> Result<Vec<Row>, StoreError> {
+        let values = values.iter().map(|value| (*value).to_owned()).collect();
+        Ok(self.run(Work::Read(statement, values)).await?.rows)
+    }
+
+    async fn change(&self, statements: Vec<Bound<'_>>) -> Result<Vec<u64>, StoreError> {
+        let owned = |values: Vec<&str>| values.into_iter().map(str::to_owned).collect();
+        let statements = statements.into_iter().map(|(statement, values)| (statement, owned(values)));
+        Ok(self.run(Work::Change(statements.collect())).await?.changed)
+    }
+
+    async fn columns(&self) -> Result<Vec<Row>, StoreError> {
+        self.rows(D::COLUMNS, &[]).await
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// One connection, until nobody has jobs any more.
+async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D::Options>, name: String) {
+    let mut held: Option<(D, Instant)> = None;
+    loop {
+        let job = queue.lock().await.recv().await;
+        let Some(Job { work, mut answer }) = job else { return };
+        let kept = held.take().filter(|(_, used)| used.elapsed() < IDLE).map(|(connection, _)| connection);
+        // Who asked has waited long enough: neither does the connection go on, nor is it used again in the middle of an answer.
+        let done = tokio::select! {
+            done = run(kept, &options, &work) => done,
+            () = answer.closed() => continue,
+        };
+        let result = done.map(|(connection, output)| {
+            held = Some((connection, Instant::now()));
+            output
+        });
+        let _ = answer.send(result.map_err(|error| told(&name, &error)));
+    }
+}
+
+/// On the connection that there is, or on a new one if that has gone stale.
+async fn run<D: Driver>(kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
+    if let Some(mut connection) = kept {
+        match connection.run(work).await {
+            Err(error) if is_broken(&error) => {}
+            result => return result.map(|output| (connection, output)),
+        }
+    }
+    let mut connection = D::connect(options).await?;
+    let output = connection.run(work).await?;
+    Ok((connection, output))
+}
+
+/// A connection and what it runs; `$text` makes of a statement what this database understands.
+macro_rules! driver {
+    ($database:ty, $connection:ty, $options:ty, $columns:literal, $address:path, $text:path) => {
+        impl Driver for $connection {
+            type Options = $options;
+            const COLUMNS: &'static str = $columns;
+
+            fn options(address: &ServerAddress) -> $options {
+                $address(address).disable_statement_logging()
+            }
+
+            async fn connect(options: &$options) -> sqlx::Result<Self> {
+                Self::connect_with(options).await
+            }
+
+            async fn run(&mut self, work: &Work) -> sqlx::Result<Output> {
+                match work {
+                    Work::Read(statement, values) => {
+                        let mut query = sqlx::query::<$database>($text(statement));
+                        for value in values {
+                            query = query.bind(value.clone());
+                        }
+                        let rows = query.fetch_all(&mut *self).await?;
+                        let columns = rows.iter().map(|row| {
+                            (0..row.len()).map(|index| row.try_get::<Option<String>, usize>(index)).collect()
+                        });
+                        Ok(Output { rows: columns.collect::<sqlx::Result<_>>()?, changed: Vec::new() })
+                    }
+                    Work::Change(statements) => {
+                        let mut transaction = self.begin().await?;
+                        let mut changed = Vec::new();
+                        for (statement, values) in statements {
+                            let mut query = sqlx::query::<$database>($text(statement));
+                            for value in values {
+                                query = query.bind(value.clone());
+                            }
+                            changed.push(query.execute(&mut *transaction).await?.rows_affected());
+                        }
+                        transaction.commit().await?;
+                        Ok(Output { rows: Vec::new(), changed })
+                    }
+                }
+            }
+        }
+    };
+}
+
+driver!(
+    sqlx::Postgres,
+    PgConnection,
+    PgConnectOptions,
+    "select table_name::text, column_name::text from information_schema.columns where table_schema = any(current_schemas(false))",
+    postgres_options,
+    numbered
+);
+
+driver!(
+    sqlx::MySql,
+    MySqlConnection,
+    MySqlConnectOptions,
+    "select cast(table_name as char(128)), cast(column_name as char(128)) from information_schema.columns \
+     where table_schema = database()",
+    mysql_options,
+    verbatim
+);
+
+fn postgres_options(address: &ServerAddress) -> PgConnectOptions {
+    let mut options = PgConnectOptions::new_without_pgpass().host(&address.host).application_name("turnpike");
+    options = options.port(address.port.unwrap_or(5432)).ssl_mode(match address.tls.mode {
+        TlsMode::Off => PgSslMode::Disable,
+        TlsMode::IfOffered => PgSslMode::Prefer,
+        TlsMode::Unverified => PgSslMode::Require,
+        TlsMode::Authority => PgSslMode::VerifyCa,
+        TlsMode::Full => PgSslMode::VerifyFull,
+    });
+    if let Some(dir) = &address.socket {
+        options = options.socket(dir);
+    }
+    if let Some(user) = &address.user {
+        options = options.username(user);
+    }
+    if let Some(password) = &address.password {
+        options = options.password(password);
+    }
+    if let Some(database) = &address.database {
+        options = options.database(database);
+    }
+    if let Some(file) = &address.tls.authority {
+        options = options.ssl_root_cert(file);
+    }
+    if let Some((certificate, key)) = &address.tls.identity {
+        options = options.ssl_client_cert(certificate).ssl_client_key(key);
+    }
+    options
+}
+
+fn mysql_options(address: &ServerAddress) -> MySqlConnectOptions {
+    let mut options = MySqlConnectOptions::new().host(&address.host).port(address.port.unwrap_or(3306));
+    options = options.ssl_mode(match address.tls.mode {
+        TlsMode::Off => MySqlSslMode::Disabled,
+        TlsMode::IfOffered => MySqlSslMode::Preferred,
+        TlsMode::Unverified => MySqlSslMode::Required,
+        TlsMode::Authority => MySqlSslMode::VerifyCa,
+        TlsMode::Full => MySqlSslMode::VerifyIdentity,
+    });
+    if let Some(path) = &address.socket {
+        options = options.socket(path);
+    }
+    if let Some(user) = &address.user {
+        options = options.username(user);
+    }
+    if let Some(password) = &address.password {
+        options = options.password(password);
+    }
+    if let Some(database) = &address.database {
+        options = options.database(database);
+    }
+    if let Some(file) = &address.tls.authority {
+        options = options.ssl_ca(file);
+    }
+    if let Some((certificate, key)) = &address.tls.identity {
+        options = options.ssl_client_cert(certificate).ssl_client_key(key);
+    }
+    options
+}
+
+fn verbatim(statement: &'static str) -> &'static str {
+    statement
+}
+
+/// With `$1`, `$2` in place of question marks. Statements are constants of ours; what users say is bound, never written into them.
+fn numbered(statement: &str) -> AssertSqlSafe<String> {
+    let mut text = String::with_capacity(statement.len() + 8);
+    for (index, part) in statement.split('?').enumerate() {
+        if index > 0 {
+            text.push('$');
+            text.push_str(&index.to_string());
+        }
+        text.push_str(part);
+    }
+    AssertSqlSafe(text)
+}
+
+/// Whether the connection is the trouble, and another one may do better.
+fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => {
+            // PostgreSQL: admin_shutdown, crash_shutdown, idle_session_timeout; and cached plan must not change result type.
+            matches!(error.code().as_deref(), Some("57P01" | "57P02" | "57P05" | "0A000"))
+        }
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) | sqlx::Error::WorkerCrashed => {
+            true
+        }
+        _ => false,
+    }
+}
+
+fn told(name: &str, error: &sqlx::Error) -> StoreError {
+    let fault = match error {
+        sqlx::Error::Database(error) => {
+            let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
+            match (number, error.code().as_deref()) {
+                (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => Fault::Login,
+                (Some(1049), _) | (None, Some("3D000")) => Fault::NoDatabase,
+                (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => Fault::Permission,
+                (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => Fault::Schema,
+                // Too many connections, or it starts or stops.
+                (Some(1040 | 1053), _) | (None, Some("53300" | "57P01" | "57P02" | "57P03")) => {
+                    Fault::Unreachable
+                }
+                _ => Fault::Other,
+            }
+        }
+        // rustls tells of a certificate by what it says when it reads.
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => Fault::Tls,
+        sqlx::Error::Io(_) => Fault::Unreachable,
+        sqlx::Error::Tls(_) => Fault::Tls,
+        _ => Fault::Other,
+    };
+    match error {
+        sqlx::Error::Database(error) if fault == Fault::Schema => {
+            StoreError::new(name, fault, format_args!("is not as coturn's: {}", error.message()))
+        }
+        sqlx::Error::Database(error) => StoreError::new(name, fault, error.message()),
+        sqlx::Error::Io(error) => StoreError::new(name, fault, error),
+        sqlx::Error::Tls(error) => StoreError::new(name, fault, error),
+        other => StoreError::new(name, fault, other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn question_marks_become_numbers() {
+        assert_eq!(
+            numbered("select a from b where c = ? and (d, e) > (?, ?)").0,
+            "select a from b where c = $1 and (d, e) > ($2, $3)"
+        );
+        assert_eq!(numbered("select 1").0, "select 1");
+    }
+}

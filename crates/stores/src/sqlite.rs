@@ -1,0 +1,274 @@
+//! SQLite: the store that is built in, and files that coturn has made. One thread has the connection, because SQLite blocks.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
+use tokio::sync::oneshot;
+
+use crate::{
+    Fault, StoreError,
+    tables::{Bound, Row, Sql},
+};
+
+/// How long a writer elsewhere may keep us waiting.
+const BUSY: Duration = Duration::from_secs(1);
+/// Of our own file: `pragma user_version`.
+const OUR_VERSION: i64 = 1;
+
+/// What a file is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SqliteUse {
+    /// Ours: made when something is written first, and empty before that.
+    Own,
+    /// Somebody else's, that has to be there already.
+    Foreign,
+}
+
+/// A file with coturn's tables.
+pub(crate) struct Sqlite {
+    jobs: mpsc::Sender<Job>,
+    name: String,
+    kind: SqliteUse,
+}
+
+type Job = Box<dyn FnOnce(&mut File) + Send>;
+
+impl Sqlite {
+    /// Opens nothing yet. `name` is for errors.
+    pub(crate) fn new(path: &Path, kind: SqliteUse, name: String) -> Self {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let mut file = File { path: path.to_owned(), kind, name: name.clone(), open: None };
+        // The thread ends with the last sender.
+        let started = thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
+            while let Ok(job) = queue.recv() {
+                job(&mut file);
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!("cannot start a thread for {name}: {error}");
+        }
+        Self { jobs, name, kind }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut File) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        let job: Job = Box::new(move |file| drop(sender.send(job(file))));
+        let gone = |_| StoreError::new(&self.name, Fault::Other, "its thread has ended");
+        self.jobs.send(job).map_err(|_| gone(()))?;
+        receiver.await.map_err(|_| gone(()))?
+    }
+}
+
+impl Sql for Sqlite {
+    async fn rows(&self, statement: &'static str, values: &[&str]) -> Result<Vec<Row>, StoreError> {
+        let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
+        self.run(move |file| {
+            let Some(open) = file.open(false)? else { return Ok(Vec::new()) };
+            let read = read_rows(&open.connection, statement, &values);
+            read.map_err(|error| file.error(&error))
+        })
+        .await
+    }
+
+    async fn change(&self, statements: Vec<Bound<'_>>) -> Result<Vec<u64>, StoreError> {
+        let owned = |values: Vec<&str>| values.into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let statements: Vec<_> =
+            statements.into_iter().map(|(statement, values)| (statement, owned(values))).collect();
+        self.run(move |file| {
+            // For what is removed no file is made.
+            let adds = statements.iter().any(|(statement, _)| statement.starts_with("insert"));
+            let Some(open) = file.open(adds)? else { return Ok(vec![0; statements.len()]) };
+            let changed = change_all(&mut open.connection, &statements);
+            changed.map_err(|error| file.error(&error))
+        })
+        .await
+    }
+
+    async fn columns(&self) -> Result<Vec<Row>, StoreError> {
+        let is_own = self.kind == SqliteUse::Own;
+        self.run(move |file| match file.open(false)? {
+            Some(open) => {
+                let columns = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
+                read_rows(&open.connection, columns, &[]).map_err(|error| file.error(&error))
+            }
+            // What is made when something is written has all of them.
+            None if is_own => {
+                let empty = Connection::open_in_memory().map_err(|error| file.error(&error))?;
+                empty.execute_batch(TABLES).map_err(|error| file.error(&error))?;
+                let columns = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
+                read_rows(&empty, columns, &[]).map_err(|error| file.error(&error))
+            }
+            None => Ok(Vec::new()),
+        })
+        .await
+    }
+
+    /// Of a file that is not there, 0. Another file at the same path is another version.
+    async fn version(&self) -> Option<u64> {
+        let version = self.run(|file| {
+            let Some(open) = file.open(false)? else { return Ok(0) };
+            let counted = open.connection.query_row("pragma data_version", [], |row| row.get::<_, i64>(0));
+            let counted = counted.map_err(|error| file.error(&error))?;
+            let inode = file.open.as_ref().map_or(0, |open| open.inode);
+            Ok(inode.rotate_left(32) ^ counted.unsigned_abs())
+        });
+        version.await.ok()
+    }
+
+    fn is_small(&self) -> bool {
+        true
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The file, as its thread has it.
+struct File {
+    path: PathBuf,
+    kind: SqliteUse,
+    name: String,
+    open: Option<Open>,
+}
+
+struct Open {
+    connection: Connection,
+    inode: u64,
+}
+
+impl File {
+    /// The connection; `None` for a file of ours that is not there, unless something is to be written.
+    fn open(&mut self, to_write: bool) -> Result<Option<&mut Open>, StoreError> {
+        let inode = fs::metadata(&self.path).map(|found| found.ino()).ok();
+        // A file that was removed or replaced is not read on.
+        if self.open.as_ref().is_some_and(|open| Some(open.inode) != inode) {
+            self.open = None;
+        }
+        if self.open.is_none() {
+            match (self.kind, inode) {
+                (SqliteUse::Own, None) if !to_write => return Ok(None),
+                (SqliteUse::Own, _) => self.open = Some(self.open_own()?),
+                (SqliteUse::Foreign, _) => self.open = Some(self.open_foreign()?),
+            }
+        }
+        Ok(self.open.as_mut())
+    }
+
+    /// Only whom the server runs as may read it.
+    fn open_own(&self) -> Result<Open, StoreError> {
+        let unusable = |why: io::Error| StoreError::new(&self.name, Fault::Permission, why);
+        if let Some(dir) = self.path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(unusable)?;
+        }
+        let made = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.path)
+            .map_err(unusable)?;
+        let inode = made.metadata().map_err(unusable)?.ino();
+        let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let prepare = || -> rusqlite::Result<i64> {
+            connection.pragma_update(None, "journal_mode", "wal")?;
+            let version = connection.query_row("pragma user_version", [], |row| row.get(0))?;
+            if version == 0 {
+                connection.execute_batch(TABLES)?;
+                connection.pragma_update(None, "user_version", OUR_VERSION)?;
+            }
+            Ok(version)
+        };
+        match prepare() {
+            Ok(0 | OUR_VERSION) => Ok(Open { connection, inode }),
+            Ok(later) => {
+                let why = format!(
+                    "was written by a later turnpike (its version is {later}, this one knows {OUR_VERSION})"
+                );
+                Err(StoreError::new(&self.name, Fault::Schema, why))
+            }
+            Err(error) => Err(self.error(&error)),
+        }
+    }
+
+    fn open_foreign(&self) -> Result<Open, StoreError> {
+        let unusable = |error: io::Error| {
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            let fault = if is_missing { Fault::NoDatabase } else { Fault::Permission };
+            StoreError::new(&self.name, fault, error)
+        };
+        let inode = fs::metadata(&self.path).map_err(unusable)?.ino();
+        // Written to only by who asks for it: `turnpike user`.
+        let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        Ok(Open { connection, inode })
+    }
+
+    fn connect(&self, flags: OpenFlags) -> Result<Connection, StoreError> {
+        let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection =
+            Connection::open_with_flags(&self.path, flags).map_err(|error| self.error(&error))?;
+        connection.busy_timeout(BUSY).map_err(|error| self.error(&error))?;
+        Ok(connection)
+    }
+
+    fn error(&self, error: &rusqlite::Error) -> StoreError {
+        let fault = match error.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Fault::Schema,
+            Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => {
+                Fault::Permission
+            }
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Fault::Slow,
+            _ => Fault::Other,
+        };
+        match fault {
+            Fault::Schema => {
+                StoreError::new(&self.name, fault, format_args!("is no SQLite database ({error})"))
+            }
+            _ => StoreError::new(&self.name, fault, error),
+        }
+    }
+}
+
+fn read_rows(connection: &Connection, statement: &str, values: &[String]) -> rusqlite::Result<Vec<Row>> {
+    let mut statement = connection.prepare(statement)?;
+    let columns = statement.column_count();
+    let rows = statement.query_map(params_from_iter(values), |row| {
+        (0..columns).map(|index| row.get::<_, Option<String>>(index)).collect::<rusqlite::Result<Row>>()
+    })?;
+    rows.collect()
+}
+
+fn change_all(
+    connection: &mut Connection,
+    statements: &[(&'static str, Vec<String>)],
+) -> rusqlite::Result<Vec<u64>> {
+    let transaction = connection.transaction()?;
+    let changed = statements.iter().map(|(statement, values)| {
+        transaction.execute(statement, params_from_iter(values)).map(|rows| rows as u64)
+    });
+    let changed = changed.collect::<rusqlite::Result<Vec<_>>>()?;
+    transaction.commit()?;
+    Ok(changed)
+}
+
+/// coturn's tables and columns, so that its `turnadmin -b FILE` works on our file too.
+const TABLES: &str = "
+create table turnusers_lt (realm varchar(127) default '', name varchar(512), hmackey char(128), primary key (realm, name));
+create table turn_secret (realm varchar(127) default '', value varchar(256), primary key (realm, value));
+create table allowed_peer_ip (realm varchar(127) default '', ip_range varchar(256), primary key (realm, ip_range));
+create table denied_peer_ip (realm varchar(127) default '', ip_range varchar(256), primary key (realm, ip_range));
+create table turn_origin_to_realm (origin varchar(127), realm varchar(127), primary key (origin));
+create table turn_realm_option (realm varchar(127) default '', opt varchar(32), value varchar(128), primary key (realm, opt));
+create table oauth_key (kid varchar(128), ikm_key varchar(256), timestamp bigint default 0, lifetime integer default 0,
+                        as_rs_alg varchar(64) default '', realm varchar(127), primary key (kid));
+create table admin_user (name varchar(32), realm varchar(127), password varchar(127), primary key (name));
+";

@@ -1,0 +1,127 @@
+//! coturn's own programs and files: what its `turnadmin` writes we read, what we write it reads, and its example databases are read whole.
+
+use std::{fs, path::Path, process::Command};
+
+use turnpike_stores::{Backend as _, Edit, RealmOptions, UserKeys};
+use turnpike_testkit::{alone::skip, databases::installed};
+use turnpike_wire::integrity::KeyAlgorithm;
+use zeroize::Zeroizing;
+
+use crate::support::*;
+
+const REALM: &str = "north.gov";
+
+/// Which store, as `turnadmin` is told it.
+fn place(world: &World) -> [String; 2] {
+    match (&world.server, &world.file) {
+        (Some(server), _) => {
+            let flag = match world.kind {
+                Kind::Postgres => "-e",
+                Kind::Mariadb => "-M",
+                _ => "-N",
+            };
+            [flag.to_owned(), server.coturn_words()]
+        }
+        (None, Some(file)) => ["-b".to_owned(), file.display().to_string()],
+        (None, None) => unreachable!("it is one or the other"),
+    }
+}
+
+/// What it says on standard output.
+fn turnadmin(world: &World, arguments: &[&str]) -> String {
+    let program = installed("turnadmin").expect("the caller has looked");
+    let mut command = Command::new(program);
+    // It leaves a log file where it stands.
+    command.current_dir(env!("CARGO_TARGET_TMPDIR")).args(place(world)).args(arguments);
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn with_turnadmin(test: impl Fn(&World)) {
+    if installed("turnadmin").is_none() {
+        return skip("turnadmin (coturn) is not installed");
+    }
+    each(|world| test(world));
+}
+
+#[test]
+fn what_turnadmin_writes_is_read() {
+    with_turnadmin(|world| {
+        turnadmin(world, &["-a", "-u", "gorst", "-r", REALM, "-p", "hero"]);
+        turnadmin(world, &["-s", "logen", "-r", REALM]);
+        turnadmin(
+            world,
+            &["-g", "-r", REALM, "--max-bps", "500000", "--total-quota", "12", "--user-quota", "3"],
+        );
+        turnadmin(world, &["-O", "-o", "https://bligh.edu:443", "-r", REALM]);
+        let database = world.database();
+        let gorst = world.wait(database.user(REALM, "gorst")).expect("it answers").expect("he is there");
+        assert_eq!(
+            gorst.get(KeyAlgorithm::Md5),
+            UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
+        );
+        let secrets = world.wait(database.secrets(REALM)).expect("it answers");
+        assert_eq!(secrets, [Zeroizing::new("logen".to_owned())]);
+        let rules = world.wait(database.rules()).expect("it answers");
+        let realm = &rules.realms[REALM];
+        assert_eq!(
+            (realm.total_quota, realm.user_quota, realm.max_bps),
+            (Some(12), Some(3), Some(500_000)),
+            "{:?}",
+            world.kind
+        );
+        assert_eq!(&*rules.origins["https://bligh.edu:443"], REALM);
+        turnadmin(world, &["-d", "-u", "gorst", "-r", REALM]);
+        assert_eq!(world.wait(database.user(REALM, "gorst")).expect("it answers"), None);
+    });
+}
+
+#[test]
+fn what_we_write_turnadmin_reads() {
+    with_turnadmin(|world| {
+        let realm = REALM.to_owned();
+        let keys = UserKeys::new("whirrun", REALM, "sword");
+        world.edit(&Edit::PutUser { realm: realm.clone(), name: "whirrun".to_owned(), keys });
+        world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Zeroizing::new("bloody9".to_owned()) });
+        world.edit(&Edit::PutRealm { realm, options: RealmOptions { total_quota: 9, user_quota: 0 } });
+        let users = turnadmin(world, &["-l", "-r", REALM]);
+        assert!(users.contains("whirrun"), "{:?}: {users}", world.kind);
+        let secrets = turnadmin(world, &["-S", "-r", REALM]);
+        assert!(secrets.contains("bloody9"), "{secrets}");
+        let options = turnadmin(world, &["-G", "-r", REALM]);
+        assert!(options.contains("total-quota") && options.contains('9'), "{options}");
+    });
+}
+
+/// Debian's package has them.
+const EXAMPLES: &str = "/usr/share/coturn";
+
+#[test]
+fn coturns_schema_and_example_rows_are_read_as_they_are() {
+    let read = |name: &str| fs::read_to_string(Path::new(EXAMPLES).join(name));
+    let (Ok(schema), Ok(rows)) = (read("schema.sql"), read("testsqldbsetup.sql")) else {
+        return skip(&format!("{EXAMPLES} has no schema.sql and testsqldbsetup.sql"));
+    };
+    for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb] {
+        on(kind, |world| {
+            for table in
+                schema.split("CREATE TABLE ").skip(1).filter_map(|table| table.split_whitespace().next())
+            {
+                world.sql(&format!("drop table {table}"));
+            }
+            world.sql(&schema);
+            world.sql(&rows);
+            let database = world.database();
+            let rules = world.wait(database.rules()).expect("it answers");
+            assert_eq!((rules.token_keys.len(), rules.origins.len()), (3, 2));
+            assert_eq!((rules.secrets[REALM].len(), rules.realms[REALM].total_quota), (2, Some(12_000)));
+            assert_eq!(rules.realms["crinna.org"].peers.deny.len(), 1);
+            let gorst = world.wait(database.user(REALM, "gorst")).expect("it answers").expect("he is there");
+            assert_eq!(
+                gorst.get(KeyAlgorithm::Md5),
+                UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
+            );
+        });
+    }
+}

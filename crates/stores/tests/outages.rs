@@ -1,0 +1,140 @@
+//! A server that is slow, silent, gone and back: who is known notices nothing, who is not is told so within the deadline.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use turnpike_stores::{Database, Directory, Edit, Found, Known, Limits, UserKeys};
+use turnpike_testkit::databases::Proxy;
+
+use crate::support::*;
+
+const REALM: &str = "north.example";
+
+/// A store behind a proxy, with two users of whom one is known.
+fn behind_a_proxy(world: &World) -> (Proxy, Directory<Database>) {
+    for name in ["alice", "bob"] {
+        let (realm, name) = (REALM.to_owned(), name.to_owned());
+        let keys = UserKeys::new(&name, &realm, "pw");
+        world.edit(&Edit::PutUser { realm, name, keys });
+    }
+    let server = world.server.as_ref().expect("it has one");
+    let proxy = Proxy::new(server.address);
+    let limits =
+        Limits { deadline: Duration::from_secs(1), lifetime: Duration::from_millis(200), ..impatient() };
+    let directory = world.directory_at(&server.url(proxy.address, ""), limits);
+    world.wait(async { directory.read().await.expect("it answers") });
+    assert!(matches!(found(world, &directory, "alice"), Found::User(_)));
+    (proxy, directory)
+}
+
+fn found(world: &World, directory: &Directory<Database>, name: &str) -> Found {
+    let (sender, receiver) = oneshot::channel();
+    directory.look_up(REALM, name, move |found| drop(sender.send(found)));
+    world.wait(async { receiver.await.expect("everybody is answered") })
+}
+
+/// As a request does: by the cache if that will do.
+fn gets_in(world: &World, directory: &Directory<Database>, name: &str) -> bool {
+    match directory.known(REALM, name) {
+        Known::User(_) => true,
+        Known::Nobody => false,
+        Known::Ask => matches!(found(world, directory, name), Found::User(_)),
+    }
+}
+
+fn comes_back(world: &World, directory: &Directory<Database>) {
+    let deadline = Instant::now() + turnpike_testkit::PATIENCE;
+    while !directory.counts().is_up {
+        assert!(Instant::now() < deadline, "it does not heal");
+        world.wait(async { tokio::time::sleep(Duration::from_millis(20)).await });
+    }
+    assert!(matches!(found(world, directory, "bob"), Found::User(_)), "{:?}", world.kind);
+    assert!(matches!(found(world, directory, "nobody"), Found::Nobody));
+}
+
+/// Strangers are refused until it is known that nobody can tell; alice gets in all the while.
+fn is_away(world: &World, directory: &Directory<Database>) {
+    for number in 0..6 {
+        assert!(gets_in(world, directory, "alice"), "{:?}: alice is known", world.kind);
+        let stranger = found(world, directory, &format!("stranger{number}"));
+        assert!(matches!(stranger, Found::Unavailable), "{:?}: {stranger:?}", world.kind);
+    }
+    assert!(!directory.counts().is_up);
+    for _ in 0..100 {
+        assert!(gets_in(world, directory, "alice"));
+    }
+}
+
+const SERVERS: [Kind; 3] = [Kind::Postgres, Kind::Mariadb, Kind::Redis];
+
+#[test]
+fn a_server_that_says_nothing_any_more() {
+    for kind in SERVERS {
+        on(kind, |world| {
+            let (proxy, directory) = behind_a_proxy(world);
+            proxy.hold(true);
+            is_away(world, &directory);
+            proxy.hold(false);
+            comes_back(world, &directory);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_any_more() {
+    for kind in SERVERS {
+        on(kind, |world| {
+            let (proxy, directory) = behind_a_proxy(world);
+            proxy.refuse(true);
+            is_away(world, &directory);
+            proxy.refuse(false);
+            comes_back(world, &directory);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_is_slow_but_answers_in_time() {
+    for kind in SERVERS {
+        on(kind, |world| {
+            let (proxy, directory) = behind_a_proxy(world);
+            proxy.delay(Duration::from_millis(30));
+            for name in ["bob", "alice"] {
+                assert!(matches!(found(world, &directory, name), Found::User(_)), "{kind:?}");
+            }
+            assert!(matches!(found(world, &directory, "nobody"), Found::Nobody));
+            assert!(directory.counts().is_up);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_is_started_again() {
+    for kind in SERVERS {
+        on(kind, |world| {
+            let (_proxy, directory) = behind_a_proxy(world);
+            world.server.as_mut().expect("it has one").stop();
+            is_away(world, &directory);
+            world.server.as_mut().expect("it has one").start();
+            comes_back(world, &directory);
+        });
+    }
+}
+
+#[test]
+fn connections_that_were_cut_while_idle_are_made_again_without_anybody_noticing() {
+    for kind in SERVERS {
+        on(kind, |world| {
+            let (proxy, directory) = behind_a_proxy(world);
+            for number in 0..5 {
+                let before = proxy.accepted();
+                proxy.refuse(true);
+                proxy.refuse(false);
+                let stranger = found(world, &directory, &format!("new{number}"));
+                assert!(matches!(stranger, Found::Nobody), "{kind:?}: {stranger:?}");
+                assert!(proxy.accepted() > before);
+            }
+            assert!(directory.counts().is_up);
+        });
+    }
+}

@@ -1,0 +1,283 @@
+//! What each store is asked, and what it answers; what we write is what we read.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::oneshot;
+use turnpike_stores::{Backend as _, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, UserKeys};
+use turnpike_wire::integrity::KeyAlgorithm;
+use zeroize::Zeroizing;
+
+use crate::support::*;
+
+const REALM: &str = "north.example";
+
+/// Rows as coturn's operators have them.
+const ROWS: &str = "
+insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'gorst', '0123456789abcdef0123456789abcdef');
+insert into turnusers_lt (realm, name, hmackey) values ('north.example', 'broken', 'no key at all');
+insert into turn_secret (realm, value) values ('north.example', 'logen');
+insert into turn_secret (realm, value) values ('north.example', 'bloody9');
+insert into turn_secret (realm, value) values ('crinna.example', 'library');
+insert into turn_origin_to_realm (origin, realm) values ('https://crinna.example:443', 'crinna.example');
+insert into turn_realm_option (realm, opt, value) values ('north.example', 'max-bps', '500000');
+insert into turn_realm_option (realm, opt, value) values ('north.example', 'total-quota', '12000');
+insert into turn_realm_option (realm, opt, value) values ('north.example', 'user-quota', '10000');
+insert into allowed_peer_ip (ip_range) values ('172.17.13.200');
+insert into allowed_peer_ip (realm, ip_range) values ('north.example', '172.17.13.201');
+insert into denied_peer_ip (ip_range) values ('172.17.13.133-172.17.14.56');
+insert into denied_peer_ip (realm, ip_range) values ('crinna.example', '123::77');
+insert into oauth_key (kid, ikm_key, timestamp, lifetime, as_rs_alg, realm)
+    values ('north', 'MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK', 0, 0, 'A256GCM', 'crinna.example');
+insert into oauth_key (kid, ikm_key, timestamp, lifetime, as_rs_alg, realm)
+    values ('gone', 'MTIzNDU2Nzg5MDEyMzQ1Ngo=', 1000, 60, 'A128GCM', '');
+insert into admin_user (name, realm, password) values ('skarling', 'north.example', 'hoodless');
+";
+
+/// The same for Redis.
+const KEYS: &str = "
+set turn/realm/north.example/user/gorst/key 0123456789abcdef0123456789abcdef
+set turn/realm/north.example/user/broken/key no-key-at-all
+sadd turn/realm/north.example/secret logen bloody9
+sadd turn/realm/crinna.example/secret library
+set turn/origin/https://crinna.example:443 crinna.example
+set turn/realm/north.example/max-bps 500000
+set turn/realm/north.example/total-quota 12000
+set turn/realm/north.example/user-quota 10000
+sadd turn/realm//allowed-peer-ip 172.17.13.200
+sadd turn/realm/north.example/allowed-peer-ip 172.17.13.201
+sadd turn/realm//denied-peer-ip 172.17.13.133-172.17.14.56
+sadd turn/realm/crinna.example/denied-peer-ip 123::77
+hset turn/oauth/kid/north ikm_key MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK as_rs_alg A256GCM realm crinna.example
+hset turn/oauth/kid/gone ikm_key MTIzNDU2Nzg5MDEyMzQ1Ngo= as_rs_alg A128GCM timestamp 1000 lifetime 60
+hset turn/admin_user/skarling realm north.example password hoodless
+";
+
+fn fill(world: &World) {
+    if world.kind == Kind::Redis { world.redis(KEYS) } else { world.sql(ROWS) }
+}
+
+fn texts(ranges: &[turnpike_turn::ip_range::IpRange]) -> Vec<String> {
+    ranges.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn coturns_rows_are_read_where_they_are() {
+    each(|world| {
+        fill(world);
+        let database = world.database();
+        let user = |name: &str| world.wait(database.user(REALM, name)).expect("it answers");
+        let gorst = user("gorst").expect("he is there");
+        assert_eq!((gorst.kinds(), gorst.to_hex().as_str()), ("MD5", "0123456789abcdef0123456789abcdef"));
+        assert_eq!(user("broken").expect("he is there too").kinds(), "none", "{:?}", world.kind);
+        assert!(user("nobody").is_none() && user("").is_none() && user("'; drop table x; --").is_none());
+        assert!(user("GORST").is_none() && user("gorst ").is_none(), "{:?}: somebody else", world.kind);
+        assert!(world.wait(database.user("crinna.example", "gorst")).expect("it answers").is_none());
+
+        let rules = world.wait(database.rules()).expect("it answers");
+        let north = &rules.realms[REALM];
+        assert_eq!(
+            (north.total_quota, north.user_quota, north.max_bps),
+            (Some(12_000), Some(10_000), Some(500_000))
+        );
+        assert!(north.named && rules.realms["crinna.example"].named);
+        assert_eq!(&*rules.origins["https://crinna.example:443"], "crinna.example");
+        assert_eq!(texts(&rules.peers.allow), ["172.17.13.200"]);
+        assert_eq!(texts(&rules.peers.deny), ["172.17.13.133-172.17.14.56"]);
+        assert_eq!(texts(&north.peers.allow), ["172.17.13.201"]);
+        assert_eq!(texts(&rules.realms["crinna.example"].peers.deny), ["123::77"]);
+        let [key] = &rules.token_keys[..] else { panic!("{:?}", rules.token_keys) };
+        assert_eq!(
+            (key.kid.as_str(), key.realm.as_deref(), key.key.algorithm()),
+            ("north", Some("crinna.example"), "A256GCM")
+        );
+        let ignored = rules.ignored.join("; ");
+        assert!(ignored.contains("\"gone\"") && ignored.contains("coturn's web page"), "{ignored}");
+        assert_eq!((rules.secrets[REALM].len(), rules.secrets["crinna.example"].len()), (2, 1));
+        let mut secrets = world.wait(database.secrets(REALM)).expect("it answers");
+        secrets.sort_by(|one, other| one.as_str().cmp(other));
+        let texts: Vec<&str> = secrets.iter().map(|secret| secret.as_str()).collect();
+        assert_eq!(texts, ["bloody9", "logen"]);
+        assert!(world.wait(database.secrets("elsewhere")).expect("it answers").is_empty());
+    });
+}
+
+#[test]
+fn what_is_written_is_read_and_what_is_removed_is_gone() {
+    each(|world| {
+        let database = world.database();
+        let (realm, name) = (REALM.to_owned(), "o'brien/50%".to_owned());
+        let keys = |password: &str| UserKeys::new(&name, &realm, password);
+        let put =
+            |password: &str| Edit::PutUser { realm: realm.clone(), name: name.clone(), keys: keys(password) };
+        let found = || world.wait(database.user(REALM, &name)).expect("it answers");
+        assert!(!world.edit(&put("one")) && found() == Some(keys("one")));
+        assert!(world.edit(&put("two")) && found() == Some(keys("two")), "in place of the other");
+        assert!(found().is_some_and(|keys| keys.get(KeyAlgorithm::Sha256).is_some()));
+        let remove = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
+        assert!(world.edit(&remove) && found().is_none() && !world.edit(&remove));
+
+        let secret = |text: &str| Zeroizing::new(text.to_owned());
+        let add = |text: &str| Edit::AddSecret { realm: realm.clone(), secret: secret(text) };
+        assert_eq!(
+            [world.edit(&add("a")), world.edit(&add("b")), world.edit(&add("a"))],
+            [false, false, true]
+        );
+        assert_eq!(world.wait(database.secrets(REALM)).expect("it answers").len(), 2);
+        let remove = Edit::RemoveSecret { realm: realm.clone(), secret: secret("a") };
+        assert!(world.edit(&remove) && !world.edit(&remove));
+        assert_eq!(world.wait(database.secrets(REALM)).expect("it answers"), [secret("b")]);
+
+        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        let options = RealmOptions { total_quota: 7, user_quota: 0 };
+        let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
+        assert!(!world.edit(&put(options)));
+        let new = rules().realms["new.example"].clone();
+        assert_eq!((new.named, new.total_quota, new.user_quota), (true, Some(7), None));
+        assert!(world.edit(&put(RealmOptions::default())));
+        let new = rules().realms["new.example"].clone();
+        assert_eq!((new.named, new.total_quota), (true, None), "there without a limit");
+        let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
+        assert!(world.edit(&remove) && !world.edit(&remove));
+        assert!(!rules().realms.contains_key("new.example"));
+    });
+}
+
+#[test]
+fn users_are_listed_in_order_page_by_page() {
+    each(|world| {
+        let name = |number: usize| format!("user{number:05}");
+        let mut rows = String::new();
+        for number in 0..2_300 {
+            rows += &match world.kind {
+                Kind::Redis => {
+                    format!("set turn/realm/{REALM}/user/{}/key {}\n", name(number), "ab".repeat(16))
+                }
+                _ => format!(
+                    "insert into turnusers_lt values ('{REALM}', '{}', '{}');\n",
+                    name(number),
+                    "ab".repeat(16)
+                ),
+            };
+        }
+        let other = Edit::PutUser {
+            realm: "a.example".to_owned(),
+            name: "first".to_owned(),
+            keys: UserKeys::new("first", "a.example", "pw"),
+        };
+        if world.kind == Kind::Redis {
+            world.redis(&rows);
+        } else {
+            world.sql(&rows);
+        }
+        world.edit(&other);
+        let database = world.database();
+        let all = |realm: Option<&str>| {
+            let mut users = Vec::new();
+            loop {
+                let page = world.wait(database.users(realm, users.last())).expect("it answers");
+                assert!(page.len() <= 1000);
+                if page.is_empty() {
+                    return users;
+                }
+                users.extend(page);
+            }
+        };
+        let users = all(None);
+        assert_eq!(users.len(), 2_301);
+        assert_eq!(
+            (users[0].name.as_str(), users[0].realm.as_str(), users[0].keys),
+            ("first", "a.example", "MD5, SHA-256")
+        );
+        assert_eq!((users[2_300].name.as_str(), users[2_300].keys), ("user02299", "MD5"));
+        assert!(
+            users.windows(2).all(|pair| (&pair[0].realm, &pair[0].name) < (&pair[1].realm, &pair[1].name))
+        );
+        assert_eq!(all(Some(REALM)).len(), 2_300);
+        assert_eq!(all(Some("nowhere")).len(), 0);
+    });
+}
+
+fn ask(directory: &Directory<turnpike_stores::Database>, name: &str) -> oneshot::Receiver<Found> {
+    let (sender, receiver) = oneshot::channel();
+    directory.look_up(REALM, name, move |found| drop(sender.send(found)));
+    receiver
+}
+
+#[test]
+fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
+    const USERS: usize = 10_000;
+    each(|world| {
+        let hex = |number: usize| format!("{number:032x}");
+        let mut rows = String::new();
+        for number in 0..USERS {
+            let separator = if number % 500 == 0 { ";\ninsert into turnusers_lt values " } else { ", " };
+            rows += &match world.kind {
+                Kind::Redis => format!("set turn/realm/{REALM}/user/u{number}/key {}\n", hex(number)),
+                _ => format!("{separator}('{REALM}', 'u{number}', '{}')", hex(number)),
+            };
+        }
+        if world.kind == Kind::Redis {
+            world.redis(&rows);
+        } else {
+            world.sql(rows.trim_start_matches(";\n"));
+        }
+        let directory =
+            world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
+        world.wait(async {
+            // As many at once as one worker lets wait.
+            for first in (0..USERS).step_by(1000) {
+                let asking: Vec<_> =
+                    (first..first + 1000).map(|number| ask(&directory, &format!("u{number}"))).collect();
+                for (number, found) in (first..).zip(asking) {
+                    match found.await.expect("an answer") {
+                        Found::User(keys) => {
+                            assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys");
+                        }
+                        other => panic!("u{number}: {other:?}"),
+                    }
+                }
+            }
+        });
+        let counts = directory.counts();
+        assert_eq!(counts.users, USERS as u64);
+        assert!(counts.queries.contains(&("found", USERS as u64)), "{:?}: {:?}", world.kind, counts.queries);
+        for number in 0..USERS {
+            assert!(matches!(directory.known(REALM, &format!("u{number}")), Known::User(_)));
+        }
+    });
+}
+
+#[test]
+fn a_file_tells_of_what_others_write() {
+    on(Kind::Sqlite, |world| {
+        fill(world);
+        let directory = world.directory_at(&world.url, impatient());
+        world.wait(async {
+            directory.read().await.expect("it is there");
+            let Found::User(_) = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+            let Found::Nobody = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
+        });
+        let generation = directory.generation();
+        // By another process, as far as the file can tell.
+        world.edit(&Edit::PutUser {
+            realm: REALM.to_owned(),
+            name: "whirrun".to_owned(),
+            keys: UserKeys::new("whirrun", REALM, "sword"),
+        });
+        world.edit(&Edit::RemoveUser { realm: REALM.to_owned(), name: "gorst".to_owned() });
+        world.edit(&Edit::PutRealm { realm: "new.example".to_owned(), options: RealmOptions::default() });
+        let directory = Arc::new(directory);
+        world.wait(async {
+            while !matches!(directory.known(REALM, "gorst"), Known::Ask)
+                || directory.generation() == generation
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let Found::User(_) = ask(&directory, "whirrun").await.expect("an answer") else { panic!() };
+            let Found::Nobody = ask(&directory, "gorst").await.expect("an answer") else { panic!() };
+        });
+        let rules = directory.rules().expect("they were read");
+        assert!(rules.realms.contains_key("new.example"));
+        assert_eq!(rules.md5_only, Some([REALM.into()].into()), "of a file it is known");
+    });
+}

@@ -1,0 +1,169 @@
+//! Each kind of store, ready to be asked, with a way to write into it that is not ours.
+
+use std::path::PathBuf;
+
+use sqlx::{Connection as _, MySqlConnection, PgConnection};
+use tokio::runtime::Runtime;
+use turnpike_stores::{Backend as _, Database, Directory, Edit, Limits, SqliteUse, StoreAddress};
+use turnpike_testkit::{alone::skip, databases::Server};
+
+/// The schema as our own documentation has it.
+const DOCUMENT: &str = include_str!("../../../docs/stores.md");
+
+/// A store that a test has made.
+pub(crate) struct World {
+    pub(crate) runtime: Runtime,
+    pub(crate) kind: Kind,
+    /// Where it is, in a form that [`StoreAddress`] reads.
+    pub(crate) url: String,
+    /// Of the kinds that have one.
+    pub(crate) server: Option<Server>,
+    /// Of SQLite.
+    pub(crate) file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    Sqlite,
+    Postgres,
+    Mariadb,
+    Redis,
+}
+
+/// Runs a test on each kind of store that this machine has; says which it leaves out.
+pub(crate) fn each(test: impl Fn(&mut World)) {
+    for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb, Kind::Redis] {
+        on(kind, &test);
+    }
+}
+
+/// The same on one kind.
+pub(crate) fn on(kind: Kind, test: impl Fn(&mut World)) {
+    match World::new(kind) {
+        Ok(mut world) => test(&mut world),
+        Err(why) => skip(&why),
+    }
+}
+
+impl World {
+    /// An empty store with coturn's tables.
+    fn new(kind: Kind) -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let server = match kind {
+            Kind::Sqlite => None,
+            Kind::Postgres => Some(Server::postgres()?),
+            Kind::Mariadb => Some(Server::mariadb()?),
+            Kind::Redis => Some(Server::redis()?),
+        };
+        let file = (kind == Kind::Sqlite).then(file_of_a_test);
+        let url = match (&server, &file) {
+            (Some(server), _) => server.url(server.address, ""),
+            (None, Some(file)) => format!("sqlite://{}", file.display()),
+            (None, None) => unreachable!("it is one or the other"),
+        };
+        let world = Self { runtime, kind, url, server, file };
+        if let Some(file) = &world.file {
+            drop(rusqlite::Connection::open(file).expect("a file can be made"));
+        }
+        if kind != Kind::Redis {
+            world.sql(&schema());
+        }
+        Ok(world)
+    }
+
+    /// The store as the server uses it.
+    pub(crate) fn database(&self) -> Database {
+        self.database_at(&self.url)
+    }
+
+    pub(crate) fn database_at(&self, url: &str) -> Database {
+        let _inside = self.runtime.enter();
+        let address: StoreAddress = url.parse().expect("an address");
+        Database::new(&address, 8, SqliteUse::Foreign, &Limits::default())
+    }
+
+    /// The same behind its cache.
+    pub(crate) fn directory_at(&self, url: &str, limits: Limits) -> Directory<Database> {
+        let _inside = self.runtime.enter();
+        Directory::new(self.database_at(url), "the store of a test".to_owned(), limits)
+    }
+
+    pub(crate) fn wait<T>(&self, question: impl Future<Output = T>) -> T {
+        self.runtime.block_on(question)
+    }
+
+    pub(crate) fn edit(&self, edit: &Edit) -> bool {
+        self.wait(self.database().edit(edit)).expect("it can be written to")
+    }
+
+    /// Runs statements by other means than ours.
+    pub(crate) fn sql(&self, statements: &str) {
+        let text = sqlx::AssertSqlSafe(statements.to_owned());
+        self.wait(async {
+            match self.kind {
+                Kind::Sqlite => {
+                    let file = self.file.as_ref().expect("a file");
+                    let connection = rusqlite::Connection::open(file).expect("it is there");
+                    connection
+                        .execute_batch(statements)
+                        .unwrap_or_else(|error| panic!("{error}: {statements}"));
+                }
+                Kind::Postgres => {
+                    let mut connection = PgConnection::connect(&self.url).await.expect("it answers");
+                    sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
+                }
+                Kind::Mariadb => {
+                    let mut connection = MySqlConnection::connect(&self.url).await.expect("it answers");
+                    sqlx::raw_sql(text).execute(&mut connection).await.expect("statements");
+                }
+                Kind::Redis => panic!("it has no SQL"),
+            }
+        });
+    }
+
+    /// Runs commands of Redis, a line each; words have no blanks in them.
+    pub(crate) fn redis(&self, commands: &str) {
+        self.wait(async {
+            let client = redis::Client::open(self.url.as_str()).expect("an address");
+            let mut connection = client.get_multiplexed_async_connection().await.expect("it answers");
+            for line in commands.lines().map(str::trim).filter(|line| !line.is_empty()) {
+                let mut words = line.split(' ');
+                let mut command = redis::cmd(words.next().expect("a word"));
+                for word in words {
+                    command.arg(word);
+                }
+                let () = command
+                    .query_async(&mut connection)
+                    .await
+                    .unwrap_or_else(|error| panic!("{line}: {error}"));
+            }
+        });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// What the document says makes the tables.
+fn schema() -> String {
+    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has the schema");
+    rest.split_once("```").expect("and an end of it").0.to_owned()
+}
+
+pub(crate) fn file_of_a_test() -> PathBuf {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    dir.join(format!("store-{}-{number}.sqlite", std::process::id()))
+}
+
+/// Limits of a store that is asked for everything again and again.
+pub(crate) fn impatient() -> Limits {
+    Limits { deadline: std::time::Duration::from_secs(2), ..Limits::default() }
+}

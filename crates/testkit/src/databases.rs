@@ -1,0 +1,491 @@
+//! Database servers of a test's own, in a directory of its own, on a port of its own; gone with the value. And a proxy in front of one,
+//! by which it becomes slow, silent, or gone.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{PATIENCE, certificates::Certificate, eventually};
+
+/// User and database of every server here.
+pub const USER: &str = "turn";
+/// Its password: in a URL one of its characters has to be written in another way.
+pub const PASSWORD: &str = "good%horse";
+/// The database that it may use; Redis has a number.
+pub const DATABASE: &str = "coturn";
+
+/// The user without rights, on all Linux systems. Servers refuse to run as root.
+const NOBODY: u32 = 65_534;
+
+/// Of 96 MB otherwise, in each directory.
+const MARIADB_LOG: &str = "--innodb-log-file-size=4M";
+
+/// A server that runs.
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The same with TLS; for PostgreSQL and MariaDB it is `address`.
+    pub tls_address: SocketAddr,
+    /// Authority of its certificate, which is for `localhost`; PEM.
+    pub authority: PathBuf,
+    /// Its directory; PostgreSQL's socket is in it.
+    pub dir: PathBuf,
+    kind: Kind,
+    child: Option<Child>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Postgres,
+    Mariadb,
+    Redis,
+}
+
+impl Server {
+    /// PostgreSQL with an empty database.
+    ///
+    /// # Errors
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// When it is installed and does not start.
+    pub fn postgres() -> Result<Self, String> {
+        let programs = postgres_programs().ok_or("initdb and postgres are not installed")?;
+        let mut server = Self::new(Kind::Postgres);
+        let password = server.file("password", PASSWORD);
+        run(server
+            .command(&programs.join("initdb"))
+            .args(["-D", "data", "-U", USER, "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--locale=C"])
+            .arg(format!("--pwfile={}", password.display())));
+        server.start();
+        let psql = installed("psql").ok_or("psql is not installed")?;
+        let mut create = server.command(&psql);
+        create.env("PGPASSWORD", PASSWORD).args(["-X", "-q", "-h", &server.dir.display().to_string()]);
+        create.args(["-p", &server.address.port().to_string(), "-U", USER, "-d", "postgres"]);
+        run(create.args(["-c", &format!("create database {DATABASE}")]));
+        Ok(server)
+    }
+
+    /// MariaDB with an empty database.
+    ///
+    /// # Errors
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// When it is installed and does not start.
+    pub fn mariadb() -> Result<Self, String> {
+        let missing = |name: &str| format!("{name} is not installed");
+        let install = installed("mariadb-install-db").ok_or_else(|| missing("mariadb-install-db"))?;
+        installed("mariadbd").ok_or_else(|| missing("mariadbd"))?;
+        let mut server = Self::new(Kind::Mariadb);
+        server.file(
+            "init.sql",
+            &format!(
+                "create database {DATABASE};\ncreate user {USER}@'%' identified by '{PASSWORD}';\n\
+                 grant all on {DATABASE}.* to {USER}@'%';\n"
+            ),
+        );
+        run(server.command(&install).args([
+            "--no-defaults",
+            // One that is relative would be below the directory of the program.
+            &format!("--datadir={}", server.dir.join("data").display()),
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            MARIADB_LOG,
+        ]));
+        server.start();
+        // The statements of the file are run once; at the next start there is everything already.
+        server.file("init.sql", "");
+        Ok(server)
+    }
+
+    /// Redis, or Valkey.
+    ///
+    /// # Errors
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// When it is installed and does not start.
+    pub fn redis() -> Result<Self, String> {
+        redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
+        let mut server = Self::new(Kind::Redis);
+        server.tls_address.set_port(free_port());
+        server.start();
+        Ok(server)
+    }
+
+    fn new(kind: Kind) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("turnpike-store-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).expect("the directory for temporary files can be written");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
+        give(&dir);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let server =
+            Self { address, tls_address: address, authority: dir.join("ca.pem"), dir, kind, child: None };
+        let (certificate, authority) = Certificate::of_authority(&["localhost"]);
+        for (name, text) in
+            [("ca.pem", &authority), ("cert.pem", &certificate.pem), ("key.pem", &certificate.key)]
+        {
+            server.file(name, text);
+        }
+        fs::set_permissions(&server.authority, fs::Permissions::from_mode(0o644)).expect("it is our own");
+        server
+    }
+
+    /// Starts it, again perhaps, with the data that it has, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(&mut self) {
+        let log = fs::File::create(self.dir.join("log")).expect("its directory can be written");
+        let port = self.address.port();
+        let path = |name: &str| self.dir.join(name).display().to_string();
+        let mut command = match self.kind {
+            Kind::Postgres => {
+                let programs = postgres_programs().expect("it was there before");
+                let mut command = self.command(&programs.join("postgres"));
+                command.args(["-D", "data"]);
+                for setting in [
+                    "listen_addresses=127.0.0.1".to_owned(),
+                    format!("port={port}"),
+                    format!("unix_socket_directories={}", self.dir.display()),
+                    format!("ssl_cert_file={}", path("cert.pem")),
+                    format!("ssl_key_file={}", path("key.pem")),
+                    "ssl=on".to_owned(),
+                    "fsync=off".to_owned(),
+                    // Files of the cluster instead of /dev/shm, which would outlive a crash.
+                    "dynamic_shared_memory_type=mmap".to_owned(),
+                    "shared_buffers=16MB".to_owned(),
+                    "log_destination=stderr".to_owned(),
+                ] {
+                    command.args(["-c", &setting]);
+                }
+                command
+            }
+            Kind::Mariadb => {
+                let mut command = self.command(&installed("mariadbd").expect("it was there before"));
+                command.args([
+                    "--no-defaults",
+                    &format!("--datadir={}", path("data")),
+                    "--bind-address=127.0.0.1",
+                    "--skip-name-resolve",
+                ]);
+                command.arg(format!("--port={port}")).arg(format!("--socket={}", path("socket")));
+                command
+                    .arg(format!("--pid-file={}", path("pid")))
+                    .arg(format!("--init-file={}", path("init.sql")));
+                command
+                    .arg(format!("--ssl-cert={}", path("cert.pem")))
+                    .arg(format!("--ssl-key={}", path("key.pem")));
+                command.args([
+                    MARIADB_LOG,
+                    "--innodb-flush-log-at-trx-commit=0",
+                    "--innodb-buffer-pool-size=16M",
+                ]);
+                command
+            }
+            Kind::Redis => {
+                let mut command = self.command(&redis_program().expect("it was there before"));
+                command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--requirepass", PASSWORD]);
+                command.args(["--dir", &self.dir.display().to_string(), "--appendonly", "no"]);
+                command.args([
+                    "--tls-port",
+                    &self.tls_address.port().to_string(),
+                    "--tls-auth-clients",
+                    "no",
+                ]);
+                command.args(["--tls-cert-file", &path("cert.pem"), "--tls-key-file", &path("key.pem")]);
+                command.args(["--tls-ca-cert-file", &path("ca.pem")]);
+                command
+            }
+        };
+        let errors = log.try_clone().expect("a descriptor is left");
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        self.child = Some(child);
+        let ready = match self.kind {
+            Kind::Postgres => "database system is ready to accept connections",
+            Kind::Mariadb => "ready for connections",
+            Kind::Redis => "eady to accept connections",
+        };
+        eventually(&format!("{command:?} is ready"), || {
+            let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(ended.is_none(), "it ended: {said}");
+            said.contains(ready) && TcpStream::connect(self.address).is_ok()
+        });
+    }
+
+    /// Ends it; its data stay.
+    pub fn stop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // PostgreSQL, killed, would leave shared memory behind: SIGINT is its fast shutdown. The others end by SIGTERM.
+        let signal = if self.kind == Kind::Postgres { "INT" } else { "TERM" };
+        let kill = format!("kill -{signal} {}", child.id());
+        let _ = Command::new("sh").args(["-c", &kill]).status();
+        let deadline = Instant::now() + PATIENCE / 4;
+        while Instant::now() < deadline {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// A URL of its database through `address`, with `options` behind.
+    #[must_use]
+    pub fn url(&self, address: SocketAddr, options: &str) -> String {
+        let password = PASSWORD.replace('%', "%25");
+        match self.kind {
+            Kind::Postgres => format!("postgres://{USER}:{password}@{address}/{DATABASE}{options}"),
+            Kind::Mariadb => format!("mysql://{USER}:{password}@{address}/{DATABASE}{options}"),
+            Kind::Redis => format!("redis://:{password}@{address}/0{options}"),
+        }
+    }
+
+    /// What turnserver.conf and `turnadmin` have for it.
+    #[must_use]
+    pub fn coturn_words(&self) -> String {
+        let (ip, port) = (self.address.ip(), self.address.port());
+        match self.kind {
+            Kind::Postgres => {
+                format!("host={ip} port={port} dbname={DATABASE} user={USER} password='{PASSWORD}'")
+            }
+            Kind::Mariadb => {
+                format!("host={ip} port={port} dbname={DATABASE} user={USER} password={PASSWORD}")
+            }
+            Kind::Redis => format!("ip={ip} port={port} dbname=0 password={PASSWORD}"),
+        }
+    }
+
+    /// Writes a file that only the server may read, as keys must be.
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        fs::write(&path, content).expect("a fresh directory can be written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is our own");
+        give(&path);
+        path
+    }
+
+    /// A program run by who has its files.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.dir)
+            .env_clear()
+            .env("LC_ALL", "C")
+            // MariaDB, when it starts, removes all temporary tables there, those of other servers too.
+            .env("TMPDIR", &self.dir)
+            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+        if is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A TCP proxy in front of a server.
+pub struct Proxy {
+    /// Where it listens.
+    pub address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    target: SocketAddr,
+    /// Milliseconds before each piece is passed on.
+    delay: AtomicU64,
+    /// Nothing is passed on.
+    holds: AtomicBool,
+    /// Connections are ended at once.
+    refuses: AtomicBool,
+    ends: AtomicBool,
+    open: Mutex<Vec<TcpStream>>,
+    accepted: AtomicUsize,
+}
+
+impl Proxy {
+    /// In front of this address.
+    ///
+    /// # Panics
+    /// Without a free port.
+    #[must_use]
+    pub fn new(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let state = Arc::new(State {
+            target,
+            delay: AtomicU64::new(0),
+            holds: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            open: Mutex::default(),
+            accepted: AtomicUsize::new(0),
+        });
+        let accepting = Arc::clone(&state);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if accepting.ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                accepting.accept(&client);
+            }
+        });
+        Self { address, state }
+    }
+
+    /// Each piece is passed on so much later.
+    pub fn delay(&self, delay: Duration) {
+        self.state.delay.store(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether nothing is passed on, and nobody is told.
+    pub fn hold(&self, holds: bool) {
+        self.state.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// Whether connections are ended, those that there are and those that come.
+    pub fn refuse(&self, refuses: bool) {
+        self.state.refuses.store(refuses, Ordering::Relaxed);
+        if refuses {
+            self.state.end_all();
+        }
+    }
+
+    /// Connections that have come so far.
+    #[must_use]
+    pub fn accepted(&self) -> usize {
+        self.state.accepted.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.state.ends.store(true, Ordering::Relaxed);
+        self.state.end_all();
+        // So that the listener's thread looks.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl State {
+    fn accept(self: &Arc<Self>, client: &TcpStream) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        if self.refuses.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(server) = TcpStream::connect(self.target) else { return };
+        for stream in [client, &server] {
+            let _ = stream.set_nodelay(true);
+        }
+        let copies =
+            [(client, &server), (&server, client)].map(|(from, to)| (from.try_clone(), to.try_clone()));
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.extend([client, &server].into_iter().filter_map(|stream| stream.try_clone().ok()));
+        drop(open);
+        for (from, to) in copies {
+            let (Ok(from), Ok(to)) = (from, to) else { return };
+            let state = Arc::clone(self);
+            thread::spawn(move || {
+                let _ = state.pass_on(from, to);
+            });
+        }
+    }
+
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
+        let mut buffer = [0; 16_384];
+        loop {
+            let len = from.read(&mut buffer)?;
+            if len == 0 {
+                return to.shutdown(std::net::Shutdown::Write);
+            }
+            thread::sleep(Duration::from_millis(self.delay.load(Ordering::Relaxed)));
+            while self.holds.load(Ordering::Relaxed) && !self.ends.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            to.write_all(&buffer[..len])?;
+        }
+    }
+
+    fn end_all(&self) {
+        for stream in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
+#[must_use]
+pub fn installed(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let servers = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(servers).map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+/// Debian keeps the programs of each version apart.
+fn postgres_programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
+    places.sort();
+    places.extend(installed("initdb").and_then(|initdb| Some(initdb.parent()?.to_owned())));
+    let has_both = |place: &PathBuf| ["initdb", "postgres"].iter().all(|name| place.join(name).is_file());
+    places.into_iter().rev().find(has_both)
+}
+
+fn redis_program() -> Option<PathBuf> {
+    installed("redis-server").or_else(|| installed("valkey-server"))
+}
+
+/// Free, and below the ports that the kernel gives to outgoing connections, which come and go while the server starts.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 21_000 + u16::try_from(std::process::id() % 400).expect("below 400") * 20;
+    loop {
+        let port = base + NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+fn give(path: &Path) {
+    if is_root() {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
+    }
+}
+
+/// Runs a program that must succeed.
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}

@@ -1,0 +1,76 @@
+"""Holds the admin interface behind a Unix socket against its own OpenAPI document, by validators that are not turnpike's.
+
+    check.py SOCKET
+
+Judges the document itself, then asks each path that needs no parameter but the name of a session, and judges each answer. Prints one
+JSON object: the version of OpenAPI, how many operations were tried, and what is wrong.
+"""
+
+import http.client
+import json
+import socket
+import sys
+
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path):
+        super().__init__("localhost")
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
+
+
+def ask(path, method, target):
+    connection = Connection(path)
+    connection.request(method, target)
+    answer = connection.getresponse()
+    return answer.status, answer.headers.get_content_type(), answer.read().decode()
+
+
+def main():
+    path = sys.argv[1]
+    _, _, text = ask(path, "GET", "/openapi.json")
+    document = json.loads(text)
+    wrong = [str(error.message) for error in OpenAPIV31SpecValidator(document).iter_errors()]
+    _, _, text = ask(path, "GET", "/v1/sessions")
+    sessions = json.loads(text)["sessions"]
+    tried = 0
+
+    def judge(method, target, described):
+        nonlocal tried
+        status, media, text = ask(path, method, target)
+        tried += 1
+        responses = document["paths"][described][method.lower()]["responses"]
+        content = responses.get(str(status), responses.get("default", {})).get("content", {})
+        if media not in content:
+            wrong.append(f"{method} {target}: {status} {media} is not described")
+        elif media.endswith("json"):
+            schema = dict(content[media]["schema"], components=document["components"])
+            errors = OAS31Validator(schema).iter_errors(json.loads(text))
+            wrong.extend(f"{method} {target}: {error.message}" for error in errors)
+
+    for described, item in document["paths"].items():
+        if "get" not in item:
+            # A GET where there is none is an error, which is described too.
+            continue
+        if "{id}" in described:
+            for session in sessions:
+                judge("GET", described.replace("{id}", session["id"]), described)
+            judge("GET", described.replace("{id}", "0" * 32), described)
+            judge("GET", described.replace("{id}", "nonsense"), described)
+        else:
+            judge("GET", described, described)
+    judge("GET", "/v1/sessions?limit=nonsense", "/v1/sessions")
+    judge("POST", "/v1/reload", "/v1/reload")
+    print(json.dumps({"openapi": document["openapi"], "sessions": len(sessions), "tried": tried, "wrong": wrong}))
+
+
+main()
