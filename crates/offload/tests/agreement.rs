@@ -4,9 +4,15 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
+    panic::AssertUnwindSafe,
 };
 
-use proptest::{prelude::*, sample::select, test_runner::TestRunner};
+use proptest::{
+    prelude::*,
+    sample::select,
+    strategy::ValueTree as _,
+    test_runner::{RngAlgorithm, TestRng, TestRunner},
+};
 use strum::VariantArray as _;
 use turnpike_offload::{
     Count, Kind,
@@ -14,9 +20,10 @@ use turnpike_offload::{
     mirror::{Decision, Frame, Moment, Summed, Tables, Verdict, decide},
     now_ns,
 };
+use turnpike_testkit::fuzz;
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use crate::program::{LOOPBACK, MTU, Outcome, PLACES, with_program};
+use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, with_program};
 
 /// In half an hour, or long ago.
 const ALIVE: u64 = 1_800_000_000_000;
@@ -397,6 +404,55 @@ fn is_padded(frame: &[u8]) -> bool {
     end < frame.len()
 }
 
+/// What both are fed: flows, routes, the words UP of states, those of sockets; and a packet.
+type Case = ((Vec<FlowRecipe>, [u64; 5], [u64; 4], [u64; 4]), PacketRecipe);
+
+/// Feeds both; what came of it.
+fn agree(
+    program: &mut Program,
+    ((flows, routes, up, drained), packet): &Case,
+) -> Result<String, TestCaseError> {
+    let now = now_ns();
+    let tables = Tables {
+        flows: flows.iter().map(|flow| flow.build(now)).collect(),
+        up: up.to_vec(),
+        drained: drained.to_vec(),
+        routes: routes.to_vec(),
+        classes: classes(&[3478], 49_152..=65_535),
+    };
+    program.fill(&tables);
+    let frame = packet.build(flows);
+    // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
+    let complete = packet.complete && !is_padded(&frame);
+    let summed = if complete { Summed::Complete } else { Summed::Nothing };
+    let before = now_ns();
+    let outcome = program.run(&frame, packet.segments, summed);
+    let after = now_ns();
+    // The kernel's test takes no frame that ends within the header of IP.
+    prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
+    let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
+    let id = match &outcome.verdict {
+        Verdict::Across { bytes, .. } => [bytes[18], bytes[19]],
+        Verdict::Up(_) => [0; 2],
+    };
+    let arrived = Frame {
+        bytes: &frame,
+        interface: LOOPBACK,
+        for_us: frame[..6] == [0; 6],
+        segments: packet.segments,
+        summed,
+    };
+    let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
+    let decision = decide(&arrived, &tables, &Moment { now: before, id, mtu: &mtu });
+    let name = match &decision.verdict {
+        Verdict::Up(count) => format!("up {count:?}"),
+        Verdict::Across { count, .. } => format!("across {count:?}"),
+    };
+    let expected = mirrored(&decision, &tables, &outcome, before, after);
+    prop_assert_eq!(outcome, expected);
+    Ok(name)
+}
+
 #[test]
 fn the_program_and_its_mirror_agree() {
     with_program(|program| {
@@ -410,47 +466,9 @@ fn the_program_and_its_mirror_agree() {
             ..ProptestConfig::default()
         };
         let mut runner = TestRunner::new(config);
-        let outcome = runner.run(&(tables(), packet()), |((flows, routes, up, drained), packet)| {
-            let mut program = program.borrow_mut();
-            let now = now_ns();
-            let tables = Tables {
-                flows: flows.iter().map(|flow| flow.build(now)).collect(),
-                up: up.to_vec(),
-                drained: drained.to_vec(),
-                routes: routes.to_vec(),
-                classes: classes(&[3478], 49_152..=65_535),
-            };
-            program.fill(&tables);
-            let frame = packet.build(&flows);
-            // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
-            let complete = packet.complete && !is_padded(&frame);
-            let summed = if complete { Summed::Complete } else { Summed::Nothing };
-            let before = now_ns();
-            let outcome = program.run(&frame, packet.segments, summed);
-            let after = now_ns();
-            // The kernel's test takes no frame that ends within the header of IP.
-            prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
-            let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
-            let id = match &outcome.verdict {
-                Verdict::Across { bytes, .. } => [bytes[18], bytes[19]],
-                Verdict::Up(_) => [0; 2],
-            };
-            let arrived = Frame {
-                bytes: &frame,
-                interface: LOOPBACK,
-                for_us: frame[..6] == [0; 6],
-                segments: packet.segments,
-                summed,
-            };
-            let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
-            let decision = decide(&arrived, &tables, &Moment { now: before, id, mtu: &mtu });
-            let name = match &decision.verdict {
-                Verdict::Up(count) => format!("up {count:?}"),
-                Verdict::Across { count, .. } => format!("across {count:?}"),
-            };
+        let outcome = runner.run(&(tables(), packet()), |case| {
+            let name = agree(&mut program.borrow_mut(), &case)?;
             *seen.borrow_mut().entry(name).or_insert(0) += 1;
-            let expected = mirrored(&decision, &tables, &outcome, before, after);
-            prop_assert_eq!(outcome, expected);
             Ok(())
         });
         println!("{:?}", seen.borrow());
@@ -464,4 +482,32 @@ fn the_program_and_its_mirror_agree() {
             );
         }
     });
+}
+
+/// Fuzz target: the same with chance replaced by any bytes.
+#[test]
+fn offload_mirror() {
+    with_program(|program| {
+        let program = AssertUnwindSafe(RefCell::new(program));
+        fuzz::target("offload_mirror", seeds, |bytes| {
+            let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+            let chance = TestRng::from_seed(RngAlgorithm::PassThrough, bytes);
+            let mut runner = TestRunner::new_with_rng(config, chance);
+            let case = (tables(), packet()).new_tree(&mut runner).expect("nothing is filtered").current();
+            match agree(&mut program.borrow_mut(), &case) {
+                Ok(_) | Err(TestCaseError::Reject(_)) => {}
+                Err(TestCaseError::Fail(why)) => panic!("{why}: {case:?}"),
+            }
+        });
+    });
+}
+
+/// Bytes as if by chance, the same each time.
+fn seeds() -> Vec<Vec<u8>> {
+    let mut state = 1_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..40).map(|_| (0..1500).map(|_| byte()).collect()).collect()
 }

@@ -4,6 +4,7 @@
 pub mod alone;
 pub mod certificates;
 mod dir;
+pub mod fuzz;
 pub mod process;
 pub mod randomness;
 pub mod stun;
