@@ -127,7 +127,7 @@ fn replay(name: &str, seeds: &[Vec<u8>], check: impl Fn(&[u8]) + RefUnwindSafe) 
     for (from, inputs) in [("seed", seeds)].into_iter().chain(files) {
         for (number, input) in inputs.iter().enumerate() {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(input))) {
-                println!("{name}, {from} {}: {}", number + 1, hex(input));
+                println!("{name}, {from} {}: {}", number + 1, hex::encode(input));
                 resume_unwind(panic);
             }
         }
@@ -138,24 +138,13 @@ fn remembered(name: &str, file: &str) -> Vec<Vec<u8>> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz")).join(name).join(file);
     let text = fs::read_to_string(&path).unwrap_or_default();
     let inputs = text.lines().filter(|line| !line.starts_with('#'));
-    inputs.map(|line| unhex(line).unwrap_or_else(|| panic!("{}: {line}", path.display()))).collect()
+    inputs
+        .map(|line| hex::decode(line).unwrap_or_else(|error| panic!("{}: {line}: {error}", path.display())))
+        .collect()
 }
 
 fn lines(inputs: &[Vec<u8>]) -> String {
-    inputs.iter().map(|input| hex(input) + "\n").collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |digit: u8| char::from(digit).to_digit(16);
-    let byte = |pair: &[u8]| match *pair {
-        [high, low] => u8::try_from(digit(high)? << 4 | digit(low)?).ok(),
-        _ => None,
-    };
-    text.as_bytes().chunks(2).map(byte).collect()
+    inputs.iter().map(|input| hex::encode(input) + "\n").collect()
 }
 
 #[cfg(test)]
@@ -169,14 +158,6 @@ mod tests {
         assert!(input.is_empty());
         assert_eq!((input.u32(), input.bytes(), *input.choice(&[5, 6])), (0, &[][..], 5));
         assert_eq!(Input::new(&[0, 2, 8, 8, 8]).long_bytes(), [8, 8]);
-    }
-
-    #[test]
-    fn what_is_written_in_hex_is_read_again() {
-        let inputs = [vec![], vec![0, 0xAB, 0xFF]];
-        assert_eq!(lines(&inputs), "\n00abff\n");
-        assert_eq!(lines(&inputs).lines().map(unhex).collect::<Option<Vec<_>>>(), Some(inputs.to_vec()));
-        assert_eq!(["abc", "zz", "+1", "ä"].map(unhex), [None, None, None, None]);
     }
 
     #[test]
