@@ -2,6 +2,9 @@
 //! runtime and the credential store report and when, time, reloads, an upgrade. Whatever it does is held against a table that is kept
 //! from what it tells.
 
+mod requests;
+mod script;
+
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -10,38 +13,26 @@ use std::{
 use stun_types::message::Message;
 use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::{
-    access_token::{AccessToken, TokenKey},
     server::{
         AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
-        CredentialQuery, Credentials, Effect, Family, Link, ListenerId, Moved, OpenRequest, OpenResult,
-        PeerConnection, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Verdict,
+        CredentialQuery, Credentials, Effect, Family, Link, Moved, OpenRequest, OpenResult, PeerConnection,
+        PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Verdict,
     },
     time::Now,
     wire::{
-        integrity::{Key, KeyAlgorithm, Mac, userhash},
-        stun::{Class, Header, View, Writer, kind, method},
+        integrity::Key,
+        stun::{View, kind},
     },
 };
 
+use self::{
+    requests::{RELAYED, client_numbered, peer, send},
+    script::seeds,
+};
 use crate::{
-    common::{REALM, TestGate, address, channel_data, client, everything, password, seed, stream, streams},
+    common::{TestGate, channel_data, client, everything, password, seed, streams},
     server_effects::{Mirror, Session},
 };
-
-const METHODS: [u16; 7] = [
-    method::ALLOCATE,
-    method::REFRESH,
-    method::CREATE_PERMISSION,
-    method::CHANNEL_BIND,
-    method::CONNECT,
-    method::CONNECTION_BIND,
-    method::BINDING,
-];
-const USERS: [&str; 5] = ["alice", "bob", "north", "old", "nobody"];
-const TENANT: &str = "tenant.example";
-const MAC_KEY: [u8; 20] = [5; 20];
-/// The first relayed address.
-const RELAYED: &str = "203.0.113.1:50002";
 
 /// Beyond this many a sequence shows nothing new, and takes longer.
 const MOST_EVENTS: usize = 200;
@@ -205,133 +196,6 @@ impl Run {
         }
     }
 
-    /// A request made of attributes that mean something, signed as clients do it or almost so.
-    fn request(&mut self, input: &mut Input<'_>) -> Vec<u8> {
-        let (method, how) = (input.below(8), input.u16());
-        let method = METHODS.get(usize::from(method)).copied().unwrap_or_else(|| input.u16() & 0xFFF);
-        let header = Header { class: Class::Request, method, transaction: [input.byte(); 12] };
-        let mut buffer = Vec::new();
-        let mut writer = Writer::begin(&mut buffer, header);
-        for _ in 0..input.below(8) {
-            self.attribute(&mut writer, input);
-        }
-        self.sign(&mut writer, how);
-        writer.finish(how & 1 != 0);
-        buffer
-    }
-
-    fn attribute(&self, writer: &mut Writer<'_>, input: &mut Input<'_>) {
-        match input.below(20) {
-            0 | 1 => writer.xor_address(kind::XOR_PEER_ADDRESS, peer(input.byte())),
-            2 => writer.number(kind::CHANNEL_NUMBER, u32::from(0x4000 + u16::from(input.below(6))) << 16),
-            3 => writer.number(kind::LIFETIME, input.u16().into()),
-            4 => writer.number(kind::REQUESTED_TRANSPORT, u32::from(*input.choice(&[17, 6, 132])) << 24),
-            5 => writer.number(kind::REQUESTED_ADDRESS_FAMILY, u32::from(*input.choice(&[1, 2, 3])) << 24),
-            6 => writer.number(kind::ADDITIONAL_ADDRESS_FAMILY, u32::from(*input.choice(&[2, 1])) << 24),
-            7 => writer.attribute(kind::EVEN_PORT, &[*input.choice(&[0x80, 0])]),
-            8 => writer.attribute(kind::RESERVATION_TOKEN, &self.reservation),
-            9 => writer.attribute(kind::DONT_FRAGMENT, &[]),
-            10 => writer.attribute(kind::MOBILITY_TICKET, &[]),
-            11 => {
-                let number = usize::from(input.byte());
-                let mut ticket = self.tickets.iter().rev().nth(number).cloned().unwrap_or_default();
-                // Altered, as often as not.
-                if let (Some(byte), mask) = (ticket.get_mut(number % 32), input.below(2)) {
-                    *byte ^= mask;
-                }
-                writer.attribute(kind::MOBILITY_TICKET, &ticket)
-            }
-            12 => {
-                let known = self.connections.get(usize::from(input.byte()));
-                writer.number(kind::CONNECTION_ID, known.map_or_else(|| input.u32(), |known| known.0))
-            }
-            13 => writer.number(kind::CHANGE_REQUEST, u32::from(input.below(8))),
-            14 => writer.attribute(kind::PADDING, &vec![0; 8 * usize::from(input.byte())]),
-            15 => writer.attribute(kind::RESPONSE_PORT, &input.u16().to_be_bytes()),
-            16 => {
-                let lifetime = input.u16();
-                let age = u64::from(input.byte());
-                let token =
-                    AccessToken::new(&MAC_KEY, self.now.unix + 30 - age, lifetime.into()).expect("a key");
-                writer.attribute(
-                    kind::ACCESS_TOKEN,
-                    &token.seal(&TokenKey::A128Gcm([1; 16]), "turn.example.org", [9; 12]),
-                )
-            }
-            17 => writer.number(kind::DRAFT_ADDITIONAL_ADDRESS_FAMILY, 2 << 24),
-            18 => writer
-                .attribute(*input.choice(&[0x7FFF, kind::DATA, kind::ICMP, kind::PRIORITY]), input.bytes()),
-            _ => writer.attribute(input.u16(), input.bytes()),
-        };
-    }
-
-    /// Credentials as `how` says: whose, by which algorithms, and what is wrong with them.
-    fn sign(&self, writer: &mut Writer<'_>, how: u16) {
-        if how & 2 != 0 {
-            return;
-        }
-        let user = USERS[usize::from(how >> 2 & 7) % USERS.len()];
-        let challenge = self.challenges.iter().find(|(client, ..)| *client == self.client);
-        let (mut realm, mut nonce) = challenge.map_or_else(
-            || (REALM.as_bytes().to_vec(), Vec::new()),
-            |(_, realm, nonce)| (realm.clone(), nonce.clone()),
-        );
-        if how & 0x20 != 0 {
-            realm = TENANT.as_bytes().to_vec();
-        }
-        if let (true, Some(byte)) = (how & 0x40 != 0, nonce.last_mut()) {
-            *byte ^= 1;
-        }
-        let text = String::from_utf8_lossy(&realm).into_owned();
-        let (algorithm, mac) = match how >> 8 & 3 {
-            0 => (KeyAlgorithm::Md5, Mac::Sha1),
-            1 => (KeyAlgorithm::Md5, Mac::Sha256),
-            _ => (KeyAlgorithm::Sha256, Mac::Sha256),
-        };
-        if how >> 8 & 3 == 3 {
-            writer.attribute(kind::USERHASH, &userhash(user, &text));
-        } else {
-            writer.attribute(kind::USERNAME, user.as_bytes());
-        }
-        writer.attribute(kind::REALM, &realm).attribute(kind::NONCE, &nonce);
-        if algorithm == KeyAlgorithm::Sha256 {
-            let offered = [KeyAlgorithm::Sha256, KeyAlgorithm::Md5].map(KeyAlgorithm::attribute).concat();
-            writer.attribute(kind::PASSWORD_ALGORITHMS, &offered);
-            writer.attribute(kind::PASSWORD_ALGORITHM, &algorithm.attribute());
-        }
-        let secret = if how & 0x80 != 0 { "wrong".to_owned() } else { password(user) };
-        let key = match user {
-            "north" => Key::from_bytes(&MAC_KEY),
-            _ => Key::long_term(algorithm, user, &text, secret.as_bytes()),
-        };
-        writer.sign(&key, mac);
-    }
-
-    /// What a real client once sent, as it would send it here: under its own attributes and our credentials.
-    fn signed_again(&self, message: &[u8]) -> Option<Vec<u8>> {
-        let view = View::new_checked(message).ok()?;
-        let mut buffer = Vec::new();
-        let mut writer = Writer::begin(&mut buffer, view.header());
-        let credentials = [
-            kind::USERNAME,
-            kind::USERHASH,
-            kind::REALM,
-            kind::NONCE,
-            kind::PASSWORD_ALGORITHM,
-            kind::PASSWORD_ALGORITHMS,
-        ];
-        for attribute in view.attributes().filter(|attribute| !credentials.contains(&attribute.kind)) {
-            writer.attribute(attribute.kind, attribute.value);
-        }
-        match view.mac() {
-            Some(Mac::Sha1) => self.sign(&mut writer, 0),
-            Some(Mac::Sha256) => self.sign(&mut writer, 0x200),
-            None => {}
-        }
-        writer.finish(view.has_fingerprint());
-        Some(buffer)
-    }
-
     /// What a client takes from an answer, which the oracle reads as we do.
     fn learn(&mut self, client: Client, reply: &[u8]) {
         assert!(reply.len() <= 2048, "{} bytes", reply.len());
@@ -376,7 +240,7 @@ impl Run {
     fn from_peer(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: Family::of(from.ip()) };
-        let session = self.session(allocation);
+        let session = self.table.get(allocation).expect("it has been told");
         let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
         match self.server.from_peer(self.now, relay, from, input.bytes()) {
             Verdict::ToClient { client, .. } => assert_eq!((client, passes), (session.client, true)),
@@ -414,7 +278,7 @@ impl Run {
     fn peer_connects(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: Family::of(from.ip()) };
-        let session = self.session(allocation);
+        let session = self.table.get(allocation).expect("it has been told");
         if let PeerConnection::Accept { connection, client, bytes, .. } =
             self.server.peer_connected(self.now, relay, from)
         {
@@ -602,165 +466,4 @@ fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
         Verdict::Drop(_) => None,
         Verdict::ToPeer { .. } | Verdict::ToClient { .. } => panic!("no datagram was fed"),
     }
-}
-
-/// Over UDP, TCP, TLS and DTLS; the last one comes from a relayed address.
-fn client_numbered(number: u8) -> Client {
-    match number % 7 {
-        0 => client(40_000),
-        1 => client(40_001),
-        2 => stream(41_000),
-        3 => stream(41_001),
-        4 => Client { listener: ListenerId(2), ..client(42_000) },
-        5 => Client { listener: ListenerId(3), ..client(43_000) },
-        _ => Client { address: address(RELAYED), ..client(1) },
-    }
-}
-
-fn peer(number: u8) -> SocketAddr {
-    let of = u16::from(number / 8);
-    match number % 8 {
-        0..4 => ([198, 41, 0, number % 4], 7000 + of % 3).into(),
-        4 | 5 => ([0x2606, 0x4700, 0, 0, 0, 0, 0, of], 7000).into(),
-        6 => *[
-            address("10.0.0.1:7000"),
-            address("[::ffff:198.41.0.1]:7000"),
-            address(RELAYED),
-            address("0.0.0.0:7000"),
-            address("[64:ff9b::a00:1]:7000"),
-            address("192.0.2.1:3478"),
-        ]
-        .get(usize::from(of) % 6)
-        .expect("of six"),
-        _ => ([198, 41, 0, 1], of % 2).into(),
-    }
-}
-
-fn send(to: u8, data: &[u8]) -> Vec<u8> {
-    let mut buffer = Vec::new();
-    let header = Header { class: Class::Indication, method: method::SEND, transaction: [to; 12] };
-    let mut writer = Writer::begin(&mut buffer, header);
-    writer.xor_address(kind::XOR_PEER_ADDRESS, peer(to)).attribute(kind::DATA, data);
-    writer.finish(to & 1 != 0);
-    buffer
-}
-
-// Seeds.
-
-/// Events as [`Run::event`] reads them.
-#[derive(Clone, Default)]
-struct Script(Vec<u8>);
-
-impl Script {
-    fn new(flags: u8) -> Self {
-        Self(vec![flags])
-    }
-
-    fn event(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    /// A method by its place, and whole attributes.
-    fn request(self, method: u8, how: u16, attributes: &[&[u8]]) -> Self {
-        let [high, low] = how.to_be_bytes();
-        let count = u8::try_from(attributes.len()).expect("few");
-        let transaction = u8::try_from(self.0.len() % 251).expect("a byte");
-        self.event(&[&[1, method, high, low, transaction, count][..], &attributes.concat()].concat())
-    }
-
-    /// The client is challenged, has an allocation with these attributes, and both sockets open.
-    fn allocated(self, how: u16, attributes: &[&[u8]]) -> Self {
-        self.request(0, 2, &[&[4, 0]]).request(0, how, attributes).event(&[9, 0, 0])
-    }
-}
-
-fn seeds() -> Vec<Vec<u8>> {
-    let (udp, tcp, ticket, dual): ([u8; 2], [u8; 2], [u8; 1], [u8; 2]) = ([4, 0], [4, 1], [10], [6, 0]);
-    let relaying = |script: Script, how| {
-        script
-            .request(2, how, &[&[0, 0], &[0, 1]])
-            .request(3, how, &[&[2, 0], &[0, 0]])
-            .event(&[4, 0, 3, 1, 2, 3])
-            .event(&[5, 1, 3, 1, 2, 3])
-            .event(&[10, 0, 0, 3, 1, 2, 3])
-            .event(&[10, 0, 1, 2, 1, 2])
-            .event(&[11, 0, 0, 3, 4, 0, 0, 5, 0x78])
-    };
-    let mut seeds = Vec::new();
-    // Each scheme, and a token.
-    for how in [0, 0x100, 0x200, 0x300, 0x08] {
-        let token: &[u8] = if how == 8 { &[16, 2, 0, 30] } else { &[9] };
-        seeds.push(relaying(Script::new(0).allocated(how, &[&udp, token]), how).request(
-            1,
-            how,
-            &[&[3, 0, 0], token],
-        ));
-    }
-    for flags in [0, 1] {
-        let dual = Script::new(flags).allocated(0, &[&udp, &dual, &[7, 0]]);
-        let expiring = relaying(dual, 0).event(&[8, 1, 44]).event(&[8, 2, 88]).event(&[8, 16, 0]);
-        seeds.push(expiring);
-        // Mobile, from another address, upgraded in between.
-        let moving =
-            relaying(Script::new(flags).allocated(0, &[&udp, &ticket]), 0).event(&[19]).event(&[7, 1]);
-        let moving = moving.request(1, 2, &[]).request(1, 0, &[&[11, 0, 0]]).event(&[4, 0, 1, 1]);
-        seeds.push(moving.request(1, 0, &[&[11, 0, 1]]).event(&[15, 2]));
-        // Connections to and from peers.
-        let relaying_tcp = Script::new(flags).event(&[7, 2]).allocated(0, &[&tcp]).request(4, 0, &[&[0, 0]]);
-        let bound =
-            relaying_tcp.event(&[12, 0, 0]).request(2, 0, &[&[0, 1]]).event(&[13, 0, 1]).event(&[7, 3]);
-        let bound =
-            bound.request(5, 2, &[&[12, 0]]).request(5, 0, &[&[12, 0]]).event(&[14, 0]).event(&[8, 0, 31]);
-        seeds.push(bound.event(&[15, 2]));
-    }
-    // A store that has to be asked; reloads; the end of things.
-    let asked =
-        Script::new(2).request(0, 2, &[&udp]).request(0, 0, &[&udp]).event(&[16, 0, 0]).event(&[9, 0, 0]);
-    seeds.push(asked.request(1, 0, &[&[3, 2, 0]]).event(&[8, 0, 11]).event(&[16, 0, 4]));
-    let reloaded = relaying(Script::new(0).allocated(0, &[&udp]), 0).event(&[17, 9]).event(&[4, 0, 1, 1]);
-    seeds.push(
-        reloaded
-            .event(&[18, 2, 0])
-            .allocated(0, &[&udp])
-            .event(&[18, 1])
-            .event(&[18, 0])
-            .allocated(0, &[&udp]),
-    );
-    // What asks for NAT discovery.
-    let discovery = Script::new(0).request(6, 2, &[]).request(6, 3, &[&[13, 6]]).request(6, 2, &[&[14, 8]]);
-    seeds.push(discovery.request(6, 2, &[&[15, 0x9C, 0x40]]).request(6, 2, &[&[18, 0, 0]]));
-    // Real clients, one after the other, with whatever is wanted from the runtime at once.
-    for messages in fuzz::captured("stun").chunks(12) {
-        let mut script = Script::new(0).request(0, 2, &[&udp]);
-        for message in messages {
-            let length = u16::try_from(message.len()).expect("a datagram").to_be_bytes();
-            script =
-                script.event(&[&[3][..], &length, message].concat()).event(&[9, 0, 0]).event(&[12, 0, 0]);
-        }
-        seeds.push(script);
-    }
-    seeds.into_iter().map(|script| script.0).collect()
-}
-
-/// The seeds are to reach what they are for, or they are worth nothing.
-#[test]
-fn seeds_of_the_server_relay_move_and_connect() {
-    let mut reached = [0; 7];
-    for seed in seeds() {
-        let mut input = Input::new(&seed);
-        let mut run = Run::new(input.byte());
-        while !input.is_empty() {
-            run.event(&mut input);
-        }
-        let stats = run.server.stats();
-        reached[0] += stats.to_peer_datagrams;
-        reached[1] += stats.to_client_datagrams;
-        reached[2] += stats.icmp_relayed;
-        reached[3] += stats.mobility.iter().sum::<u64>();
-        reached[4] += stats.connection_events.iter().sum::<u64>();
-        reached[5] += stats.nat_discovery.iter().sum::<u64>();
-        reached[6] += stats.retransmits + stats.allocations_closed.iter().sum::<u64>();
-    }
-    assert!(reached.iter().all(|count| *count > 0), "{reached:?}");
 }
