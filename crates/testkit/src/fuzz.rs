@@ -7,6 +7,7 @@ use std::{
     env, fs,
     panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind, resume_unwind},
     path::Path,
+    time::Duration,
 };
 
 /// Set by `cargo xtask fuzz`: the target is fuzzed.
@@ -25,7 +26,8 @@ pub fn target(name: &str, seeds: impl FnOnce() -> Vec<Vec<u8>>, check: impl Fn(&
     if let Some(file) = env::var_os(SEEDS) {
         fs::write(&file, lines(&seeds())).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     } else if env::var_os(FUZZ).is_some() {
-        bolero::check!().for_each(|input: &[u8]| check(input));
+        // Inputs are made smaller by libFuzzer, later.
+        bolero::check!().with_shrink_time(Duration::ZERO).for_each(|input: &[u8]| check(input));
     } else {
         replay(name, &seeds(), check);
     }

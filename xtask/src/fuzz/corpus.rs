@@ -17,6 +17,8 @@ use crate::Failure;
 pub(super) const CAPTURED: &str = "captured.hex";
 pub(super) const FOUND: &str = "found.hex";
 pub(super) const FAULTS: &str = "faults.hex";
+/// What a target writes when it is asked for its seeds.
+const SEEDS: &str = "seeds.hex";
 
 /// Bytes of all that `found.hex` has. It is in everybody's clone.
 const MOST_FOUND: usize = 48 * 1024;
@@ -56,61 +58,65 @@ pub(super) fn add_fault(file: &Path, why: &str, input: &[u8]) -> Result<(), Fail
     Ok(writeln!(file, "# {}\n{}", why.replace('\n', " "), hex::encode(input))?)
 }
 
-/// All that a target remembers, its own seeds first, as files of a directory. `None` where the test skips itself.
+/// All that a target remembers, its own seeds first, as files of a directory in place of what was there. How many of them; `None` where
+/// the test skips itself.
 pub(super) fn unpack(
     places: &Places,
     target: &Target,
     program: &Path,
-    directory: &Path,
+    directory: &str,
 ) -> Result<Option<usize>, Failure> {
-    fs::create_dir_all(directory)?;
     let Some(seeds) = seeds(places, target, program)? else { return Ok(None) };
-    let memory = places.memory(target);
-    let mut all = seeds;
-    for file in [CAPTURED, FOUND, FAULTS] {
-        all.extend(read(&memory.join(file))?);
+    let (scratch, memory) = (places.scratch(target)?, places.memory(target));
+    let directory = scratch.join(directory);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)?;
+    let remembered = [CAPTURED, FAULTS, FOUND].map(|file| (file, read(&memory.join(file))));
+    let mut count = 0;
+    for (from, inputs) in [(SEEDS, Ok(seeds))].into_iter().chain(remembered) {
+        for (number, input) in inputs?.iter().enumerate() {
+            fs::write(directory.join(format!("{from}-{number:05}")), input)?;
+            count += 1;
+        }
     }
-    for (number, input) in all.iter().enumerate() {
-        fs::write(directory.join(format!("known-{number:05}")), input)?;
+    Ok(Some(count))
+}
+
+/// What a target remembers beside what fuzzing has found, from one directory to another.
+pub(super) fn copy_given(from: &Path, to: &Path) -> Result<(), Failure> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().starts_with(FOUND) {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
     }
-    Ok(Some(all.len()))
+    Ok(())
 }
 
 /// The seeds that a target makes itself.
 fn seeds(places: &Places, target: &Target, program: &Path) -> Result<Option<Vec<Vec<u8>>>, Failure> {
     let scratch = places.scratch(target)?;
-    let file = scratch.join("seeds.hex");
+    let file = scratch.join(SEEDS);
     let _ = fs::remove_file(&file);
     let output = command(target, program, &scratch).env("TURNPIKE_FUZZ_SEEDS", &file).output()?;
-    if !output.status.success() {
-        return Err(
-            format!("{} writes no seeds: {}", target.name, String::from_utf8_lossy(&output.stderr)).into()
-        );
+    let said = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() || !said.contains("1 passed") {
+        let why = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{} writes no seeds: {said}{why}", target.name).into());
     }
     if file.exists() { read(&file).map(Some) } else { Ok(None) }
 }
 
-/// Keeps in `found.hex` those of these files that go where nothing before them goes and nothing else that is remembered goes; the
-/// smallest, where they are too many. How many.
+/// Makes these files `found.hex`; the smallest, where they are too many. How many.
 pub(super) fn keep(places: &Places, target: &Target, files: &[PathBuf]) -> Result<usize, Failure> {
-    let memory = places.memory(target);
-    let mut known: BTreeSet<Vec<u8>> = read(&memory.join(CAPTURED))?.into_iter().collect();
-    known.extend(read(&memory.join(FAULTS))?);
-    known.extend(read(&places.scratch(target)?.join("seeds.hex"))?);
-    let mut found = BTreeSet::new();
-    for file in files {
-        let input = fs::read(file)?;
-        if !known.contains(&input) {
-            found.insert((input.len(), input));
-        }
-    }
-    let mut room = MOST_FOUND;
-    let kept = found.into_iter().map(|(_, input)| input).take_while(|input| {
-        let fits = input.len() <= room;
-        room = room.saturating_sub(input.len());
-        fits
+    let inputs = files.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?;
+    let sorted: BTreeSet<_> = inputs.into_iter().map(|input| (input.len(), input)).collect();
+    let mut bytes = 0;
+    let kept = sorted.into_iter().map(|(_, input)| input).take_while(|input| {
+        bytes += input.len();
+        bytes <= MOST_FOUND
     });
     let kept: Vec<_> = kept.collect();
-    write(&memory.join(FOUND), &kept)?;
+    write(&places.memory(target).join(FOUND), &kept)?;
     Ok(kept.len())
 }

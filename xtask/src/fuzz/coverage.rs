@@ -21,8 +21,8 @@ const SYMBOLIZERS: [(&str, &[&str], &str); 2] = [
 
 /// What a merge has found out.
 pub(super) struct Merged {
-    /// Inputs that were the first to reach a place, smallest first.
-    pub(super) first: Vec<PathBuf>,
+    /// Inputs that were the first to reach a place, smallest first, and were not given.
+    pub(super) found: Vec<PathBuf>,
     /// Places that were reached, by their number in the program's table.
     reached: BTreeSet<usize>,
 }
@@ -30,25 +30,24 @@ pub(super) struct Merged {
 /// Lines of source at which a basic block begins; which of them are reached.
 pub(super) type Lines = BTreeMap<(String, u32), bool>;
 
-/// Runs all files of `from`; copies those that show anything new to `into`, which is emptied.
+/// Runs all files of `into` and then those of `from`; copies to `into` those that show anything new.
 pub(super) fn merge(
     target: &Target,
     program: &Path,
     scratch: &Path,
-    [from, into]: [&str; 2],
+    into: &str,
+    from: &[&str],
 ) -> Result<Merged, Failure> {
-    let (control, into_path) = (scratch.join("control"), scratch.join(into));
+    let control = scratch.join("control");
     let _ = fs::remove_file(&control);
-    let _ = fs::remove_dir_all(&into_path);
-    fs::create_dir_all(&into_path)?;
-    let arguments = [
+    let mut arguments = vec![
         "-merge=1".to_owned(),
         "-merge_control_file=control".to_owned(),
         format!("-max_len={}", target.max_len),
         "-timeout=60".to_owned(),
         into.to_owned(),
-        from.to_owned(),
     ];
+    arguments.extend(from.iter().map(|&directory| directory.to_owned()));
     let output = fuzzing(target, program, scratch, &arguments).output()?;
     if !output.status.success() {
         return Err(format!(
@@ -63,20 +62,21 @@ pub(super) fn merge(
     parse(&text, scratch).ok_or_else(|| "libFuzzer's control file has another form than is known here".into())
 }
 
-/// The control file: how many files, how many of them were there before, their names; then `COV`, a file's number and places, for each.
+/// The control file: how many files, how many of them were given, their names; then `COV`, a file's number and places, for each.
 fn parse(text: &str, scratch: &Path) -> Option<Merged> {
     let mut lines = text.lines();
     let count: usize = lines.next()?.parse().ok()?;
-    lines.next()?;
+    let given: usize = lines.next()?.parse().ok()?;
     let files: Vec<PathBuf> = lines.by_ref().take(count).map(|line| scratch.join(line)).collect();
-    let mut merged = Merged { first: Vec::new(), reached: BTreeSet::new() };
+    let mut merged = Merged { found: Vec::new(), reached: BTreeSet::new() };
     for line in lines {
         let Some(words) = line.strip_prefix("COV ") else { continue };
         let mut numbers = words.split(' ').map(str::parse::<usize>);
-        let file = files.get(numbers.next()?.ok()?)?;
+        let number = numbers.next()?.ok()?;
+        let file = files.get(number)?;
         let places = numbers.collect::<Result<Vec<_>, _>>().ok()?;
-        if !places.is_empty() {
-            merged.first.push(file.clone());
+        if number >= given && !places.is_empty() {
+            merged.found.push(file.clone());
         }
         merged.reached.extend(places);
     }
@@ -144,10 +144,11 @@ mod tests {
 
     #[test]
     fn a_control_file_tells_who_was_first() {
-        let text = "3\n0\nin/a\nin/b\nin/c\nSTARTED 0 2\nFT 0 1 2\nCOV 0 7 8\nSTARTED 1 4\nFT 1\nCOV 1\nSTARTED 2 9\nFT 2 5\nCOV 2 9\n";
+        let text = "4\n1\nin/z\nin/a\nin/b\nin/c\nSTARTED 0 1\nFT 0 9\nCOV 0 6\nSTARTED 1 2\nFT 1 1 2\nCOV 1 7 8\n\
+                    STARTED 2 4\nFT 2\nCOV 2\nSTARTED 3 9\nFT 3 5\nCOV 3 9\n";
         let merged = parse(text, Path::new("/s")).expect("its form");
-        assert_eq!(merged.first, [Path::new("/s/in/a"), Path::new("/s/in/c")]);
-        assert_eq!(merged.reached, BTreeSet::from([7, 8, 9]));
+        assert_eq!(merged.found, [Path::new("/s/in/a"), Path::new("/s/in/c")]);
+        assert_eq!(merged.reached, BTreeSet::from([6, 7, 8, 9]));
         assert!(parse("x\n0\n", Path::new("/s")).is_none());
         assert!(parse("1\n0\na\nCOV 1 2\n", Path::new("/s")).is_none());
     }

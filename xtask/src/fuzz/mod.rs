@@ -29,6 +29,11 @@ const MEMORY: u32 = 1500;
 /// Seconds for making an input smaller that has found a fault.
 const MINIMISE: u32 = 60;
 
+/// Directories of a target's own: all that is remembered, what is found beyond that, and what is worth going on with.
+const KNOWN: &str = "known";
+const CORPUS: &str = "corpus";
+const MERGED: &str = "merged";
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// Targets, one after the other; all without
@@ -84,12 +89,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 /// Fuzzes one target, keeps what it has found, and says so; how many faults.
 fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Result<usize, Failure> {
     let scratch = places.scratch(target)?;
-    // What earlier runs have found beyond what is committed remains there.
-    let corpus = scratch.join("corpus");
-    if corpus::unpack(places, target, program, &corpus)?.is_none() {
+    if corpus::unpack(places, target, program, KNOWN)?.is_none() {
         println!("{:<16} SKIPPED: its test does not run here", target.name);
         return Ok(0);
     }
+    // What earlier runs have found beyond what is committed remains there.
+    let corpus = scratch.join(CORPUS);
+    fs::create_dir_all(&corpus)?;
     let artifacts = scratch.join("artifacts");
     let _ = fs::remove_dir_all(&artifacts);
     fs::create_dir_all(&artifacts)?;
@@ -103,8 +109,8 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
         format!("-rss_limit_mb={MEMORY}"),
         "-artifact_prefix=artifacts/".to_owned(),
         "-print_final_stats=1".to_owned(),
-        "-use_value_profile=1".to_owned(),
-        "corpus".to_owned(),
+        CORPUS.to_owned(),
+        KNOWN.to_owned(),
     ];
     let output = fs::File::create(&log)?;
     let status =
@@ -115,10 +121,14 @@ fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Resul
     if !status.success() && faults == 0 {
         return Err(format!("{} ended without a fault ({status}): {}", target.name, log.display()).into());
     }
-    let merged = coverage::merge(target, program, &scratch, ["corpus", "merged"])?;
-    let kept = corpus::keep(places, target, &merged.first)?;
+    let merged = scratch.join(MERGED);
+    let _ = fs::remove_dir_all(&merged);
+    fs::create_dir_all(&merged)?;
+    corpus::copy_given(&scratch.join(KNOWN), &merged)?;
+    let found = coverage::merge(target, program, &scratch, MERGED, &[CORPUS, KNOWN])?.found;
+    let kept = corpus::keep(places, target, &found)?;
     fs::remove_dir_all(&corpus)?;
-    fs::rename(scratch.join("merged"), &corpus)?;
+    fs::rename(merged, &corpus)?;
     let spent = ledger::children_cpu()?.saturating_sub(before);
     ledger::add(&places.ledger(), target.name, spent, executions)?;
     println!(

@@ -1,6 +1,7 @@
 //! Test programs with coverage counters and libFuzzer in them, and how they are run: when nothing else wants the CPU.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -8,7 +9,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::targets::{Program, Target};
+use super::targets::Target;
 use crate::Failure;
 
 /// What makes coverage counters, by a pass that the stable compiler has too; and addresses that stand in the program as they are at
@@ -86,20 +87,14 @@ impl Places {
         let mut built = Vec::new();
         for package in packages {
             let programs = targets.iter().filter(|target| target.package() == package);
-            let mut options: Vec<_> = programs
-                .flat_map(|target| match target.program {
-                    Program::Unit => vec!["--lib".to_owned()],
-                    Program::Integration => vec!["--test".to_owned(), target.program_name()],
-                })
-                .collect();
-            options.dedup_by(|later, earlier| later == "--lib" && earlier == "--lib");
+            let options: BTreeSet<String> = programs.map(|target| target.cargo_option()).collect();
             built.extend(self.cargo_test(&package, &options)?);
         }
         targets.iter().map(|target| program_of(target, &built)).collect()
     }
 
     /// Each package by itself: one that needs no TLS is not to wait for it.
-    fn cargo_test(&self, package: &str, options: &[String]) -> Result<Vec<Artifact>, Failure> {
+    fn cargo_test(&self, package: &str, options: &BTreeSet<String>) -> Result<Vec<Artifact>, Failure> {
         let host = host()?;
         let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args([
@@ -126,13 +121,10 @@ impl Places {
 }
 
 fn program_of(target: &Target, built: &[Artifact]) -> Result<PathBuf, Failure> {
-    let kind = match target.program {
-        Program::Unit => "lib",
-        Program::Integration => "test",
-    };
+    let (name, kind) = target.artifact();
     let is_it = |artifact: &&Artifact| {
         artifact.executable.is_some()
-            && artifact.target.name == target.program_name()
+            && artifact.target.name == name
             && artifact.target.kind.iter().any(|it| it == kind)
     };
     let artifact = built.iter().find(is_it).and_then(|artifact| artifact.executable.clone());

@@ -29,13 +29,14 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
     let mut known: BTreeMap<&Path, Vec<_>> = BTreeMap::new();
     for (target, program) in targets.iter().zip(programs) {
         let scratch = places.scratch(target)?;
-        let committed = scratch.join("committed");
-        let _ = fs::remove_dir_all(&committed);
-        let Some(inputs) = corpus::unpack(places, target, program, &committed)? else {
+        let Some(inputs) = corpus::unpack(places, target, program, super::KNOWN)? else {
             println!("{:<16} SKIPPED: its test does not run here", target.name);
             continue;
         };
-        let merged = coverage::merge(target, program, &scratch, ["committed", "merged"])?;
+        let into = scratch.join(super::MERGED);
+        let _ = fs::remove_dir_all(&into);
+        fs::create_dir_all(&into)?;
+        let merged = coverage::merge(target, program, &scratch, super::MERGED, &[super::KNOWN])?;
         if !known.contains_key(program.as_path()) {
             known.insert(program, coverage::places(program, &scratch)?);
         }

@@ -5,7 +5,7 @@ pub(super) struct Target {
     pub(super) name: &'static str,
     /// Of the test's crate, without the prefix that all have.
     package: &'static str,
-    pub(super) program: Program,
+    program: Program,
     /// The test, with its modules.
     pub(super) test: &'static str,
     /// Bytes of an input at most.
@@ -17,8 +17,7 @@ pub(super) struct Target {
 }
 
 /// Which of a crate's test programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Program {
+enum Program {
     /// Tests beside the modules.
     Unit,
     /// `tests/main.rs`.
@@ -30,11 +29,19 @@ impl Target {
         format!("turnpike-{}", self.package)
     }
 
-    /// What cargo calls the test program.
-    pub(super) fn program_name(&self) -> String {
+    /// Has cargo build the test program.
+    pub(super) fn cargo_option(&self) -> String {
         match self.program {
-            Program::Unit => format!("turnpike_{}", self.package),
-            Program::Integration => self.package.to_owned(),
+            Program::Unit => "--lib".to_owned(),
+            Program::Integration => format!("--test={}", self.package),
+        }
+    }
+
+    /// What cargo calls the program, and its kind.
+    pub(super) fn artifact(&self) -> (String, &'static str) {
+        match self.program {
+            Program::Unit => (format!("turnpike_{}", self.package), "lib"),
+            Program::Integration => (self.package.to_owned(), "test"),
         }
     }
 }
