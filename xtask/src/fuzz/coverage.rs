@@ -125,17 +125,33 @@ fn place(line: &str) -> Option<(String, u32)> {
     Some((file[at..].to_owned(), number))
 }
 
-/// The lines that a target is about, and which of them were reached.
-pub(super) fn lines(target: &Target, merged: &Merged, places: &[Option<(String, u32)>]) -> Lines {
+/// The lines that a target is about, and which of them were reached. Tests beside the code are not what it is about.
+pub(super) fn lines(
+    repository: &Path,
+    target: &Target,
+    merged: &Merged,
+    places: &[Option<(String, u32)>],
+) -> Lines {
     let mut lines = Lines::new();
+    let mut tests_from = BTreeMap::new();
     for (number, place) in places.iter().enumerate() {
         let Some((file, line)) = place else { continue };
-        if target.about.iter().any(|about| file.starts_with(about)) {
-            let reached = lines.entry((file.clone(), *line)).or_default();
-            *reached |= merged.reached.contains(&number);
+        if !target.about.iter().any(|about| file.starts_with(about)) {
+            continue;
+        }
+        let end =
+            *tests_from.entry(file.clone()).or_insert_with(|| first_line_of_tests(&repository.join(file)));
+        if end.is_none_or(|end| *line < end) {
+            *lines.entry((file.clone(), *line)).or_default() |= merged.reached.contains(&number);
         }
     }
     lines
+}
+
+/// Where the module of tests begins that stands in a file.
+fn first_line_of_tests(file: &Path) -> Option<u32> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    (1..).zip(text.lines()).find_map(|(number, line)| (line == "mod tests {").then_some(number))
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) 
         if !known.contains_key(program.as_path()) {
             known.insert(program, coverage::places(program, &scratch)?);
         }
-        let lines = coverage::lines(target, &merged, &known[program.as_path()]);
+        let lines = coverage::lines(places.repository(), target, &merged, &known[program.as_path()]);
         let percent = percent(&lines);
         fs::write(scratch.join("unreached"), unreached(&lines))?;
         println!(
