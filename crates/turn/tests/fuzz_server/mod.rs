@@ -239,7 +239,7 @@ impl Run {
 
     fn from_peer(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
-        let relay = RelayId { allocation, family: Family::of(from.ip()) };
+        let relay = RelayId { allocation, family: family(from) };
         let session = self.table.get(allocation).expect("it has been told");
         let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
         match self.server.from_peer(self.now, relay, from, input.bytes()) {
@@ -251,7 +251,7 @@ impl Run {
 
     fn icmp(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), to) = (self.some_allocation(input), peer(input.byte())) else { return };
-        let relay = RelayId { allocation, family: Family::of(to.ip()) };
+        let relay = RelayId { allocation, family: family(to) };
         let (icmp_type, code, info) = (input.below(13), input.byte(), input.u32());
         if let Verdict::Reply { client, .. } =
             self.server.from_icmp(self.now, relay, to, icmp_type, code, info)
@@ -277,7 +277,7 @@ impl Run {
 
     fn peer_connects(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
-        let relay = RelayId { allocation, family: Family::of(from.ip()) };
+        let relay = RelayId { allocation, family: family(from) };
         let session = self.table.get(allocation).expect("it has been told");
         if let PeerConnection::Accept { connection, client, bytes, .. } =
             self.server.peer_connected(self.now, relay, from)
@@ -457,6 +457,10 @@ impl Run {
         assert_eq!((self.server.gate_mut().held(), self.table.len()), (0, 0));
         assert_eq!(self.server.poll_timeout(), None);
     }
+}
+
+fn family(peer: SocketAddr) -> Family {
+    if peer.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
 /// The answer to what was asked before.
