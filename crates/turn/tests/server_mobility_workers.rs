@@ -9,14 +9,14 @@ use turnpike_turn::server::{
 };
 
 /// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
-struct Workers(Vec<World>);
+pub(crate) struct Workers(pub(crate) Vec<World>);
 
-fn elsewhere(n: u16) -> Client {
+pub(crate) fn elsewhere(n: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
 }
 
 impl Workers {
-    fn new(count: u16) -> Self {
+    pub(crate) fn new(count: u16) -> Self {
         let mut workers = World::workers(&streams(), count);
         for (skew, world) in workers.iter_mut().enumerate() {
             world.now.ms += 7_000 * skew as u64;
@@ -36,7 +36,7 @@ impl Workers {
     }
 
     /// What Alice signs for this address.
-    fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
+    pub(crate) fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
         let world = &mut self.0[at];
         world.client = from;
         let alice = world.credentials("alice", Scheme::Md5);
@@ -45,7 +45,7 @@ impl Workers {
 
     /// Carries a request through the server, from the worker that the kernel gave it to.
     #[track_caller]
-    fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
+    pub(crate) fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
         let (outcome, arrival) = self.request_unannounced(at, from, bytes);
         self.expect(at, arrival);
         outcome
@@ -53,7 +53,12 @@ impl Workers {
 
     /// The same, but what the client's worker is to be told gets lost.
     #[track_caller]
-    fn request_unannounced(&mut self, at: usize, from: Client, bytes: &[u8]) -> (Outcome, Option<Arrival>) {
+    pub(crate) fn request_unannounced(
+        &mut self,
+        at: usize,
+        from: Client,
+        bytes: &[u8],
+    ) -> (Outcome, Option<Arrival>) {
         self.0[at].client = from;
         let mut announced = None;
         let mut outcome = self.0[at].feed(bytes);
@@ -70,7 +75,7 @@ impl Workers {
         (outcome, announced)
     }
 
-    fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
+    pub(crate) fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
         if let Some(arrival) = arrival {
             let world = &mut self.0[at];
             world.server.expect(world.now, arrival);
@@ -92,7 +97,7 @@ impl Workers {
     }
 
     /// Carries out a move as a runtime does. The relay's new name, if it came about.
-    fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
+    pub(crate) fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
         let to = usize::from(request.to);
         let Some(moved) = self.export(request) else {
             self.0[to].server.not_moved(&request.client);
@@ -110,7 +115,7 @@ impl Workers {
     }
 
     /// Data from there; moves what has to be moved for it.
-    fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
+    pub(crate) fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
         let data = channel_data(0x4000, b"from the client");
         self.0[at].client = from;
         match self.0[at].feed(&data) {
@@ -123,15 +128,15 @@ impl Workers {
         }
     }
 
-    fn sleep(&mut self, seconds: u64) {
+    pub(crate) fn sleep(&mut self, seconds: u64) {
         self.0.iter_mut().for_each(|world| world.sleep(seconds));
     }
 
-    fn allocations(&self) -> Vec<usize> {
+    pub(crate) fn allocations(&self) -> Vec<usize> {
         self.0.iter().map(|world| world.server.allocations()).collect()
     }
 
-    fn held(&mut self) -> usize {
+    pub(crate) fn held(&mut self) -> usize {
         self.0[0].server.gate_mut().held()
     }
 
