@@ -1,11 +1,14 @@
 //! Who takes part: the 5-tuples of clients, peers, users, and the rules that a reload may bring.
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
-use turnpike_turn::server::{Client, ListenerId, ListenerProfile, PeerRules, Realm, ServerConfig, Transport};
+use turnpike_turn::server::{
+    Client, ListenerId, ListenerProfile, PeerRules, Realm, ServerConfig, StoreFailure, Transport,
+};
 
 use crate::common::{REALM, address, config};
 
@@ -88,6 +91,8 @@ pub(super) const SENDING_PEERS: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     denied: Vec<IpAddr>,
+    /// Denied to users of [`TENANT`] besides.
+    tenant_denied: Vec<IpAddr>,
     tenant: bool,
     pub(super) mobility: bool,
     pub(super) tcp: bool,
@@ -97,12 +102,15 @@ pub(super) struct Rules {
     pub(super) max_connections: usize,
     pub(super) max_total_connections: usize,
     pub(super) max_user_connections: usize,
+    /// Whether a request is dropped where the store cannot tell, and not answered.
+    pub(super) store_drops: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
         Self {
             denied: Vec::new(),
+            tenant_denied: Vec::new(),
             tenant: true,
             mobility: true,
             tcp: true,
@@ -112,6 +120,7 @@ impl Default for Rules {
             max_connections: 3,
             max_total_connections: 5,
             max_user_connections: 4,
+            store_drops: false,
         }
     }
 }
@@ -124,9 +133,19 @@ impl Rules {
         let usual = Self::default();
         match number % VARIANTS {
             0 => usual,
-            1 => Self { denied: vec![peer(2).ip(), peer(3).ip()], ..usual },
+            1 => {
+                let [denied, tenant_denied] = [[2, 3], [4, 6]].map(|two| two.map(|which| peer(which).ip()).to_vec());
+                Self { denied, tenant_denied, ..usual }
+            }
             2 => Self { tenant: false, ..usual },
-            3 => Self { max_permissions: 2, max_channels: 1, max_connections: 1, v6: false, ..usual },
+            3 => Self {
+                max_permissions: 2,
+                max_channels: 1,
+                max_connections: 1,
+                v6: false,
+                store_drops: true,
+                ..usual
+            },
             4 => Self { denied: vec![peer(0).ip(), peer(4).ip()], mobility: false, ..usual },
             _ => Self { tcp: false, max_total_connections: 1, max_user_connections: 1, ..usual },
         }
@@ -137,9 +156,15 @@ impl Rules {
         self.denied.contains(&ip) || [peer(9).ip(), peer(10).ip()].contains(&ip)
     }
 
+    /// Whether no user of this realm may ask for it.
+    pub(super) fn refuses_in(&self, realm: &str, ip: IpAddr) -> bool {
+        self.refuses(ip) || (realm == TENANT && self.tenant_denied.contains(&ip))
+    }
+
     /// By what, as the counter has it: a rule, or the default.
-    pub(super) fn refused_by(&self, ip: IpAddr) -> usize {
-        if self.denied.contains(&ip.to_canonical()) { 0 } else { 2 }
+    pub(super) fn refused_by(&self, realm: &str, ip: IpAddr) -> usize {
+        let denied = |list: &[IpAddr]| list.contains(&ip.to_canonical());
+        if denied(&self.denied) || (realm == TENANT && denied(&self.tenant_denied)) { 0 } else { 2 }
     }
 
     pub(super) fn realms(&self) -> &'static [&'static str] {
@@ -148,11 +173,17 @@ impl Rules {
 
     /// The server's own form of them.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        let deny = self.denied.iter().map(|ip| ip.to_string().parse().expect("an address is a prefix"));
+        let denying = |denied: &[IpAddr]| {
+            let deny = denied.iter().map(|ip| ip.to_string().parse().expect("an address is a prefix"));
+            PeerRules { deny: deny.collect(), ..PeerRules::default() }
+        };
+        let of_tenant = denying(&[&self.denied[..], &self.tenant_denied].concat());
         let tenant = Realm { name: TENANT.to_owned(), allow_sha256: true, username_anonymity: true };
         let profile = |transport| ListenerProfile { transport, ..ListenerProfile::default() };
         Arc::new(ServerConfig {
-            peers: PeerRules { deny: deny.collect(), ..PeerRules::default() },
+            peers: denying(&self.denied),
+            realm_peers: HashMap::from([(TENANT.into(), of_tenant)]),
+            store_failure: if self.store_drops { StoreFailure::Drop } else { StoreFailure::Answer },
             tenants: if self.tenant { vec![tenant] } else { Vec::new() },
             mobility: self.mobility,
             tcp_relay: self.tcp,

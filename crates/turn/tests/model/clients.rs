@@ -162,7 +162,8 @@ impl Network {
             let Some(number) = number else { return false };
             let it = &self.model.allocations[number];
             let Place::At(at, _) = it.place else { return false };
-            let may_be = it.has(family_of(peer.ip())) && !self.model.workers[at].rules.refuses(peer.ip());
+            let rules = &self.model.workers[at].rules;
+            let may_be = it.has(family_of(peer.ip())) && !rules.refuses_in(it.realm, peer.ip());
             may_be && peer.port() != 0 && (!permitted || it.permits(peer.ip(), self.model.ms))
         };
         let any = usize::from(which) % cast::PEERS;

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Left out, because they have tests of their own and nothing of it outlives a request: NAT discovery, other servers (300), tokens
-//! (RFC 7635), how malformed messages are told apart, and what is said for a log.
+//! (RFC 7635), which realm a challenge names to which web page, how malformed messages are told apart, and what is said for a log.
 
 mod cast;
 mod clients;
@@ -97,6 +97,7 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
             ("allocations_closed", "expired"),
             ("allocations_closed", "administrator"),
             ("retransmits_answered", ""),
+            ("error_responses", "500"),
             ("icmp_relayed", ""),
         ],
         Mix::Moves => &[

@@ -19,7 +19,7 @@ use super::{
     cast,
     clients::Memory,
     message::{Answer, Datagram, Learned, Told, check_attempt, check_framing, check_icmp},
-    reference::{Expected, Model, Nonce, Place, family_of},
+    reference::{Allocation, Expected, Model, Nonce, Place, family_of},
     requests::network,
     runtime::{Job, Mail},
     step::{Asked, Setup, Step, Way},
@@ -490,6 +490,7 @@ impl Network {
         assert!(self.model.told.is_empty(), "never told: {:?}", self.model.told);
         assert!(self.model.moving.is_empty(), "never moved: {:?}", self.model.moving);
         for at in 0..self.setup.workers {
+            self.compare_views(at);
             let server = &self.workers[at].server;
             assert!(!server.has_effects());
             let desk = &self.model.workers[at];
@@ -521,6 +522,40 @@ impl Network {
             let counted = held.get(&key).copied().unwrap_or(0);
             assert_eq!(counted, self.model.held(realm, user), "the quota of {key}");
         }
+    }
+
+    /// What an administrator sees of a worker's allocations.
+    fn compare_views(&mut self, at: usize) {
+        let (now, ms) = (self.now(at), self.model.ms);
+        let open = self.model.of(at).map(|(_, it)| it).filter(|it| it.pending.is_none());
+        let mut open: BTreeMap<u32, &Allocation> = open.map(|it| (it.id().index, it)).collect();
+        let server = &mut self.workers[at].server;
+        for slot in 0..server.slots() {
+            let (view, it) = (server.view(now, slot), open.remove(&slot));
+            assert_eq!(view.is_some(), it.is_some(), "slot {slot} of worker {at}");
+            let (Some(view), Some(it)) = (view, it) else { continue };
+            assert_eq!((view.allocation(), view.id()), (it.id(), it.session));
+            assert_eq!((&**view.realm(), view.username(), view.identity()), (it.realm, it.user, it.user));
+            assert_eq!((view.client(), view.transport()), (it.client, cast::transport(it.client.listener)));
+            assert_eq!((view.relay_transport(), view.connections()), (it.transport, it.connections.len()));
+            assert_eq!((view.is_mobile(), view.is_away()), (it.mobility.is_some(), it.away));
+            assert_eq!((view.age_ms(), view.to_peer(), view.to_client()), (ms - it.opened, it.to_peer, it.to_client));
+            let left = |until: u64| until.saturating_sub(ms);
+            let relayed = it.relays.iter().flatten().map(|(address, until)| (*address, left(*until)));
+            assert!(view.relayed().eq(relayed), "{:?}, not {:?}", view.relayed().collect::<Vec<_>>(), it.relays);
+            let permissions: BTreeMap<_, _> = view.permissions().filter(|(_, left)| *left > 0).collect();
+            let expected = it.permissions.iter().map(|(ip, until)| (*ip, left(*until)));
+            assert_eq!(permissions, expected.filter(|(_, left)| *left > 0).collect());
+            let channels: BTreeMap<_, _> =
+                view.channels().map(|(number, peer, left)| (number, (peer, left))).collect();
+            let expected = it.channels.iter().map(|(number, (peer, until))| (*number, (*peer, left(*until))));
+            let alive = |(_, (_, left)): &(u16, (SocketAddr, u64))| *left > 0;
+            assert_eq!(
+                channels.into_iter().filter(alive).collect::<Vec<_>>(),
+                expected.filter(alive).collect::<Vec<_>>()
+            );
+        }
+        assert!(open.is_empty(), "in no slot of worker {at}: {open:?}");
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use turnpike_turn::{
     server::{
         AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
-        OpenRelay, RelayId, RelayTransport, Source, Stats,
+        OpenRelay, RelayId, RelayTransport, SessionId, Source, Stats,
         stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
     },
     wire::channel_data::ChannelNumber,
@@ -121,6 +121,8 @@ pub(super) enum Verdict {
     Expired,
     WrongKey,
     Later,
+    /// It cannot tell.
+    Unavailable,
 }
 
 /// A nonce that was given out.
@@ -192,6 +194,7 @@ pub(super) struct Waiting {
     pub(super) source: Source,
     pub(super) delivery: Delivery,
     pub(super) request: Request,
+    pub(super) asked: u64,
     pub(super) until: u64,
     /// The server's name for it, once that is told.
     pub(super) lookup: Option<LookupId>,
@@ -209,6 +212,8 @@ pub(super) enum Place {
 #[derive(Clone, Debug)]
 pub(super) struct Allocation {
     pub(super) place: Place,
+    /// The name that it keeps; [`nameless`] until it is told.
+    pub(super) session: SessionId,
     pub(super) client: Client,
     pub(super) link: Link,
     pub(super) away: bool,
@@ -240,6 +245,8 @@ pub(super) struct Pending {
     pub(super) mobile: bool,
     /// The time of the nonce that this Allocate is remembered by, and of the one before.
     pub(super) noted: (u64, Option<u64>),
+    /// When the request came.
+    pub(super) asked: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -628,6 +635,7 @@ impl Model {
         let relayed = [0, 1].map(|side| it.relays[side].map(|(address, _)| address).or(it.former[side]));
         Effect::Closed {
             allocation: it.id(),
+            session: it.session,
             client: it.client,
             realm: Arc::from(it.realm),
             username: it.user.into(),
@@ -760,6 +768,25 @@ impl Model {
         }
     }
 
+    /// What a session is called comes with the first effect that names it.
+    pub(super) fn name_session(&mut self, at: usize, effect: &Effect) {
+        let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) = effect
+        else {
+            return;
+        };
+        if let Some(
+            Effect::Opened { session: expected, .. } | Effect::Closed { session: expected, .. },
+        ) = self.told.front_mut()
+            && *expected == nameless()
+        {
+            assert!(self.allocations.iter().all(|it| it.session != *session), "a name twice");
+            *expected = *session;
+            if let Some(number) = self.named(at, *allocation) {
+                self.allocations[number].session = *session;
+            }
+        }
+    }
+
     /// Has something end, and says whether the first that is told of it is this; the rest comes next.
     fn happens(&mut self, effect: &Effect, change: impl FnOnce(&mut Self)) -> bool {
         let later = std::mem::take(&mut self.told);
@@ -795,12 +822,13 @@ impl Model {
         for number in &numbers {
             let it = &mut self.allocations[*number];
             let allocation = it.id();
-            let refused: Vec<IpAddr> =
-                it.permissions.keys().copied().filter(|ip| rules.refuses(*ip)).collect();
+            let realm = it.realm;
+            let refuses = |ip: IpAddr| rules.refuses_in(realm, ip);
+            let refused: Vec<IpAddr> = it.permissions.keys().copied().filter(|ip| refuses(*ip)).collect();
             let unbound: Vec<(u16, SocketAddr)> = it
                 .channels
                 .iter()
-                .filter(|(_, (peer, _))| rules.refuses(peer.ip()))
+                .filter(|(_, (peer, _))| refuses(peer.ip()))
                 .map(|(number, (peer, _))| (*number, *peer))
                 .collect();
             for peer in refused {
@@ -811,7 +839,7 @@ impl Model {
                 it.channels.remove(&channel);
                 self.told.push_back(Effect::Unbound { allocation, number: number_of(channel), peer });
             }
-            self.close_connections(at, *number, |peer| rules.refuses(peer.ip()));
+            self.close_connections(at, *number, |peer| refuses(peer.ip()));
         }
         self.workers[at].rules = rules;
         for number in numbers {
@@ -856,6 +884,7 @@ impl Model {
         let (first, until) = *relays.next().expect("it has a relayed address");
         self.told.push_back(Effect::Opened {
             allocation: it.id(),
+            session: it.session,
             client: it.client,
             link: it.link,
             expires_ms: Self::clock(at, until),
@@ -940,6 +969,11 @@ impl Model {
     pub(super) fn refuse_connection(&mut self, at: usize, reason: ConnectionRefusal) {
         self.stats(at).connection_refusals[reason as usize] += 1;
     }
+}
+
+/// The name of a session that has not been told.
+pub(super) fn nameless() -> SessionId {
+    "0".repeat(32).parse().expect("32 digits")
 }
 
 /// The first whole second at or after a deadline: the latest at which it may be looked at.

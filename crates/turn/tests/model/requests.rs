@@ -8,7 +8,8 @@ use std::{
 
 use turnpike_turn::server::{
     AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
-    Family, OpenResult, RelayId, RelayTransport, Source, stats::ConnectionEvent,
+    Family, OpenResult, RelayId, RelayTransport, Source,
+    stats::{ALLOCATION_MS, ConnectionEvent},
 };
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     message::{Answer, Request, Said, Told, Wanted, Wish as Asked},
     reference::{
         Allocation, Connection, Delivery, Expected, Goes, Model, Nonce, Pending, Place, Port, Stage, Verdict,
-        Waiting, Wish, family_of, number_of,
+        Waiting, Wish, family_of, nameless, number_of,
     },
 };
 use crate::common::REALM;
@@ -42,6 +43,8 @@ pub(super) struct Asking<'a> {
     pub(super) who: (&'static str, &'static str),
     /// When its nonce was given out.
     issued: u64,
+    /// When it came.
+    asked: u64,
 }
 
 /// What a nonce is worth.
@@ -88,19 +91,17 @@ impl Model {
         self.respond(at, source, delivery, request, None)
     }
 
-    /// The store has answered for a request that has waited; what it says, or nothing where it cannot tell.
+    /// The store has answered for a request that has waited.
     pub(super) fn looked_up(
         &mut self,
         at: usize,
         waited: Option<Waiting>,
-        found: Option<Verdict>,
+        found: Verdict,
     ) -> Expected {
-        match (waited, found) {
-            (Some(Waiting { source, delivery, request, .. }), Some(verdict)) => {
-                self.respond(at, source, delivery, &request, Some(verdict))
-            }
-            _ => self.dropped(at, DropReason::LookupOver),
-        }
+        let Some(Waiting { source, delivery, request, asked, .. }) = waited else {
+            return self.dropped(at, DropReason::LookupOver);
+        };
+        self.respond(at, source, delivery, &request, Some((found, asked)))
     }
 
     fn respond(
@@ -109,10 +110,12 @@ impl Model {
         source: Source,
         delivery: Delivery,
         request: &Request,
-        found: Option<Verdict>,
+        late: Option<(Verdict, u64)>,
     ) -> Expected {
         let (said, who) = (Said::ByNobody, (REALM, ""));
-        let mut asking = Asking { at, source, delivery, request, said, who, issued: 0 };
+        let (found, asked) = late.unzip();
+        let asked = asked.unwrap_or(self.ms);
+        let mut asking = Asking { at, source, delivery, request, said, who, issued: 0, asked };
         match (self.answer(&mut asking, found), delivery) {
             (Ok(answer), Delivery::Forwarded(via)) => {
                 let arrival = self.take_announced();
@@ -181,6 +184,10 @@ impl Model {
                 return Err(self.challenge(asking, 438, claim.realm));
             }
             Verdict::Later => return Err(Err(self.look_up(asking))),
+            Verdict::Unavailable if self.workers[at].rules.store_drops => {
+                return Err(Err(Expected::Drop(DropReason::LookupOver)));
+            }
+            Verdict::Unavailable => return Err(Ok(self.fail(asking, 500))),
             Verdict::NoSuchUser => 0,
             Verdict::Expired => 1,
             Verdict::WrongKey => 2,
@@ -214,8 +221,8 @@ impl Model {
         if waiting.iter().filter(of_network).count() >= WAITING_EACH {
             return Expected::Drop(DropReason::LookupLimit);
         }
-        let until = self.ms + 10_000;
-        let waits = Waiting { source, delivery, request: request.clone(), until, lookup: None };
+        let (asked, until) = (self.ms, self.ms + 10_000);
+        let waits = Waiting { source, delivery, request: request.clone(), asked, until, lookup: None };
         self.workers[at].waiting.push(waits);
         let claim = request.claim.as_ref().expect("whoever is looked up has a name");
         Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm })
@@ -268,7 +275,7 @@ impl Model {
     }
 
     fn refuse_peer(&mut self, asking: &Asking<'_>, ip: IpAddr) -> Answer {
-        let by = self.workers[asking.at].rules.refused_by(ip);
+        let by = self.workers[asking.at].rules.refused_by(asking.who.0, ip);
         self.stats(asking.at).peer_refusals[by] += 1;
         self.fail(asking, 403)
     }
@@ -336,11 +343,13 @@ impl Model {
             said: asking.said.clone(),
             mobile: asked.ticket.is_some(),
             noted: (asking.issued, before),
+            asked: asking.asked,
         };
         let number = self.allocations.len();
         self.allocations.push(Allocation {
-            // Its name is told with the effect.
+            // Its names are told with effects.
             place: Place::Gone,
+            session: nameless(),
             client,
             link: asking.source.link,
             away: false,
@@ -476,11 +485,16 @@ impl Model {
                 last: None,
             });
         }
+        let session = it.session;
+        let after = now - pending.asked;
         let stats = self.stats(at);
         stats.allocations_opened += 1;
+        stats.allocation_ms += after;
+        stats.allocation_times[ALLOCATION_MS.iter().filter(|most| after > **most).count()] += 1;
         stats.successes[1] += 1;
         self.told.push_back(Effect::Opened {
             allocation: id,
+            session,
             client: to.client,
             link: to.link,
             expires_ms: Self::clock(at, until),
@@ -576,7 +590,7 @@ impl Model {
         if peers.iter().any(|ip| !it.has(family_of(*ip))) {
             return Ok(self.fail(asking, 443));
         }
-        if let Some(refused) = peers.iter().find(|ip| rules.refuses(**ip)) {
+        if let Some(refused) = peers.iter().find(|ip| rules.refuses_in(asking.who.0, **ip)) {
             return Ok(self.refuse_peer(asking, *refused));
         }
         if !has_room(it, &peers, now, rules.max_permissions) {
@@ -613,7 +627,7 @@ impl Model {
         if !it.has(family_of(peer.ip())) {
             return Ok(self.fail(asking, 443));
         }
-        if rules.refuses(peer.ip()) {
+        if rules.refuses_in(asking.who.0, peer.ip()) {
             return Ok(self.refuse_peer(asking, peer.ip()));
         }
         // A number stands for one peer, and a peer has one number.
@@ -658,7 +672,7 @@ impl Model {
         if !it.has(family_of(peer.ip())) {
             return Ok(self.fail(asking, 443));
         }
-        if self.workers[at].rules.refuses(peer.ip()) {
+        if self.workers[at].rules.refuses_in(asking.who.0, peer.ip()) {
             return Ok(self.refuse_peer(asking, peer.ip()));
         }
         if let Some(same) = it.connections.iter().find(|connection| connection.peer == peer) {

@@ -127,6 +127,7 @@ impl Network {
 
     /// One that changes what there is.
     fn state_effect(&mut self, at: usize, effect: &Effect) {
+        self.model.name_session(at, effect);
         if self.model.told.front() == Some(effect) {
             self.model.told.pop_front();
         } else {
@@ -596,18 +597,18 @@ impl Network {
         let waited = place.map(|place| waiting.remove(place));
         let Some(request) = waited.as_ref().map(|waited| waited.request.clone()) else {
             let now = self.now(at);
-            let expected = self.model.looked_up(at, None, None);
+            let expected = self.model.looked_up(at, None, Verdict::Unavailable);
             let done = self.workers[at].server.credentials(now, lookup, Credentials::Unavailable).into();
             self.judge(at, expected, &done, &Datagram::Noise);
             return true;
         };
         let claim = request.claim.as_ref().expect("it was looked up");
         let (credentials, found) = match (says, truth(&request)) {
-            (Says::Nothing, _) => (Credentials::Unavailable, None),
+            (Says::Nothing, _) => (Credentials::Unavailable, Verdict::Unavailable),
             (Says::Truth, verdict @ (Verdict::NoSuchUser | Verdict::Later)) => {
-                (Credentials::NoSuchUser, Some(verdict))
+                (Credentials::NoSuchUser, verdict)
             }
-            (Says::Truth, Verdict::Expired) => (Credentials::Expired { ago: 42 }, Some(Verdict::Expired)),
+            (Says::Truth, Verdict::Expired) => (Credentials::Expired { ago: 42 }, Verdict::Expired),
             (Says::Truth, verdict) => {
                 let algorithm = match claim.scheme {
                     Scheme::Md5 | Scheme::Md5Sha256 => KeyAlgorithm::Md5,
@@ -618,7 +619,7 @@ impl Network {
                 };
                 let keys = vec![of("an older one".to_owned()), of(password(claim.user))];
                 let (username, identity) = (claim.user.into(), claim.user.into());
-                (Credentials::Keys { username, identity, keys }, Some(verdict))
+                (Credentials::Keys { username, identity, keys }, verdict)
             }
         };
         let source = waited.as_ref().map(|waited| waited.source);

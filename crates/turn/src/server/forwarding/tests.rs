@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::server::{ClosedReason, ListenerId, RelayId, RelayTransport, Transport};
+use crate::server::{ClosedReason, ListenerId, RelayId, RelayTransport, SessionId, Transport};
 
 /// An entry as the list has it.
 #[derive(Clone, Debug)]
@@ -134,6 +134,7 @@ impl Both {
                 it.relays = [Some((v4, expires_ms)), both.then_some((v6, expires_ms)).or(it.relays[1])];
                 Effect::Opened {
                     allocation,
+                    session: session(),
                     client: it.client,
                     link: it.link,
                     expires_ms,
@@ -302,9 +303,15 @@ impl Both {
     }
 }
 
+/// The table does not look at it.
+fn session() -> SessionId {
+    "0".repeat(32).parse().expect("32 digits")
+}
+
 fn closed(it: &Listed) -> Effect {
     Effect::Closed {
         allocation: it.id,
+        session: session(),
         client: it.client,
         realm: Arc::from("realm"),
         username: "alice".into(),
