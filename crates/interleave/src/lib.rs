@@ -14,6 +14,8 @@ use loom::sync;
 mod admission;
 #[path = "../../forward/src/gauge.rs"]
 mod gauge;
+#[path = "../../relay/src/pool_bits.rs"]
+mod pool_bits;
 #[path = "../../relay/src/quotas.rs"]
 mod quotas;
 #[path = "../../forward/src/rate.rs"]
@@ -27,6 +29,7 @@ use loom::{
     sync::{Arc, atomic::AtomicUsize, atomic::Ordering},
     thread::{self, JoinHandle},
 };
+use turnpike_turn::server::RelayTransport;
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
@@ -122,6 +125,27 @@ pub fn a_user_at_the_limit_takes_no_place_from_others() {
         assert_eq!(quotas.acquire("elsewhere", "alice"), Ok(()), "another user");
         assert!(join(greedy).is_err());
         assert_eq!(quotas.held().len(), 2);
+    });
+}
+
+pub fn a_port_that_is_taken_again_has_nothing_open_but_what_its_owner_opens() {
+    loom::model(|| {
+        let bits = Arc::new(pool_bits::PoolBits::new());
+        let (port, udp) = (50_000, RelayTransport::Udp);
+        assert!(bits.take(port));
+        bits.opened(port, udp);
+        let next = with(&bits, move |bits| {
+            let is_its = bits.take(port);
+            if is_its {
+                assert!(!bits.is_open(port, udp), "still somebody else's");
+                bits.opened(port, udp);
+            }
+            is_its
+        });
+        bits.free(port);
+        let is_open = join(next);
+        assert_eq!(bits.is_open(port, udp), is_open, "the owner of a port has opened it, nobody else");
+        assert_eq!(bits.is_taken(port), is_open);
     });
 }
 

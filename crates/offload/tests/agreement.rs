@@ -419,15 +419,14 @@ fn around() -> impl Strategy<Value = Around> {
 
 impl Around {
     fn build(&self, flows: &[FlowRecipe], now: u64) -> Tables {
-        let state =
-            |(up, is_calming, is_counting, arrived, is_leaving): StateRecipe| State {
-                up,
-                calm: if is_calming { now + ALIVE } else { 0 },
-                // Not long ago, however long the test takes.
-                since: if is_counting { now + ALIVE } else { 0 },
-                arrived,
-                across: if is_leaving { now + ALIVE } else { 0 },
-            };
+        let state = |(up, is_calming, is_counting, arrived, is_leaving): StateRecipe| State {
+            up,
+            calm: if is_calming { now + ALIVE } else { 0 },
+            // Not long ago, however long the test takes.
+            since: if is_counting { now + ALIVE } else { 0 },
+            arrived,
+            across: if is_leaving { now + ALIVE } else { 0 },
+        };
         Tables {
             flows: flows.iter().map(|flow| flow.build(now)).collect(),
             states: self.states.map(state).to_vec(),

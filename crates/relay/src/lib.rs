@@ -13,6 +13,7 @@ mod gate;
 pub mod layout;
 mod link;
 mod peers;
+mod pool_bits;
 mod ports;
 mod quotas;
 pub mod runtime;

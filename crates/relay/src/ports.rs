@@ -7,7 +7,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -17,7 +17,7 @@ use rand::Rng;
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport};
 
-use crate::{Config, RelayAddress, quotas::user_key};
+use crate::{Config, RelayAddress, pool_bits::PoolBits, quotas::user_key};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
@@ -83,11 +83,7 @@ type Owner<'a> = (&'a str, &'a str);
 
 struct Pool {
     address: RelayAddress,
-    /// Not to be drawn.
-    taken: Bits,
-    /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
-    /// relays UDP leaves its namesake of TCP to whoever wants it.
-    open: [Bits; 2],
+    bits: PoolBits,
 }
 
 impl Ports {
@@ -138,13 +134,13 @@ impl Ports {
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
-        self.pools.iter().filter(is_of).any(|pool| pool.open[transport as usize].has(address.port()))
+        self.pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
     /// Gives back the port of a closed socket.
     pub(crate) fn release(&self, bound: SocketAddr) {
         if let Some(pool) = self.pools.iter().find(|pool| pool.address.bind == bound.ip()) {
-            pool.free(bound.port());
+            pool.bits.free(bound.port());
         }
     }
 
@@ -193,17 +189,18 @@ impl Ports {
             return Err(Refusal::Reservation);
         }
         for _ in 0..BIND_ATTEMPTS {
-            let suits =
-                |port: u16| port.is_multiple_of(2) && port < *self.range.end() && !pool.is_taken(port + 1);
+            let suits = |port: u16| {
+                port.is_multiple_of(2) && port < *self.range.end() && !pool.bits.is_taken(port + 1)
+            };
             let port = pool.claim(&self.range, suits).ok_or(Refusal::Port)?;
-            if !pool.take(port + 1) {
-                pool.free(port);
+            if !pool.bits.take(port + 1) {
+                pool.bits.free(port);
                 continue;
             }
             let opened = match self.bind(pool, port) {
                 Ok(opened) => opened,
                 Err(error) => {
-                    pool.free(port + 1);
+                    pool.bits.free(port + 1);
                     self.after_bind_error(pool, port, &error)?;
                     continue;
                 }
@@ -214,8 +211,8 @@ impl Ports {
                     // Nobody waited for these binds, and another worker may have taken the last place meanwhile.
                     if !self.may_reserve(&reservations, owner) {
                         drop((opened, next));
-                        pool.free(port);
-                        pool.free(port + 1);
+                        pool.bits.free(port);
+                        pool.bits.free(port + 1);
                         return Err(Refusal::Reservation);
                     }
                     let expires_ms = now_ms + RESERVATION_MS;
@@ -223,7 +220,7 @@ impl Ports {
                     return Ok(opened);
                 }
                 Err(error) => {
-                    pool.free(port);
+                    pool.bits.free(port);
                     self.after_bind_error(pool, port + 1, &error)?;
                 }
             }
@@ -272,7 +269,7 @@ impl Ports {
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
-        pool.opened(port, RelayTransport::Udp);
+        pool.bits.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
@@ -289,14 +286,14 @@ impl Ports {
             ..ListenOptions::default()
         };
         let socket = TcpListener::bind(address, &options)?;
-        pool.opened(port, RelayTransport::Tcp);
+        pool.bits.opened(port, RelayTransport::Tcp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
 
     /// A port that another program has is passed over; anything else ends the search.
     fn after_bind_error(&self, pool: &Pool, port: u16, error: &io::Error) -> Result<(), Refusal> {
-        pool.free(port);
+        pool.bits.free(port);
         match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
             io::ErrorKind::AddrNotAvailable => Err(Refusal::Family),
@@ -307,27 +304,7 @@ impl Ports {
 
 impl Pool {
     fn new(address: RelayAddress) -> Self {
-        Self { address, taken: Bits::new(), open: [Bits::new(), Bits::new()] }
-    }
-
-    fn is_taken(&self, port: u16) -> bool {
-        self.taken.has(port)
-    }
-
-    fn take(&self, port: u16) -> bool {
-        self.taken.set(port)
-    }
-
-    /// Whose turn it is next, by `taken`, comes last: what the next one opens must not be cleared after it.
-    fn free(&self, port: u16) {
-        for bits in self.open.iter().chain([&self.taken]) {
-            bits.clear(port);
-        }
-    }
-
-    /// A socket of ours has it from now on.
-    fn opened(&self, port: u16, transport: RelayTransport) {
-        self.open[transport as usize].set(port);
+        Self { address, bits: PoolBits::new() }
     }
 
     /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
@@ -336,41 +313,12 @@ impl Pool {
         let mut random = rand::rng();
         for _ in 0..DRAWS {
             let port = random.random_range(range.clone());
-            if suits(port) && self.take(port) {
+            if suits(port) && self.bits.take(port) {
                 return Some(port);
             }
         }
         let start = random.random_range(range.clone());
-        (start..=*range.end()).chain(*range.start()..start).find(|port| suits(*port) && self.take(*port))
-    }
-}
-
-/// One bit a port.
-struct Bits(Vec<AtomicU64>);
-
-impl Bits {
-    fn new() -> Self {
-        Self((0..1 << 10).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn slot(&self, port: u16) -> (&AtomicU64, u64) {
-        (&self.0[usize::from(port / 64)], 1 << (port % 64))
-    }
-
-    fn has(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    /// False if it was set before. Acquire: what was cleared beside it before this was is seen to be clear (see [`Pool::free`]).
-    fn set(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
-    }
-
-    fn clear(&self, port: u16) {
-        let (word, bit) = self.slot(port);
-        word.fetch_and(!bit, Ordering::Release);
+        (start..=*range.end()).chain(*range.start()..start).find(|port| suits(*port) && self.bits.take(*port))
     }
 }
 

@@ -80,6 +80,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     random::{Random, Seed},
+    rates::Rates,
     time::Now,
 };
 use answer::Answer;
@@ -110,6 +111,8 @@ pub struct Server<G> {
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
+    /// Of challenges that name this server for tokens, where that makes them long.
+    naming_rate: Rates,
     granted: GrantedAllocates,
     effects: VecDeque<Effect>,
     stats: Stats,
@@ -150,6 +153,7 @@ impl<G: Gate> Server<G> {
             peer_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
+            naming_rate: third_party::naming_rate(),
             granted: config.granted.ready(),
             effects: VecDeque::new(),
             stats: Stats::default(),

@@ -439,7 +439,8 @@ impl Run {
         assert_eq!(self.server.gate_mut().held(), allocations);
         assert!(allocations <= TOTAL);
         assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
-        assert!(allocations == 0 || self.server.poll_timeout().is_some());
+        // Those whose sockets are being opened wait for the runtime, not for a time.
+        assert!(self.table.len() == 0 || self.server.poll_timeout().is_some());
         for (_, session) in self.table.iter() {
             assert!(session.permissions.len() <= MOST_BINDINGS && session.channels.len() <= MOST_BINDINGS);
         }

@@ -134,7 +134,8 @@ impl Rules {
         match number % VARIANTS {
             0 => usual,
             1 => {
-                let [denied, tenant_denied] = [[2, 3], [4, 6]].map(|two| two.map(|which| peer(which).ip()).to_vec());
+                let [denied, tenant_denied] =
+                    [[2, 3], [4, 6]].map(|two| two.map(|which| peer(which).ip()).to_vec());
                 Self { denied, tenant_denied, ..usual }
             }
             2 => Self { tenant: false, ..usual },

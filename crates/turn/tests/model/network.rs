@@ -539,10 +539,18 @@ impl Network {
             assert_eq!((view.client(), view.transport()), (it.client, cast::transport(it.client.listener)));
             assert_eq!((view.relay_transport(), view.connections()), (it.transport, it.connections.len()));
             assert_eq!((view.is_mobile(), view.is_away()), (it.mobility.is_some(), it.away));
-            assert_eq!((view.age_ms(), view.to_peer(), view.to_client()), (ms - it.opened, it.to_peer, it.to_client));
+            assert_eq!(
+                (view.age_ms(), view.to_peer(), view.to_client()),
+                (ms - it.opened, it.to_peer, it.to_client)
+            );
             let left = |until: u64| until.saturating_sub(ms);
             let relayed = it.relays.iter().flatten().map(|(address, until)| (*address, left(*until)));
-            assert!(view.relayed().eq(relayed), "{:?}, not {:?}", view.relayed().collect::<Vec<_>>(), it.relays);
+            assert!(
+                view.relayed().eq(relayed),
+                "{:?}, not {:?}",
+                view.relayed().collect::<Vec<_>>(),
+                it.relays
+            );
             let permissions: BTreeMap<_, _> = view.permissions().filter(|(_, left)| *left > 0).collect();
             let expected = it.permissions.iter().map(|(ip, until)| (*ip, left(*until)));
             assert_eq!(permissions, expected.filter(|(_, left)| *left > 0).collect());

@@ -770,13 +770,13 @@ impl Model {
 
     /// What a session is called comes with the first effect that names it.
     pub(super) fn name_session(&mut self, at: usize, effect: &Effect) {
-        let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) = effect
+        let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) =
+            effect
         else {
             return;
         };
-        if let Some(
-            Effect::Opened { session: expected, .. } | Effect::Closed { session: expected, .. },
-        ) = self.told.front_mut()
+        if let Some(Effect::Opened { session: expected, .. } | Effect::Closed { session: expected, .. }) =
+            self.told.front_mut()
             && *expected == nameless()
         {
             assert!(self.allocations.iter().all(|it| it.session != *session), "a name twice");

@@ -92,12 +92,7 @@ impl Model {
     }
 
     /// The store has answered for a request that has waited.
-    pub(super) fn looked_up(
-        &mut self,
-        at: usize,
-        waited: Option<Waiting>,
-        found: Verdict,
-    ) -> Expected {
+    pub(super) fn looked_up(&mut self, at: usize, waited: Option<Waiting>, found: Verdict) -> Expected {
         let Some(Waiting { source, delivery, request, asked, .. }) = waited else {
             return self.dropped(at, DropReason::LookupOver);
         };
