@@ -5,6 +5,7 @@ pub mod alone;
 pub mod certificates;
 pub mod databases;
 mod dir;
+pub mod fuzz;
 pub mod process;
 pub mod randomness;
 pub mod stun;

@@ -346,4 +346,6 @@ pub(crate) fn variables() -> Vec<String> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
