@@ -185,7 +185,7 @@ pub(crate) fn issue(
     let ttl = ttl_of(settings, key, token_key.map(|key| key.max_lifetime), ttl)?;
     let uris = Ways {
         settings,
-        listeners: server.relay.listeners(),
+        listeners: &server.relay.listeners(),
         certificates: &server.certificates,
         addresses: &server.addresses,
     }

@@ -83,7 +83,7 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/live", get(live::newest))
         .route("/v1/live/history", get(live::history))
         .route("/v1/live/events", get(live::events))
-        .route("/v1/refusals", get(refusals::list))
+        .route("/v1/refusals", get(refusals::refusals))
         .route("/v1/status", get(running::status))
         .route("/v1/build", get(running::build))
         .route("/v1/config", get(running::config))
@@ -133,7 +133,7 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         live::newest,
         live::history,
         live::events,
-        refusals::list,
+        refusals::refusals,
         running::status,
         running::build,
         running::config,

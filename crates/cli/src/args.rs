@@ -172,7 +172,7 @@ health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transpar
 proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
 connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, ipv6_only=BOOL, socket_mode=OCTAL, max_connections=N, \
 max_connections_per_client=N, new_connections_per_client=N, max_bytes_per_second=N, \
-max_bytes_per_second_per_connection=N, copy=auto|splice|buffer.
+max_bytes_per_second_per_connection=N, copy=auto|splice|buffer|kernel, kernel=BOOL.
 
 Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
@@ -349,6 +349,7 @@ mod tests {
                 "allow-peer",
                 "allow-peers-only",
                 "busy-poll-us",
+                "coalesce-us",
                 "config",
                 "datapath",
                 "deny-peer",
@@ -361,6 +362,7 @@ mod tests {
                 "relay-ip",
                 "relay-ports",
                 "secret",
+                "shared-ports",
                 "state",
                 "store",
                 "tls-cert",

@@ -298,10 +298,10 @@ fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
     let (mut client, mut server) = open(&running, &server);
     chat(&running, "r", &mut client, &mut server);
     client.set_nonblocking(true).unwrap();
-    let mut refused = 0;
+    let (mut taken, mut refused) = (0, 0);
     while refused < 50 {
         match client.write(&[7; 1 << 14]) {
-            Ok(_) => refused = 0,
+            Ok(more) => (taken, refused) = (taken + more, 0),
             Err(_) => {
                 refused += 1;
                 thread::sleep(Duration::from_millis(2));
@@ -310,6 +310,7 @@ fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
     }
     reset(client);
     assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
+    assert!(taken > 0, "full from the beginning");
     let error = loop {
         match server.read(&mut [0; 1 << 14]) {
             Ok(0) => panic!("a clean end"),

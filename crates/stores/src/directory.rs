@@ -163,7 +163,15 @@ impl<B: Backend> Directory<B> {
     /// # Errors
     /// Why not; [`StoreError::may_pass`] tells whether [waiting](Self::wait_for_it) helps.
     pub async fn read(&self) -> Result<(), StoreError> {
-        self.0.read_rules().await
+        let version = self.0.backend.version().await;
+        self.0.read_rules().await?;
+        // Or the first refresh would take it for news, and forget whoever has been looked up by then.
+        if let Some(version) = version
+            && self.0.version.swap(version, Ordering::Relaxed) != version
+        {
+            self.0.cache.clear();
+        }
+        Ok(())
     }
 
     /// The store cannot be reached now: nobody asks it before a probe finds that it answers.

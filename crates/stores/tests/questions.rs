@@ -319,6 +319,7 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
         let directory =
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
+            directory.read().await.expect("it answers");
             // As many at once as one worker lets wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =

@@ -45,7 +45,7 @@ pub(super) struct RefusalQuery {
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<Refusals>, Problem> {
+pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Refusals>, Problem> {
     let RefusalQuery { client, user, limit } = query(&uri)?;
     let limit = limit.unwrap_or(USUAL);
     if !(1..=MOST).contains(&limit) {

@@ -178,8 +178,8 @@ function server() {
     refused.show(perSecond(refusedNow), `${perSecond(now.requests)} requests`);
     load.show(percent(busiest), `${decimal(live.cores)} cores in all`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
     loop.show(micros(slowest), many(now.workers.length, "worker"), slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
-    const { p50_s: half, p99_s: nearly, count: many } = now.opening ?? { count: 0 };
-    opening.show(many ? atMost(nearly) : NONE, many ? `half of ${count(many)}: ${atMost(half)}` : "none in the last minute");
+    const { p50_s: half, p99_s: nearly, count: recent } = now.opening ?? { count: 0 };
+    opening.show(recent ? atMost(nearly) : NONE, recent ? `half of ${count(recent)}: ${atMost(half)}` : "none in the last minute");
 
     workers.update(now.workers);
     const { step, why } = live.status.datapath ?? { step: NONE, why: "" };

@@ -334,9 +334,10 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
     let world = World::new();
     world.set(State::Tells);
     world.directory.read().await.expect("it answers");
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let read = world.fake.rules_asked.load(Ordering::Relaxed);
     world.found("alice").await;
+    let read = world.fake.rules_asked.load(Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.known("alice"), "user", "the first refresh brings no news");
     world.found("bob").await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), read);

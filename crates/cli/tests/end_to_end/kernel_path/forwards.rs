@@ -225,7 +225,7 @@ fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
             two.settle(&forward);
 
             // Changed: to another target, and from now on through user space.
-            fs::write(&file, stays.clone() + &table("goes", 5001, &other, "kernel = false\n"))
+            fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
                 .expect("it can be written");
             forward.program.signal("HUP");
             forward.program.line_with("rules reloaded rules=2");
@@ -539,7 +539,7 @@ fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
 fn an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails() {
     const TEST: &str =
         "kernel_path::forwards::an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails";
-    on_links(TEST, |links| has_it_with_capabilities(links));
+    on_links(TEST, has_it_with_capabilities);
 }
 
 fn has_it_with_capabilities(links: &Links) {

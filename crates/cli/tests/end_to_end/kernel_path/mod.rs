@@ -27,7 +27,7 @@ use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 use turnpike_testkit::alone::{in_namespaces, run};
 
 use crate::harness::{
-    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, upgradable,
+    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, turnpike, upgradable,
 };
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];

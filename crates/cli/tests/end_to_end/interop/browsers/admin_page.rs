@@ -228,8 +228,8 @@ fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
     until(page, "the list again", "return location.hash === '#/sessions'");
     let announced = page.run("return document.getElementById('announcement').textContent");
     assert_eq!(announced, format!("The session of {USER} has ended."));
-    let ended = world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
-    assert_eq!(ended, 1);
+    let ended = || world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
+    eventually("it is counted", || (ended() == 1).then_some(()));
     page.run("sessionStorage.clear()");
 }
 
