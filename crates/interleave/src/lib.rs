@@ -23,7 +23,10 @@ mod rate;
 #[path = "../../forward/src/resolver.rs"]
 mod resolver;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+};
 
 use loom::{
     sync::{Arc, atomic::AtomicUsize, atomic::Ordering},
@@ -42,15 +45,17 @@ pub enum CloseReason {
 }
 
 /// What [`quotas`] is told of a realm.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RealmLimits {
     pub realm: String,
     pub allocations: Option<usize>,
     pub allocations_per_user: Option<usize>,
+    /// No business of theirs.
+    pub relay_ports: Option<RangeInclusive<u16>>,
 }
 
 /// What [`quotas`] is told of all of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     pub max_allocations: usize,
     pub max_allocations_per_user: usize,
