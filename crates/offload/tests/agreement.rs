@@ -584,10 +584,10 @@ fn case_of(input: &mut Input<'_>) -> Case {
     (flows, around, packet)
 }
 
-/// What a strategy makes of the next bytes. Of alternatives, those before the one that is taken get half of what there is, each: so
-/// there are zeros for them, as many as the bytes `halvings` times doubled.
+/// What a strategy makes of the next bytes. Of alternatives, those before the one that is taken get half of what is left, each: so there
+/// is more than the bytes, doubled `halvings` times. It is ones, for a range may refuse zeros for ever.
 fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
-    let mut chance = vec![0; bytes << halvings];
+    let mut chance = vec![0xFF; (2 * bytes) << halvings];
     chance[..bytes].fill_with(|| input.byte());
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     let chance = TestRng::from_seed(RngAlgorithm::PassThrough, &chance);

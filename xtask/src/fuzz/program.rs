@@ -12,9 +12,10 @@ use serde::Deserialize;
 use super::targets::Target;
 use crate::Failure;
 
-/// What makes coverage counters, by a pass that the stable compiler has too; and addresses that stand in the program as they are at
-/// run time, for the report of coverage.
-const FLAGS: [&str; 7] = [
+/// What has bolero bring libFuzzer; what makes coverage counters, by a pass that the stable compiler has too; and addresses that stand in
+/// the program as they are at run time, for the report of coverage.
+const FLAGS: [&str; 8] = [
+    "--cfg=fuzzing",
     "--cfg=fuzzing_libfuzzer",
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",

@@ -36,7 +36,7 @@ fn rinetd_conf() {
         // What it came to is a file of ours.
         let mut content = Content { format: Some(Format::Rinetd), ..Content::default() };
         content.set(Path::new("r.conf"), conf.access, conf.connection_file, conf.pid_file);
-        let rules = conf.drafts.into_iter().map(|draft| draft.rule).collect();
+        let rules = rules(conf.drafts, &content.settings);
         shown_means_the_same(ForwardSettings { rules, ..content.settings });
     });
 }

@@ -109,6 +109,52 @@ impl Network {
         self.send(from, Datagram::Request(Request { wanted, transaction, claim, strange }), way);
     }
 
+    /// Two tickets are shown from one 5-tuple before its worker has heard of the first. Then that one's client closes its connection, so that
+    /// its allocation comes at once; there it may end, and data follows.
+    pub(super) fn rivals(&mut self, from: usize, ends: bool) {
+        let is_free = |end: &usize| {
+            let (client, there) = (cast::client(*end), &self.ends[*end]);
+            let is_its = there.bound.is_none() && self.model.home(there.worker, &client).is_none();
+            is_its && !Model::is_stream(&client)
+        };
+        let free: Vec<usize> = (0..cast::CLIENTS).filter(is_free).collect();
+        let Some(from) = pick(from, free.len()).map(|which| free[which]) else { return };
+        let at = self.ends[from].worker;
+        let all = self.model.allocations.iter().enumerate();
+        let elsewhere = all.filter(|(_, it)| {
+            let is_there = matches!(it.place, Place::At(owner, _) if owner != at) && it.pending.is_none();
+            is_there && it.mobility.is_some() && it.transport == RelayTransport::Udp
+        });
+        let mut elsewhere: Vec<usize> = elsewhere.map(|(number, _)| number).collect();
+        // Those whose clients have connections first.
+        elsewhere.sort_by_key(|number| !Model::is_stream(&self.model.allocations[*number].client));
+        let [first, second, ..] = elsewhere[..] else { return };
+        for number in [first, second] {
+            let known = self.model.ticket(number);
+            let mut tickets = self.model.tickets.iter();
+            let ticket = tickets.find(|(_, ticket)| Some(**ticket) == known).map(|(bytes, _)| bytes.clone());
+            let wanted = Wanted::Refresh { lifetime: None, family: None, ticket };
+            let it = &self.model.allocations[number];
+            let (realm, user) = (it.realm, it.user);
+            let nonce = self.nonce(from, realm);
+            let claim = Some(Claim { user, right: true, realm, nonce, scheme: Scheme::Sha256 });
+            let transaction = self.transaction();
+            let request = Request { wanted, transaction, claim, strange: false };
+            self.send(from, Datagram::Request(request), Way::AT_ONCE);
+        }
+        self.settle(0);
+        let it = &self.model.allocations[first];
+        if Model::is_stream(&it.client) && !it.away {
+            self.disconnect(cast::number_of(&it.client));
+            self.settle(0);
+        }
+        if let Some(number) = self.model.home(at, &cast::client(from)).filter(|_| ends) {
+            self.close(at, number);
+        }
+        self.data(None, from, None, 0, 5, Way::AT_ONCE);
+        self.settle(0);
+    }
+
     /// What a request asks for, of what clients know by now.
     fn wanted(&self, asked: &Asked, number: Option<usize>) -> Option<Wanted> {
         let ticket = |which: u8| match which {
@@ -162,8 +208,8 @@ impl Network {
             let Some(number) = number else { return false };
             let it = &self.model.allocations[number];
             let Place::At(at, _) = it.place else { return false };
-            let rules = &self.model.workers[at].rules;
-            let may_be = it.has(family_of(peer.ip())) && !rules.refuses_in(it.realm, peer.ip());
+            // What is refused to its realm alone it may ask for.
+            let may_be = it.has(family_of(peer.ip())) && !self.model.workers[at].rules.refuses(peer.ip());
             may_be && peer.port() != 0 && (!permitted || it.permits(peer.ip(), self.model.ms))
         };
         let any = usize::from(which) % cast::PEERS;

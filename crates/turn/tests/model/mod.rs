@@ -133,8 +133,14 @@ fn play(mix: Mix, seed: u64, reached: &RefCell<Stats>) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let config =
-        Config { cases: PLAYS, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let config = Config {
+        cases: PLAYS,
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        // Milliseconds.
+        max_shrink_time: 120_000,
+        ..Config::default()
+    };
     let result = TestRunner::new_with_rng(config, rng).run(&plays(mix), |(setup, steps)| {
         let mut network = Network::new(setup);
         for step in &steps {

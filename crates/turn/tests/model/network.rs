@@ -171,6 +171,7 @@ impl Network {
             Step::PeerConnects { relay, peer } => self.peer_connects(relay, peer),
             Step::ConnectionEnds { which, bytes } => self.connection_ends(which, bytes),
             Step::Disconnect(from) => self.disconnect(from),
+            Step::Rivals { from, ends } => self.rivals(from, ends),
             Step::Work { worker, luck } => _ = self.work(worker % self.setup.workers, luck),
             Step::Mail(worker) => _ = self.mail(worker % self.setup.workers),
             Step::Settle(luck) => self.settle(luck),
@@ -178,6 +179,7 @@ impl Network {
             Step::Prompt(prompt) => self.set_prompt(prompt),
             Step::Store { worker, says } => _ = self.store_answers(worker % self.setup.workers, says),
             Step::Sleep { ms, exact } => self.sleep(ms, exact),
+            Step::Brink { which, before } => self.brink(which, before),
             Step::Reload { worker, variant } => self.reload(worker, variant),
             Step::Drain(worker) => self.drain(worker % self.setup.workers),
             Step::Close(which) => self.close_one(which),
@@ -441,7 +443,7 @@ impl Network {
 
     /// Who may talk to whom: every client that has an allocation tries every channel and every peer, and every peer every relayed
     /// address.
-    fn probe(&mut self) {
+    pub(super) fn probe(&mut self) {
         for at in 0..self.setup.workers {
             for number in self.model.in_slots(at) {
                 let it = &self.model.allocations[number];

@@ -161,6 +161,8 @@ pub(super) struct Model {
     pub(super) total: usize,
     /// What the call under way has to tell, in order; what expires may stand between it.
     pub(super) told: VecDeque<Effect>,
+    /// What was over before, and has to be told first, in whichever order.
+    pub(super) over: Vec<Effect>,
     /// Allocations that have to go to another worker at once, since their clients are nowhere else.
     pub(super) moving: VecDeque<usize>,
     announced: Option<Arrival>,
@@ -395,6 +397,7 @@ impl Model {
             per_user,
             total,
             told: VecDeque::new(),
+            over: Vec::new(),
             moving: VecDeque::new(),
             announced: None,
         }
@@ -434,6 +437,11 @@ impl Model {
 
     pub(super) fn is_stream(client: &Client) -> bool {
         cast::transport(client.listener).is_stream()
+    }
+
+    /// When something of a worker's allocations is over.
+    pub(super) fn deadlines(&self, at: usize) -> impl Iterator<Item = u64> {
+        self.of(at).flat_map(|(_, it)| it.deadlines())
     }
 
     /// When a worker has to look at the clock next, at the latest.
@@ -702,6 +710,21 @@ impl Model {
     pub(super) fn tell_connection_closed(&mut self, allocation: AllocationId, id: u32) {
         let connection = turnpike_turn::server::ConnectionId(id);
         self.told.push_back(Effect::ConnectionClosed { allocation, connection });
+    }
+
+    /// Whatever an allocation has that is over is told now: before anything takes its place.
+    pub(super) fn sweep(&mut self, number: usize) {
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let allocation = it.id();
+        let ended = it.permissions.extract_if(.., |_, until| *until <= now);
+        self.over.extend(ended.map(|(peer, _)| Effect::PermissionEnded { allocation, peer }));
+        let unbound = it.channels.extract_if(.., |_, (_, until)| *until <= now);
+        self.over.extend(unbound.map(|(number, (peer, _))| Effect::Unbound {
+            allocation,
+            number: number_of(number),
+            peer,
+        }));
     }
 
     /// Whether a worker may say this now because of the time, and no request or command; if so, it has happened.

@@ -580,6 +580,7 @@ impl Model {
         if peers.is_empty() {
             return Ok(self.fail(asking, 400));
         }
+        self.sweep(number);
         let rules = self.workers[at].rules.clone();
         let it = &self.allocations[number];
         if peers.iter().any(|ip| !it.has(family_of(*ip))) {
@@ -619,6 +620,8 @@ impl Model {
         if it.transport == RelayTransport::Tcp || !(0x4000..=0x4FFF).contains(&channel) || peer.port() == 0 {
             return Ok(self.fail(asking, 400));
         }
+        self.sweep(number);
+        let it = &self.allocations[number];
         if !it.has(family_of(peer.ip())) {
             return Ok(self.fail(asking, 443));
         }

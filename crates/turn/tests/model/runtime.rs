@@ -1,7 +1,7 @@
 //! The runtime's part: it carries effects out, opens sockets, connects, keeps what workers hand to one another, and looks at the clock.
 //! Some of it late, some of it in vain. What it is told has to be what the model says, in order and once.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use turnpike_turn::{
     server::{
@@ -115,7 +115,8 @@ impl Network {
         }
         assert_eq!(goes, None, "what goes on with a request was never told");
         assert!(answered.is_none(), "an answer was never given: {answered:?}");
-        assert!(self.model.told.is_empty(), "never told: {:?}", self.model.told);
+        let (told, over) = (&self.model.told, &self.model.over);
+        assert!(told.is_empty() && over.is_empty(), "never told: {told:?}, {over:?}");
         for request in moves {
             let number = self.model.moving.pop_front().expect("nobody has to move");
             let (to, worker) = self.model.arriving(number).expect("it arrives somewhere");
@@ -128,7 +129,10 @@ impl Network {
     /// One that changes what there is.
     fn state_effect(&mut self, at: usize, effect: &Effect) {
         self.model.name_session(at, effect);
-        if self.model.told.front() == Some(effect) {
+        if let Some(place) = self.model.over.iter().position(|over| over == effect) {
+            self.model.over.swap_remove(place);
+        } else if self.model.told.front() == Some(effect) {
+            assert!(self.model.over.is_empty(), "not told before {effect:?}: {:?}", self.model.over);
             self.model.told.pop_front();
         } else {
             let expected = self.model.told.front().cloned();
@@ -187,9 +191,8 @@ impl Network {
         }
     }
 
-    /// Closes a connection to a peer, and that of its client; gives up one that is being made.
+    /// Closes a connection to a peer, and that of its client. Of one that is being made it is told later, in vain.
     fn drop_connection(&mut self, at: usize, id: u32) {
-        self.workers[at].jobs.retain(|job| !matches!(job, Job::Connect { id: other, .. } if *other == id));
         if let Some(Some(from)) = self.connections.remove(&(at, id)) {
             self.ends[from].bound = None;
             self.ends[from].open = false;
@@ -658,6 +661,20 @@ impl Network {
         self.set_clock(end);
     }
 
+    /// What is over is over at once, and not when the clock is looked at next.
+    pub(super) fn brink(&mut self, which: usize, before: bool) {
+        let now = self.model.ms;
+        let deadlines: BTreeSet<u64> = (0..self.setup.workers)
+            .flat_map(|at| self.model.deadlines(at))
+            .filter(|until| *until > now)
+            .collect();
+        if let Some(which) = pick(which, deadlines.len()) {
+            let until = deadlines.into_iter().nth(which).expect("one of them");
+            self.sleep(until - now - u64::from(before), true);
+            self.probe();
+        }
+    }
+
     fn set_clock(&mut self, ms: u64) {
         self.model.ms = ms;
         self.model.unix = cast::START_UNIX + (ms - cast::START_MS) / 1000;
@@ -706,7 +723,7 @@ impl Network {
         }
     }
 
-    fn close(&mut self, at: usize, number: usize) {
+    pub(super) fn close(&mut self, at: usize, number: usize) {
         let (id, now) = (self.model.allocations[number].id(), self.now(at));
         self.model.close(at, number, ClosedReason::Administrator);
         assert!(self.workers[at].server.close_one(now, id, ClosedReason::Administrator));

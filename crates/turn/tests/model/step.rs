@@ -91,6 +91,11 @@ pub(super) enum Step {
     },
     /// A client's connection is closed; beyond the number of clients, that of one with an allocation.
     Disconnect(usize),
+    /// Two tickets are shown from one 5-tuple, where only one allocation can arrive.
+    Rivals {
+        from: usize,
+        ends: bool,
+    },
     /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
     Work {
         worker: usize,
@@ -113,6 +118,11 @@ pub(super) enum Step {
     Sleep {
         ms: u64,
         exact: bool,
+    },
+    /// Time passes until something is over, or a millisecond less, and all is tried.
+    Brink {
+        which: usize,
+        before: bool,
     },
     /// New rules, for one worker or for all.
     Reload {
@@ -199,7 +209,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
     let [data, moves, connections] = weights(mix);
     let from = || 0..super::cast::CLIENTS;
     let small = || 0..16_usize;
-    let ask = (from(), likely(85), any::<u8>(), 0..6_u8, nonce(), asked(mix), way());
+    let ask = (from(), likely(85), any::<u8>(), 0..4_u8, nonce(), asked(mix), way());
     let ask = ask.prop_map(|(from, knows, user, realm, nonce, asked, way)| Step::Ask {
         from,
         knows,
@@ -240,8 +250,8 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         4 => (0..3_usize).prop_map(Step::Mail),
         4 => luck().prop_map(Step::Settle),
         2 => (0..3_usize, likely(40)).prop_map(|(worker, full)| Step::Full { worker, full }),
-        2 => likely(70).prop_map(Step::Prompt),
-        3 => (0..3_usize, prop_oneof![4 => Just(Says::Truth), 1 => Just(Says::Nothing)])
+        3 => likely(60).prop_map(Step::Prompt),
+        5 => (0..3_usize, prop_oneof![2 => Just(Says::Truth), 1 => Just(Says::Nothing)])
             .prop_map(|(worker, says)| Step::Store { worker, says }),
         3 => reload.prop_map(|(worker, variant)| Step::Reload { worker, variant }),
         2 => Just(Step::Reload { worker: None, variant: 0 }),
@@ -250,6 +260,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         1 => (small(), any::<u8>()).prop_map(|(which, datagrams)| Step::Across { which, datagrams }),
         1 => Just(Step::Upgrade),
         2 => Just(Step::Probe),
+        2 => (small(), any::<bool>()).prop_map(|(which, before)| Step::Brink { which, before }),
         1 => (from(), any::<bool>()).prop_map(|(from, keepalive)| Step::Noise { from, keepalive }),
     ];
     prop_oneof![
@@ -262,6 +273,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         2 => small().prop_map(Step::Lose),
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
         moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
+        moves / 6 + 1 => (from(), any::<bool>()).prop_map(|(from, ends)| Step::Rivals { from, ends }),
         connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
         connections / 4 + 1 => ended,
         9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),
