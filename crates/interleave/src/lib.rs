@@ -24,10 +24,7 @@ mod rate;
 #[path = "../../forward/src/resolver.rs"]
 mod resolver;
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    ops::RangeInclusive,
-};
+use std::net::{IpAddr, Ipv4Addr};
 
 use loom::{
     sync::{Arc, atomic::AtomicUsize, atomic::Ordering},
@@ -46,17 +43,15 @@ pub enum CloseReason {
 }
 
 /// What [`quotas`] is told of a realm.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RealmLimits {
     pub realm: String,
     pub allocations: Option<usize>,
     pub allocations_per_user: Option<usize>,
-    /// No business of theirs.
-    pub relay_ports: Option<RangeInclusive<u16>>,
 }
 
 /// What [`quotas`] is told of all of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub max_allocations: usize,
     pub max_allocations_per_user: usize,
