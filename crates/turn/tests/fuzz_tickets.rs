@@ -96,7 +96,7 @@ impl Run {
                 world.ask(&Ask::bind(0x4000, PEER).signed(&who)).success();
             }
             Outcome::Reply(reply) => {
-                assert!(!Reply(reply).is_success(), "an answer before there is a socket")
+                assert!(!Reply(reply).is_success(), "an answer before there is a socket");
             }
             Outcome::Move(request) => _ = self.workers.carry_out(&request),
             Outcome::Drop(_) => {}

@@ -138,7 +138,7 @@ impl Run {
             7 => self.client = client_numbered(input.byte()),
             8 => self.sleep(input.u16().into()),
             9 => self.open(input),
-            10 => self.from_peer(input),
+            10 => self.peer_sends(input),
             11 => self.icmp(input),
             12 => self.connect(input),
             13 => self.peer_connects(input),
@@ -241,7 +241,7 @@ impl Run {
         self.learn_late(reply);
     }
 
-    fn from_peer(&mut self, input: &mut Input<'_>) {
+    fn peer_sends(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(from) };
         let session = self.table.get(allocation).expect("it has been told");

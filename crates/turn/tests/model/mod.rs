@@ -13,6 +13,12 @@
 //! Left out, because they have tests of their own and nothing of it outlives a request: NAT discovery, other servers (300), tokens
 //! (RFC 7635), which realm a challenge names to which web page, how malformed messages are told apart, and what is said for a log.
 
+#![expect(
+    clippy::wrong_self_convention,
+    reason = "the server's words: what comes from clients and from peers"
+)]
+#![expect(clippy::result_large_err, clippy::large_enum_variant, reason = "few are made, none is kept")]
+
 mod cast;
 mod clients;
 mod message;
@@ -54,7 +60,6 @@ fn connections_are_made_and_bound_as_the_model_says() {
 }
 
 /// The fixed set, or new seeds for as long as the environment says.
-#[expect(clippy::print_stdout, reason = "whoever plays for hours wants to see that it goes on")]
 fn run(mix: Mix) {
     let number = |name| env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -513,7 +513,7 @@ impl Network {
                     );
                 }
                 (due, None) if server.allocations() == 0 => {
-                    assert_eq!(due, None, "worker {at} waits for nothing")
+                    assert_eq!(due, None, "worker {at} waits for nothing");
                 }
                 _ => {}
             }

@@ -14,7 +14,7 @@ use std::{
 use turnpike_turn::{
     server::{
         AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
-        OpenRelay, RelayId, RelayTransport, SessionId, Source, Stats,
+        OpenRelay, PortWish, RelayId, RelayTransport, SessionId, Source, Stats,
         stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
     },
     wire::channel_data::ChannelNumber,
@@ -1019,10 +1019,10 @@ fn add((datagrams, bytes): &mut (u64, u64), payload: usize) {
 }
 
 /// What was asked for is what the model says, but for what the server draws by chance.
-pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay) -> bool {
-    use turnpike_turn::server::PortWish;
+pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay, any: PortWish) -> bool {
     let port = match (wish.port, asked.port) {
-        (Port::Any, PortWish::Any | PortWish::Own) | (Port::Even, PortWish::Even) => true,
+        (Port::Any, port) => port == any,
+        (Port::Even, PortWish::Even) => true,
         // Whoever shows the token later does not say which family it is of.
         (Port::Pair, PortWish::EvenAndReserveNext(token)) => token[7] & 1 == wish.family as u8,
         (Port::Reserved(token), PortWish::Reserved(asked)) => token == asked,

@@ -207,12 +207,13 @@ impl Network {
         };
         match (goes, effect) {
             (Goes::Open { number, first, second }, Effect::Open(open)) => {
-                assert!(is_wish(&first, &open.first), "{first:?}, not {:?}", open.first);
-                assert_eq!(open.second.map(|second| second.family), second);
-                assert!(
-                    open.second.is_none_or(|second| matches!(second.port, PortWish::Any | PortWish::Own))
-                );
                 let it = &mut self.model.allocations[number];
+                let is_mobile = it.pending.as_ref().is_some_and(|pending| pending.mobile);
+                // A port that others have too could not follow.
+                let any = if is_mobile { PortWish::Own } else { PortWish::Any };
+                assert!(is_wish(&first, &open.first, any), "{first:?}, not {:?}", open.first);
+                assert_eq!(open.second.map(|second| second.family), second);
+                assert!(open.second.is_none_or(|second| second.port == any));
                 it.place = Place::At(at, open.allocation);
                 if let PortWish::EvenAndReserveNext(token) = open.first.port {
                     it.reservation = Some(token);
@@ -640,17 +641,19 @@ impl Network {
 
     // --------------------------------------------------------------------------------------------------- time and commands
 
+    /// When a worker wants to look at the clock next.
+    fn next_look(&self) -> Option<u64> {
+        let due = |at: usize| {
+            let due = self.workers[at].server.poll_timeout()?;
+            Some(due.saturating_sub(cast::skew(at)))
+        };
+        (0..self.setup.workers).filter_map(due).min()
+    }
+
     /// Time passes: the workers look at the clock whenever they wanted to, or once, late.
     pub(super) fn sleep(&mut self, ms: u64, exact: bool) {
         let end = self.model.ms + ms;
-        while exact {
-            let due = |at: usize| {
-                let due = self.workers[at].server.poll_timeout()?;
-                Some(due.saturating_sub(cast::skew(at)))
-            };
-            let Some(next) = (0..self.setup.workers).filter_map(due).min().filter(|next| *next < end) else {
-                break;
-            };
+        while let Some(next) = self.next_look().filter(|next| exact && *next < end) {
             let next = next.max(self.model.ms);
             self.set_clock(next);
             let busy = (0..self.setup.workers).filter_map(|at| {
