@@ -28,6 +28,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-cli", 5),
     // Chores stand outside the house: they may look in, nobody may import them.
     ("turnpike-benches", 5),
+    ("turnpike-interleave", 5),
     ("xtask", 5),
 ];
 

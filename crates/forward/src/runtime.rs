@@ -14,11 +14,12 @@ use turnpike_offload::{Hook, Kernel, OffloadError};
 use crate::{
     Access, Address, Rule, RuleId,
     common::Common,
+    gauge::Gauge,
     kernel::Loaded,
     listen::{self, Bound, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
-    state::{Gauge, RuleState},
+    state::RuleState,
     tally::TargetSnapshot,
     targets::Targets,
     upgrade::{Inheritance, Matched},

@@ -5,6 +5,7 @@ pub mod alone;
 pub mod certificates;
 pub mod databases;
 mod dir;
+pub mod fuzz;
 mod ports;
 pub mod process;
 pub mod randomness;

@@ -99,7 +99,10 @@ fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], finge
 }
 
 /// What an indication means according to the oracle and RFC 8489 section 6.3.2.
-fn oracles_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+pub(crate) fn oracles_view(
+    which: Indication,
+    bytes: &[u8],
+) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let message = Message::from_bytes(bytes).map_err(|_| IndicationError::Malformed)?;
     let known = [0x0006, 0x0008, 0x0012, 0x0013, 0x001A, 0x001C];
     for (_, attribute) in message.iter_attributes() {
@@ -119,7 +122,10 @@ fn as_told(which: Indication, peer: SocketAddr) -> SocketAddr {
     if which == Indication::Data { canonical(peer) } else { peer }
 }
 
-fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+pub(crate) fn our_view(
+    which: Indication,
+    bytes: &[u8],
+) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let View { peer, data, dont_fragment } = indication::parse(which, bytes)?;
     Ok((peer, data.to_vec(), dont_fragment))
 }

@@ -13,7 +13,7 @@ use std::{
 use clap::Args;
 
 use self::budgets::{Budgets, Origin};
-use crate::Failure;
+use crate::{Failure, repository};
 
 /// An asked-for limit was exceeded, as turnpike's own exit code says it.
 const LIMIT_EXCEEDED: u8 = 3;
@@ -53,14 +53,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     println!("\n{}", comparison.summary());
     Ok(if comparison.is_kept() { ExitCode::SUCCESS } else { ExitCode::from(LIMIT_EXCEEDED) })
-}
-
-/// The root of the repository, wherever below it the command was typed.
-fn repository() -> Result<PathBuf, Failure> {
-    // Cargo runs us with this set; a copied binary falls back to where it was built.
-    let manifest =
-        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())
 }
 
 /// The compiler that cargo will use here.
