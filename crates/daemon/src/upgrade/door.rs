@@ -225,10 +225,12 @@ fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
 }
 
-/// Removes the sockets of processes that ended without doing so.
+/// Removes the sockets of processes that ended without doing so. One that lives may have bound its own and not listen yet.
 fn sweep(directory: &Path) {
-    for (_, path) in in_directory(directory) {
-        if StdStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    for (id, path) in in_directory(directory) {
+        let refuses =
+            || StdStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        if !Path::new("/proc").join(id.to_string()).exists() && refuses() {
             let _ = fs::remove_file(path);
         }
     }
