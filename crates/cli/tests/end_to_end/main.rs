@@ -10,6 +10,7 @@ mod bad_config;
 mod credentials;
 mod deployment;
 mod exhaustion;
+mod faults;
 mod firewall;
 mod forward_access;
 mod forward_bad_rules;
