@@ -4,7 +4,7 @@
 mod table;
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };

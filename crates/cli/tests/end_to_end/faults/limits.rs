@@ -21,53 +21,58 @@ fn no_relay_port_is_left() {
         Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
     let mut server = Server::start(wanted);
     let crowd = Crowd::of(&server);
-    let seen = Row::new("no_relay_port_is_left", "all relay ports taken, and more clients come").run(
-        &mut server,
-        crowd,
-        |server, row| {
-            for _ in 0..or_thorough(1, 5) {
-                let run = newcomers(server, "100");
-                assert_eq!(run.code, Some(1), "{}", run.output());
-                assert!(run.output().contains("508"), "{}", run.output());
-            }
-            let refused = server.metrics().sum("turnpike_error_responses_total", "code=\"508\"");
-            row.note(format!("{refused} newcomers were answered 508"));
-        },
-    );
+    let mut row = Row::new("no_relay_port_is_left", "all relay ports taken, and more clients come");
+    // Of newcomers who go before they are told that they may stay.
+    row.leaves_sessions = true;
+    let seen = row.run(&mut server, crowd, |server, row| {
+        for _ in 0..or_thorough(1, 5) {
+            let run = newcomers(server, "100");
+            assert_eq!(run.code, Some(1), "{}", run.output());
+            assert!(run.output().contains("508"), "{}", run.output());
+        }
+        let refused = server.metrics().sum("turnpike_error_responses_total", "code=\"508\"");
+        row.note(format!("{refused} newcomers were answered 508"));
+    });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// At most so many descriptors, which root cannot raise either.
+pub(super) fn few_descriptors(wanted: Wanted, most: u32) -> Wanted {
+    let script = format!(
+        "ulimit -n {most} || exit 1; [ \"$(id -u)\" != 0 ] || exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; \
+         exec \"$0\" \"$@\""
+    );
+    Wanted { entry: ["sh", "-c", &script].map(str::to_owned).to_vec(), ..wanted }
 }
 
 #[test]
 fn no_descriptor_is_left() {
-    let script = "ulimit -n 100 || exit 1; [ \"$(id -u)\" != 0 ] || exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; \
-                  exec \"$0\" \"$@\"";
-    let mut wanted = Wanted::flags(&["--workers", "2"]);
-    wanted.entry = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let mut server = Server::start(wanted);
+    let mut server = Server::start(few_descriptors(Wanted::flags(&["--workers", "2"]), 100));
     let crowd = Crowd::of(&server);
-    let seen =
-        Row::new("no_descriptor_is_left", "all descriptors taken, and more clients come, over UDP and TCP")
-            .run(&mut server, crowd, |server, row| {
-                let opened: Vec<TcpStream> =
-                    (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
-                // Whoever says something is accepted.
-                opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
-                let run = newcomers(server, "150");
-                assert_eq!(run.code, Some(1), "{}", run.output());
-                let spent = cpu_ms(server.pid());
-                thread::sleep(Duration::from_secs(1));
-                let spent = cpu_ms(server.pid()) - spent;
-                row.note(format!(
-                    "with {} connections open, and no descriptor, {spent} ms of processor time a second",
-                    opened.len()
-                ));
-                drop(opened);
-            });
+    let mut row =
+        Row::new("no_descriptor_is_left", "all descriptors taken, and more clients come, over UDP and TCP");
+    row.leaves_sessions = true;
+    let seen = row.run(&mut server, crowd, |server, row| {
+        let opened: Vec<TcpStream> =
+            (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
+        // Whoever says something is accepted.
+        opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
+        let run = newcomers(server, "150");
+        assert_eq!(run.code, Some(1), "{}", run.output());
+        let spent = cpu_ms(server.pid());
+        thread::sleep(Duration::from_secs(1));
+        let spent = cpu_ms(server.pid()) - spent;
+        row.note(format!(
+            "with {} connections open, and no descriptor, {spent} ms of processor time a second",
+            opened.len()
+        ));
+        drop(opened);
+    });
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
 /// Milliseconds of processor time that a process has used, by hundredths of a second (proc_pid_stat(5)).
-fn cpu_ms(pid: u32) -> u64 {
+pub(super) fn cpu_ms(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields: Vec<&str> = stat.rsplit_once(") ").expect("it has a name").1.split(' ').collect();
     fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number") * 10).sum()
@@ -79,24 +84,28 @@ fn no_memory_is_left() {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     drop(need!(Limited::process(server.pid())));
     let crowd = Crowd::of(&server);
-    Row::new("no_memory_is_left", "memory limited to what the server uses, while 1,000 more clients come")
-        .run(&mut server, crowd, |server, row| {
-            let limited = Limited::process(server.pid()).expect("it went before");
-            let used = limited.used();
-            limited.to(used + (2 << 20)).expect("it can be limited");
-            let run = newcomers(server, "1000");
-            let killed = server.program.has_ended();
-            row.note(if killed {
-                "the kernel ended the server, which was started again".to_owned()
-            } else {
-                format!("the server lived on; the newcomers ended with exit code {:?}", run.code)
-            });
-            if killed {
-                server.again();
-            } else {
-                limited.to(1 << 40).expect("it can be given back");
-            }
+    let mut row = Row::new(
+        "no_memory_is_left",
+        "memory limited to what the server uses, while 1,000 more clients come",
+    );
+    row.leaves_sessions = true;
+    row.run(&mut server, crowd, |server, row| {
+        let limited = Limited::process(server.pid()).expect("it went before");
+        let used = limited.used();
+        limited.to(used + (2 << 20)).expect("it can be limited");
+        let run = newcomers(server, "1000");
+        let killed = server.program.has_ended();
+        row.note(if killed {
+            "the kernel ended the server, which was started again".to_owned()
+        } else {
+            format!("the server lived on; the newcomers ended with exit code {:?}", run.code)
         });
+        if killed {
+            server.again();
+        } else {
+            limited.to(1 << 40).expect("it can be given back");
+        }
+    });
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn on_a_link(
         wanted.entry = [vec!["nsenter".to_owned()], links.nsenter()].concat();
         let address = SocketAddr::new(SERVER[0], 3478);
         let mut server = Server::on(address, RELAY[0], wanted);
-        let crowd = Crowd::at(address, "10.77.2.2:0", "1");
+        let crowd = Crowd::at(address, "10.77.2.2:0", "2");
         let mut row = Row::new(name, what);
         row.leaves_sessions = true;
         let seen = row.run(&mut server, crowd, |server, row| fault(links, server, row));

@@ -2,9 +2,13 @@
 //! all is as before once it is over; nothing may stay broken. Each test is a row of docs/reliability.md. `cargo xtask faults` runs all of
 //! them, one after the other, with more clients and the release build; those that take long run there only.
 
+mod abuse;
 mod cgroup;
 mod clock;
 mod crowd;
+mod forward_links;
+mod forwarder;
+mod forwards;
 mod limits;
 mod links;
 mod path;
@@ -14,6 +18,7 @@ mod row;
 mod server;
 mod stalled;
 mod stores;
+mod talks;
 
 use std::{
     path::PathBuf,

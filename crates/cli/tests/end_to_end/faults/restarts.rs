@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Crowd, Row, Server, Wanted, allocations_under, or_thorough, within};
+use super::{Crowd, Row, Server, Wanted, allocations_under, as_before, or_thorough, within};
 use crate::harness::{Dir, Load, PASSWORD, REALM, SOON, USER, ends};
 
 #[test]
@@ -22,7 +22,7 @@ fn killed_and_started_again() {
         crowd,
         |server, _| server.kill_and_start(),
     );
-    assert!(seen["returns_done"].as_u64().is_some_and(|returns| returns >= clients), "{seen}");
+    assert!(seen["returns_done"].as_u64().is_some_and(|returns| returns >= u64::from(clients)), "{seen}");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn ten_thousand_return() {
     let run = crowd.wait(SOON * 2);
     let seen: Value = run.result();
     assert_eq!(seen["clients_silent"], 0, "{}", run.output());
-    super::as_before(&server, before, Duration::from_secs(30));
+    as_before(|| server.kept(), before, Duration::from_secs(30));
     let mut row =
         Row::new("ten_thousand_return", "SIGKILL, started again; 10,000 clients return within a second");
     row.note(format!(

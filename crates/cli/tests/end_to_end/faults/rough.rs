@@ -57,11 +57,11 @@ fn many_come_twice() {
 fn a_nat_rebinds_all_at_once() {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
     let path = Path::to(server.address);
-    let crowd = Crowd::at(path.address, "127.0.0.1:0", "1");
+    let crowd = Crowd::at(path.address, "127.0.0.1:0", "2");
     let clients = crowd.clients;
     let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT gives all clients another port at once");
     row.leaves_sessions = true;
     row.note("sessions of the old ports end with their lifetime");
     let seen = row.run(&mut server, crowd, |_, _| path.rebind());
-    assert!(seen["returns_done"].as_u64() >= Some(clients), "{seen}");
+    assert!(seen["returns_done"].as_u64() >= Some(u64::from(clients)), "{seen}");
 }

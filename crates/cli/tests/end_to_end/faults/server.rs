@@ -6,7 +6,7 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -95,11 +95,6 @@ impl Server {
         [self.said.clone(), self.program.lines()].concat()
     }
 
-    /// A file of the server's own.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.dir.at(name)
-    }
-
     pub(super) fn metrics(&self) -> Metrics {
         eventually("the admin interface answers", || match get_unix(&self.admin(), "/metrics") {
             Ok((200, text)) => Some(Metrics::new(text)),
@@ -135,21 +130,30 @@ impl Server {
 
 fn launch(address: SocketAddr, relay: IpAddr, wanted: &Wanted, dir: &Dir) -> Program {
     let (listen, relay, user) = (address.to_string(), relay.to_string(), format!("{USER}:{PASSWORD}"));
-    let admin = format!("unix:{}", dir.at("a.sock").display());
-    let mut arguments = vec!["serve", "--listen", &listen, "--relay-ip", &relay, "--admin", &admin];
+    let mut arguments = vec!["serve", "--listen", &listen, "--relay-ip", &relay];
     if !wanted.by_file {
         arguments.extend(["--realm", REALM, "--user", &user]);
         arguments.extend(["--allow-peer", "127.0.0.0/8", "--allow-peer", "10.77.0.0/16"]);
     }
+    start(&arguments, wanted, dir.path())
+}
+
+/// Starts a server or a forwarder, whose admin interface is in this directory.
+pub(super) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program {
+    let admin = format!("unix:{}", dir.join("a.sock").display());
+    let mut arguments = [arguments, &["--admin", &admin]].concat();
     arguments.extend(wanted.flags.iter().map(String::as_str));
-    let serve = upgradable(&arguments);
-    let words = wanted.entry.iter().map(OsStr::new).chain([serve.get_program()]).chain(serve.get_args());
+    let turnpike = upgradable(&arguments);
+    let words =
+        wanted.entry.iter().map(OsStr::new).chain([turnpike.get_program()]).chain(turnpike.get_args());
     let words: Vec<_> = words.collect();
     let mut command = Command::new(words[0]);
-    command.args(&words[1..]).env_clear().current_dir(dir.path());
-    command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(&words[1..]).env_clear().current_dir(dir);
+    command.envs(turnpike.get_envs().filter_map(|(name, value)| Some((name, value?))));
     // What a client leaves behind that takes another address is gone after a minute, in place of ten.
-    command.env("TURNPIKE_LIMITS_DEFAULT_LIFETIME", "60");
+    if arguments[0] == "serve" {
+        command.env("TURNPIKE_LIMITS_DEFAULT_LIFETIME", "60");
+    }
     if let Some(path) = std::env::var_os("PATH") {
         command.env("PATH", path);
     }

@@ -7,20 +7,16 @@ use crate::harness::{SOON, need};
 
 #[test]
 fn a_worker_stalls() {
-    let mut wanted = Wanted::flags(&["--workers", "2"]);
-    // Each sign of life is due after a fifth of a second.
-    wanted.environment.push(("NOTIFY_SOCKET", "/nonexistent/notify".to_owned()));
-    wanted.environment.push(("WATCHDOG_USEC", "600000".to_owned()));
-    let mut server = Server::start(wanted);
+    let mut server = Server::start(watched(Wanted::flags(&["--workers", "2"])));
     // Ways that a machine does not have are told before anything else.
-    drop(need!(Frozen::thread(worker(&server))));
+    drop(need!(Frozen::thread(worker(server.pid(), "relay-0"))));
     let crowd = Crowd::patient(&server, "60");
     let seen = Row::new("a_worker_stalls", "one of two workers stands still for a while").run(
         &mut server,
         crowd,
         |server, row| {
             let says = |server: &Server, text: &str| server.lines().iter().any(|line| line.contains(text));
-            let frozen = Frozen::thread(worker(server)).expect("it went before");
+            let frozen = Frozen::thread(worker(server.pid(), "relay-0")).expect("it went before");
             within(SOON, "the watchdog says so", || says(server, "a worker has taken no command"));
             thread::sleep(Duration::from_millis(500));
             drop(frozen);
@@ -31,11 +27,18 @@ fn a_worker_stalls() {
     assert_eq!(seen["returns_done"], 0, "{seen}");
 }
 
+/// Under a watchdog that wants a sign of life each fifth of a second.
+pub(super) fn watched(mut wanted: Wanted) -> Wanted {
+    wanted.environment.push(("NOTIFY_SOCKET", "/nonexistent/notify".to_owned()));
+    wanted.environment.push(("WATCHDOG_USEC", "600000".to_owned()));
+    wanted
+}
+
 /// The number of a worker's thread.
-fn worker(server: &Server) -> u32 {
-    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it runs");
+pub(super) fn worker(pid: u32, name: &str) -> u32 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let named = |task: &fs::DirEntry| {
-        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim_end() == "relay-0")
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|found| found.trim_end() == name)
     };
     let task = tasks.flatten().find(named).expect("there is a worker");
     task.file_name().to_string_lossy().parse().expect("a number")

@@ -150,8 +150,16 @@ impl Talks {
         self.threads.into_iter().for_each(|thread| thread.join().expect("no client panics"));
         let seen = &self.seen;
         let [right, wrong, connections, cut, sent, received, strange, doubled, reordered, longest] = [
-            &seen.right, &seen.wrong, &seen.connections, &seen.cut, &seen.sent, &seen.received, &seen.strange, &seen.doubled,
-            &seen.reordered, &seen.longest_ms,
+            &seen.right,
+            &seen.wrong,
+            &seen.connections,
+            &seen.cut,
+            &seen.sent,
+            &seen.received,
+            &seen.strange,
+            &seen.doubled,
+            &seen.reordered,
+            &seen.longest_ms,
         ]
         .map(|figure| figure.load(Relaxed));
         assert_eq!((wrong, strange), (0, 0), "wrong bytes, strange datagrams; {right} bytes were right");
@@ -179,7 +187,9 @@ impl Seen {
                 loop {
                     match back.read(&mut buffer) {
                         Ok(len @ 1..) => {
-                            let wrong = (position..).zip(&buffer[..len]).filter(|(at, byte)| foretold(number, *at) != **byte);
+                            let wrong = (position..)
+                                .zip(&buffer[..len])
+                                .filter(|(at, byte)| foretold(number, *at) != **byte);
                             let wrong = wrong.count() as u64;
                             self.wrong.fetch_add(wrong, Relaxed);
                             self.right.fetch_add(len as u64 - wrong, Relaxed);
@@ -194,7 +204,8 @@ impl Seen {
             });
             let (mut position, mut whole) = (0, true);
             while whole && !self.ends.load(Relaxed) {
-                let bytes: Vec<u8> = (position..position + PIECE as u64).map(|at| foretold(number, at)).collect();
+                let bytes: Vec<u8> =
+                    (position..position + PIECE as u64).map(|at| foretold(number, at)).collect();
                 whole = stream.write_all(&bytes).is_ok();
                 position += PIECE as u64;
                 thread::sleep(PAUSE);
@@ -216,7 +227,11 @@ impl Seen {
         let (mut last, mut buffer) = (Instant::now(), [0; 2048]);
         let mut receive = |highest: &mut Option<u64>, next: u64| {
             let Ok(len) = socket.recv(&mut buffer) else { return };
-            let number = |at: usize| buffer[..len].get(at..at + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("8 of them")));
+            let number = |at: usize| {
+                buffer[..len]
+                    .get(at..at + 8)
+                    .map(|bytes| u64::from_be_bytes(bytes.try_into().expect("8 of them")))
+            };
             match (number(0), number(8)) {
                 (Some(of), Some(number)) if of == client && number < next && len == 100 => {
                     if !seen.insert(number) {
