@@ -1,10 +1,12 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask faults`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask faults`,
+//! `cargo xtask soak`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod faults;
 mod instructions;
+mod soak;
 
 use std::{
     env,
@@ -33,12 +35,15 @@ enum Chore {
     Instructions(instructions::Options),
     /// Have one thing after the other break under clients on calls, and tell what came of it
     Faults(faults::Options),
+    /// Serve for hours, and tell whether anything grows
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Instructions(options) => instructions::run(&options),
         Chore::Faults(options) => faults::run(&options),
+        Chore::Soak(options) => soak::run(&options),
     };
     match done {
         Ok(code) => code,
@@ -67,4 +72,25 @@ fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
     command
+}
+
+/// The tests of the binary. Always the whole workspace, as ./test has it: so cargo compiles everything once.
+fn end_to_end(repository: &Path) -> Command {
+    let mut command = cargo(repository);
+    command.args(["test", "--quiet", "--workspace", "--locked", "--test", "end_to_end"]);
+    command
+}
+
+/// The program to test: the one that was named, or a release build as it is shipped.
+fn program(repository: &Path, named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(program) = named {
+        return Ok(program.canonicalize()?);
+    }
+    let built = cargo(repository)
+        .args(["build", "--release", "--locked", "--package=turnpike-cli", "--bin=turnpike"])
+        .status()?;
+    if !built.success() {
+        return Err("the release build failed".into());
+    }
+    Ok(target(repository).join("release/turnpike").canonicalize()?)
 }

@@ -6,7 +6,7 @@ mod table;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
 use clap::Args;
@@ -48,10 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let none = format!("no row is called {}", options.names.join(" or "));
         return if options.list { Ok(ExitCode::SUCCESS) } else { Err(none.into()) };
     }
-    let program = match &options.program {
-        Some(program) => program.canonicalize()?,
-        None => build(&repository)?,
-    };
+    let program = crate::program(&repository, options.program.as_deref())?;
     let found = crate::target(&repository).join("faults");
     fs::create_dir_all(&found)?;
     let mut table = table::Table::default();
@@ -62,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         if row.exists() {
             fs::remove_file(&row)?;
         }
-        let output = tests(&repository)
+        let output = crate::end_to_end(&repository)
             .args(["--", "--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"])
             .env("TURNPIKE_TEST_ROWS", &found)
             .env("TURNPIKE_TEST_PROGRAM", &program)
@@ -89,29 +86,11 @@ fn short(name: &str) -> &str {
 
 /// The names of all rows.
 fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
-    let output = tests(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
+    let output = crate::end_to_end(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err("the tests cannot be built".into());
     }
     let said = String::from_utf8_lossy(&output.stdout);
     let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
     Ok(names.filter(|name| name.starts_with(MODULE)).map(str::to_owned).collect())
-}
-
-/// The test program in which they are. Always the whole workspace, as ./test has it: so cargo compiles everything once.
-fn tests(repository: &Path) -> Command {
-    let mut command = crate::cargo(repository);
-    command.args(["test", "--quiet", "--workspace", "--locked", "--test", "end_to_end"]);
-    command
-}
-
-/// A release build, as it is shipped.
-fn build(repository: &Path) -> Result<PathBuf, Failure> {
-    let built = crate::cargo(repository)
-        .args(["build", "--release", "--locked", "--package=turnpike-cli", "--bin=turnpike"])
-        .status()?;
-    if !built.success() {
-        return Err("the release build failed".into());
-    }
-    Ok(crate::target(repository).join("release/turnpike").canonicalize()?)
 }

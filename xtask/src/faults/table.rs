@@ -59,6 +59,8 @@ impl Table {
         let skipped = said.lines().find_map(|line| line.strip_prefix("SKIPPED: "));
         let outcome = match (passed, skipped) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
+            // A test of the harness, and no row.
+            (true, None) if !file.exists() => return Ok(()),
             (true, None) => Outcome::Healed(serde_json::from_str(&fs::read_to_string(file)?)?),
             (false, _) => {
                 let mut after = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);

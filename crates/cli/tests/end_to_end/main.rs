@@ -45,6 +45,7 @@ mod reload;
 mod serve_default;
 mod service_manager;
 mod session_lines;
+mod soak;
 mod stores;
 mod tenants;
 mod tls_certificates;

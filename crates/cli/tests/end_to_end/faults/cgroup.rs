@@ -21,8 +21,8 @@ pub(super) struct Frozen {
     control: (&'static str, &'static str, &'static str),
 }
 
-/// A process that may use so much memory.
-pub(super) struct Limited {
+/// A process whose memory is counted, and may be limited.
+pub(crate) struct Group {
     group: PathBuf,
     process: u32,
     /// Where it was.
@@ -63,9 +63,9 @@ impl Drop for Frozen {
     }
 }
 
-impl Limited {
+impl Group {
     /// Puts a process into a group of its own; or why not.
-    pub(super) fn process(pid: u32) -> Result<Self, String> {
+    pub(crate) fn of_process(pid: u32) -> Result<Self, String> {
         let why = |error: io::Error| format!("a process cannot be given a limit of memory here: {error}");
         let (base, home) = match place(pid, "memory") {
             Some(home) => (PathBuf::from(ROOT).join("memory"), home),
@@ -92,13 +92,22 @@ impl Limited {
         text.and_then(|text| text.trim().parse().ok()).expect("the kernel counts it")
     }
 
+    /// Bytes that the kernel has for it (slabs, sockets), where it says so.
+    pub(crate) fn kernel(&self) -> Option<u64> {
+        if let Ok(text) = fs::read_to_string(self.group.join("memory.kmem.usage_in_bytes")) {
+            return text.trim().parse().ok();
+        }
+        let stat = fs::read_to_string(self.group.join("memory.stat")).ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("kernel ")?.parse().ok())
+    }
+
     fn limit(&self) -> PathBuf {
         let first = self.group.join("memory.limit_in_bytes");
         if first.exists() { first } else { self.group.join("memory.max") }
     }
 }
 
-impl Drop for Limited {
+impl Drop for Group {
     fn drop(&mut self) {
         // It may have ended.
         let _ = fs::write(&self.home, self.process.to_string());

@@ -4,7 +4,7 @@ use std::{fs, io::Write as _, net::TcpStream, thread, time::Duration};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use super::{Crowd, Row, Server, Wanted, cgroup::Limited, or_thorough, within};
+use super::{Crowd, Row, Server, Wanted, cgroup::Group, or_thorough, within};
 use crate::harness::{Dir, Finished, Load, PASSWORD, Program, SOON, USER, need, turnpike};
 
 /// So many more clients, who need not all get in.
@@ -72,7 +72,7 @@ fn no_descriptor_is_left() {
 }
 
 /// Milliseconds of processor time that a process has used, by hundredths of a second (proc_pid_stat(5)).
-pub(super) fn cpu_ms(pid: u32) -> u64 {
+pub(crate) fn cpu_ms(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields: Vec<&str> = stat.rsplit_once(") ").expect("it has a name").1.split(' ').collect();
     fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number") * 10).sum()
@@ -82,7 +82,7 @@ pub(super) fn cpu_ms(pid: u32) -> u64 {
 #[ignore = "takes long: cargo xtask faults"]
 fn no_memory_is_left() {
     let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
-    drop(need!(Limited::process(server.pid())));
+    drop(need!(Group::of_process(server.pid())));
     let crowd = Crowd::of(&server);
     let mut row = Row::new(
         "no_memory_is_left",
@@ -90,7 +90,7 @@ fn no_memory_is_left() {
     );
     row.leaves_sessions = true;
     row.run(&mut server, crowd, |server, row| {
-        let limited = Limited::process(server.pid()).expect("it went before");
+        let limited = Group::of_process(server.pid()).expect("it went before");
         let used = limited.used();
         limited.to(used + (2 << 20)).expect("it can be limited");
         let run = newcomers(server, "1000");

@@ -26,9 +26,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) use cgroup::Group;
 use crowd::Crowd;
+pub(crate) use limits::cpu_ms;
 use row::{Row, as_before};
-use server::{Server, Wanted};
+pub(crate) use server::{Server, Wanted};
 
 use crate::harness::Load;
 

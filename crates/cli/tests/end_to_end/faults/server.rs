@@ -20,48 +20,48 @@ use crate::harness::{
 
 /// How it is to be started.
 #[derive(Clone, Default)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// Words in front of its own: what they start becomes the server.
-    pub(super) entry: Vec<String>,
-    pub(super) environment: Vec<(&'static str, String)>,
-    pub(super) flags: Vec<String>,
+    pub(crate) entry: Vec<String>,
+    pub(crate) environment: Vec<(&'static str, String)>,
+    pub(crate) flags: Vec<String>,
     /// Realm, user and peers stand in a file of the flags'.
-    pub(super) by_file: bool,
+    pub(crate) by_file: bool,
 }
 
 impl Wanted {
-    pub(super) fn flags(flags: &[&str]) -> Self {
+    pub(crate) fn flags(flags: &[&str]) -> Self {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
     }
 }
 
-pub(super) struct Server {
-    pub(super) program: Program,
-    pub(super) address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) program: Program,
+    pub(crate) address: SocketAddr,
     relay: IpAddr,
     wanted: Wanted,
     dir: Dir,
     /// What those before this one have said.
     said: Vec<String>,
-    pub(super) upgraded: Upgraded,
+    pub(crate) upgraded: Upgraded,
 }
 
 /// What a server has, whoever its clients are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
-    pub(super) sessions: u64,
-    pub(super) descriptors: usize,
+pub(crate) struct Kept {
+    pub(crate) sessions: u64,
+    pub(crate) descriptors: usize,
     /// In bytes.
-    pub(super) memory: u64,
+    pub(crate) memory: u64,
 }
 
 impl Server {
     /// On loopback.
-    pub(super) fn start(wanted: Wanted) -> Self {
+    pub(crate) fn start(wanted: Wanted) -> Self {
         Self::on(SocketAddr::new(V4, free_port(V4)), V4, wanted)
     }
 
-    pub(super) fn on(address: SocketAddr, relay: IpAddr, wanted: Wanted) -> Self {
+    pub(crate) fn on(address: SocketAddr, relay: IpAddr, wanted: Wanted) -> Self {
         let dir = Dir::new();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
         let program = launch(address, relay, &wanted, &dir);
@@ -72,7 +72,7 @@ impl Server {
     }
 
     /// Another one in place of one that has ended.
-    pub(super) fn again(&mut self) {
+    pub(crate) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.admin());
         self.program = launch(self.address, self.relay, &self.wanted, &self.dir);
@@ -81,37 +81,44 @@ impl Server {
     }
 
     /// Kills it and starts another one.
-    pub(super) fn kill_and_start(&mut self) {
+    pub(crate) fn kill_and_start(&mut self) {
         self.program.signal("KILL");
         eventually("it has ended", || self.program.has_ended());
         self.again();
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.upgraded.pid()
     }
 
-    pub(super) fn lines(&self) -> Vec<String> {
+    /// To the process that serves.
+    pub(crate) fn signal(&self, name: &str) {
+        let script = format!("kill -{name} {}", self.pid());
+        let status = Command::new("sh").args(["-c", &script]).status().expect("every Linux has sh");
+        assert!(status.success(), "{script}");
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
         [self.said.clone(), self.program.lines()].concat()
     }
 
-    pub(super) fn metrics(&self) -> Metrics {
+    pub(crate) fn metrics(&self) -> Metrics {
         eventually("the admin interface answers", || match get_unix(&self.admin(), "/metrics") {
             Ok((200, text)) => Some(Metrics::new(text)),
             _ => None,
         })
     }
 
-    pub(super) fn allocations(&self) -> u64 {
+    pub(crate) fn allocations(&self) -> u64 {
         self.metrics().sum("turnpike_allocations", "")
     }
 
     /// Datagrams that went to clients so far.
-    pub(super) fn relayed(&self) -> u64 {
+    pub(crate) fn relayed(&self) -> u64 {
         self.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
     }
 
-    pub(super) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> Kept {
         let pid = self.pid();
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").count();
         Kept { sessions: self.allocations(), descriptors, memory: process::memory_of(pid) }
@@ -139,7 +146,7 @@ fn launch(address: SocketAddr, relay: IpAddr, wanted: &Wanted, dir: &Dir) -> Pro
 }
 
 /// Starts a server or a forwarder, whose admin interface is in this directory.
-pub(super) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program {
+pub(crate) fn start(arguments: &[&str], wanted: &Wanted, dir: &Path) -> Program {
     let admin = format!("unix:{}", dir.join("a.sock").display());
     let mut arguments = [arguments, &["--admin", &admin]].concat();
     arguments.extend(wanted.flags.iter().map(String::as_str));
