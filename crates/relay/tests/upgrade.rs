@@ -33,7 +33,7 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let inheritance = Inheritance::new(offer, descriptors);
     let heir = Relay::start_as_heir(&config, &layout, Arc::new(()), Arc::new(()), inheritance);
     let heir = heir.map_err(|error| error.to_string())?;
-    let given = old.relay.freeze().and_then(|()| old.relay.hand_over(heirs, SOON));
+    let given = old.relay.freeze(false).and_then(|()| old.relay.hand_over(heirs, SOON));
     // Who does not take it closes the way that the old one writes to, and knows better why.
     let done = match (given, heir.inherited()) {
         (Ok(given), Ok(taken)) => {
@@ -318,7 +318,7 @@ fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
     // Ten megabytes would wait for somebody to read them; here the other ends are gone.
     let (_, descriptors, heirs) = old.relay.offer().unwrap();
     drop(descriptors);
-    old.relay.freeze().unwrap();
+    old.relay.freeze(false).unwrap();
     let error = old.relay.hand_over(heirs, SOON).expect_err("nobody is there").to_string();
     assert!(!error.is_empty());
     old.relay.thaw();

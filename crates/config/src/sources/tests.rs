@@ -290,7 +290,7 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nbusy_poll_us = 50\ncoalesce_us = 100", 3, 15, "server.coalesce_us", "one of the two"),
         ("[relay]\nshared_ports = 1025", 2, 16, "relay.shared_ports", "0 to 1024"),
         (
-            "[server]\nworkers = 4\n[relay]\nports = \"5000-5011\"\nshared_ports = 4",
+            "[server]\nworkers = 4\n[relay]\nports = \"5000-5030\"\nshared_ports = 4",
             5,
             16,
             "relay.shared_ports",
