@@ -250,8 +250,7 @@ impl Flows {
     pub(crate) fn remove_strangers(&mut self) -> usize {
         let adopted = std::mem::take(&mut *locked(&self.shared.adopted));
         let first = self.shared.first_stamp;
-        let is_strange =
-            |key: &FlowKey, flow: &Flow| !adopted.contains(key) && flow.stamp < first;
+        let is_strange = |key: &FlowKey, flow: &Flow| !adopted.contains(key) && flow.stamp < first;
         let strangers: Vec<FlowKey> = self
             .map
             .iter()

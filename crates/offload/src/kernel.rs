@@ -203,11 +203,7 @@ impl Kernel {
     ///
     /// # Errors
     /// As for [`Kernel::start`].
-    pub fn succeed(
-        settings: &Settings,
-        lent: Lent,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Self, OffloadError> {
+    pub fn succeed(settings: &Settings, lent: Lent, descriptors: Vec<OwnedFd>) -> Result<Self, OffloadError> {
         let mut settings = settings.clone();
         let sockets = lent.sockets;
         let inherited = lent.open(descriptors, &settings).map_err(OffloadError::Inherited)?;
@@ -646,8 +642,7 @@ impl Watcher {
                 }
             }
         }
-        let mut told: Vec<Attachment> =
-            shared.links().values().filter_map(|it| it.told.clone()).collect();
+        let mut told: Vec<Attachment> = shared.links().values().filter_map(|it| it.told.clone()).collect();
         if starting
             && self.shared.hook.is_xdp()
             && !told.iter().any(|it| it.hook.is_xdp())

@@ -84,8 +84,7 @@ impl Lent {
         let mut links = Vec::with_capacity(self.links.len());
         for link in self.links {
             let is_filter = matches!(link.way, LentWay::Filter(_));
-            let descriptor =
-                if is_filter { None } else { Some(descriptors.next().ok_or_else(missing)?) };
+            let descriptor = if is_filter { None } else { Some(descriptors.next().ok_or_else(missing)?) };
             links.push((link, descriptor));
         }
         Ok(Inherited { maps: fits.then_some(maps), links })

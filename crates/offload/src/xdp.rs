@@ -32,11 +32,7 @@ pub(crate) fn check_kernel() -> Result<(), OffloadError> {
 }
 
 /// Attaches the program to an interface, by a link that ends as it is dropped, or says why that cannot be.
-pub(crate) fn attach(
-    program: BorrowedFd<'_>,
-    interface: &Interface,
-    hook: Hook,
-) -> Result<OwnedFd, String> {
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<OwnedFd, String> {
     let is_generic = hook == Hook::XdpGeneric;
     if !is_generic && let Some(why) = unfit(interface.kind.as_deref(), driver(&interface.name).as_deref()) {
         return Err(why);

@@ -257,14 +257,22 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
         let state = here.adopt_state(&flow, Counted::default());
         here.adopt_socket(&flow);
         old.hand_on();
-        assert_eq!((seen_by(), old.snapshot().flows), (first.clone(), 0), "{hook:?}: there is still the old one's");
+        assert_eq!(
+            (seen_by(), old.snapshot().flows),
+            (first.clone(), 0),
+            "{hook:?}: there is still the old one's"
+        );
         drop((flows, old));
         assert_eq!(seen_by(), first, "{hook:?}: also when that process is gone");
         new.attach().expect("as the old one");
         let second = seen_by();
         assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
         assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");
-        assert_eq!((here.keys(), new.snapshot().flows), (vec![known], 1), "{hook:?}: {stranger:?} is nobody's");
+        assert_eq!(
+            (here.keys(), new.snapshot().flows),
+            (vec![known], 1),
+            "{hook:?}: {stranger:?} is nobody's"
+        );
         // Neither state nor socket of the one are given to another.
         let other = install(&mut here, 3);
         assert_eq!(here.keys().len(), 2, "{other:?}");

@@ -210,7 +210,10 @@ mod tests {
         assert_eq!(heir.offer::<Vec<u8>>().expect("it can be read").0, [7]);
         let carried = CarriedMetrics::default();
         let other = thread::spawn(move || {
-            assert_eq!(said(&old), json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } }));
+            assert_eq!(
+                said(&old),
+                json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } })
+            );
             assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
             assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "nobody has said commit");
             let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";

@@ -336,8 +336,7 @@ impl Offload {
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut session.channels {
-            channel.to_peer =
-                flows.adopt(&FlowKey::new(client.address, client.local, Some(channel.number)));
+            channel.to_peer = flows.adopt(&FlowKey::new(client.address, client.local, Some(channel.number)));
             let seen = lent.to_client.iter().find(|(number, _)| *number == channel.number.get());
             let relay = relays[side(family_of(channel.peer.ip()))];
             let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
