@@ -149,10 +149,10 @@ impl Worker {
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
+            if let Some(offload) = &mut self.offload {
+                offload.received(id, received, received.emptied && received.count == 0, &self.rx);
+            }
             if received.count == 0 {
-                if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                    offload.received(id);
-                }
                 return;
             }
             for buffer in self.rx.buffers(received) {
