@@ -687,7 +687,7 @@ mod tests {
         assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
         assert!(!ports.are_relayed(told, udp));
         // Who is in the way of another draw is not taken for it.
-        let program = std::net::UdpSocket::bind("127.0.0.1:42800").unwrap();
+        let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
         let one = ports_of(22_800..=22_800, vec![address]);
         assert_eq!(one.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
         assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
