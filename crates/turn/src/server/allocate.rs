@@ -5,8 +5,8 @@ use std::sync::Arc;
 use turnpike_wire::stun::kind;
 
 use super::{
-    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
-    PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
+    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Newcomer, OpenRelay, OpenRequest,
+    OpenResult, PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
     alternate::Occasion,
     context::Context,
     forwarding::Entry,
@@ -98,8 +98,7 @@ impl<G: Gate> Server<G> {
     /// has had one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
         let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
-        let client = context.client();
-        if self.write_redirect(client, &context.envelope, occasion) {
+        if self.write_redirect(&newcomer(context, occasion), &context.envelope) {
             return Err(Answer::Reply);
         }
         if self.draining {
@@ -112,10 +111,12 @@ impl<G: Gate> Server<G> {
             self.stats.quota(refusal);
             return Err(match refusal {
                 QuotaRefusal::User => self.fail(context, 486),
-                QuotaRefusal::Total if self.write_redirect(client, &context.envelope, Occasion::Full) => {
+                QuotaRefusal::Total
+                    if self.write_redirect(&newcomer(context, Occasion::Full), &context.envelope) =>
+                {
                     Answer::Reply
                 }
-                QuotaRefusal::Total => self.fail(context, 508),
+                QuotaRefusal::Total | QuotaRefusal::Everywhere => self.fail(context, 508),
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
@@ -148,7 +149,7 @@ impl<G: Gate> Server<G> {
             [Some(first), second] => (first, second),
             [None, Some(second)] => (second, None),
             [None, None] => {
-                self.undo_allocate(id, &client, pending, first);
+                self.undo_allocate(now, id, client, pending, first);
                 return Some(Source { client, link });
             }
         };
@@ -169,21 +170,39 @@ impl<G: Gate> Server<G> {
         if pending.mobile {
             self.make_mobile(id.index);
         }
-        self.write_allocated(id.index, &pending.envelope);
+        self.write_allocated(now, id.index, &pending.envelope);
         Some(Source { client, link })
     }
 
     /// None of its relay sockets could be opened.
-    fn undo_allocate(&mut self, id: AllocationId, client: &Client, pending: Pending, why: OpenResult) {
+    fn undo_allocate(
+        &mut self,
+        now: Now,
+        id: AllocationId,
+        client: Client,
+        pending: Pending,
+        why: OpenResult,
+    ) {
         self.forwarding.remove(id.index);
-        if let Some(session) = self.sessions.remove(id.index) {
+        let session = self.sessions.remove(id.index);
+        if let Some(session) = &session {
             self.gate.release(&session.realm, session.identity());
         }
         if let Some(noted) = pending.noted {
             self.granted.withdraw(noted);
         }
-        let full = why == OpenResult::NoCapacity;
-        if !(full && self.write_redirect(client, &pending.envelope, Occasion::Full)) {
+        let goes_on = session.filter(|_| why == OpenResult::NoCapacity).is_some_and(|session| {
+            let newcomer = Newcomer {
+                now,
+                client,
+                realm: &session.realm,
+                identity: session.identity(),
+                transaction: pending.envelope.transaction,
+                occasion: Occasion::Full,
+            };
+            self.write_redirect(&newcomer, &pending.envelope)
+        });
+        if !goes_on {
             self.write_failure(&pending.envelope, code_of(why));
         }
     }
@@ -226,7 +245,7 @@ impl<G: Gate> Server<G> {
             return Answer::Drop(DropReason::OpenPending);
         }
         self.stats.retransmits += 1;
-        self.write_allocated(index, &context.envelope);
+        self.write_allocated(context.now, index, &context.envelope);
         Answer::Reply
     }
 
@@ -273,8 +292,8 @@ impl<G: Gate> Server<G> {
 
     /// The success response of section 7.2: the relayed transport addresses, or why one of two is missing, the lifetime, the tokens, and
     /// the client's own address.
-    fn write_allocated(&mut self, index: u32, to: &Envelope) {
-        let ticket = self.ticket(index);
+    fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
+        let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.forwarding.at(index) else { return };
         let Some(session) = self.sessions.get(index) else { return };
         self.stats.successes[Method::Allocate as usize] += 1;
@@ -344,6 +363,17 @@ impl Families {
             },
             _ => Err(400),
         }
+    }
+}
+
+fn newcomer<'a>(context: &'a Context<'_>, occasion: Occasion) -> Newcomer<'a> {
+    Newcomer {
+        now: context.now,
+        client: *context.client(),
+        realm: &context.who.realm,
+        identity: &context.who.identity,
+        transaction: context.envelope.transaction,
+        occasion,
     }
 }
 

@@ -53,15 +53,17 @@ pub mod verdict;
 mod view;
 
 pub use crate::family::Family;
-pub use alternate::{Alternate, AlternateWhen};
-pub use config::{ListenerProfile, NonceKey, ServerConfig, StoreFailure, Transport, canonical_origin};
+pub use alternate::{Alternate, AlternateWhen, Occasion};
+pub use config::{
+    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
+};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
     TokenProblem,
 };
-pub use gate::{Gate, Lookup, QuotaRefusal, Quotas, User};
+pub use gate::{Destination, Gate, Lookup, Newcomer, QuotaRefusal, Quotas, User};
 pub use granted::GrantedAllocates;
 pub use lookups::{Asked, CredentialQuery, Credentials, LookupId};
 pub use mobility::{Arrival, MoveRequest};
@@ -139,7 +141,7 @@ impl<G: Gate> Server<G> {
     /// stands for; the seed is not.
     #[must_use]
     pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat, seed: Seed) -> Self {
-        let mut random = Random::new(seed);
+        let (mut random, seat) = (Random::new(seed), seat.on(config.node));
         Self {
             realms: Realms::new(&config),
             gate,
@@ -159,7 +161,7 @@ impl<G: Gate> Server<G> {
             indications: Indications::new(random.bytes()),
             random,
             seat,
-            connections: Connections::new(),
+            connections: Connections::new(seat),
             connection_timers: Timers::new(),
             moves: Moves::new(),
             lookups: Lookups::default(),
@@ -230,10 +232,10 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// From now on, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
+    /// While it drains, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
     /// (graceful stop).
-    pub fn drain(&mut self) {
-        self.draining = true;
+    pub fn set_draining(&mut self, draining: bool) {
+        self.draining = draining;
     }
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
@@ -252,6 +254,7 @@ impl<G: Gate> Server<G> {
             self.close_connections(index, |peer| !peers.permits_endpoint(peer));
         }
         self.realms = Realms::new(&config);
+        self.seat = self.seat.on(config.node);
         self.config = config;
         for index in self.forwarding.indices() {
             if self.sessions.get(index).is_some_and(|session| !self.realms.has(&session.realm)) {

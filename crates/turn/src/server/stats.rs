@@ -72,7 +72,7 @@ pub struct Stats {
     pub credentials_refused: [u64; 6],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: of the user, in total.
+    /// Allocations refused by quota: of the user, in total, here or everywhere.
     pub quota_refusals: [u64; 2],
     /// Requests refused because the allocation had all the permissions it may have.
     pub permission_limit: u64,
@@ -82,6 +82,8 @@ pub struct Stats {
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
     pub loop_refusals: u64,
+    /// Requests refused because their user or client is banned.
+    pub ban_refusals: u64,
     /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::VARIANTS`].
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
     /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::VARIANTS`].
@@ -93,7 +95,7 @@ pub struct Stats {
     pub connection_bytes: [u64; 2],
     /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// Allocations refused with the address of another server.
+    /// Requests refused with the address of another server: new allocations, and what belongs to another node.
     pub redirects: u64,
 }
 
@@ -199,6 +201,7 @@ impl Stats {
             ("allocations_opened", self.allocations_opened),
             ("drain_refusals", self.drain_refusals),
             ("loop_refusals", self.loop_refusals),
+            ("ban_refusals", self.ban_refusals),
             ("redirects", self.redirects),
         ];
         let plain = plain.into_iter().map(|(family, value)| (family, None, value));
@@ -284,6 +287,7 @@ impl Stats {
             channel_limit,
             drain_refusals,
             loop_refusals,
+            ban_refusals,
             connection_events,
             connection_refusals,
             connection_limit,
@@ -305,6 +309,7 @@ impl Stats {
         self.channel_limit += channel_limit;
         self.drain_refusals += drain_refusals;
         self.loop_refusals += loop_refusals;
+        self.ban_refusals += ban_refusals;
         self.redirects += redirects;
         add(&mut self.requests, requests);
         add(&mut self.nat_discovery, nat_discovery);
@@ -379,7 +384,7 @@ impl Stats {
     pub(super) fn quota(&mut self, refusal: QuotaRefusal) {
         match refusal {
             QuotaRefusal::User => self.quota_refusals[0] += 1,
-            QuotaRefusal::Total => self.quota_refusals[1] += 1,
+            QuotaRefusal::Total | QuotaRefusal::Everywhere => self.quota_refusals[1] += 1,
         }
     }
 }
