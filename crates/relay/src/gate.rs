@@ -3,7 +3,7 @@
 
 use std::{
     hash::BuildHasher,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
@@ -12,10 +12,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use turnpike_turn::server::{CredentialQuery, Gate, Lookup, QuotaRefusal, RelayTransport, User};
+use turnpike_turn::server::{
+    CredentialQuery, Destination, Gate, Lookup, Newcomer, QuotaRefusal, RelayTransport, Transport, User,
+};
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use crate::{CredentialStore, PendingLookup, RealmLimits, ports::Ports};
+use crate::{CredentialStore, Fleet, PendingLookup, RealmLimits, SharedQuota, ports::Ports};
 
 /// The store in force; a reload puts another one in its place.
 pub(crate) type SharedStore = Arc<RwLock<Arc<dyn CredentialStore>>>;
@@ -25,11 +27,17 @@ pub(crate) struct WorkerGate {
     store: SharedStore,
     quotas: Arc<Quotas>,
     ports: Arc<Ports>,
+    fleet: Option<Arc<dyn Fleet>>,
 }
 
 impl WorkerGate {
-    pub(crate) fn new(store: SharedStore, quotas: Arc<Quotas>, ports: Arc<Ports>) -> Self {
-        Self { store, quotas, ports }
+    pub(crate) fn new(
+        store: SharedStore,
+        quotas: Arc<Quotas>,
+        ports: Arc<Ports>,
+        fleet: Option<Arc<dyn Fleet>>,
+    ) -> Self {
+        Self { store, quotas, ports, fleet }
     }
 }
 
@@ -57,15 +65,34 @@ impl Gate for WorkerGate {
     fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.ports.are_relayed(address, transport)
     }
+
+    fn is_banned(&mut self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
+        self.fleet.as_ref().is_some_and(|fleet| fleet.is_banned(unix, realm, names, client))
+    }
+
+    fn elsewhere(&mut self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
+        self.fleet.as_ref()?.elsewhere(newcomer, transport)
+    }
+
+    fn node(&mut self, node: u16, transport: Transport, v4: bool) -> Option<Destination> {
+        self.fleet.as_ref()?.node(node, transport, v4)
+    }
 }
 
 impl turnpike_turn::server::Quotas for WorkerGate {
     fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
-        self.quotas.acquire(realm, identity)
+        self.quotas.acquire(realm, identity)?;
+        let Some(fleet) = &self.fleet else { return Ok(()) };
+        let (of_realm, of_user) = self.quotas.limits_of(realm);
+        let shared = SharedQuota { realm, identity, of_realm, of_user };
+        fleet.acquire(shared).inspect_err(|_| self.quotas.release(realm, identity))
     }
 
     fn release(&mut self, realm: &str, identity: &str) {
         self.quotas.release(realm, identity);
+        if let Some(fleet) = &self.fleet {
+            fleet.release(realm, identity);
+        }
     }
 }
 
@@ -107,6 +134,14 @@ impl Quotas {
     pub(crate) fn limit(&self, limits: &[RealmLimits]) {
         let limits = limits.iter().map(|limits| (limits.realm.as_str().into(), limits.clone())).collect();
         self.realms().limits = limits;
+    }
+
+    /// The most that a realm may have, and each of its users.
+    pub(crate) fn limits_of(&self, realm: &str) -> (Option<usize>, usize) {
+        let realms = self.realms();
+        let limits = realms.limits.get(realm);
+        let of_user = limits.and_then(|limits| limits.allocations_per_user).unwrap_or(self.most_per_user);
+        (limits.and_then(|limits| limits.allocations), of_user)
     }
 
     /// Allocations of each realm that has any, in no order.
@@ -285,5 +320,55 @@ mod tests {
         quotas.release(REALM, "b");
         assert_eq!(quotas.total.load(Ordering::Relaxed), 1);
         assert_eq!(quotas.held(), [(REALM.into(), 1)]);
+    }
+
+    /// Shares a limit of two, and bans whoever is called `mallory`.
+    #[derive(Default)]
+    struct Shared(Mutex<Vec<String>>);
+
+    impl Fleet for Shared {
+        fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
+            let mut held = self.0.lock().unwrap();
+            if held.len() >= 2 {
+                return Err(QuotaRefusal::Everywhere);
+            }
+            held.push(format!("{asked:?}"));
+            Ok(())
+        }
+        fn release(&self, _: &str, _: &str) {
+            self.0.lock().unwrap().pop();
+        }
+        fn is_banned(&self, _: u64, _: &str, names: [&str; 2], _: IpAddr) -> bool {
+            names.contains(&"mallory")
+        }
+        fn elsewhere(&self, _: &Newcomer<'_>, _: Transport) -> Option<Destination> {
+            None
+        }
+        fn node(&self, _: u16, _: Transport, _: bool) -> Option<Destination> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_the_fleet_refuses_is_given_back_here() {
+        use turnpike_turn::server::Quotas as _;
+        let config = crate::Config::default();
+        let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
+        let (quotas, fleet) = (Arc::new(Quotas::new(10, 5)), Arc::<Shared>::default());
+        quotas.limit(&[limits(REALM, Some(7), None)]);
+        let ports = Arc::new(Ports::new(&config));
+        let mut gate = WorkerGate::new(store, Arc::clone(&quotas), ports, Some(Arc::<Shared>::clone(&fleet)));
+        assert_eq!((gate.acquire(REALM, "a"), gate.acquire("there", "b")), (Ok(()), Ok(())));
+        let asked = |realm, identity, of_realm| {
+            format!("{:?}", SharedQuota { realm, identity, of_realm, of_user: 5 })
+        };
+        assert_eq!(*fleet.0.lock().unwrap(), [asked(REALM, "a", Some(7)), asked("there", "b", None)]);
+        assert_eq!(gate.acquire(REALM, "c"), Err(QuotaRefusal::Everywhere));
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (2, 2));
+        gate.release(REALM, "a");
+        assert_eq!(gate.acquire(REALM, "c"), Ok(()));
+        let client = "192.0.2.1".parse().unwrap();
+        assert!(gate.is_banned(0, REALM, ["x", "mallory"], client));
+        assert!(!gate.is_banned(0, REALM, ["x", "y"], client));
     }
 }

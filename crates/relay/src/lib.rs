@@ -3,7 +3,7 @@
 //! One worker is one thread with its own `SO_REUSEPORT` client sockets, its own [`turnpike_turn::server::Server`], its
 //! own relay sockets and timers. What must be global (quotas, reservations) is a sharded table that only requests
 //! touch. This crate reads no file and prints nothing: `daemon` tells it what to do through [`Config`],
-//! [`CredentialStore`] and [`SessionLog`].
+//! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -23,7 +23,9 @@ pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
-pub use runtime::{CredentialStore, PendingLookup, Relay, SessionLog, StartError, WorkerSnapshot};
+pub use runtime::{
+    CredentialStore, Fleet, PendingLookup, Relay, SessionLog, SharedQuota, StartError, WorkerSnapshot,
+};
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
 };

@@ -15,8 +15,8 @@ use turnpike_net::{
 };
 use turnpike_offload::{Kernel, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Effect, Lookup, LookupId, NatDiscovery, OwnEndpoints, ServerConfig, Stats,
-    Transport, User,
+    CredentialQuery, Credentials, Destination, Effect, Lookup, LookupId, NatDiscovery, Newcomer, NonceKeys,
+    OwnEndpoints, QuotaRefusal, ServerConfig, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -100,6 +100,36 @@ pub trait SessionLog: Send + Sync {
 /// Writes nothing.
 impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
+}
+
+/// What a server has to do with others that are one service with it; shared by all workers, asked on requests only. Nothing of it may wait.
+pub trait Fleet: Send + Sync {
+    /// Counts one more allocation against the limits that all servers share, or refuses.
+    ///
+    /// # Errors
+    /// Which limit.
+    fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
+    /// Counts one less.
+    fn release(&self, realm: &str, identity: &str);
+    /// As [`turnpike_turn::server::Gate::is_banned`].
+    fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool;
+    /// As [`turnpike_turn::server::Gate::elsewhere`].
+    fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination>;
+    /// As [`turnpike_turn::server::Gate::node`].
+    fn node(&self, node: u16, transport: Transport, v4: bool) -> Option<Destination>;
+}
+
+/// An allocation that counts for several limits at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedQuota<'a> {
+    /// The realm of its user.
+    pub realm: &'a str,
+    /// Whom quotas count.
+    pub identity: &'a str,
+    /// The most that the realm may have, where there is such a limit.
+    pub of_realm: Option<usize>,
+    /// The most that the user may have.
+    pub of_user: usize,
 }
 
 /// Why the relay did not start; each message says what to change.
@@ -186,6 +216,7 @@ pub(crate) struct Common {
     pub(crate) admission: Arc<Admission>,
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
@@ -211,6 +242,7 @@ impl Common {
             admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
             dtls: Arc::new(config.dtls.clone()),
             log,
+            fleet: None,
             kernel,
             config,
         }
@@ -248,6 +280,19 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
+        Self::start_in(None, config, credentials, log)
+    }
+
+    /// The same in a fleet.
+    ///
+    /// # Errors
+    /// As [`Relay::start`].
+    pub fn start_in(
+        fleet: Option<Arc<dyn Fleet>>,
+        config: &Config,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+    ) -> Result<Self, StartError> {
         for relay in &config.relay {
             UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
                 .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
@@ -269,6 +314,7 @@ impl Relay {
         let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
         let common =
             Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
+        let common = Common { fleet, ..common };
         let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
         let workers = Workers::default();
         let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
@@ -340,6 +386,11 @@ impl Relay {
         });
     }
 
+    /// What nonces, tickets and cookies are made with from now on, and which node of a fleet this is.
+    pub fn set_keys(&self, keys: NonceKeys, node: Option<u16>) {
+        self.change(|in_force| (in_force.server.nonce_keys, in_force.server.node) = (keys, node));
+    }
+
     /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         self.change(|in_force| in_force.addresses = addresses);
@@ -357,9 +408,9 @@ impl Relay {
         }
     }
 
-    /// No new allocations from now on.
-    pub fn drain(&self) {
-        self.workers.senders().for_each(|worker| worker.tell(Command::Drain));
+    /// No new allocations from now on, or some again.
+    pub fn set_draining(&self, draining: bool) {
+        self.workers.senders().for_each(|worker| worker.tell(Command::SetDraining(draining)));
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.

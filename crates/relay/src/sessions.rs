@@ -259,7 +259,7 @@ mod tests {
         let config = Config { server, ..Config::default() };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
         let quotas = Arc::new(Quotas::new(10_000, 10_000));
-        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)));
+        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)), None);
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
         for number in 0..sessions {
             let address = SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number), 4000));

@@ -58,7 +58,7 @@ const WAKER: u64 = u64::MAX;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
-    Drain,
+    SetDraining(bool),
     Reconfigure(Arc<ServerConfig>, Arc<Layout>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
@@ -160,12 +160,14 @@ impl Worker {
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
+                config.server.nonce_keys.clone(),
                 config.workers,
                 started,
             ),
         };
         let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
-        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
+        let fleet = common.fleet.as_ref().map(Arc::clone);
+        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
         let snapshot = Arc::<Snapshot>::default();
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
@@ -559,16 +561,16 @@ impl Worker {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
             match command {
-                Command::Drain => self.server.drain(),
+                Command::SetDraining(draining) => self.server.set_draining(draining),
                 Command::Reconfigure(config, layout) => {
-                    let channels = config.channels;
+                    let (channels, keys) = (config.channels, config.nonce_keys.clone());
                     self.server.reconfigure(now, config);
                     if let Some(offload) = &mut self.offload {
                         offload.restrict(channels, &mut self.server);
                     }
                     self.carry_out_effects(now, NOTHING);
                     self.out.streams.lay_out(Arc::clone(&layout));
-                    self.out.dtls.lay_out(layout);
+                    self.out.dtls.reconfigure(layout, keys);
                 }
                 Command::Handoff(handoff) => self.take_handoff(now, *handoff),
                 Command::Credentials(lookup, credentials) => {

@@ -57,7 +57,7 @@ impl Associations {
         let now = self.instant(now_ms);
         let Some(context) = &self.config.context else { return };
         let [body, packet] = &mut self.hello;
-        let cookie = self.cookies.make(seconds(now_ms), &client, hello, body);
+        let cookie = self.cookies.make(self.began + now_ms / 1000, &client, hello, body);
         hello::write_packet(hello.sequence, body, packet);
         let begun = context.begin(now, hello, packet, cookie, &mut self.answer);
         let why = begun.err().map(|error| association::failure(&error));
@@ -105,7 +105,7 @@ impl Associations {
         let now = self.instant(now_ms);
         let context = Arc::clone(self.config.context.as_ref()?);
         let [body, packet] = &mut self.hello;
-        let Some(cookie) = self.cookies.check(seconds(now_ms), &client, hello, body) else {
+        let Some(cookie) = self.cookies.check(self.began + now_ms / 1000, &client, hello, body) else {
             // DTLS 1.2 clients may be given another; to those of DTLS 1.3 a second HelloRetryRequest is an error.
             if hello.version == Version::V12 && !self.by_client.contains_key(&client) {
                 self.answer(now_ms, client, hello, datagram, tx);
@@ -163,9 +163,4 @@ impl Associations {
         self.arm(slot);
         Some(slot)
     }
-}
-
-/// Since the worker began: no clock of the world, which may go backwards.
-fn seconds(now_ms: u64) -> u32 {
-    u32::try_from(now_ms / 1000).unwrap_or(u32::MAX)
 }

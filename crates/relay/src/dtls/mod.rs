@@ -25,14 +25,14 @@ use std::{
     collections::BTreeSet,
     net::SocketAddr,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId, Source, Transport};
+use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId, NonceKeys, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
@@ -44,7 +44,7 @@ use crate::{
     link::{Generations, Place},
 };
 use association::{Association, Drained, Stage};
-use cookie::CookieKey;
+use cookie::CookieKeys;
 use crowd::Crowd;
 use record::Sifted;
 
@@ -72,7 +72,9 @@ pub(crate) struct Associations {
     /// What the milliseconds count from.
     started: Instant,
     listeners: Vec<Listener>,
-    cookies: CookieKey,
+    cookies: CookieKeys,
+    /// The time of day at `started`, in Unix seconds. From then on the worker's clock counts, which never goes backwards.
+    began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
@@ -108,11 +110,11 @@ impl Associations {
     /// up to 64 KiB, or for records of so few bytes that aligning them makes them three times as long: some of these are dropped.
     pub(crate) const ROOM: usize = 3 << 20;
 
-    /// None yet; `started` is what the worker's milliseconds count from, `workers` how many
-    /// share the limits.
+    /// None yet; `started`, a moment ago, is what the worker's milliseconds count from, `workers` how many share the limits.
     pub(crate) fn new(
         layout: Arc<Layout>,
         config: Arc<DtlsConfig>,
+        keys: NonceKeys,
         workers: usize,
         started: Instant,
     ) -> Self {
@@ -121,7 +123,8 @@ impl Associations {
             layout,
             started,
             listeners: Vec::new(),
-            cookies: CookieKey::random(),
+            cookies: CookieKeys::new(keys),
+            began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             table: Slab::new(),
             by_client: HashMap::default(),
             last: None,
@@ -151,9 +154,9 @@ impl Associations {
         place
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Server names that are new get numbers, and cookies are made with these keys from now on.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, keys: NonceKeys) {
+        (self.layout, self.cookies) = (layout, CookieKeys::new(keys));
     }
 
     /// The socket of a listener.
