@@ -334,10 +334,16 @@ pub struct Listeners {
 /// Where clients come in.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Listener {
-    /// `udp`, `tcp`, `tls` or `dtls`.
+    /// `udp`, `tcp`, `tls` or `dtls`; where there is a certificate, `tcp` takes TLS too.
     pub transport: String,
     /// Address and port.
     pub address: String,
+    /// Sessions that came in here and exist now.
+    pub sessions: u64,
+    /// What these have relayed to peers.
+    pub to_peer: Traffic,
+    /// What these have relayed to clients.
+    pub to_client: Traffic,
 }
 
 /// Where clients are relayed.

@@ -194,7 +194,11 @@ fn what_is_told_is_so() {
     );
     let listeners = running.get("/v1/listeners").ok();
     let udp = running.relay().listeners().udp[0].to_string();
-    assert_eq!(listeners["listeners"], json!([{ "transport": "udp", "address": udp }]));
+    let nothing = json!({ "datagrams": 0, "bytes": 0 });
+    assert_eq!(
+        listeners["listeners"],
+        json!([{ "transport": "udp", "address": udp, "sessions": 6, "to_peer": nothing, "to_client": nothing }])
+    );
     assert_eq!(
         listeners["relays"],
         json!([{ "address": "127.0.0.1", "external": "192.0.2.1", "first_port": 49_152, "last_port": 65_535 }])

@@ -117,7 +117,8 @@ Run a TURN/STUN server for clients over UDP, TCP, TLS and DTLS (RFC 8656, RFC 84
 and TLS (RFC 6062).
 
 With no flag at all it works: it listens on UDP and TCP port 3478 of all addresses, relays on the addresses of the default routes, \
-makes up a user, keeps it in the embedded store and prints its password once on standard output, and serves metrics and its admin interface on loopback. Log lines go to standard error. \
+makes up a user, keeps it in the embedded store and prints its password once on standard output, and serves metrics and its admin \
+interface on loopback. Log lines go to standard error. \
 With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \

@@ -173,7 +173,8 @@ impl Firewall {
 
     fn leave_admin_closed(&mut self, admin: &AdminSettings) {
         for at in admin.tcp().filter(|at| !at.ip().to_canonical().is_loopback()) {
-            self.notes.push(format!("tcp {at}, the admin interface, stays closed: let in only who shall use it"));
+            self.notes
+                .push(format!("tcp {at}, the admin interface, stays closed: let in only who shall use it"));
         }
     }
 }

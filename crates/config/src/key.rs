@@ -318,7 +318,12 @@ pub(crate) mod kind {
     );
 
     /// How log lines look.
-    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!("\"text\", \"json\" or \"journald\"", "text" => LogFormat::Text, "json" => LogFormat::Json, "journald" => LogFormat::Journald);
+    pub(crate) const LOG_FORMAT: Kind<LogFormat> = named!(
+        "\"text\", \"json\" or \"journald\"",
+        "text" => LogFormat::Text,
+        "json" => LogFormat::Json,
+        "journald" => LogFormat::Journald,
+    );
 }
 
 /// Values as TOML.

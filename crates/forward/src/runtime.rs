@@ -409,9 +409,8 @@ impl Forwarder {
         let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
         let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
         for rule in rules {
-            let bound =
-                preflight::check(rule)
-                    .and_then(|()| listen::bind(rule, workers, self.datapath, held, &settings.passed));
+            let bound = preflight::check(rule)
+                .and_then(|()| listen::bind(rule, workers, self.datapath, held, &settings.passed));
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {

@@ -277,6 +277,7 @@ mod tests {
         workers.stop();
         assert_eq!(workers.shared().map(Published::get).collect::<Vec<_>>(), [(0, false)]);
     }
+
     #[test]
     fn workers_make_progress_unless_one_of_them_hangs() {
         let mut workers = Workers::default();

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
-use crate::StreamConfig;
+use crate::{StreamConfig, runtime::Listeners};
 
 /// The numbers of all listeners of a relay. A number means nothing but its entry here: server names that a reload adds get further ones,
 /// and none ever changes. A stream listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares
@@ -81,6 +81,21 @@ impl Layout {
         })
     }
 
+    /// Which of [`Listeners::all`] each number belongs to.
+    pub(crate) fn places(&self, listeners: &Listeners) -> Vec<usize> {
+        let streams = listeners.udp.len();
+        let dtls = streams + listeners.tcp.len() + listeners.tls.len();
+        let place = |entry: &Numbered| {
+            let first = match entry.transport {
+                Transport::Udp => 0,
+                Transport::Tcp | Transport::Tls => streams,
+                Transport::Dtls => dtls,
+            };
+            first + entry.place
+        };
+        self.0.iter().map(place).collect()
+    }
+
     /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
     pub(crate) fn profiles(&self, wanted: &[ListenerProfile]) -> Vec<ListenerProfile> {
         let profile = |(number, entry): (usize, Entry<'_>)| ListenerProfile {
@@ -128,6 +143,26 @@ mod tests {
         };
         let dtls = ["10.0.0.1:3478", "10.0.0.1:443"].map(at);
         Layout::new(&[at("10.0.0.1:3478")], &dtls, &streams)
+    }
+
+    #[test]
+    fn every_number_belongs_to_a_listener() {
+        let at = |text: &str| vec![text.parse().unwrap()];
+        let listeners = Listeners {
+            udp: at("10.0.0.1:3478"),
+            tcp: at("10.0.0.1:3478"),
+            tls: at("10.0.0.1:5349"),
+            dtls: [at("10.0.0.1:3478"), at("10.0.0.1:443")].concat(),
+        };
+        let all: Vec<_> = listeners.all().collect();
+        let layout = layout();
+        for (entry, place) in layout.entries().zip(layout.places(&listeners)) {
+            let (transport, address) = all[place];
+            let is_stream = |transport| matches!(transport, Transport::Tcp | Transport::Tls);
+            assert_eq!(address, entry.address);
+            assert!(transport == entry.transport || is_stream(transport) && is_stream(entry.transport));
+        }
+        assert_eq!(layout.places(&listeners).len(), layout.entries().count());
     }
 
     #[test]

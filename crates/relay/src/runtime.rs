@@ -270,6 +270,16 @@ pub struct Listeners {
     pub dtls: Vec<SocketAddr>,
 }
 
+impl Listeners {
+    /// All of them, in the order of the fields.
+    pub fn all(&self) -> impl Iterator<Item = (Transport, SocketAddr)> {
+        let Self { udp, tcp, tls, dtls } = self;
+        let kinds =
+            [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, tls), (Transport::Dtls, dtls)];
+        kinds.into_iter().flat_map(|(transport, all)| all.iter().map(move |address| (transport, *address)))
+    }
+}
+
 impl Relay {
     /// Binds all listeners, probes every relay address and starts the workers; on error nothing is left open.
     ///
@@ -337,6 +347,12 @@ impl Relay {
     /// The addresses listened on.
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
+    }
+
+    /// Which of [`Listeners::all`] each number of a listener belongs to.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        in_force.layout.places(&self.listeners)
     }
 
     /// The way to each worker.

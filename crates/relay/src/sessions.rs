@@ -181,6 +181,42 @@ pub struct Looked {
     pub took: Duration,
 }
 
+/// What the sessions that came in by one listener have relayed, of those that there are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerTraffic {
+    /// How many they are.
+    pub sessions: u64,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+}
+
+impl ListenerTraffic {
+    fn of(view: &SessionView<'_>) -> Self {
+        Self { sessions: 1, to_peer: view.to_peer(), to_client: view.to_client() }
+    }
+
+    /// Adds that of other sessions.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { sessions, to_peer, to_client } = other;
+        self.sessions += sessions;
+        for (sum, more) in [(&mut self.to_peer, to_peer), (&mut self.to_client, to_client)] {
+            sum.0 += more.0;
+            sum.1 += more.1;
+        }
+    }
+}
+
+/// What a slice of one worker's sessions adds up to.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// In the order of [`crate::runtime::Listeners::all`].
+    pub listeners: Vec<ListenerTraffic>,
+    /// Where to go on; `None` when these were the last.
+    pub next: Option<u32>,
+}
+
 impl Relay {
     /// How many workers there are: they are numbered from 0.
     #[must_use]
@@ -197,6 +233,13 @@ impl Relay {
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
         });
+    }
+
+    /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
+    /// [`Relay::look`].
+    pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
+        let (places, listeners) = (self.places(), self.listeners().all().count());
+        self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
     }
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
@@ -232,6 +275,21 @@ fn slice(
         slot += 1;
     }
     (sessions, (slot < end).then_some(slot))
+}
+
+/// `places` has the listener of each listener's number.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
+    let mut all = vec![ListenerTraffic::default(); listeners];
+    let end = server.slots();
+    let last = end.min(from.saturating_add(SLICE));
+    for slot in from..last {
+        let Some(view) = server.view(now, slot) else { continue };
+        let place = places.get(usize::from(view.client().listener.0));
+        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
+            sum.merge(&ListenerTraffic::of(&view));
+        }
+    }
+    Tally { listeners: all, next: (last < end).then_some(last) }
 }
 
 #[cfg(test)]
@@ -310,6 +368,23 @@ mod tests {
             let (found, then) = slice(&mut server, NOW, 0, &asked);
             assert_eq!((found.len(), then), (count, next), "{asked:?}");
         }
+    }
+
+    #[test]
+    fn sums_of_slices_are_sums_of_all() {
+        let mut server = server(2 * SLICE + 100);
+        let mut sessions = Vec::new();
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let Tally { listeners, next } = tally(&mut server, NOW, slot, &[1], 2);
+            assert_eq!(listeners[0], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(listeners[1].sessions);
+            from = next;
+        }
+        assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
+        assert_eq!(tally(&mut server, NOW, u32::MAX, &[1], 2).next, None);
+        let elsewhere = tally(&mut server, NOW, 0, &[], 2).listeners;
+        assert_eq!(elsewhere, [ListenerTraffic::default(); 2], "of a number that a reload has just made");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::support::{
 };
 use turnpike_relay::{
     SessionLog,
-    sessions::{Look, Looked, SLICE_SESSIONS, Session, SessionFilter},
+    sessions::{ListenerTraffic, Look, Looked, SLICE_SESSIONS, Session, SessionFilter},
 };
 use turnpike_turn::server::{Effect, Transport};
 
@@ -132,6 +132,31 @@ fn details_are_told_where_they_are_asked_for() {
     assert_eq!((whole.channels.len(), whole.channels[0].0), (1, support::CHANNEL));
     assert_eq!(whole.channels[0].1, peer.local_addr().unwrap());
     assert_eq!(whole.id, plain.id);
+}
+
+#[test]
+fn traffic_is_told_of_the_listener_that_its_clients_came_by() {
+    let world = support::start_workers(1);
+    let (client, relayed) = allocated(&world);
+    let peer = peer();
+    client.send(&bind(peer.local_addr().unwrap())).unwrap();
+    heard(&client);
+    client.send(&channel_data(b"seven b")).unwrap();
+    heard(&peer);
+    peer.send_to(b"x", relayed).unwrap();
+    heard(&client);
+    let mut streams = [world.client(), world.client()];
+    streams.iter_mut().for_each(|client| _ = client.allocated(&peer));
+    let (sender, answer) = mpsc::channel();
+    world.relay.tally(0, 0, move |tally| sender.send(tally).unwrap());
+    let tally = answer.recv_timeout(SOON).expect("an answer");
+    assert_eq!(tally.next, None);
+    let found: Vec<_> =
+        world.relay.listeners().all().map(|(transport, _)| transport).zip(tally.listeners).collect();
+    let udp = ListenerTraffic { sessions: 1, to_peer: (1, 7), to_client: (1, 1) };
+    let tcp = ListenerTraffic { sessions: 2, ..ListenerTraffic::default() };
+    let none = ListenerTraffic::default();
+    assert_eq!(found, [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, none)]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use percent_encoding::percent_decode_str;
-use url::Url;
+use url::{ParseError, Url};
 use zeroize::Zeroizing;
 
 /// Which database, and where.
@@ -165,7 +165,12 @@ fn value_of<'a>(text: &'a str, option: &str) -> Option<&'a str> {
 }
 
 fn from_url(text: &str) -> Result<StoreAddress, String> {
-    let url = Url::parse(text).map_err(|_| format!("it is no address of a store: expected {FORMS}"))?;
+    // libpq takes `USER@/DATABASE`, with a host of its own choice.
+    let parsed = Url::parse(text).or_else(|why| match why {
+        ParseError::EmptyHost => Url::parse(&text.replacen("@/", "@localhost/", 1)),
+        _ => Err(why),
+    });
+    let url = parsed.map_err(|_| format!("it is no address of a store: expected {FORMS}"))?;
     let (kind, with_tls) = match url.scheme() {
         "sqlite" | "sqlite3" => {
             let path = decoded(url.path())?;
@@ -379,6 +384,11 @@ mod tests {
                 "postgresql:///coturn?host=/run/postgresql&user=turn",
                 "psql-userdb=postgresql:///coturn?host=/run/postgresql&user=turn",
                 "postgres://turn@/run/postgresql/coturn",
+            ),
+            (
+                "postgresql://turn:s@/coturn",
+                "psql-userdb=\"dbname=coturn user=turn password=s\"",
+                "postgres://turn@localhost/coturn",
             ),
         ] {
             let (by_url, by_line) = (read(url), read(line));

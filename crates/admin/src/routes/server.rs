@@ -53,7 +53,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     Ok(Json(Limits { limits: limits.into() }))
 }
 
-/// Where clients come in, and where they are relayed.
+/// Where clients come in, what their sessions relay there now, and where they are relayed.
 #[utoipa::path(
     get,
     path = "/v1/listeners",
@@ -64,16 +64,16 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     ),
 )]
 pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>, Problem> {
+    let sums = app.traffic().await?;
     let server = app.server()?;
-    let of = server.relay.listeners();
-    let all = [("udp", &of.udp), ("tcp", &of.tcp), ("tls", &of.tls), ("dtls", &of.dtls)];
-    let listener = |transport: &str, address: &std::net::SocketAddr| Listener {
-        transport: transport.to_owned(),
+    let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
+    let listeners = server.relay.listeners().all().zip(sums).map(|((transport, address), sum)| Listener {
+        transport: <&str>::from(transport).to_owned(),
         address: address.to_string(),
-    };
-    let listeners = all
-        .into_iter()
-        .flat_map(|(transport, addresses)| addresses.iter().map(move |address| listener(transport, address)));
+        sessions: sum.sessions,
+        to_peer: traffic(sum.to_peer),
+        to_client: traffic(sum.to_client),
+    });
     let ports = &server.settings.ports;
     let relays = server.addresses.iter().map(|relay| RelayRange {
         address: relay.bind.to_string(),

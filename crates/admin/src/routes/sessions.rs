@@ -10,7 +10,9 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
-use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter};
+use turnpike_relay::sessions::{
+    AddressFilter, ListenerTraffic, Look, Looked, Session as Found, SessionFilter, Tally,
+};
 use turnpike_turn::server::{SessionId, Transport};
 use utoipa::IntoParams;
 
@@ -206,6 +208,26 @@ impl App {
         let (sender, answer) = oneshot::channel();
         self.server()?.relay.look(worker, look, move |looked| _ = sender.send(looked));
         answer.await.map_err(|_| Problem::stopping())
+    }
+
+    /// What the sessions of each listener have relayed, over all workers.
+    pub(super) async fn traffic(&self) -> Result<Vec<ListenerTraffic>, Problem> {
+        let (workers, listeners) = {
+            let relay = self.server()?.relay;
+            (relay.workers(), relay.listeners().all().count())
+        };
+        let mut sums = vec![ListenerTraffic::default(); listeners];
+        for worker in 0..workers {
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                let (sender, answer) = oneshot::channel();
+                self.server()?.relay.tally(worker, slot, move |tally| _ = sender.send(tally));
+                let Tally { listeners, next } = answer.await.map_err(|_| Problem::stopping())?;
+                sums.iter_mut().zip(&listeners).for_each(|(sum, more)| sum.merge(more));
+                from = next;
+            }
+        }
+        Ok(sums)
     }
 
     async fn end(&self, found: &Found) -> Result<bool, Problem> {

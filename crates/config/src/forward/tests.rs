@@ -491,7 +491,10 @@ fn mistakes_in_the_file_name_line_column_key_and_form() {
         lines[4].starts_with("f.conf:8:18: rule.target: found the integer 5; expected HOST:PORT"),
         "{found}"
     );
-    assert_eq!(lines[5], "f.conf:10:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\"");
+    assert_eq!(
+        lines[5],
+        "f.conf:10:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\""
+    );
 }
 
 #[test]

@@ -362,7 +362,7 @@ async fn what_is_changed_by_the_directory_itself_counts_at_once() {
     let put = |name: &str| Edit::PutUser { realm: REALM.to_owned(), name: name.to_owned(), keys: keys() };
     let remove = |name: &str| Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
     assert_eq!([world.found("alice").await, world.found("bob").await], ["user", "nobody"]);
-    let edit = async |change| world.directory.edit(&change).await.expect("it answers");
+    let edit = async |change: Edit| world.directory.edit(&change).await.expect("it answers");
     assert_eq!([edit(put("bob")).await, edit(remove("alice")).await], [false, true]);
     assert_eq!([world.known("alice"), world.known("bob")], ["ask", "ask"]);
     assert_eq!([world.found("alice").await, world.found("bob").await], ["nobody", "user"]);

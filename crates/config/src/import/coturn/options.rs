@@ -21,8 +21,7 @@ pub(super) enum Handling {
 
 use Handling::{Instead, Needless, Switch, Value};
 
-const METRICS_BY_TLS: &str =
-    "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
+const METRICS_BY_TLS: &str = "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
 
 /// In the order of coturn's own list, and behind it options that older versions had.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[

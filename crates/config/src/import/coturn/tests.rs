@@ -219,8 +219,7 @@ fn listeners_are_where_coturns_are() {
     let (_, notes) = translated("cert=cert.pem\npkey=/k.pem\nuser=a:b");
     assert!(told(&notes, "write the whole path"), "{notes:?}");
     for (address, is_told) in [("10.0.0.5", true), ("any", true), ("127.0.0.1", false)] {
-        let (settings, notes) =
-            translated(&format!("prometheus\nprometheus-address={address}\nuser=a:b"));
+        let (settings, notes) = translated(&format!("prometheus\nprometheus-address={address}\nuser=a:b"));
         let admin: Vec<String> = settings.admin.tcp().map(|at| at.to_string()).collect();
         assert_eq!(admin, ["127.0.0.1:9641"], "in the clear for this machine alone");
         assert_eq!(told(&notes, "admin.tls_cert"), is_told, "{notes:?}");
