@@ -1,4 +1,5 @@
-//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place.
+//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place. And what the nodes of a
+//! fleet share ([`FleetStore`]).
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
@@ -19,6 +20,7 @@ mod database;
 mod directory;
 mod edit;
 mod error;
+mod fleet;
 mod keys;
 mod redis;
 mod rules;
@@ -32,6 +34,7 @@ pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};
 pub use error::{Fault, StoreError};
+pub use fleet::{Beaten, Beating, FleetAddress, FleetStore, Heard, Look, News};
 pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, Secrets, StoredTokenKey};
 pub use sqlite::SqliteUse;
