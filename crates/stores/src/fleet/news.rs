@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Value, aio::MultiplexedConnection};
+use redis::{RedisError, Value, aio::MultiplexedConnection};
 use turnpike_fleet::{Bucket, Level};
 
 use super::{
@@ -69,16 +69,11 @@ impl News {
     /// # Errors
     /// The store does not answer. The next call connects anew.
     pub async fn next(&mut self) -> Result<Heard, StoreError> {
-        let (mut connection, anew) = match self.connection.take() {
-            Some(connection) => (connection, false),
-            None => (self.finder.connect(PATIENCE, BLOCK + PATIENCE).await?, true),
-        };
-        if anew {
-            self.find_place(&mut connection).await?;
+        let Some(mut connection) = self.connection.take() else {
+            self.connection = Some(self.connect().await?);
             // Whoever hears it reads first what is kept: nothing that comes meanwhile is lost.
-            self.connection = Some(connection);
-            return Ok(Heard { anew, ..Heard::default() });
-        }
+            return Ok(Heard { anew: true, ..Heard::default() });
+        };
         let mut command = redis::cmd("XREAD");
         command.arg("COUNT").arg(MOST).arg("BLOCK").arg(BLOCK.as_millis().to_string()).arg("STREAMS");
         command.arg(&self.key).arg(self.last.unwrap_or(EventId::FIRST).written());
@@ -96,21 +91,27 @@ impl News {
         }
     }
 
-    /// Where to go on: behind the last event of all when there is none before, or when the one that was heard last lies in the future, because the
-    /// store was emptied, or another server with another clock took over.
-    async fn find_place(&mut self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
+    async fn connect(&mut self) -> Result<MultiplexedConnection, StoreError> {
+        let mut connection = self.finder.connect(PATIENCE, BLOCK + PATIENCE).await?;
+        let mut newest = self.newest(&mut connection).await;
+        if newest.as_ref().is_err_and(|error| self.finder.learn(error)) {
+            connection = self.finder.connect(PATIENCE, BLOCK + PATIENCE).await?;
+            newest = self.newest(&mut connection).await;
+        }
+        let newest = newest.map_err(|error| self.finder.told(&error))?;
+        // Behind the last event of all when there is none before, or when the one that was heard last lies in the future, because the store was
+        // emptied, or another server with another clock took over.
+        self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
+        Ok(connection)
+    }
+
+    /// The last event of all.
+    async fn newest(&self, connection: &mut MultiplexedConnection) -> Result<EventId, RedisError> {
         let mut command = redis::cmd("XREVRANGE");
         command.arg(&self.key).arg("+").arg("-").arg("COUNT").arg(1);
-        let answer = command.query_async::<Value>(connection).await;
-        let answer = answer.map_err(|error| {
-            self.finder.learn(&error);
-            self.finder.told(&error)
-        })?;
+        let answer = command.query_async::<Value>(connection).await?;
         let newest = list(answer).into_iter().next().map(list).unwrap_or_default();
-        let newest = newest.first().and_then(text).as_deref().and_then(EventId::read);
-        let newest = newest.unwrap_or(EventId::FIRST);
-        self.last = Some(self.last.map_or(newest, |last| last.min(newest)));
-        Ok(())
+        Ok(newest.first().and_then(text).as_deref().and_then(EventId::read).unwrap_or(EventId::FIRST))
     }
 
     /// The events of an answer: `[[key, [[id, [field, value, ...]], ...]]]`, or a map of the same.
