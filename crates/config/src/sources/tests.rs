@@ -165,6 +165,13 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "a SHA-256 key",
         ),
         ("[log]\nlevel = \"inof\"", 2, 9, "log.level", "debug"),
+        ("[fleet]\nurl = \"redis://h\"", 2, 7, "fleet.secret", "openssl rand"),
+        ("[fleet]\nsecret = \"short\"", 2, 10, "fleet.secret", "32 characters"),
+        ("[fleet]\nnode = \"a b\"", 2, 8, "fleet.node", "letters"),
+        ("[fleet]\naddresses = [\"10.0.0.1:3478\"]", 2, 14, "fleet.addresses", "udp://ADDR:PORT"),
+        ("[fleet]\naddresses = [\"udp://0.0.0.0:3478\"]", 2, 14, "fleet.addresses", "as clients reach"),
+        ("[fleet]\nredirect = \"never\"", 2, 12, "fleet.redirect", "\"always\""),
+        ("[fleet]\nkey_rotation = 60", 2, 16, "fleet.key_rotation", "3600"),
         ("[limits]\nmax_lifetime = 90000", 2, 16, "limits.max_lifetime", "60 to 86400"),
         ("[limits]\nmax_lifetime = 300", 2, 16, "limits.max_lifetime", "at most max_lifetime"),
         ("[limits]\nallocations_per_user = 20000", 2, 24, "limits.allocations_per_user", "at most limits"),
@@ -565,6 +572,7 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
             &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
         ),
         ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
+        ("[fleet]\nzone = \"west\"", &["fleet.url: there is none", "[fleet]"]),
     ] {
         let warnings = load_text(text).expect("valid").warnings;
         assert_eq!(warnings.len(), 1, "{text}: {warnings:?}");
@@ -616,6 +624,31 @@ fn users_are_read_in_all_three_forms() {
         "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
     );
     assert_eq!(tables.users.len(), 2);
+}
+
+/// 64 of them.
+const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+#[test]
+fn a_fleet_has_a_store_a_secret_and_users_and_its_realms_the_limits_of_all_nodes() {
+    let with = |more: &str| {
+        load_text(&format!("[fleet]\nurl = \"redis://:{DIGITS}@h\"\nsecret = \"{DIGITS}\"\n{more}"))
+    };
+    let fleet =
+        with("node = \"turn-1\"\nzone = \"west\"\naddresses = [\"tls://203.0.113.5:5349\"]").expect("valid");
+    assert!(!fleet.settings.to_toml().contains(DIGITS) && !format!("{fleet:?}").contains(DIGITS));
+    let fleet = fleet.settings.fleet;
+    assert_eq!((fleet.node, fleet.zone), ("turn-1".parse().ok(), "west".parse().ok()));
+    assert_eq!((fleet.name.as_str(), fleet.redirect), ("turnpike", FleetRedirect::Load));
+    let realm = "[[realm]]\nname = \"r\"\nsecrets = [\"s\"]\nallocations = 1000000";
+    assert_eq!(with(realm).expect("more than one node may have").settings.realms.len(), 1);
+    for (more, told) in [
+        (format!("allocations = 5\n{realm}"), "fleet.allocations"),
+        ("[auth]\nrequired = false".to_owned(), "auth.required is false"),
+    ] {
+        let errors = with(&more).expect_err("wrong").to_string();
+        assert!(errors.contains(told) && !errors.contains(DIGITS), "{errors}");
+    }
 }
 
 #[test]
