@@ -7,7 +7,7 @@ use turnpike_turn::server::{AlternateWhen, Transport};
 use std::net::SocketAddr;
 
 use super::*;
-use crate::{Secret, StoredKey, UserSecret};
+use crate::{FleetRedirect, Secret, StoredKey, UserSecret};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
@@ -165,7 +165,6 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "a SHA-256 key",
         ),
         ("[log]\nlevel = \"inof\"", 2, 9, "log.level", "debug"),
-        ("[fleet]\nurl = \"redis://h\"", 2, 7, "fleet.secret", "openssl rand"),
         ("[fleet]\nsecret = \"short\"", 2, 10, "fleet.secret", "32 characters"),
         ("[fleet]\nnode = \"a b\"", 2, 8, "fleet.node", "letters"),
         ("[fleet]\naddresses = [\"10.0.0.1:3478\"]", 2, 14, "fleet.addresses", "udp://ADDR:PORT"),
@@ -642,6 +641,8 @@ fn a_fleet_has_a_store_a_secret_and_users_and_its_realms_the_limits_of_all_nodes
     assert_eq!((fleet.name.as_str(), fleet.redirect), ("turnpike", FleetRedirect::Load));
     let realm = "[[realm]]\nname = \"r\"\nsecrets = [\"s\"]\nallocations = 1000000";
     assert_eq!(with(realm).expect("more than one node may have").settings.realms.len(), 1);
+    let errors = load_text("[fleet]\nurl = \"redis://h\"").expect_err("no secret").to_string();
+    assert!(errors.contains("fleet.secret") && errors.contains("openssl rand"), "{errors}");
     for (more, told) in [
         (format!("allocations = 5\n{realm}"), "fleet.allocations"),
         ("[auth]\nrequired = false".to_owned(), "auth.required is false"),
