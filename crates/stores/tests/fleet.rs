@@ -109,7 +109,7 @@ fn a_name_is_one_processs_and_can_be_taken_over_by_who_knows_its_record() {
             panic!("it is another's still")
         };
         assert_ne!(now, record);
-        assert_eq!(beat(&store, "a", 0xBEEF, 1, Some(&now)).await, written(1, false));
+        assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "its number stays");
         assert!(matches!(beat(&store, "a", 1, 1, None).await, Beaten::Taken(_)), "the first one has lost it");
     });
 }
@@ -250,11 +250,11 @@ fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
         assert_eq!(store.exchange(1, 2, &ask(4, 9)).await.unwrap()[0].sum, 5, "and a share of what is left");
         let look = store.look().await.unwrap();
         assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
-        let mut levels = Vec::new();
-        while levels.last() != Some(&(bucket(1), Level::Heavy)) {
-            levels.extend(hear(&mut news).await.levels);
-        }
-        assert!(levels.contains(&(bucket(1), Level::Calm)), "{levels:?}");
+        assert_eq!(
+            hear(&mut news).await.levels,
+            [(bucket(1), Level::Heavy)],
+            "full no more, and others have some"
+        );
         // Its number is free for others now, and it learns that it was forgotten.
         assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
         assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));
@@ -280,7 +280,10 @@ fn a_number_is_not_given_away_before_all_is_given_back() {
         store.exchange(1, 1, &asks).await.unwrap();
         assert!(store.reap(&name("a"), 1, true).await.unwrap(), "there is more");
         assert_eq!(beat(&store, "b", 2, 1, None).await, written(2, false));
-        while store.reap(&name("a"), 1, true).await.unwrap() {}
+        let records = store.look().await.unwrap().records;
+        assert_eq!(records[0].beat.incarnation, 0, "of nobody, so that somebody ends what another began");
+        while store.reap(&name("a"), 1, false).await.unwrap() {}
+        assert_eq!(store.look().await.unwrap().records.len(), 1);
         assert_eq!(beat(&store, "c", 3, 1, None).await, written(1, false));
     });
 }

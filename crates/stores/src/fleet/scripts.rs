@@ -14,26 +14,27 @@ pub(super) fn eval(script: &str, keys: &[String]) -> Cmd {
 }
 
 /// nodes, numbers, ring; name, incarnation, time after which a record is nobody's, wanted number, record, record to be overwritten, prefix of what
-/// nodes hold. A number is free when its node is gone and nothing is left of what that held.
+/// nodes hold. A number is free when its node is gone and nothing is left of what that held; a new process of a name has the number of the last one.
 pub(super) const BEAT: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 local known = 0
+local number = tonumber(ARGV[4])
 if old then
-  local stamp, incarnation = string.match(old, '^(%d+) %d+ (%x+)')
+  local stamp, had, incarnation = string.match(old, '^(%d+) (%d+) (%x+)')
   if incarnation == ARGV[2] then
     known = 1
   elseif stamp and old ~= ARGV[6] and now - tonumber(stamp) < tonumber(ARGV[3]) then
     return {0, old}
   end
+  number = tonumber(had) or number
 end
 local function free(number)
   local owner = redis.call('HGET', KEYS[2], number)
   return not owner or owner == ARGV[1]
     or (redis.call('HEXISTS', KEYS[1], owner) == 0 and redis.call('EXISTS', ARGV[7] .. number) == 0)
 end
-local number = tonumber(ARGV[4])
 local tried = 0
 while not free(number) do
   number = number % 4095 + 1
@@ -108,18 +109,22 @@ return 1
 ";
 
 /// nodes, cards, sums, levels, events, what the node holds; name, number, time after which a record is nobody's, buckets at a time, whether the node
-/// itself asks. How many buckets are left; below 0 for a node that is there. Its record goes first, so that it learns of it if it comes back.
+/// itself asks. How many buckets are left; below 0 for a node that is there. Until the last is given back, a record of nobody stands in its place: so
+/// whoever begins need not be the one who ends, and the node learns of it if it comes back.
 pub(super) const REAP: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local record = redis.call('HGET', KEYS[1], ARGV[1])
+local nobody = '0 ' .. ARGV[2] .. ' 0 1 0 0 0 0 0 0 0'
+local own = false
 if record then
   local stamp, number = string.match(record, '^(%d+) (%d+)')
   if ARGV[5] == '0' and number == ARGV[2] and now - tonumber(stamp) < tonumber(ARGV[3]) then
     return -1
   end
   if not number or number == ARGV[2] then
-    redis.call('HDEL', KEYS[1], ARGV[1])
+    own = true
+    redis.call('HSET', KEYS[1], ARGV[1], nobody)
     redis.call('HDEL', KEYS[2], ARGV[1])
   end
 end
@@ -134,14 +139,24 @@ for at = 1, #part, 2 do
     redis.call('HDEL', KEYS[3], bucket)
   end
   redis.call('HDEL', KEYS[6], bucket)
-  if redis.call('HDEL', KEYS[4], bucket) == 1 then
+  -- Of what is left nobody knows here how much of the limit it is: it counts for heavy until somebody asks.
+  if sum > 0 then
+    if redis.call('HGET', KEYS[4], bucket) == '2' then
+      redis.call('HSET', KEYS[4], bucket, '1')
+      changed[#changed + 1] = bucket .. '1'
+    end
+  elseif redis.call('HDEL', KEYS[4], bucket) == 1 then
     changed[#changed + 1] = bucket .. '0'
   end
 end
 if #changed > 0 then
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', 100000, '*', 'l', table.concat(changed))
 end
-return redis.call('HLEN', KEYS[6])
+local left = redis.call('HLEN', KEYS[6])
+if own and left == 0 then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+end
+return left
 ";
 
 #[cfg(test)]
