@@ -15,6 +15,7 @@ use turnpike_relay::{Relay, RelayAddress};
 use crate::{
     certificates::Told,
     control::Control,
+    fleet::FleetOrders,
     serve::Shown,
     store::{SharedStore, Store, shared},
 };
@@ -117,6 +118,12 @@ impl Program {
             datapath_reason: Arc::clone(&server.datapath_reason),
         })
     }
+
+    /// Other servers that are one service with this one, and who is banned; `None` of a forwarder.
+    #[must_use]
+    pub fn fleet(&self) -> Option<FleetOrders> {
+        self.server.as_ref().map(|server| server.fleet.clone())
+    }
 }
 
 /// What is known of a TURN server.
@@ -130,6 +137,7 @@ pub(crate) struct Server {
     pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
+    pub(crate) fleet: FleetOrders,
 }
 
 /// A TURN server as it is now. To be dropped soon: the server does not stop as long as this is there.

@@ -10,7 +10,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
 use turnpike_net::PassedSockets;
 use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
-use turnpike_turn::server::NonceKey;
+use turnpike_turn::server::Effect;
 
 use crate::{
     admin::{AdminInterface, Job, Listening, Program, Server},
@@ -19,11 +19,12 @@ use crate::{
     control::{self, Control, Reloaded, Service, say_warnings},
     credentials::Credentials,
     error::DaemonError,
+    fleet::{self, Fleet, StatusLines},
     own_addresses::OwnAddresses,
     passed,
     plan::{self, Plan},
     rlimit, serve_metrics,
-    session_log::session_log,
+    session_log::{SessionLogger, session_log},
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
 };
 
@@ -47,12 +48,13 @@ pub fn serve(
     })
 }
 
-/// Whether the settings name a store that can be one; it is not connected to.
+/// Whether the settings name stores that can be some; they are not connected to.
 ///
 /// # Errors
 /// As those of the rest of the configuration.
 pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
-    store::address(settings).map(drop)
+    store::address(settings)?;
+    fleet::address(settings).map(drop)
 }
 
 struct TurnServer {
@@ -67,7 +69,7 @@ struct TurnServer {
     store: Option<OpenStore>,
     /// The same for metrics.
     shared_store: SharedStore,
-    nonce_key: NonceKey,
+    fleet: Arc<Fleet>,
     relay: Arc<Relay>,
     /// What the listeners and relay addresses of the settings came to.
     layout: Layout,
@@ -92,9 +94,9 @@ impl TurnServer {
         })?;
         let generated = generate_credential(&mut settings, store.as_ref()).await;
         let merged = merge(&settings, store.as_mut());
-        let nonce_key = NonceKey(rand::random());
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = Plan::new(&merged, nonce_key, certificates.tls.clone(), certificates.dtls.clone());
+        let (fleet, begun) = Fleet::join(&settings).await?;
+        let mut plan = Plan::new(&merged, fleet.keys(), certificates.tls.clone(), certificates.dtls.clone());
         passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
         plan.config.passed = passed;
         raise_open_files(&plan);
@@ -114,8 +116,11 @@ impl TurnServer {
             .ok();
         let (logger, writer) = session_log();
         let (log_counts, totals) = (logger.counts(), logger.totals());
-        let log: Arc<dyn SessionLog> = Arc::new(logger);
-        let relay = Arc::new(Relay::start(&plan.config, credentials(&merged, store.as_ref()), log)?);
+        let (lines, publisher) = fleet.status_lines().unzip();
+        let log: Arc<dyn SessionLog> = Arc::new(Logs { logger, lines });
+        let credentials = credentials(&merged, store.as_ref());
+        let others: Arc<dyn turnpike_relay::Fleet> = Arc::<Fleet>::clone(&fleet);
+        let relay = Arc::new(Relay::start_in(Some(others), &plan.config, credentials, log)?);
         say_what_started(&plan, &relay, &*page);
         certificates.say();
         if let Some(generated) = &generated {
@@ -123,6 +128,7 @@ impl TurnServer {
         }
         let shared_store = SharedStore::default();
         store::share(&shared_store, store.as_ref());
+        let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
@@ -155,7 +161,8 @@ impl TurnServer {
                     })
                 };
                 let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-                serve_metrics::page(snapshots, told, status, log_counts)
+                let fleet = Arc::clone(&fleet);
+                serve_metrics::page(snapshots, told, move || fleet.counts(), status, log_counts)
             },
             server: Some(Server {
                 relay: weak,
@@ -165,6 +172,7 @@ impl TurnServer {
                 addresses: plan.config.relay.clone().into(),
                 datapath: plan.config.datapath,
                 datapath_reason: plan.datapath_reason.as_str().into(),
+                fleet: orders,
             }),
         });
         let server = Self {
@@ -175,13 +183,19 @@ impl TurnServer {
             generated: generated.and_then(Generated::not_kept),
             store,
             shared_store,
-            nonce_key,
+            fleet,
             relay,
             layout: plan.config.layout(),
             addresses: plan.config.relay,
             certificates,
         };
-        Ok((server, tokio::spawn(writer.run())))
+        let writing = async move {
+            match publisher {
+                Some(publisher) => _ = tokio::join!(writer.run(), publisher.run()),
+                None => writer.run().await,
+            }
+        };
+        Ok((server, tokio::spawn(writing)))
     }
 
     /// What has changed, or why it cannot be taken.
@@ -213,6 +227,7 @@ impl TurnServer {
             store::share(&self.shared_store, self.store.as_ref());
         }
         let old = std::mem::replace(&mut self.settings, new);
+        self.fleet.set(&self.settings);
         self.put_into_force();
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
@@ -225,7 +240,7 @@ impl TurnServer {
     fn put_into_force(&mut self) {
         let merged = merge(&self.settings, self.store.as_mut());
         self.layout.add_server_names(realms::server_names(&merged.settings));
-        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.nonce_key);
+        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.fleet.keys());
         let credentials = credentials(&merged, self.store.as_ref());
         self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&merged.settings));
         self.shown.send_replace(Shown::new(&self.settings, &merged));
@@ -317,7 +332,8 @@ impl Service for TurnServer {
     }
 
     fn drain(&mut self, patience: Duration) {
-        self.relay.drain();
+        self.fleet.stop_taking();
+        self.relay.set_draining(true);
         let deadline_s = patience.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
@@ -332,6 +348,25 @@ impl Service for TurnServer {
 
     fn say_left(&self, open: u64) {
         tracing::warn!(allocations = open, "sessions still open are ended");
+    }
+
+    async fn leave(&mut self) {
+        self.fleet.leave().await;
+    }
+}
+
+/// The session log, and what is published of sessions.
+struct Logs {
+    logger: SessionLogger,
+    lines: Option<StatusLines>,
+}
+
+impl SessionLog for Logs {
+    fn effect(&self, worker: usize, effect: &Effect) {
+        if let Some(lines) = &self.lines {
+            lines.effect(worker, effect);
+        }
+        self.logger.effect(worker, effect);
     }
 }
 
