@@ -5,6 +5,7 @@
 //!  loopback                        what admin.loopback says
 //!  TLS, anywhere else              what its client certificate is worth, else nothing
 //!  Authorization: Bearer TOKEN     what the token is worth, if that is more
+//!  another node of the fleet       what whoever asked it may do there
 //! ```
 
 use std::{
@@ -40,7 +41,7 @@ const OPEN: [&str; 3] = ["/livez", "/readyz", "/healthz"];
 const PRIVATE: [&str; 1] = ["/v1/secrets"];
 
 /// How a connection came.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Via {
     /// Over the Unix socket, from a program of this user; none where the kernel does not tell.
     Unix(Option<u32>),
@@ -48,15 +49,22 @@ pub(crate) enum Via {
     Loopback(SocketAddr),
     /// By TLS; what the client's certificate is worth, if it has one.
     Tls(SocketAddr, AdminAccess),
+    /// Through another node: what may be done, and by whom.
+    Node(AdminAccess, String),
 }
 
 impl Via {
-    fn access(self, settings: &AdminSettings) -> AdminAccess {
+    fn access(&self, settings: &AdminSettings) -> AdminAccess {
         match self {
             Self::Unix(_) => AdminAccess::Full,
             Self::Loopback(_) => settings.loopback,
-            Self::Tls(_, access) => access,
+            Self::Tls(_, access) | Self::Node(access, _) => *access,
         }
+    }
+
+    /// Whether it was asked at another node, which asks all that it means to.
+    pub(crate) fn is_node(&self) -> bool {
+        matches!(self, Self::Node(..))
     }
 }
 
@@ -68,9 +76,14 @@ impl fmt::Display for Via {
             Self::Loopback(address) => write!(f, "{address}"),
             Self::Tls(address, AdminAccess::None) => write!(f, "{address} by TLS"),
             Self::Tls(address, _) => write!(f, "{address} by TLS with a client certificate"),
+            Self::Node(_, by) => f.write_str(by),
         }
     }
 }
+
+/// What a request may do that has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted(pub(crate) AdminAccess);
 
 /// What a change has come to, for its line in the log.
 #[derive(Clone)]
@@ -113,16 +126,17 @@ impl Counts {
 pub(crate) async fn admit(
     State(program): State<Arc<dyn Program>>,
     Extension(via): Extension<Via>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match judge(&program.settings(), via, &request) {
-        Ok(()) => {
+    let mut response = match judge(&program.settings(), &via, &request) {
+        Ok(access) => {
+            request.extensions_mut().insert(Granted(access));
             let changes = changes_something(request.method());
             let what = format!("{} {}", request.method(), request.uri().path());
             let response = next.run(request).await;
             if changes {
-                write_line(via, &what, &response);
+                write_line(&via, &what, &response);
             }
             response
         }
@@ -141,7 +155,7 @@ pub(crate) async fn admit(
     response
 }
 
-fn write_line(via: Via, what: &str, response: &Response) {
+fn write_line(via: &Via, what: &str, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
@@ -166,9 +180,9 @@ impl From<Problem> for Refused {
     }
 }
 
-fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Refused> {
+fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<AdminAccess, Refused> {
     let headers = request.headers();
-    if !matches!(via, Via::Unix(_)) {
+    if !matches!(via, Via::Unix(_) | Via::Node(..)) {
         hosts::check(&settings.hosts, request.version(), request.uri(), headers)?;
     }
     check_origin(headers)?;
@@ -177,7 +191,7 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body").into());
     }
     if OPEN.contains(&request.uri().path()) {
-        return Ok(());
+        return Ok(AdminAccess::None);
     }
     let token = token(headers)?;
     let shown = match token {
@@ -187,8 +201,9 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<(), Re
     let is_private = PRIVATE.contains(&request.uri().path());
     let needed =
         if changes_something(request.method()) || is_private { AdminAccess::Full } else { AdminAccess::Read };
-    if shown.max(via.access(settings)) >= needed {
-        return Ok(());
+    let access = shown.max(via.access(settings));
+    if access >= needed {
+        return Ok(access);
     }
     let detail = match needed {
         AdminAccess::Full => {

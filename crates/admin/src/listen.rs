@@ -21,7 +21,7 @@ use crate::{
     connections::{self, Limits},
     model::Job,
     program::Program,
-    routes,
+    questions, routes,
     tls::{Tls, TlsError},
 };
 
@@ -140,7 +140,11 @@ impl Interface {
     /// Answers from now on, for as long as the runtime lives.
     pub fn serve(self, program: Arc<dyn Program>) {
         let limits = Limits::of_one(self.bound.len());
+        let others = program.fleet();
         let router = routes::router(program);
+        if let Some(fleet) = others {
+            tokio::spawn(questions::answer(fleet, router.clone()));
+        }
         for Bound { listener, .. } in self.bound {
             tokio::spawn(connections::serve(listener, router.clone(), limits));
         }

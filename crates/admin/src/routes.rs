@@ -1,6 +1,8 @@
 //! What can be asked, path by path. Each handler stands in a file of `routes/` with its description for the OpenAPI document.
 
 mod accounts;
+mod bans;
+mod fleet;
 mod health;
 mod running;
 mod server;
@@ -73,6 +75,12 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/listeners", get(server::listeners))
         .route("/v1/certificates", get(server::certificates))
         .route("/v1/workers", get(server::workers))
+        .route("/v1/fleet", get(fleet::fleet))
+        .route("/v1/fleet/sessions", get(fleet::sessions))
+        .route("/v1/fleet/nodes/{node}/drain", post(fleet::drain))
+        .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon))
+        .route("/v1/fleet/nodes/{node}/v1/{*path}", get(fleet::of_node).delete(fleet::of_node))
+        .route("/v1/bans", get(bans::list).post(bans::put).delete(bans::remove))
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .with_state(app)
@@ -117,6 +125,15 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         server::listeners,
         server::certificates,
         server::workers,
+        fleet::fleet,
+        fleet::sessions,
+        fleet::drain,
+        fleet::uncordon,
+        fleet::of_node,
+        fleet::end_of_node,
+        bans::list,
+        bans::put,
+        bans::remove,
     ),
     modifiers(&Token),
     security((), ("token" = [])),

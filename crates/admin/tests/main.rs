@@ -9,5 +9,6 @@ mod accounts;
 mod answers;
 mod commands;
 mod document;
+mod fleet;
 mod listening;
 mod sessions;

@@ -90,7 +90,9 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"alice\", \"password\": \"...\"}").await?;
-    Ok(put("user", app.accounts()?.put_user(new).await?))
+    let change = app.accounts()?.put_user(new).await?;
+    app.tell_of_user(&change).await;
+    Ok(put("user", change))
 }
 
 /// Removes a user from the store. Its sessions live on until they expire, and are not refreshed.
@@ -107,7 +109,9 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
 pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let name = read_name(name)?;
-    Ok(removed("user", app.accounts()?.remove_user(realm.as_deref(), &name).await?))
+    let change = app.accounts()?.remove_user(realm.as_deref(), &name).await?;
+    app.tell_of_user(&change).await;
+    Ok(removed("user", change))
 }
 
 /// Secrets of time-limited credentials, by their fingerprints. Whoever may look may not see these: a weak secret could be guessed by its
@@ -141,7 +145,9 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"secret\": \"...\"}").await?;
-    Ok(put("secret", app.accounts()?.put_secret(new).await?))
+    let change = app.accounts()?.put_secret(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("secret", change))
 }
 
 /// Removes a secret from the store. Credentials made with it are refused from then on.
@@ -162,7 +168,9 @@ pub(super) async fn remove_secret(
 ) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let fingerprint = read_name(fingerprint)?;
-    Ok(removed("secret", app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?))
+    let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?;
+    app.tell_of_rules().await;
+    Ok(removed("secret", change))
 }
 
 /// The realms that clients are served in, and what the store says of realms.
@@ -214,7 +222,9 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"blue.example\", \"max_sessions\": 1000}").await?;
-    Ok(put("realm", app.accounts()?.put_realm(new).await?))
+    let change = app.accounts()?.put_realm(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("realm", change))
 }
 
 /// Has a realm of the store served no more; its sessions end. Its users and secrets stay in the store.
@@ -230,7 +240,9 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: Named) -> Result<Response, Problem> {
     let name = read_name(name)?;
-    Ok(removed("realm", app.accounts()?.remove_realm(&name).await?))
+    let change = app.accounts()?.remove_realm(&name).await?;
+    app.tell_of_rules().await;
+    Ok(removed("realm", change))
 }
 
 impl App {
@@ -238,6 +250,19 @@ impl App {
     fn accounts(&self) -> Result<Accounts, Problem> {
         let server = self.server()?;
         Ok(Accounts::new(server.settings, server.store))
+    }
+
+    /// Other nodes of a fleet remember users, too.
+    async fn tell_of_user(&self, Change { name, realm, .. }: &Change) {
+        if let Ok(fleet) = self.fleet() {
+            fleet.revoked(realm.clone(), name.clone()).await;
+        }
+    }
+
+    async fn tell_of_rules(&self) {
+        if let Ok(fleet) = self.fleet() {
+            fleet.rules_changed().await;
+        }
     }
 }
 
