@@ -191,8 +191,8 @@ fn the_commands_show_a_fleet_and_steer_it() {
     let client = Client::new(Some(Target::Unix(nodes[0].dir.path("a.sock"))), None).unwrap();
     let mut out = Vec::new();
     commands::show_fleet(&client, false, &mut out).unwrap();
-    commands::order_node(&client, "b", true, false, &mut out).unwrap();
-    commands::order_node(&client, "b", false, false, &mut out).unwrap();
+    commands::order_node(&client, Some("b"), true, false, &mut out).unwrap();
+    commands::order_node(&client, Some("b"), false, false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "fleet turnpike in redis://h, as node a sees it");
@@ -202,6 +202,8 @@ fn the_commands_show_a_fleet_and_steer_it() {
         lines[5].starts_with("node b takes nobody new") && lines[6] == "node b takes clients again",
         "{text}"
     );
+    commands::order_node(&client, None, false, false, &mut out).unwrap();
+    assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
     together.silence("c");
     commands::list_fleet_sessions(&client, Sessions::default(), false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
@@ -211,5 +213,5 @@ fn the_commands_show_a_fleet_and_steer_it() {
     commands::list_fleet_sessions(&client, Sessions::default(), true, &mut out).unwrap();
     let array: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!((array.as_array().unwrap().len(), &array[0]["node"]), (1, &json!("b")));
-    assert!(commands::order_node(&client, "x/y", true, false, &mut out).is_err());
+    assert!(commands::order_node(&client, Some("x/y"), true, false, &mut out).is_err());
 }

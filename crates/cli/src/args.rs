@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     admin_args::{
-        DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
-        SessionCommand, SessionsArgs,
+        DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, RELOAD_EXAMPLES, ReloadArgs,
+        SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs,
     },
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
@@ -93,6 +93,13 @@ pub(crate) enum Command {
     /// Have a running server take nobody new and end with its last session
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),
+    /// List the servers that are one service, and have one of them take nobody new
+    #[command(after_help = FLEET_EXAMPLES)]
+    Fleet {
+        /// What to do.
+        #[command(subcommand)]
+        command: FleetCommand,
+    },
     /// Have a running server read its configuration and certificates again, and say what has changed
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
@@ -124,7 +131,10 @@ With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen a
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
-Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `drain` and `reload`, speak to it over its admin interface: \
+With --fleet URL on each, several servers are one service: clients go to the one that has room, and quotas and bans hold on all of them \
+(docs/fleet.md).
+
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `fleet`, `drain` and `reload`, speak to it over its admin interface: \
 a Unix socket and HTTP on loopback (docs/admin.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
@@ -142,6 +152,7 @@ Examples:
   turnpike serve -c turnpike.toml --workers 2 --log debug
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --listen 0.0.0.0:3478 --listen 0.0.0.0:443    (TCP and TLS on 443)
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --tls-listen 0.0.0.0:5349 --dtls-listen 0.0.0.0:5349
+  TURNPIKE_FLEET_SECRET_FILE=fleet.key turnpike serve --secret S --fleet redis://valkey.internal        (on each machine)
   turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
 
 const FORWARD: &str = "\
@@ -305,6 +316,7 @@ mod tests {
                 "datapath",
                 "deny-peer",
                 "dtls-listen",
+                "fleet",
                 "listen",
                 "log",
                 "log-format",
@@ -355,6 +367,7 @@ mod tests {
             &["sessions"],
             &["session"],
             &["drain"],
+            &["fleet"],
             &["reload"],
             &["print-firewall"],
             &["completions"],

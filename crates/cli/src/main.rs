@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         Command::Sessions(args) => told(|out| args.run(out)),
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
+        Command::Fleet { command } => told(|out| command.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
         Command::User { command } => managed(|out| command.run(out)),
         Command::Secret { command } => managed(|out| command.run(out)),

@@ -28,19 +28,23 @@ pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<()
     Ok(Table::new(head).write(out, &rows)?)
 }
 
-/// Has a node take nobody new, or clients again.
+/// Has a node take nobody new, or clients again; the one that is asked, if it is not named.
 ///
 /// # Errors
 /// See [`CommandError`].
 pub fn order_node(
     client: &Client,
-    node: &str,
+    node: Option<&str>,
     drains: bool,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let what = if drains { "drain" } else { "uncordon" };
-    let path = format!("/v1/fleet/nodes/{}/{what}", encoded(node));
+    let node = match node {
+        Some(node) => node.to_owned(),
+        None => client.get::<Fleet>("/v1/fleet")?.node,
+    };
+    let path = format!("/v1/fleet/nodes/{}/{what}", encoded(&node));
     let order: NodeOrder = client.post(&path, None::<&()>)?;
     if json {
         return Ok(write_json(out, &order)?);
