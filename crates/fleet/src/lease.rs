@@ -5,14 +5,15 @@
 //!            limit ┬───────────────────────────── Full: what is held, and no more
 //!                  │  held by A │ held by B │ …    Heavy: what is held, and one beyond what was told
 //!          limit/2 ┼─────────────────────────────
-//!                  │                               Calm: limit/2N, unasked
+//!                  │                               Calm: limit/2N unasked, and at least a few
 //!                0 ┴─────────────────────────────
 //! ```
 //!
 //! N nodes that take limit/2N each before they hear of one another have taken half of it: so much may be taken while a bucket is calm. From then on
 //! the store grants, and never more than there is; what is held in reserve shrinks with what is left. So the limit is exceeded by what nodes take in
 //! the same moment beyond what they hold, one each, and by what is never told, 1/40 of the limit for all of them together; and who is refused
-//! though there was something left was refused it because others held it in reserve, which they give back when it is not used.
+//! though there was something left was refused it because others held it in reserve, which they give back when it is not used. Small limits know one
+//! exception: a user may open a few at once on a node that has not heard of any, and on several such nodes before they have told of it.
 //!
 //! All that is told is absolute: what a node uses, not what has changed. So any telling repairs what was lost before it.
 
@@ -101,6 +102,10 @@ pub struct Grant {
     pub sum: u32,
 }
 
+/// What a client may open at once that has several interfaces and transports: so much of a calm bucket is taken unasked, as far as others can hold no
+/// more than the rest.
+const BURST: u32 = 8;
+
 /// One node's part of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
@@ -119,7 +124,7 @@ impl Share {
     /// Whether one more may be taken.
     fn allows(&self, level: Level, nodes: u32) -> bool {
         let unasked = match level {
-            Level::Calm => (self.limit / (2 * nodes.max(1))).max(1),
+            Level::Calm => (self.limit / (2 * nodes.max(1))).max(BURST.min(self.limit / 2 + 1)),
             Level::Heavy => self.told.saturating_add(1).max(untold(self.limit, nodes)),
             Level::Full => 0,
         };
@@ -402,6 +407,15 @@ mod tests {
     }
 
     #[test]
+    fn a_client_may_open_a_few_at_once_where_nobody_has_heard_of_any() {
+        for (limit, at_once) in [(1, 1), (2, 2), (3, 2), (10, 6), (100, 8), (1000, 50)] {
+            let mut world = World::new(10);
+            let taken = (0..200).filter(|_| world.acquire(0, limit)).count();
+            assert_eq!(taken, at_once, "of {limit}");
+        }
+    }
+
+    #[test]
     fn what_is_given_back_can_be_taken_elsewhere() {
         let mut world = World::new(3);
         while world.acquire(0, 100) {
@@ -503,8 +517,9 @@ mod tests {
         ) {
             let mut world = World::new(nodes);
             let count = u32::try_from(nodes).unwrap();
-            // One each beyond what they hold, and 1/40 that is never told.
-            let most = limit + count + limit / 40;
+            // What is taken at once while it is calm; one each beyond what they hold, and 1/40 that is never told.
+            let at_once = limit / 2 + count * BURST.min(limit / 2 + 1);
+            let most = limit.max(at_once) + count + limit / 40;
             for step in steps {
                 match step {
                     Step::Acquire(node) => _ = world.acquire(node % nodes, limit),
