@@ -313,7 +313,7 @@ mod tests {
                 "status deleted Some(0)",
             ]
         );
-        assert_eq!(lines_of(&closed(None), 6_000), []);
+        assert!(lines_of(&closed(None), 6_000).is_empty());
     }
 
     #[test]
