@@ -116,12 +116,7 @@ pub fn list_sessions(
 /// See [`CommandError`].
 pub fn show_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let session: Session = client.get(&path_of(id))?;
-    if json {
-        write_json(out, &session)?
-    } else {
-        write_session(out, &session)?
-    }
-    Ok(())
+    if json { Ok(write_json(out, &session)?) } else { Ok(write_session(out, &session)?) }
 }
 
 /// Ends a session.

@@ -610,16 +610,18 @@ pub struct Reloaded {
 pub struct Problem {
     /// Always `about:blank`: the status says what kind it is.
     #[serde(rename = "type")]
-    pub kind: String,
+    #[schema(value_type = String)]
+    pub kind: Box<str>,
     /// The phrase of the status.
-    pub title: String,
+    #[schema(value_type = String)]
+    pub title: Box<str>,
     /// The HTTP status.
     pub status: u16,
     /// What is wrong here, and what to do instead.
     pub detail: String,
     /// Which problem it is, for programs.
-    #[schema(example = "no_such_session")]
-    pub code: String,
+    #[schema(value_type = String, example = "no_such_session")]
+    pub code: Box<str>,
     /// One line a mistake, where there may be several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,

@@ -14,11 +14,11 @@ impl Problem {
     /// `code` tells programs which it is, `detail` people.
     pub(crate) fn new(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         Self {
-            kind: "about:blank".to_owned(),
-            title: status.canonical_reason().unwrap_or("Error").to_owned(),
+            kind: "about:blank".into(),
+            title: status.canonical_reason().unwrap_or("Error").into(),
             status: status.as_u16(),
             detail: detail.into(),
-            code: code.to_owned(),
+            code: code.into(),
             errors: Vec::new(),
         }
     }

@@ -114,7 +114,7 @@ mod tests {
     fn what_a_client_has_sent_moves_no_cursor() {
         assert_eq!(
             written(&[&[["a\u{1b}[2J\n", "\u{9b}x"]]]),
-            "A                LONG\na\\u{1b}[2J\\n     \\u{9b}x\n"
+            "A             LONG\na\\u{1b}[2J\\n  \\u{9b}x\n"
         );
     }
 

@@ -112,8 +112,15 @@ mod tests {
     #[tokio::test]
     async fn threads_of_this_process_are_found_by_name() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = std::sync::mpsc::channel();
         let named = std::thread::Builder::new().name("relay-77".to_owned());
-        let thread = named.spawn(move || _ = stopped.recv()).unwrap();
+        // A thread has its name from when it runs.
+        let run = move || {
+            begin.send(()).unwrap();
+            let _ = stopped.recv();
+        };
+        let thread = named.spawn(run).unwrap();
+        begun.recv().unwrap();
         let threads = Threads::default();
         for _ in 0..2 {
             let shares = threads.shares().await;

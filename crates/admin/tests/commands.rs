@@ -40,10 +40,10 @@ fn sessions_are_a_table_for_people_and_an_array_for_programs() {
     assert_eq!(lines.count(), 3);
     let json: Value = serde_json::from_str(&list(Sessions::default(), true)).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3);
-    let only = Some(clients[1].0.local_addr().unwrap().to_string());
-    let one: Value =
-        serde_json::from_str(&list(Sessions { client: only.clone(), ..Sessions::default() }, true)).unwrap();
-    assert_eq!(one[0]["client"], only.unwrap());
+    let only = clients[1].0.local_addr().unwrap().to_string();
+    let wanted = Sessions { client: Some(only.clone()), ..Sessions::default() };
+    let one: Value = serde_json::from_str(&list(wanted, true)).unwrap();
+    assert_eq!(one[0]["client"], only);
     assert_eq!(one.as_array().unwrap().len(), 1);
     assert_eq!(list(Sessions { limit: Some(2), ..Sessions::default() }, false).lines().count(), 3);
     let error = commands::list_sessions(
@@ -152,7 +152,7 @@ fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
     assert!(asked(dir.path("dead.sock")).contains("no running turnpike serve"));
     // Root may connect to any.
     let others = std::os::unix::net::UnixListener::bind(dir.path("others.sock")).unwrap();
-    fs::set_permissions(dir.path("others.sock"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(dir.path("others.sock"), fs::Permissions::from_mode(0o000)).unwrap();
     if std::os::unix::net::UnixStream::connect(dir.path("others.sock")).is_err() {
         assert!(asked(dir.path("others.sock")).contains("another user's"));
     }

@@ -292,7 +292,7 @@ async fn generate_credential(settings: &mut Settings, store: Option<&OpenStore>)
             None => return None,
             Some(Ok(made)) => return Some(Generated::Kept(made)),
             Some(Err(error)) => {
-                tracing::warn!("{error}; the credential that is made up now is for this run alone")
+                tracing::warn!("{error}; the credential that is made up now is for this run alone");
             }
         }
     }

@@ -118,7 +118,7 @@ fn users_take_turns() {
     let (everybody, reflector) = (Arc::new(Everybody::default()), reflector());
     // Whoever knows a name by its hash alone knows no password.
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
-        config.server.username_anonymity = false
+        config.server.username_anonymity = false;
     });
     let config = Config {
         mode: Mode::Allocate,

@@ -263,14 +263,14 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
     let tls = &mut server.tls;
     match (kind, key) {
         (_, "host" | "ip" | "addr" | "ipaddr" | "hostaddr") if value.starts_with('/') => {
-            server.socket = Some(value.into())
+            server.socket = Some(value.into());
         }
         (_, "host" | "ip" | "addr" | "ipaddr" | "hostaddr") => server.host = value.to_owned(),
         (_, "socket") => server.socket = Some(value.into()),
         (_, "dbname" | "db" | "database") => server.database = Some(value.to_owned()),
         (_, "user" | "uname" | "name" | "username") => server.user = Some(value.to_owned()),
         (_, "password" | "pwd" | "passwd" | "secret") => {
-            server.password = Some(Zeroizing::new(value.to_owned()))
+            server.password = Some(Zeroizing::new(value.to_owned()));
         }
         (_, "port" | "p") => {
             let port = value.parse().ok().filter(|port| *port > 0);

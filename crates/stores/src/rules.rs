@@ -109,9 +109,9 @@ impl<'a> RulesReader<'a> {
             realm => &mut self.realm(realm).peers,
         };
         if denied {
-            peers.deny.push(range)
+            peers.deny.push(range);
         } else {
-            peers.allow.push(range)
+            peers.allow.push(range);
         }
         Ok(())
     }

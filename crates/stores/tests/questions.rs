@@ -165,9 +165,9 @@ fn users_are_listed_in_order_page_by_page() {
             keys: UserKeys::new("first", "a.example", "pw"),
         };
         if world.kind == Kind::Redis {
-            world.redis(&rows)
+            world.redis(&rows);
         } else {
-            world.sql(&rows)
+            world.sql(&rows);
         }
         world.edit(&other);
         let database = world.database();
@@ -217,9 +217,9 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
             };
         }
         if world.kind == Kind::Redis {
-            world.redis(&rows)
+            world.redis(&rows);
         } else {
-            world.sql(rows.trim_start_matches(";\n"))
+            world.sql(rows.trim_start_matches(";\n"));
         }
         let directory =
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
@@ -231,7 +231,7 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
                 for (number, found) in (first..).zip(asking) {
                     match found.await.expect("an answer") {
                         Found::User(keys) => {
-                            assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys")
+                            assert_eq!(keys.to_hex().as_str(), hex(number), "another's keys");
                         }
                         other => panic!("u{number}: {other:?}"),
                     }

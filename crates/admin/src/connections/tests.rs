@@ -143,14 +143,6 @@ async fn the_front_page_names_the_others() {
 }
 
 #[tokio::test]
-async fn metrics_are_served_as_openmetrics_text() {
-    let answer = get_page(start(Nobody::default(), Limits::of_one(1)).await, "/metrics").await;
-    assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
-    assert!(answer.contains("turnpike_allocations{worker=\"0\"} 5\n"), "{answer}");
-    assert!(answer.ends_with("# EOF\n"), "{answer}");
-}
-
-#[tokio::test]
 async fn whoever_does_not_ask_in_time_is_closed_and_counted() {
     let page = start(Nobody::default(), QUICK).await;
     let before = closed_for("no_request");

@@ -74,7 +74,7 @@ fn man_shows_a_page_with_examples_as_they_are_typed() {
 fn bash_completes_commands_flags_and_their_values() {
     need!(installed("bash"));
     let dir = Dir::new();
-    let file = dir.file("turnpike.bash", &printed(&["completions", "bash"]));
+    let file = dir.file("turnpike.bash", printed(&["completions", "bash"]));
     let complete = |words: &[&str]| {
         let (last, before) = (words.last().expect("a word"), words[words.len() - 2]);
         let script = format!(
@@ -97,7 +97,7 @@ fn other_shells_can_read_their_scripts() {
     let dir = Dir::new();
     let mut tried = 0;
     for (shell, argument) in [("zsh", "-n"), ("fish", "-n")] {
-        let script = dir.file(shell, &printed(&["completions", shell]));
+        let script = dir.file(shell, printed(&["completions", shell]));
         let Ok(program) = installed(shell) else { continue };
         tried += 1;
         let output = Command::new(program).arg(argument).arg(script).output().expect("it is installed");

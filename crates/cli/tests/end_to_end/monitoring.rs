@@ -71,7 +71,7 @@ fn queries(dashboard: &Value, found: &mut Vec<String>) {
             for (key, value) in members {
                 match value {
                     Value::String(text) if matches!(key.as_str(), "expr" | "definition") => {
-                        found.push(text.clone())
+                        found.push(text.clone());
                     }
                     other => queries(other, found),
                 }

@@ -415,7 +415,7 @@ fn a_reload_takes_another_store_and_refuses_one_that_cannot_be_used() {
         format!("sqlite://{}", state.join("turnpike.sqlite").display())
     });
     let configuration = |url: &str| format!("[store]\nurl = \"{url}\"\n");
-    let file = dir.file("turnpike.toml", &configuration(&one));
+    let file = dir.file("turnpike.toml", configuration(&one));
     let mut serve = Serve::start_bare(&["-c", path(&file), "--relay-ip", "127.0.0.1"]);
     assert_eq!([allocate(&serve, "one", "pw"), allocate(&serve, "two", "pw")], [None, Some(401)]);
     fs::write(&file, configuration("sqlite:///nowhere/turndb")).expect("our own file");

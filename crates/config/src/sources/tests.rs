@@ -411,7 +411,7 @@ fn an_unknown_key_names_the_nearest_valid_one() {
         ("[server]\nlisen = []", 2, 1, "server.lisen", Some("listen")),
         ("[server]\n  workes = 2", 2, 3, "server.workes", Some("workers")),
         ("[server]\nusers = []", 2, 1, "server.users", Some("auth.users")),
-        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", None),
+        ("[server]\ntls_cert = \"x\"", 2, 1, "server.tls_cert", Some("admin.tls_cert")),
         ("[servr]\nlisten = []", 1, 2, "servr", Some("server")),
         ("realms = \"x\"", 1, 1, "realms", Some("realm")),
         ("workers = 3", 1, 1, "workers", Some("server.workers")),

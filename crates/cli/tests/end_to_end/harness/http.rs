@@ -3,6 +3,8 @@
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
 };
 
 use super::SOON;
@@ -14,8 +16,19 @@ pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
 
 /// The same by a name of the server's.
 pub(crate) fn get_as(server: SocketAddr, path: &str, host: &str) -> io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&server, SOON)?;
+    let stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
+    ask(stream, path, host)
+}
+
+/// The same over a Unix socket, whose server may be in another network namespace.
+pub(crate) fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(SOON))?;
+    ask(stream, path, "localhost")
+}
+
+fn ask(mut stream: impl Read + Write, path: &str, host: &str) -> io::Result<(u16, String)> {
     // 1.0: the answer ends with the connection and is never chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
     let mut answer = String::new();

@@ -15,7 +15,7 @@ use std::{
 };
 
 pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
-pub(crate) use http::{Metrics, get as fetch, get_as};
+pub(crate) use http::{Metrics, get_as, get_unix};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};

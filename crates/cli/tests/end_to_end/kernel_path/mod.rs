@@ -16,15 +16,11 @@ mod order;
 mod relays;
 mod untouched;
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    process::Command,
-};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Metrics, Program, eventually, fetch, installed, need, skip, turnpike};
+use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, turnpike};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -111,14 +107,11 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
-        arguments.extend([
-            "--allow-peer",
-            "10.77.0.0/16",
-            "--allow-peer",
-            "fd77::/16",
-            "--admin",
-            "10.77.1.1:9641",
-        ]);
+        // A socket with a file is reached from every network namespace, and an ordinary user may make one here.
+        let dir = Dir::new();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        let admin = format!("unix:{}", dir.at("a.sock").display());
+        arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
             ("--workers", &["1"]),
@@ -135,22 +128,23 @@ impl Links {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }
         let mut program = Program::start(&mut command);
-        program.line_with(" on http://");
-        Server { program, _links: self }
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
     }
 }
 
 /// A running server.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
+    /// With its socket.
+    dir: Dir,
     /// It ends before its namespace does.
     _links: &'l Links,
 }
 
 impl Server<'_> {
     pub(crate) fn metrics(&self) -> Metrics {
-        let admin = SocketAddr::new(SERVER[0], 9641);
-        let (status, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        let (status, text) = get_unix(&self.dir.at("a.sock"), "/metrics").expect("it answers");
         assert_eq!(status, 200);
         Metrics::new(text)
     }
