@@ -97,7 +97,7 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "user"])]
     access_token_file: Option<PathBuf>,
 
-    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate, allocations under way at a time
+    /// Clients, each with its own 5-tuple, 1 to 10000; with --mode allocate or bind, allocations under way at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
 
@@ -120,8 +120,8 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "HOW", default_value_t = Via::Channel)]
     via: Via,
 
-    /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once,
-    /// "invalid" unauthenticated requests and malformed packets (over udp only)
+    /// What is generated: "packet" traffic through the relay and back, "allocate" allocations, each deleted at once, "bind" channels,
+    /// one after the other by each client (with --rate max), "invalid" unauthenticated requests and malformed packets (over udp only)
     #[arg(long, value_name = "MODE", default_value_t = Mode::Packet)]
     mode: Mode,
 

@@ -92,8 +92,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N")]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg, gso or kernel [default: auto, the highest that works but kernel]. With kernel, an
-    /// eBPF program relays lone datagrams between bound channels without waking the server; they do not meet this machine's firewall
+    /// How datagrams enter and leave: auto, basic, mmsg, gso, kernel, xdp or xdp-generic [default: auto, the highest that works in user
+    /// space]. With kernel, an eBPF program relays lone datagrams between bound channels without waking the server; they do not meet
+    /// this machine's firewall. With xdp it does so in the drivers that can; xdp-generic is for tests
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 

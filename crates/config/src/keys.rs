@@ -29,12 +29,14 @@ pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
 
 /// How datagrams enter and leave.
 pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
-    "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+    "\"auto\", \"basic\", \"mmsg\", \"gso\", \"kernel\", \"xdp\" or \"xdp-generic\"",
     |reader, node| {
         reader.parsed(node, |text| match text {
             // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
             "auto" => Ok(DatapathChoice::Auto),
             "kernel" => Ok(DatapathChoice::Kernel),
+            "xdp" => Ok(DatapathChoice::Xdp),
+            "xdp-generic" => Ok(DatapathChoice::XdpGeneric),
             other => other.parse().map(DatapathChoice::Step).map_err(|_| ""),
         })
     },
@@ -42,6 +44,8 @@ pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
         DatapathChoice::Auto => quoted("auto"),
         DatapathChoice::Step(step) => quoted(&step.to_string()),
         DatapathChoice::Kernel => quoted("kernel"),
+        DatapathChoice::Xdp => quoted("xdp"),
+        DatapathChoice::XdpGeneric => quoted("xdp-generic"),
     },
 );
 

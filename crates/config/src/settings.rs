@@ -33,6 +33,10 @@ pub enum DatapathChoice {
     Step(Datapath),
     /// The kernel relays lone datagrams itself; for the others it is as `Auto`.
     Kernel,
+    /// The same in the drivers of the interfaces.
+    Xdp,
+    /// The same on interfaces whose drivers cannot, for tests.
+    XdpGeneric,
 }
 
 settings! {

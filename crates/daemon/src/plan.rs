@@ -49,13 +49,25 @@ impl Plan {
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
-            DatapathChoice::Auto | DatapathChoice::Kernel => Datapath::best(),
+            _ => Datapath::best(),
         };
-        let kernel = settings.datapath == DatapathChoice::Kernel;
-        if kernel {
+        let kernel = match settings.datapath {
+            DatapathChoice::Kernel => Some(Hook::Best),
+            DatapathChoice::Xdp => Some(Hook::Xdp),
+            DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
+            DatapathChoice::Auto | DatapathChoice::Step(_) => None,
+        };
+        if kernel.is_some() {
             notes.push(
                 "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
                  peers are kept away by the peer rules alone"
+                    .to_owned(),
+            );
+        }
+        if settings.datapath == DatapathChoice::Xdp {
+            notes.push(
+                "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
+                 (ethtool -K INTERFACE rxvlan off)"
                     .to_owned(),
             );
         }
@@ -91,7 +103,6 @@ impl Plan {
             datapath,
             kernel,
             max_kernel_flows: settings.kernel_flows,
-            kernel_hook: Hook::Best,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             server: server_config(merged, &layout, &relay, keys),
             listen,

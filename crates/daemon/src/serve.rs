@@ -9,7 +9,7 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
 use turnpike_net::PassedSockets;
-use turnpike_relay::{CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
+use turnpike_relay::{Attachment, CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
 use turnpike_turn::server::Effect;
 
 use crate::{
@@ -403,18 +403,25 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     }
     tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
     if let Some(kernel) = relay.kernel() {
-        let how = if kernel.hook() == Hook::Tcx { "tcx" } else { "clsact" };
-        let interfaces = kernel.interfaces();
-        let where_to = if interfaces.is_empty() {
+        let attached = kernel.attached();
+        let where_to = if attached.is_empty() {
             "to no interface yet: none is Ethernet, up, and has an address".to_owned()
         } else {
-            format!("to {} ({how})", interfaces.join(", "))
+            format!("to {}", named_by_hook(&attached))
         };
         let flows = config.max_kernel_flows;
         tracing::info!(
             "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
             config.datapath
         );
+        for Attachment { interface, hook, why } in &attached {
+            if let Some(why) = why {
+                tracing::warn!(
+                    "data path kernel: not in the driver of {interface}, but at {}: {why}",
+                    hook.name()
+                );
+            }
+        }
     }
     page.say_where();
     for note in &plan.notes {
@@ -423,6 +430,18 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
     if !config.server.authenticate {
         tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
     }
+}
+
+/// As `eth0, eth1 (xdp), docker0 (tcx)`.
+fn named_by_hook(attached: &[Attachment]) -> String {
+    let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
+    hooks.sort_by_key(|hook| !hook.is_xdp());
+    hooks.dedup();
+    let named = hooks.into_iter().map(|hook| {
+        let of_it = attached.iter().filter(|it| it.hook == hook).map(|it| &it.interface[..]);
+        format!("{} ({})", of_it.collect::<Vec<_>>().join(", "), hook.name())
+    });
+    named.collect::<Vec<_>>().join(", ")
 }
 
 impl Generated {

@@ -156,14 +156,13 @@ impl Families<'_, '_, WorkerSnapshot> {
             counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
         let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
         counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
+        let dropped = [KernelCount::Failed, KernelCount::Behind];
+        let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
+        let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
+        counts(&mut self.encoder, "kernel_dropped", help, "reason", dropped)?;
         let mut single = |name, help: &str, value: u64| {
             counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
         };
-        single(
-            "kernel_dropped",
-            "Datagrams that were dropped because the kernel refused to change them.",
-            kernel.counts[KernelCount::Failed as usize],
-        )?;
         single(
             "kernel_flows_refused",
             "Flows that stay in user space because the kernel's table was full.",

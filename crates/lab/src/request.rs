@@ -86,7 +86,7 @@ pub(crate) struct Changes {
     /// Seconds of load before them
     #[arg(long, value_name = "S")]
     pub(crate) warmup: Option<f64>,
-    /// Seconds of the first run after each start, which is thrown away; 0 for none
+    /// Seconds of the first run after each start, which is thrown away; 0 for none. An experiment without one (memory) stays without
     #[arg(long, value_name = "S")]
     pub(crate) discard: Option<f64>,
     /// The metric that decides
@@ -225,7 +225,10 @@ impl Changes {
         experiment.rounds = self.rounds.unwrap_or(experiment.rounds);
         experiment.duration = self.duration.unwrap_or(experiment.duration);
         experiment.warmup = self.warmup.unwrap_or(experiment.warmup);
-        experiment.discard = self.discard.unwrap_or(experiment.discard);
+        // What measures growth since the start has no first run, whatever the others of a suite are told.
+        if experiment.discard > 0.0 {
+            experiment.discard = self.discard.unwrap_or(experiment.discard);
+        }
         experiment.metric = self.metric.clone().unwrap_or_else(|| experiment.metric.clone());
         experiment.seed = self.seed.or(experiment.seed);
         experiment.syscalls |= self.syscalls;
@@ -311,6 +314,18 @@ command = 'true {clients}'
             "--set client=4: no variable \"client\"; did you mean \"clients\"?"
         );
         assert!(requests(&["clients"]).is_err());
+    }
+
+    #[test]
+    fn what_has_no_first_run_gets_none() {
+        let discards = |text: &str| {
+            let changes = Changes { discard: Some(3.0), ..Changes::default() };
+            let text = Text { path: "x.toml".into(), text: text.to_owned() };
+            let requests = Request::of(text, &changes, &Variant::default(), &[]).unwrap();
+            requests[0].experiment().unwrap().discard
+        };
+        assert_eq!(discards(TEXT), 3.0);
+        assert_eq!(discards(&TEXT.replacen("[vars]", "discard = 0\n[vars]", 1)), 0.0);
     }
 
     #[test]

@@ -29,17 +29,18 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "kernel-rate" "kernel-xdp" "kernel-calls" "kernel-burst" "kernel-flood"
+        "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
     ],
 };
 
 /// Programs that several experiments share.
 pub(crate) const PARTS: Shelf =
-    Shelf { kind: "part", folder: "parts", texts: texts!["parts/": "relays" "forwarders"] };
+    Shelf { kind: "part", folder: "parts", texts: texts!["parts/": "relays" "datapaths" "forwarders"] };
 
 /// Tables of experiments.
 pub(crate) const SUITES: Shelf =
-    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "forward"] };
+    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "kernel" "forward"] };
 
 /// A file as it was read, or would be if there were one.
 #[derive(Clone, Debug, PartialEq, Eq)]

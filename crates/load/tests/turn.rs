@@ -137,6 +137,18 @@ fn users_take_turns() {
 }
 
 #[test]
+fn channels_are_bound_one_after_the_other() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { mode: Mode::Bind, clients: 4, rate: Rate::Max, ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    // More than an allocation has, so that some have begun anew.
+    assert!(report.received > 4 * 60, "{report:?}");
+    assert!(report.errors.is_empty(), "{report:?}");
+    wait_until_empty(&relay);
+}
+
+#[test]
 fn invalid_messages_leave_nothing_and_get_less_back_than_they_are() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     let config = Config { mode: Mode::Invalid, clients: 4, ..load(&relay, &reflector) };

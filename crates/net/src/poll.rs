@@ -179,7 +179,20 @@ impl Poller {
     /// # Errors
     /// Those of epoll_wait(2) but EINTR, and of timerfd_settime(2).
     pub fn wait_until(&mut self, now: u64, due: Option<u64>) -> io::Result<&[Event]> {
-        if due.is_some_and(|due| due <= now) {
+        self.wait_until_within(now, due, None)
+    }
+
+    /// The same, but no longer than `at_most`, which is finer than the clock's milliseconds; zero only looks.
+    ///
+    /// # Errors
+    /// As for [`Poller::wait_until`].
+    pub fn wait_until_within(
+        &mut self,
+        now: u64,
+        due: Option<u64>,
+        at_most: Option<Duration>,
+    ) -> io::Result<&[Event]> {
+        if due.is_some_and(|due| due <= now) || at_most.is_some_and(|time| time.is_zero()) {
             self.wait(Some(Duration::ZERO))?;
             self.lively = !self.events.is_empty();
             return Ok(&self.events);
@@ -191,14 +204,14 @@ impl Poller {
             self.alarm = Some(due);
         }
         if self.lively && !self.busy_poll.is_zero() {
-            let until = Instant::now() + self.busy_poll;
+            let until = Instant::now() + at_most.map_or(self.busy_poll, |time| time.min(self.busy_poll));
             while Instant::now() < until {
                 if !self.wait(Some(Duration::ZERO))?.is_empty() {
                     return Ok(&self.events);
                 }
             }
         }
-        self.wait(None)?;
+        self.wait(at_most)?;
         self.lively = !self.events.is_empty();
         Ok(&self.events)
     }

@@ -88,6 +88,9 @@ pub struct Received {
     /// Whether the call was filled to the brim, so that asking again now is likely to bring more. When a lone datagram
     /// was asked for, it is likely not to (but with [`Datapath::Basic`], which always does): level-triggered epoll tells.
     pub more: bool,
+    /// Whether the call asked for more than there was: the socket's queue was empty when it ended. Not so where it has IP_RECVERR, for
+    /// there an ICMP error ends a call as well.
+    pub emptied: bool,
 }
 
 /// Cheap per-worker integers; never reset.
@@ -230,7 +233,7 @@ impl Rx {
         let room = (self.arena.len() - self.used) / SLOT;
         let ask = usize::from(socket.appetite()).min(self.most).min(room);
         if ask == 0 {
-            return Ok(Received { first, count: 0, more: true });
+            return Ok(Received { first, count: 0, more: true, emptied: false });
         }
         let base = self.arena[self.used..].as_mut_ptr();
         for i in 0..ask {
@@ -246,10 +249,12 @@ impl Rx {
             header.msg_flags = 0;
         }
         self.stats.calls += 1;
+        let mut interrupted = false;
         let got = match self.call(socket, ask) {
             Ok(got) => got,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 self.stats.would_block += 1;
+                interrupted = error.kind() == io::ErrorKind::Interrupted;
                 0
             }
             Err(error) => return Err(error),
@@ -269,6 +274,7 @@ impl Rx {
             first,
             count: self.buffers.len() - first,
             more: got == ask && (ask > 1 || self.most == 1),
+            emptied: got < ask && !interrupted,
         })
     }
 
@@ -501,6 +507,22 @@ mod tests {
         rx.used = ARENA - SLOT;
         assert_eq!(rx.recv(&socket).unwrap().count, 1);
         assert_eq!(socket.appetite(), 16);
+    }
+
+    #[test]
+    fn a_call_that_asked_for_more_than_there_was_has_emptied_the_socket() {
+        let socket = socket_with(3);
+        let mut rx = Rx::new(Datapath::Gso);
+        // One is asked for, and it is not known whether there are more.
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.emptied), (1, false));
+        for full in [1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8] {
+            socket.digest(full, full, 16);
+        }
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.emptied), (2, true));
+        let received = rx.recv(&socket).unwrap();
+        assert_eq!((received.count, received.emptied), (0, true));
     }
 
     #[test]

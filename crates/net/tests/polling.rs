@@ -128,6 +128,26 @@ fn deadlines_are_met_also_when_they_move() {
 }
 
 #[test]
+fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline() {
+    let mut poller = Poller::new().unwrap();
+    let started = Instant::now();
+    let due = since(started) + 60_000;
+    for at_most in [Duration::ZERO, Duration::from_micros(70)] {
+        assert!(poller.wait_until_within(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+    }
+    // What comes ends it, and a nearer deadline is met.
+    let waker = Waker::new(&poller, 7).unwrap();
+    waker.wake();
+    assert_eq!(poller.wait_until_within(since(started), Some(due), LONG).unwrap()[0].token, 7);
+    waker.acknowledge();
+    let due = since(started) + 20;
+    while since(started) < due {
+        assert!(poller.wait_until_within(since(started), Some(due), LONG).unwrap().is_empty());
+    }
+    assert!(started.elapsed() < PATIENCE, "the deadline has been missed");
+}
+
+#[test]
 fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();

@@ -44,26 +44,49 @@ struct flow {
 	u64 stamp_end;
 };
 
-/* What changes with each datagram, in a cache line of its own. */
+/* What changes with each datagram, in a cache line of its own. Times are ktime_get_ns. */
 struct state {
-	/* Until the socket is known to have been empty at this time or later, datagrams of user space may still be on their way. */
+	/* When something of it last went up: until the socket is known to have been empty then or later, it may still be on its way. */
 	u64 up;
 	u64 datagrams, bytes;
-	u64 unused[5];
+	/* It stays up until then: more are coming at once. */
+	u64 calm;
+	/* What XDP measures: so many have come since. */
+	u64 since, arrived;
+	/* When XDP last sent something of it across. */
+	u64 across;
+	u64 unused;
 };
+
+/* Of a time in `drained`: user space loses what it is sent, and does not find the socket empty any more. */
+#define BEHIND (1ULL << 63)
 
 /* A word of `routes`: the interface by which something is reached, 0 for none that this program may use, among them what is ours; and
  * whether nothing from there may come by another one (strict reverse path). */
 #define INTERFACE(route) ((u32)(route))
 #define ONLY_FROM_THERE (1ULL << 32)
+/* XDP sends by that interface by redirection also what came by it: a veth does not wake up its far end for XDP_TX unless that has a program
+ * (Linux 6.18, veth_xdp_flush). */
+#define BY_REDIRECTION (1ULL << 33)
 
-/* How long a flow of which a super-packet went up stays there: as long as more are to be expected. In nanoseconds. */
+/* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. The first is 0
+ * where it is not known, both are where XDP does not send. */
+struct hop {
+	u64 to, from;
+};
+
+/* How long a flow that came in bulk stays up: as long as more is to be expected. In nanoseconds. */
 #define CALM 5000000ULL
+/* What XDP takes for bulk, for it sees packets before GRO: more than so many datagrams within so many nanoseconds. */
+#define BURST 16
+#define BURST_TIME 250000ULL
+/* So long may it take until what XDP sends has left: drivers send at the end of a poll, which takes 64 packets at a time. In nanoseconds. */
+#define POLL_TIME 500000ULL
 
 /* Classes of UDP ports, two bits each. */
 enum { LISTENER = 1, RELAY = 2 };
 
-/* Indexes of `counts`. The first four are done, the rest went up for a reason. */
+/* Indexes of `counts`. The first are done or dropped, the rest went up for a reason. */
 enum count {
 	COUNT_TO_PEER,
 	COUNT_TO_CLIENT,
@@ -71,7 +94,11 @@ enum count {
 	COUNT_TURNED_BACK,
 	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
 	COUNT_FAILED,
+	/* Dropped, so that user space can catch up: see BEHIND. */
+	COUNT_BEHIND,
 	PASS_SUPER_PACKET,
+	/* The same where XDP decides, by rate. */
+	PASS_BULK,
 	PASS_SETTLING,
 	PASS_NOT_CHANNEL_DATA,
 	PASS_UNKNOWN_CHANNEL,
@@ -83,6 +110,8 @@ enum count {
 	PASS_TTL,
 	PASS_TOO_BIG,
 	PASS_NO_ROUTE,
+	/* For XDP the link address of the next hop is not known, or it cannot send there. */
+	PASS_NO_NEIGHBOUR,
 	/* Its source is ours, cannot be reached, or is reached by another interface only. */
 	PASS_SOURCE,
 	PASS_CHECKSUM,

@@ -25,8 +25,9 @@ enum { MAP_HASH = 1, MAP_ARRAY = 2, MAP_PERCPU_ARRAY = 6 };
 enum { NO_PREALLOC = 1 << 0, MMAPABLE = 1 << 10 };
 
 enum { TC_NEXT = -1, TC_DROP = 2 };
+enum { XDP_DROP = 1, XDP_PASS = 2, XDP_TX = 3 };
 enum { PACKET_HOST = 0 };
-enum { CSUM_LEVEL_QUERY = 0 };
+enum { CSUM_LEVEL_QUERY = 0, CSUM_LEVEL_INC = 1, CSUM_LEVEL_DEC = 2 };
 enum { ROOM_NET = 0, ROOM_KEEPS_CSUM = 1 << 5 };
 
 /* The start of struct __sk_buff: what is read or written here, and what lies between. */
@@ -63,20 +64,33 @@ struct __sk_buff {
 	u32 gso_segs;
 };
 
+struct xdp_md {
+	u32 data;
+	u32 data_end;
+	u32 data_meta;
+	u32 ingress_ifindex;
+	u32 rx_queue_index;
+	u32 egress_ifindex;
+};
+
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_get_ns)(void) = (void *)5;
 static u32 (*get_prandom_u32)(void) = (void *)7;
 static long (*skb_store_bytes)(struct __sk_buff *, u64 offset, const void *from, u64 len, u64 flags) = (void *)9;
+static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*skb_load_bytes)(const struct __sk_buff *, u64 offset, void *to, u64 len) = (void *)26;
 static s64 (*csum_diff)(const void *from, u64 from_size, const void *to, u64 to_size, u64 seed) = (void *)28;
 static long (*skb_change_proto)(struct __sk_buff *, u16 proto, u64 flags) = (void *)31;
 static long (*skb_change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static long (*skb_pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 static s64 (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
+static long (*xdp_adjust_head)(struct xdp_md *, int delta) = (void *)44;
 static long (*skb_adjust_room)(struct __sk_buff *, int diff, u32 mode, u64 flags) = (void *)50;
+static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;
 static s64 (*csum_level)(struct __sk_buff *, u64 level) = (void *)135;
 static long (*redirect_neigh)(u32 ifindex, void *params, int params_len, u64 flags) = (void *)152;
-static long (*check_mtu)(struct __sk_buff *, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;
+static long (*check_mtu)(void *context, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;
+static long (*xdp_load_bytes)(struct xdp_md *, u64 offset, void *to, u64 len) = (void *)189;
 
 enum { ETH_LEN = 14, UDP_LEN = 8, IPV4_LEN = 20, IPV6_LEN = 40, IPPROTO_UDP = 17 };
 enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd };

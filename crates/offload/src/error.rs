@@ -21,7 +21,9 @@ pub enum OffloadError {
         source: io::Error,
     },
     /// The verifier did not take the program.
-    #[error("the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later, better 6.6")]
+    #[error(
+        "the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later (xdp: 5.18), better 6.6"
+    )]
     Verifier {
         /// The last line of its log.
         said: String,
@@ -48,6 +50,15 @@ pub enum OffloadError {
         /// Where.
         interface: String,
         /// The kernel's answer.
+        said: String,
+    },
+    /// No interface can have XDP.
+    #[error(
+        "no interface runs the program in its driver ({said}): use --datapath kernel, which every driver can, or --datapath xdp-generic \
+         for a test"
+    )]
+    Xdp {
+        /// Why each cannot.
         said: String,
     },
     /// The object is damaged.

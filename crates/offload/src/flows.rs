@@ -14,7 +14,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 use crate::{
     error::OffloadError,
     kernel::{Shared, map_error},
-    layout::{BYTES, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, mapped},
+    layout::{BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, mapped},
     slots::Slots,
 };
 
@@ -109,10 +109,27 @@ impl Flows {
         locked(&self.shared.socket_slots).give_back(socket);
     }
 
-    /// What this socket received before that time has left.
-    pub fn drained(&self, socket: u32, before_ns: u64) {
-        // Release: it was sent before this is seen.
-        self.shared.drained[socket as usize].fetch_max(before_ns, Ordering::Release);
+    /// All that was in the queue of this socket at that time has been sent on.
+    pub fn drained(&self, socket: u32, at_ns: u64) {
+        // What the program has seen since then less the gap may not have been in the queue yet.
+        let before_ns = at_ns.saturating_sub(self.shared.gap_ns);
+        let word = &self.shared.drained[socket as usize];
+        // Only the worker that has the socket writes here. Release: it was sent before this is seen.
+        word.store((word.load(Ordering::Relaxed) & !BEHIND).max(before_ns), Ordering::Release);
+    }
+
+    /// Whether this worker cannot keep up with this socket, so that what its flows receive is lost in any case: then the program drops
+    /// what waits for the socket to be emptied, instead of adding to it. Until the next [`Flows::drained`].
+    pub fn behind(&self, socket: u32, is_behind: bool) {
+        let word = &self.shared.drained[socket as usize];
+        let time = word.load(Ordering::Relaxed) & !BEHIND;
+        word.store(if is_behind { time | BEHIND } else { time }, Ordering::Release);
+    }
+
+    /// How long, after the program has seen a packet, it may take that into its socket, in nanoseconds.
+    #[must_use]
+    pub fn gap_ns(&self) -> u64 {
+        self.shared.gap_ns
     }
 
     /// A state for new flows. What comes until their socket has been emptied goes up: something of theirs may be on its way.
@@ -122,6 +139,8 @@ impl Flows {
             return Err(Full);
         };
         let state = State { slot, seen: self.read(slot) };
+        // That of whoever had it before.
+        self.word(slot, CALM).store(0, Ordering::Relaxed);
         self.hold_up(&state);
         Ok(state)
     }

@@ -1,4 +1,4 @@
-//! The program in the kernel: loaded, attached to the interfaces that there are, and kept attached to those that come.
+//! The programs in the kernel: loaded, attached to the interfaces that there are, and kept attached to those that come.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,38 +12,46 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
     programs::{
-        LinkOrder, SchedClassifier, TcAttachType,
+        LinkOrder, SchedClassifier, TcAttachType, Xdp,
+        links::FdLink,
         tc::{NlOptions, SchedClassifierLinkId, TcAttachOptions},
     },
     util::KernelVersion,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use strum::VariantArray as _;
 
 use crate::{
     error::{OffloadError, chain},
     flows::Flows,
-    layout::{self, Count, STATE_WORDS},
-    netlink::{Interface, Netlink, News},
+    layout::{self, Count, HOP_WORDS, STATE_WORDS},
+    netlink::{Interface, NeighbourNews, Netlink, News},
     routes::Routes,
     slots::Slots,
     words::Words,
+    xdp,
 };
 
 /// Built by `bpf/build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 
-/// The program's name, by which leftovers are found too.
+/// The program for TC, by whose name leftovers are found too.
 const PROGRAM: &str = "turnpike";
+/// The program for XDP.
+const XDP_PROGRAM: &str = "turnpike_xdp";
 
-/// Since when programs are attached by links.
+/// Since when programs are attached to TC by links.
 const LINKS: KernelVersion = KernelVersion::new(6, 6, 0);
+
+/// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
+const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 
 /// What the program is made for.
 #[derive(Clone, Debug)]
@@ -69,6 +77,41 @@ pub enum Hook {
     Tcx,
     /// As a filter, which stays if the process is killed: until the next start, or with the flows' own time.
     Clsact,
+    /// In the driver, by a link; [`Hook::Best`] on interfaces whose driver cannot, if there is one that can.
+    Xdp,
+    /// The same by any driver, which is slower than TC: for tests.
+    XdpGeneric,
+}
+
+impl Hook {
+    /// Whether it sees packets before GRO does.
+    #[must_use]
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpGeneric)
+    }
+
+    /// As users know it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Best => "best",
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+            Self::Xdp => "xdp",
+            Self::XdpGeneric => "xdp-generic",
+        }
+    }
+}
+
+/// An interface on which lone datagrams are relayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Its name.
+    pub interface: String,
+    /// How the program is attached: not [`Hook::Best`].
+    pub hook: Hook,
+    /// Why that is not XDP, where that was asked for.
+    pub why: Option<String>,
 }
 
 /// A program that is attached. Dropped, it is not.
@@ -93,8 +136,10 @@ pub(crate) struct Shared {
     pub(crate) refused: AtomicU64,
     /// Distinguishes installations, over all workers.
     pub(crate) stamp: AtomicU64,
+    /// How long after a program has seen it a packet may come to its socket.
+    pub(crate) gap_ns: u64,
     counts: Mutex<PerCpuArray<MapData, u64>>,
-    attached: Mutex<BTreeSet<String>>,
+    attached: Mutex<Vec<Attachment>>,
     hook: Hook,
 }
 
@@ -118,6 +163,8 @@ impl Kernel {
     /// [`OffloadError`], which says what to change; then nothing is left attached.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
         let words = |count: u32| count as usize;
+        let by_xdp = settings.hook.is_xdp();
+        let hops = if by_xdp { settings.flows } else { 1 };
         // A state for each flow, and for each client one more; a client has two flows at least.
         let states = settings.flows.saturating_add(settings.flows / 2);
         let mut object = EbpfLoader::new()
@@ -126,6 +173,7 @@ impl Kernel {
             .map_max_entries("states", states)
             .map_max_entries("drained", settings.sockets)
             .map_max_entries("routes", settings.flows)
+            .map_max_entries("hops", hops)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
         // Before its maps are taken from the object: the program names them by descriptors that are open.
@@ -135,21 +183,28 @@ impl Kernel {
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }
+        if by_xdp {
+            xdp::check_kernel()?;
+            xdp_program(&mut object)?.load().map_err(OffloadError::program)?;
+        }
         let classes = array(&mut object, "ports", 2048)?;
         let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
         for (word, class) in classes.iter().zip(layout::classes(&listeners, settings.relay_ports.clone())) {
             word.store(class, Ordering::Relaxed);
         }
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
-        let hook = match settings.hook {
-            Hook::Best if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
-            Hook::Best => Hook::Clsact,
-            asked => asked,
+        let at_tc = match settings.hook {
+            asked @ (Hook::Tcx | Hook::Clsact) => asked,
+            _ if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
+            _ => Hook::Clsact,
         };
         let shared = Shared {
             states: array(&mut object, "states", words(states) * STATE_WORDS)?,
             drained: array(&mut object, "drained", words(settings.sockets))?,
-            routes: Routes::new(array(&mut object, "routes", words(settings.flows))?)?,
+            routes: Routes::new(
+                array(&mut object, "routes", words(settings.flows))?,
+                by_xdp.then(|| array(&mut object, "hops", words(hops) * HOP_WORDS)).transpose()?,
+            )?,
             flows: data(take(&mut object, "flows")?)?,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
@@ -157,9 +212,10 @@ impl Kernel {
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             stamp: AtomicU64::new(1),
+            gap_ns: if by_xdp { layout::XDP_GAP_NS } else { layout::TC_GAP_NS },
             counts: Mutex::new(counts),
             attached: Mutex::default(),
-            hook,
+            hook: settings.hook,
         };
         let shared = Arc::new(shared);
         // News first: what changes in between is then seen once more, and not missed.
@@ -170,11 +226,14 @@ impl Kernel {
             object,
             netlink: Netlink::new()?,
             news,
+            neighbours: by_xdp.then(NeighbourNews::new).transpose()?,
             stop: stop.try_clone()?,
+            at_tc,
             links: BTreeMap::new(),
             complained: BTreeSet::new(),
         };
         watcher.attach(true)?;
+        watcher.follow_routes()?;
         let watcher = thread::Builder::new().name("offload".to_owned()).spawn(move || watcher.run())?;
         Ok(Self { shared, watcher: Some(watcher), stop })
     }
@@ -187,16 +246,10 @@ impl Kernel {
         Flows::new(Arc::clone(&self.shared))
     }
 
-    /// The interfaces that it is attached to, by name.
+    /// The interfaces on which it relays, by name.
     #[must_use]
-    pub fn interfaces(&self) -> Vec<String> {
-        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
-    }
-
-    /// How it is attached: by links, or by filters.
-    #[must_use]
-    pub fn hook(&self) -> Hook {
-        self.shared.hook
+    pub fn attached(&self) -> Vec<Attachment> {
+        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What has been counted.
@@ -227,95 +280,168 @@ impl Drop for Kernel {
     }
 }
 
-/// Follows interfaces and routes, on a thread of its own.
+/// Follows interfaces, routes and neighbours, on a thread of its own.
 struct Watcher {
     shared: Arc<Shared>,
     object: Ebpf,
     netlink: Netlink,
     news: News,
+    /// For XDP.
+    neighbours: Option<NeighbourNews>,
     stop: OwnedFd,
+    /// How a program is attached to TC.
+    at_tc: Hook,
     /// By the interface's number.
-    links: BTreeMap<u32, (String, SchedClassifierLinkId)>,
+    links: BTreeMap<u32, Attached>,
     /// Interfaces that it could not be attached to, said once.
     complained: BTreeSet<u32>,
 }
 
+struct Attached {
+    /// `None` for loopback, where nothing is relayed.
+    told: Option<Attachment>,
+    link: Link,
+}
+
+enum Link {
+    Tc(SchedClassifierLinkId),
+    /// Ends as it is dropped.
+    Xdp(FdLink),
+}
+
 impl Watcher {
     fn run(mut self) {
+        let mut used = Instant::now();
         loop {
             let stopped = {
                 let readable = PollFlags::IN;
-                let mut fds = [PollFd::new(&self.news, readable), PollFd::new(&self.stop, readable)];
-                let _ = poll(&mut fds, None);
-                !fds[1].revents().is_empty()
+                let mut fds = vec![PollFd::new(&self.stop, readable), PollFd::new(&self.news, readable)];
+                fds.extend(self.neighbours.as_ref().map(|neighbours| PollFd::new(neighbours, readable)));
+                let at_most = Timespec::try_from(NEIGHBOURS_EVERY).ok();
+                let _ = poll(&mut fds, at_most.as_ref().filter(|_| self.neighbours.is_some()));
+                !fds[0].revents().is_empty()
             };
             if stopped {
                 break;
             }
             if self.news.heard() {
-                if let Err(error) = self.shared.routes.refresh(&mut self.netlink) {
-                    tracing::warn!(
-                        "cannot read the routes of this machine ({error}): the kernel path keeps those of before"
-                    );
+                for done in [self.attach(false), self.follow_routes()] {
+                    if let Err(error) = done {
+                        tracing::warn!("{error}: the kernel path keeps what it knows");
+                    }
                 }
-                if let Err(error) = self.attach(false) {
-                    tracing::warn!("{error}");
-                }
+            }
+            let is_time = used.elapsed() >= NEIGHBOURS_EVERY;
+            if is_time {
+                used = Instant::now();
+            }
+            if let Err(error) = self.follow_neighbours(is_time) {
+                tracing::warn!(
+                    "cannot read the neighbours of this machine ({error}): XDP keeps those of before"
+                );
             }
         }
         self.detach_all();
     }
 
+    fn follow_routes(&mut self) -> Result<(), OffloadError> {
+        let by_xdp = |(number, it): (&u32, &Attached)| matches!(it.link, Link::Xdp(_)).then_some(*number);
+        let xdp = self.links.iter().filter_map(by_xdp).collect();
+        Ok(self.shared.routes.refresh(&mut self.netlink, &xdp)?)
+    }
+
+    fn follow_neighbours(&mut self, is_time: bool) -> std::io::Result<()> {
+        let Some(neighbours) = &self.neighbours else { return Ok(()) };
+        let changed = neighbours.heard();
+        let routes = &self.shared.routes;
+        if changed.as_ref().is_none_or(|changed| !changed.is_empty()) {
+            routes.refresh_neighbours(&mut self.netlink, changed.as_ref())?;
+        }
+        if is_time { routes.use_neighbours(&mut self.netlink) } else { Ok(()) }
+    }
+
     /// Attaches to what has come, lets go of what is gone. At the start, an interface that refuses is an error; later it is said.
     fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
+        let relays = |it: &Interface| it.is_ethernet && !it.is_port;
         let wanted: Vec<Interface> = self
             .netlink
             .interfaces()?
             .into_iter()
-            .filter(|it| it.is_ethernet && it.is_up && !it.is_port && addressed.contains(&it.number))
+            .filter(|it| it.is_up && addressed.contains(&it.number) && (it.is_loopback || relays(it)))
             .collect();
         let numbers: BTreeSet<u32> = wanted.iter().map(|interface| interface.number).collect();
         let gone: Vec<u32> = self.links.keys().copied().filter(|number| !numbers.contains(number)).collect();
         for number in gone {
-            if let Some((name, link)) = self.links.remove(&number) {
-                // Of an interface that is no more, the kernel has removed it.
-                let _ = program(&mut self.object)?.detach(link);
-                if !starting {
-                    tracing::info!("kernel data path: {name} is down, or has no address any more");
+            if let Some(attached) = self.links.remove(&number) {
+                self.detach(attached.link);
+                if let Some(Attachment { interface, .. }) = attached.told.filter(|_| !starting) {
+                    tracing::info!("kernel data path: {interface} is down, or has no address any more");
                 }
             }
         }
         self.complained.retain(|number| numbers.contains(number));
-        for Interface { number, name, .. } in wanted {
-            if self.links.contains_key(&number) {
+        for interface in wanted {
+            if self.links.contains_key(&interface.number) {
                 continue;
             }
-            match self.attach_to(&name) {
-                Ok(link) => {
-                    if !starting {
-                        tracing::info!("kernel data path: attached to {name}");
+            match self.attach_to(&interface) {
+                Ok(attached) => {
+                    if let Some(told) = attached.told.as_ref().filter(|_| !starting) {
+                        let Attachment { interface, hook, .. } = told;
+                        tracing::info!("kernel data path: attached to {interface} ({})", hook.name());
                     }
-                    self.links.insert(number, (name, link));
+                    self.links.insert(interface.number, attached);
                 }
+                // Gone since it was asked for.
+                Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
                 Err(error) if starting => {
                     self.detach_all();
                     return Err(error);
                 }
                 Err(error) => {
-                    if self.complained.insert(number) {
+                    if self.complained.insert(interface.number) {
                         tracing::warn!("{error}: what comes by it is relayed in user space");
                     }
                 }
             }
         }
-        let names = self.links.values().map(|(name, _)| name.clone()).collect();
-        *self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        let mut told: Vec<Attachment> = self.links.values().filter_map(|it| it.told.clone()).collect();
+        told.sort_by(|one, other| one.interface.cmp(&other.interface));
+        if starting
+            && self.shared.hook.is_xdp()
+            && !told.iter().any(|it| it.hook.is_xdp())
+            && !told.is_empty()
+        {
+            self.detach_all();
+            let why = |it: Attachment| format!("{}: {}", it.interface, it.why.unwrap_or_default());
+            return Err(OffloadError::Xdp { said: told.into_iter().map(why).collect::<Vec<_>>().join("; ") });
+        }
+        *self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner) = told;
         Ok(())
     }
 
-    fn attach_to(&mut self, name: &str) -> Result<SchedClassifierLinkId, OffloadError> {
-        let options = if self.shared.hook == Hook::Tcx {
+    fn attach_to(&mut self, interface: &Interface) -> Result<Attached, OffloadError> {
+        let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
+        if interface.is_loopback {
+            // What our relayed addresses send to each other passes by here, and marks its flow.
+            return Ok(Attached { told: None, link: self.attach_to_tc(&interface.name)? });
+        }
+        let mut why = None;
+        if self.shared.hook.is_xdp() {
+            match xdp::attach(xdp_program(&mut self.object)?, interface, self.shared.hook) {
+                Ok(link) => {
+                    return Ok(Attached { told: Some(told(self.shared.hook, None)), link: Link::Xdp(link) });
+                }
+                Err(said) => why = Some(said),
+            }
+        }
+        let link = self.attach_to_tc(&interface.name)?;
+        Ok(Attached { told: Some(told(self.at_tc, why)), link })
+    }
+
+    fn attach_to_tc(&mut self, name: &str) -> Result<Link, OffloadError> {
+        let options = if self.at_tc == Hook::Tcx {
             // Behind what others have there: a firewall comes first.
             TcAttachOptions::TcxOrder(LinkOrder::default())
         } else {
@@ -326,20 +452,34 @@ impl Watcher {
             TcAttachOptions::Netlink(NlOptions::default())
         };
         let attached = program(&mut self.object)?.attach_with_options(name, TcAttachType::Ingress, options);
-        attached.map_err(|error| OffloadError::Attach { interface: name.to_owned(), said: chain(&error) })
+        attached
+            .map(Link::Tc)
+            .map_err(|error| OffloadError::Attach { interface: name.to_owned(), said: chain(&error) })
+    }
+
+    fn detach(&mut self, link: Link) {
+        match link {
+            // Of an interface that is no more, the kernel has removed it.
+            Link::Tc(link) => _ = program(&mut self.object).map(|program| program.detach(link)),
+            Link::Xdp(link) => drop(link),
+        }
     }
 
     fn detach_all(&mut self) {
-        let links = std::mem::take(&mut self.links);
-        let Ok(program) = program(&mut self.object) else { return };
-        for (_, link) in links.into_values() {
-            let _ = program.detach(link);
+        for attached in std::mem::take(&mut self.links).into_values() {
+            self.detach(attached.link);
         }
     }
 }
 
 fn program(object: &mut Ebpf) -> Result<&mut SchedClassifier, OffloadError> {
     let program = object.program_mut(PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {PROGRAM}")))?;
+    program.try_into().map_err(OffloadError::program)
+}
+
+fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
+    let program =
+        object.program_mut(XDP_PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {XDP_PROGRAM}")))?;
     program.try_into().map_err(OffloadError::program)
 }
 

@@ -104,7 +104,7 @@ impl Flow {
     }
 }
 
-/// Words (of 64 bits) of a state: `up`, datagrams, bytes.
+/// Words (of 64 bits) of a state.
 pub const STATE_WORDS: usize = 8;
 /// Word of a state: when something of the flow last went up.
 pub const UP: usize = 0;
@@ -112,19 +112,48 @@ pub const UP: usize = 0;
 pub const DATAGRAMS: usize = 1;
 /// Word of a state: bytes of their payload.
 pub const BYTES: usize = 2;
+/// Word of a state: until when the flow stays up, whatever its socket.
+pub const CALM: usize = 3;
+/// Word of a state: since when XDP counts its datagrams.
+pub const SINCE: usize = 4;
+/// Word of a state: how many they are.
+pub const ARRIVED: usize = 5;
+/// Word of a state: when XDP last sent something across.
+pub const ACROSS: usize = 6;
 
-/// How long a flow of which a super-packet went up stays there, in nanoseconds.
+/// Words of a next hop: its link address, 0 where that is not known, and our own on that link, each as it lies in a frame, with two bytes of
+/// 0 behind.
+pub const HOP_WORDS: usize = 2;
+
+/// In a time until which a socket has been emptied: it is not any more, and loses what it is sent.
+pub const BEHIND: u64 = 1 << 63;
+
+/// How long a flow that came in bulk stays up, in nanoseconds.
 pub const CALM_NS: u64 = 5_000_000;
+/// More than so many datagrams are bulk where XDP decides...
+pub const BURST: u64 = 16;
+/// ...that come within so many nanoseconds.
+pub const BURST_NS: u64 = 250_000;
+/// What XDP sends has left after so many nanoseconds: drivers send at the end of a poll.
+pub const POLL_NS: u64 = 500_000;
+
+/// A packet is in its socket's queue so long after the program at TC ingress has seen it, at the latest: both happen in one run of a softirq,
+/// which hands on eight packets at a time. In nanoseconds.
+pub const TC_GAP_NS: u64 = 50_000;
+/// The same after XDP, which sees it before GRO: that may keep it until the next tick of the clock.
+pub const XDP_GAP_NS: u64 = 2_000_000;
 
 /// In a route: nothing from there may come by another interface.
 pub const ONLY_FROM_THERE: u64 = 1 << 32;
+/// In a route: XDP sends by this interface by redirection alone.
+pub const BY_REDIRECTION: u64 = 1 << 33;
 
 /// A class of ports: those of listeners.
 pub const LISTENER: u64 = 1;
 /// A class of ports: those of relayed transport addresses.
 pub const RELAY: u64 = 2;
 
-/// What is counted, in the order of the program's counters. The first four were taken, all others went up for a reason.
+/// What is counted, in the order of the program's counters. The first were taken or dropped, all others went up for a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Count {
@@ -136,8 +165,12 @@ pub enum Count {
     TurnedBack,
     /// Dropped: the kernel refused a change when others had been made already.
     Failed,
+    /// Dropped: user space is overloaded, and its flow goes across as soon as that has sent what it has.
+    Behind,
     /// Coalesced by GRO: user space is cheaper for these.
     SuperPacket,
+    /// The same where XDP decides: many of its flow within a moment.
+    Bulk,
     /// Others of its flow went up, and may still be on their way.
     Settling,
     /// Requests and indications.
@@ -160,6 +193,8 @@ pub enum Count {
     TooBig,
     /// No route that the program may use: none at all, one to this machine itself, or one that is no Ethernet.
     NoRoute,
+    /// XDP does not know the link address of the next hop, or cannot send there.
+    NoNeighbour,
     /// Its source is ours, cannot be reached, or is reached by another interface only (strict reverse path).
     Source,
     /// Wrong UDP checksum.
@@ -176,7 +211,7 @@ impl Count {
     /// Whether it says why a packet went up.
     #[must_use]
     pub fn is_pass(self) -> bool {
-        self as usize > Self::Failed as usize
+        self as usize > Self::Behind as usize
     }
 }
 
@@ -234,7 +269,27 @@ mod tests {
     fn counters_have_the_same_order_in_both_languages() {
         let here: Vec<&str> = Count::VARIANTS.iter().map(Into::into).collect();
         assert_eq!(names_in_c(&["COUNT_", "PASS_"]), here);
-        assert!(Count::SuperPacket.is_pass() && !Count::Failed.is_pass());
+        assert!(Count::SuperPacket.is_pass() && !Count::Behind.is_pass());
+    }
+
+    #[test]
+    fn words_of_a_state_have_the_same_order_in_both_languages() {
+        let source = include_str!("../bpf/flow.h");
+        let body = source.split("struct state {").nth(1).expect("it has states").split('}').next();
+        let fields = body.expect("an end").lines().filter_map(|line| line.trim().strip_prefix("u64 "));
+        let names: Vec<&str> = fields.flat_map(|line| line.trim_end_matches(';').split(", ")).collect();
+        for (at, name) in [
+            (UP, "up"),
+            (DATAGRAMS, "datagrams"),
+            (BYTES, "bytes"),
+            (CALM, "calm"),
+            (SINCE, "since"),
+            (ARRIVED, "arrived"),
+            (ACROSS, "across"),
+        ] {
+            assert_eq!(names.get(at), Some(&name), "{names:?}");
+        }
+        assert_eq!(names.len(), STATE_WORDS, "{names:?}");
     }
 
     #[test]
@@ -242,7 +297,11 @@ mod tests {
         let source = include_str!("../bpf/flow.h");
         for line in [
             format!("#define CALM {CALM_NS}ULL"),
+            format!("#define BURST {BURST}\n#define BURST_TIME {BURST_NS}ULL"),
+            format!("#define POLL_TIME {POLL_NS}ULL"),
+            "#define BEHIND (1ULL << 63)".to_owned(),
             "#define ONLY_FROM_THERE (1ULL << 32)".to_owned(),
+            "#define BY_REDIRECTION (1ULL << 33)".to_owned(),
             format!("enum {{ LISTENER = {LISTENER}, RELAY = {RELAY} }};"),
             format!("\tCLIENT = {},", Kind::Client as u8),
             format!("\tTO_PEER = {},", Kind::ToPeer as u8),

@@ -1,16 +1,16 @@
-//! The path through the kernel: a program at TC ingress relays lone datagrams between bound channels, so that they never wake a worker.
-//! What GRO has coalesced goes up to user space, as does all of which the program is not sure.
+//! The path through the kernel: a program at TC ingress, or in the driver (XDP), relays lone datagrams between bound channels, so that they
+//! never wake a worker. What comes in bulk goes up to user space, as does all of which the program is not sure.
 //!
 //! ```text
 //!                     ┌──────────── user space: whatever goes up ────────────┐
-//!  interface ──▶ TC ingress: flow found, alone, in order? ──across──▶ interface
+//!  interface ──▶ TC ingress or XDP: flow found, alone, in order? ──across──▶ interface
 //!                     │ flows: by source, destination, channel               │
-//!                     └ routes, states (order, counters), drained ◀──────────┘ kept by the workers
+//!                     └ routes, hops, states (order, counters), drained ◀────┘ kept by the workers and a thread that hears netlink
 //! ```
 //!
-//! - [`Kernel`] loads the program (`bpf/relay.bpf.c`), attaches it, and follows interfaces and routes.
+//! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
 //! - [`Flows`] is a worker's way to its flows.
-//! - [`mirror`] decides in Rust what the program decides, for tests and for readers.
+//! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
 
 pub mod error;
 pub mod flows;
@@ -21,10 +21,11 @@ mod netlink;
 mod routes;
 mod slots;
 mod words;
+mod xdp;
 
 pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
-pub use kernel::{Hook, Kernel, Settings, Snapshot};
+pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
 
 #[cfg(not(target_endian = "little"))]

@@ -1,5 +1,5 @@
-//! What the program in the kernel decides, decided once more in Rust: pure, so that it can be read and tested without a kernel. Each rule
-//! stands where it stands in `bpf/relay.bpf.c`; tests feed both the same packets and tables.
+//! What the programs in the kernel decide, decided once more in Rust: pure, so that it can be read and tested without a kernel. Each rule
+//! stands where it stands in `bpf/decide.h`; tests feed both the same packets and tables.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,8 @@ use std::{
 };
 
 use crate::layout::{
-    CALM_NS, Count, Flow, FlowKey, Kind, LISTENER, ONLY_FROM_THERE, RELAY, class_of, mapped,
+    BEHIND, BURST, BURST_NS, CALM_NS, Count, Flow, FlowKey, HOP_WORDS, Kind, LISTENER, ONLY_FROM_THERE,
+    POLL_NS, RELAY, class_of, mapped,
 };
 
 const ETHERNET: usize = 14;
@@ -24,6 +25,15 @@ const MAX_UDP: usize = 2044;
 /// What fits through every link in IPv6 (RFC 8200 section 5).
 const MIN_MTU_V6: usize = 1280;
 
+/// Where a program sees packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At TC ingress: behind GRO, and with what the kernel knows.
+    Tc,
+    /// In the driver: nothing is known but its bytes.
+    Xdp,
+}
+
 /// A frame, and what the kernel knows of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
@@ -31,23 +41,25 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// By which it came.
     pub interface: u32,
-    /// Sent to this machine's address on that link.
+    /// Sent to this machine's address on that link; for TC.
     pub for_us: bool,
-    /// Of how many datagrams GRO has made it.
+    /// Of how many datagrams GRO has made it; for TC.
     pub segments: u32,
-    /// What is known of its UDP checksum.
+    /// What is known of its UDP checksum; for TC.
     pub summed: Summed,
 }
 
 /// What the kernel knows of a UDP checksum (`ip_summed`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summed {
-    /// Nothing (CHECKSUM_NONE; CHECKSUM_PARTIAL looks the same).
+    /// Nothing (CHECKSUM_NONE).
     Nothing,
     /// It is right (CHECKSUM_UNNECESSARY).
     Verified,
     /// The sum of all that is behind the Ethernet header (CHECKSUM_COMPLETE).
     Complete,
+    /// That the field holds the sum of the pseudo-header alone (CHECKSUM_PARTIAL).
+    Partial,
 }
 
 /// What the maps hold.
@@ -55,14 +67,31 @@ pub enum Summed {
 pub struct Tables {
     /// By key.
     pub flows: HashMap<FlowKey, Flow>,
-    /// Word [`crate::layout::UP`] of each state.
-    pub up: Vec<u64>,
+    /// By number.
+    pub states: Vec<State>,
     /// By socket.
     pub drained: Vec<u64>,
     /// By number.
     pub routes: Vec<u64>,
+    /// Next hops by number, for XDP.
+    pub hops: Vec<[u64; HOP_WORDS]>,
     /// See [`crate::layout::classes`].
     pub classes: Vec<u64>,
+}
+
+/// A state, but for what it has counted. See [`crate::layout::UP`] and the words behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// [`crate::layout::UP`].
+    pub up: u64,
+    /// [`crate::layout::CALM`].
+    pub calm: u64,
+    /// [`crate::layout::SINCE`].
+    pub since: u64,
+    /// [`crate::layout::ARRIVED`].
+    pub arrived: u64,
+    /// [`crate::layout::ACROSS`].
+    pub across: u64,
 }
 
 /// What is asked of the kernel on the way.
@@ -81,8 +110,8 @@ pub struct Moment<'a> {
 pub struct Decision {
     /// Where it goes.
     pub verdict: Verdict,
-    /// The state whose word [`crate::layout::UP`] becomes at least this.
-    pub mark: Option<(u32, u64)>,
+    /// The state of its flow, and what that is afterwards.
+    pub state: Option<(u32, State)>,
 }
 
 /// Where a frame goes.
@@ -90,7 +119,9 @@ pub struct Decision {
 pub enum Verdict {
     /// To the rest of the kernel; counted, or none of our business.
     Up(Option<Count>),
-    /// Out by this interface, as these bytes (the Ethernet addresses are still to be filled in).
+    /// Nowhere.
+    Dropped(Count),
+    /// Out by this interface, as these bytes (at TC the Ethernet addresses are still to be filled in).
     Across {
         /// Its number.
         interface: u32,
@@ -130,9 +161,9 @@ impl Packet<'_> {
 
 /// Decides.
 #[must_use]
-pub fn decide(frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decision {
-    let up = |count| Decision { verdict: Verdict::Up(count), mark: None };
-    if !frame.for_us {
+pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decision {
+    let up = |count| Decision { verdict: Verdict::Up(count), state: None };
+    if place == Place::Tc && !frame.for_us {
         return up(None);
     }
     let packet = match parse(frame.bytes) {
@@ -144,7 +175,8 @@ pub fn decide(frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decisi
         return up(None);
     }
     let [number, _] = packet.channel_data();
-    let looks_like_it = class & LISTENER != 0 && frame.segments <= 1 && number & 0xc000 == 0x4000;
+    let is_alone = place == Place::Xdp || frame.segments <= 1;
+    let looks_like_it = class & LISTENER != 0 && is_alone && number & 0xc000 == 0x4000;
     let plain = packet.key;
     let on_channel = FlowKey { channel: number.to_be_bytes(), ..plain };
     for key in [on_channel, plain].iter().skip(usize::from(!looks_like_it)) {
@@ -153,7 +185,7 @@ pub fn decide(frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decisi
             if flow.stamp != flow.stamp_end || flow.key != *key {
                 return up(Some(Count::Stale));
             }
-            return forward(frame, &packet, flow, tables, moment);
+            return forward(place, frame, &packet, flow, tables, moment);
         }
     }
     up(Some(match (class & LISTENER != 0, looks_like_it) {
@@ -234,11 +266,33 @@ struct Way<'t> {
     /// By which it leaves.
     flow: &'t Flow,
     interface: u32,
+    hop: [u64; HOP_WORDS],
     /// One of our relayed addresses sends to another.
     turned_back: bool,
+    to_peer: bool,
+    payload: usize,
+}
+
+impl Way<'_> {
+    fn leaves_with_header(&self) -> bool {
+        !self.to_peer || self.turned_back
+    }
+
+    fn hops(&self) -> u8 {
+        if self.turned_back { 2 } else { 1 }
+    }
+
+    fn udp_length(&self) -> usize {
+        UDP + if self.leaves_with_header() { CHANNEL_DATA } else { 0 } + self.payload
+    }
+
+    fn ip_length(&self) -> usize {
+        self.udp_length() + if self.flow.leaves_by_v6() { IPV6 } else { IPV4 }
+    }
 }
 
 fn forward(
+    place: Place,
     frame: &Frame<'_>,
     packet: &Packet<'_>,
     flow: &Flow,
@@ -246,75 +300,176 @@ fn forward(
     moment: &Moment<'_>,
 ) -> Decision {
     let now = moment.now;
-    let mut until = now;
-    let up = |count, until: Option<u64>| Decision {
-        verdict: Verdict::Up(Some(count)),
-        mark: until.map(|until| (flow.state, until)),
-    };
-    let (Some(last_up), Some(drained)) =
-        (tables.up.get(flow.state as usize), tables.drained.get(flow.socket as usize))
+    let (Some(mut state), Some(drained)) =
+        (tables.states.get(flow.state as usize).copied(), tables.drained.get(flow.socket as usize).copied())
     else {
-        return up(Count::Stale, None);
+        return Decision { verdict: Verdict::Up(Some(Count::Stale)), state: None };
     };
-    if frame.segments > 1 {
-        return up(Count::SuperPacket, Some(now + CALM_NS));
+    let in_bulk = match place {
+        Place::Tc => frame.segments > 1,
+        Place::Xdp => state.count(now),
+    };
+    // What went across and has not left the driver is not overtaken by way of user space.
+    let leaving = place == Place::Xdp && state.is_leaving(now);
+    let judged = if in_bulk && !leaving {
+        Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })
+    } else {
+        let way = judge(place, frame, packet, flow, tables, moment);
+        way.and_then(|way| state.settling(drained, now, leaving).map(|()| way))
+    };
+    let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
+    let judged = judged.and_then(|way| {
+        let summed = if place == Place::Tc { frame.summed } else { Summed::Nothing };
+        Ok((way, checksum(summed, packet, before).ok_or(Count::Checksum)?))
+    });
+    if in_bulk && !matches!(judged, Err(Count::Behind)) {
+        state.calm = state.calm.max(now + CALM_NS);
     }
+    let verdict = match judged {
+        Ok((way, field)) => {
+            if place == Place::Xdp {
+                state.across = now;
+            }
+            across(place, frame, packet, &way, &field, before, moment)
+        }
+        Err(Count::Behind) => Verdict::Dropped(Count::Behind),
+        Err(count) => {
+            state.up = state.up.max(now);
+            Verdict::Up(Some(count))
+        }
+    };
+    Decision { verdict, state: Some((flow.state, state)) }
+}
+
+impl State {
+    /// One more; whether they come so fast that user space is cheaper.
+    fn count(&mut self, now: u64) -> bool {
+        let is_later = now.wrapping_sub(self.since).cast_signed() > BURST_NS.cast_signed();
+        if is_later {
+            self.since = now;
+        }
+        self.arrived = if is_later { 1 } else { self.arrived + 1 };
+        self.arrived > BURST
+    }
+
+    /// Whether something of it may still be on its way out of the driver, and nothing is in user space.
+    fn is_leaving(&self, now: u64) -> bool {
+        now.wrapping_sub(self.across).cast_signed() < POLL_NS.cast_signed() && self.up <= self.across
+    }
+
+    /// Why a flow may not go across yet, if so: something that went up may still be on its way.
+    fn settling(&self, drained: u64, now: u64, leaving: bool) -> Result<(), Count> {
+        if !leaving && now < self.calm {
+            Err(Count::Settling)
+        } else if drained & !BEHIND >= self.up {
+            Ok(())
+        } else if drained & BEHIND != 0 {
+            Err(Count::Behind)
+        } else {
+            Err(Count::Settling)
+        }
+    }
+}
+
+/// How a packet of a flow would go across, or why it cannot.
+fn judge<'t>(
+    place: Place,
+    frame: &Frame<'_>,
+    packet: &Packet<'_>,
+    flow: &'t Flow,
+    tables: &'t Tables,
+    moment: &Moment<'_>,
+) -> Result<Way<'t>, Count> {
+    let now = moment.now;
     if flow.kind == Kind::Client as u8 {
-        return up(Count::NotChannelData, Some(now));
+        return Err(Count::NotChannelData);
     }
     if flow.expires <= now {
-        return up(Count::Expired, Some(now));
+        return Err(Count::Expired);
     }
-    let back = tables.routes.get(flow.back as usize).copied().unwrap_or_default();
-    if interface_of(back) == 0 || (back & ONLY_FROM_THERE != 0 && interface_of(back) != frame.interface) {
-        return up(Count::Source, Some(now));
+    if !is_from_there(place, frame, flow.back, tables) {
+        return Err(Count::Source);
     }
     let to_peer = flow.kind == Kind::ToPeer as u8;
-    let interface = interface_of(tables.routes.get(flow.route as usize).copied().unwrap_or_default());
-    let mut way = Way { flow, interface, turned_back: false };
+    let taken = UDP + if to_peer { CHANNEL_DATA } else { 0 };
+    let interface = interface_of(route(tables, flow.route));
+    let mut way = Way {
+        flow,
+        interface,
+        hop: [0; HOP_WORDS],
+        turned_back: false,
+        to_peer,
+        payload: packet.udp.len().wrapping_sub(taken),
+    };
     if interface == 0 {
-        let turned = if to_peer { turn_back(flow, tables, now, &mut until) } else { Err(Count::NoRoute) };
-        way = match turned {
-            Ok(way) => way,
-            Err(count) => return up(count, Some(until)),
-        };
+        if !to_peer {
+            return Err(Count::NoRoute);
+        }
+        (way.flow, way.interface) = turn_back(flow, tables, now)?;
+        way.turned_back = true;
     }
-    let leaves_with_header = !to_peer || way.turned_back;
-    let payload = if to_peer { &packet.udp[UDP + CHANNEL_DATA..] } else { &packet.udp[UDP..] };
-    if to_peer && usize::from(packet.channel_data()[1]) != payload.len() {
-        return up(Count::Padded, Some(until));
+    if place == Place::Xdp {
+        way.hop = tables.hops.get(way.flow.route as usize).copied().unwrap_or_default();
+        if way.hop[0] == 0 {
+            return Err(Count::NoNeighbour);
+        }
     }
-    let hops = if way.turned_back { 2 } else { 1 };
-    if packet.ttl <= hops {
-        return up(Count::Ttl, Some(until));
+    if to_peer && usize::from(packet.channel_data()[1]) != way.payload {
+        return Err(Count::Padded);
+    }
+    if packet.ttl <= way.hops() {
+        return Err(Count::Ttl);
     }
     let leaves_by_v6 = way.flow.leaves_by_v6();
     if packet.check() == 0 && (packet.v6 || leaves_by_v6) {
-        return up(Count::NoChecksum, Some(until));
+        return Err(Count::NoChecksum);
     }
-    let udp_length = UDP + if leaves_with_header { CHANNEL_DATA } else { 0 } + payload.len();
-    let ip_length = udp_length + if leaves_by_v6 { IPV6 } else { IPV4 };
-    let fits = (moment.mtu)(way.interface).is_some_and(|mtu| ip_length <= mtu)
-        && (!leaves_by_v6 || ip_length <= MIN_MTU_V6)
+    let fits = (moment.mtu)(way.interface).is_some_and(|mtu| way.ip_length() <= mtu)
+        && (!leaves_by_v6 || way.ip_length() <= MIN_MTU_V6)
         && packet.udp.len() <= MAX_UDP;
     if !fits {
-        return up(Count::TooBig, Some(until));
+        return Err(Count::TooBig);
     }
-    if drained < last_up {
-        return up(Count::Settling, Some(until));
-    }
-    let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
-    let Some(sum_is) = judge(frame.summed, packet, before) else { return up(Count::Checksum, Some(until)) };
+    Ok(way)
+}
 
+/// Whether a packet comes by where its source is reached. XDP does not see which VLAN a packet was of, nor whether it is for this
+/// machine's address on the link, and so takes only what comes by the very interface that leads back, to our address there.
+fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) -> bool {
+    let word = route(tables, back);
+    if interface_of(word) == 0 {
+        return false;
+    }
+    let is_there = interface_of(word) == frame.interface;
+    match place {
+        Place::Tc => word & ONLY_FROM_THERE == 0 || is_there,
+        Place::Xdp => {
+            let [_, from] = tables.hops.get(back as usize).copied().unwrap_or_default();
+            is_there && from.to_le_bytes()[..6] == frame.bytes[..6]
+        }
+    }
+}
+
+/// The frame that leaves.
+fn across(
+    place: Place,
+    frame: &Frame<'_>,
+    packet: &Packet<'_>,
+    way: &Way<'_>,
+    field: &Field,
+    before: u64,
+    moment: &Moment<'_>,
+) -> Verdict {
     let leaving = way.flow;
-    let mut udp = Vec::with_capacity(udp_length);
+    let payload = &packet.udp[packet.udp.len() - way.payload..];
+    let mut udp = Vec::with_capacity(way.udp_length());
     udp.extend([leaving.from_port, leaving.to_port].as_flattened());
-    udp.extend([to_be16(udp_length), [0; 2]].as_flattened());
-    if leaves_with_header {
+    udp.extend([to_be16(way.udp_length()), [0; 2]].as_flattened());
+    if way.leaves_with_header() {
         udp.extend([leaving.channel, to_be16(payload.len())].as_flattened());
     }
-    let after = pseudo_header(&leaving.from, &leaving.to, udp_length);
-    let check = match sum_is {
+    let after = pseudo_header(&leaving.from, &leaving.to, way.udp_length());
+    let check = match field {
         Field::Nothing => 0,
         Field::PseudoHeader => fold(after),
         Field::Whole => {
@@ -329,19 +484,22 @@ fn forward(
         }
     };
     udp[6..8].copy_from_slice(&check.to_be_bytes());
-    let mut bytes = frame.bytes[..12].to_vec();
-    if leaves_by_v6 {
+    let mut bytes = match place {
+        Place::Tc => frame.bytes[..12].to_vec(),
+        Place::Xdp => way.hop.iter().flat_map(|word| word.to_le_bytes().into_iter().take(6)).collect(),
+    };
+    if leaving.leaves_by_v6() {
         bytes.extend(ETH_IPV6.to_be_bytes());
         bytes.extend([0x60 | packet.tos >> 4, packet.tos << 4, 0, 0]);
-        bytes.extend(to_be16(udp_length));
-        bytes.extend([PROTOCOL, packet.ttl - hops]);
+        bytes.extend(to_be16(way.udp_length()));
+        bytes.extend([PROTOCOL, packet.ttl - way.hops()]);
         bytes.extend([leaving.from, leaving.to].as_flattened());
     } else {
         let mut header = [0; IPV4];
         header[..2].copy_from_slice(&[0x45, packet.tos]);
-        header[2..4].copy_from_slice(&to_be16(ip_length));
+        header[2..4].copy_from_slice(&to_be16(way.ip_length()));
         header[4..6].copy_from_slice(&moment.id);
-        header[8..10].copy_from_slice(&[packet.ttl - hops, PROTOCOL]);
+        header[8..10].copy_from_slice(&[packet.ttl - way.hops(), PROTOCOL]);
         header[12..16].copy_from_slice(&leaving.from[12..]);
         header[16..20].copy_from_slice(&leaving.to[12..]);
         let check = !fold(sum(&header));
@@ -351,17 +509,16 @@ fn forward(
     }
     bytes.extend(udp);
     bytes.extend(payload);
-    let count = match (way.turned_back, to_peer) {
+    let count = match (way.turned_back, way.to_peer) {
         (true, _) => Count::TurnedBack,
         (false, true) => Count::ToPeer,
         (false, false) => Count::ToClient,
     };
-    let interface = way.interface;
-    Decision { verdict: Verdict::Across { interface, bytes, count, payload: payload.len() }, mark: None }
+    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
 }
 
 /// The peer is a relayed address of ours: leads on to the client behind that.
-fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64, until: &mut u64) -> Result<Way<'t>, Count> {
+fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32), Count> {
     let key = FlowKey {
         remote: flow.from,
         local: flow.to,
@@ -370,29 +527,27 @@ fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64, until: &mut u64) -> 
         ..FlowKey::default()
     };
     let next = tables.flows.get(&key).ok_or(Count::NoRoute)?;
-    // User space sends it to itself: that takes two sockets to be emptied.
-    *until = now + CALM_NS;
     if next.stamp != next.stamp_end || next.key != key {
         return Err(Count::Stale);
     }
     if next.kind != Kind::ToClient as u8 {
         return Err(Count::NoRoute);
     }
-    let (Some(last_up), Some(drained)) =
-        (tables.up.get(next.state as usize), tables.drained.get(next.socket as usize))
-    else {
-        return Err(Count::Stale);
-    };
+    let state = tables.states.get(next.state as usize).ok_or(Count::Stale)?;
+    let drained = *tables.drained.get(next.socket as usize).ok_or(Count::Stale)?;
     if next.expires <= now {
         return Err(Count::Expired);
     }
-    if drained < last_up {
-        return Err(Count::Settling);
-    }
-    match interface_of(tables.routes.get(next.route as usize).copied().unwrap_or_default()) {
+    // What user space sent there itself has marked it on its way through loopback.
+    state.settling(drained, now, false)?;
+    match interface_of(route(tables, next.route)) {
         0 => Err(Count::NoRoute),
-        interface => Ok(Way { flow: next, interface, turned_back: true }),
+        interface => Ok((next, interface)),
     }
+}
+
+fn route(tables: &Tables, number: u32) -> u64 {
+    tables.routes.get(number as usize).copied().unwrap_or_default()
 }
 
 /// What the checksum field holds.
@@ -403,14 +558,14 @@ enum Field {
 }
 
 /// `None` for a wrong checksum.
-fn judge(summed: Summed, packet: &Packet<'_>, pseudo_header: u64) -> Option<Field> {
+fn checksum(summed: Summed, packet: &Packet<'_>, pseudo_header: u64) -> Option<Field> {
     if packet.check() == 0 {
         return Some(Field::Nothing);
     }
     if summed == Summed::Verified {
         return Some(Field::Whole);
     }
-    if summed == Summed::Nothing && packet.check() == fold(pseudo_header) {
+    if summed == Summed::Partial && packet.check() == fold(pseudo_header) {
         return Some(Field::PseudoHeader);
     }
     (fold(pseudo_header + sum(packet.udp)) == 0xffff).then_some(Field::Whole)

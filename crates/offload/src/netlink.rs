@@ -23,13 +23,20 @@ const NEW_ADDRESS: u16 = 20;
 const GET_ADDRESS: u16 = 22;
 const NEW_ROUTE: u16 = 24;
 const GET_ROUTE: u16 = 26;
+const NEW_NEIGHBOUR: u16 = 28;
+const DELETE_NEIGHBOUR: u16 = 29;
+const GET_NEIGHBOUR: u16 = 30;
 
 const REQUEST: u16 = 1;
 const MULTI: u16 = 2;
+const ACKNOWLEDGE: u16 = 4;
 const DUMP: u16 = 0x300;
+const CREATE: u16 = 0x400;
 
 /// Links, addresses, routes, rules and settings (rp_filter) of both families, and next hops.
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 1 << 18 | 1 << 23 | 1 << 31;
+/// Neighbours, of both families.
+const NEIGHBOURS: u32 = 0x4;
 
 /// ARPHRD_ETHER.
 const ETHERNET: u16 = 1;
@@ -43,6 +50,11 @@ const UNICAST: u8 = 1;
 /// UDP, in RTA_IP_PROTO.
 const UDP: u8 = 17;
 
+/// States in which the link address of a neighbour may be used (NUD_VALID, but for those that have none).
+const USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x80;
+/// NTF_USE: as if a packet had been sent to it.
+const USE: u8 = 1;
+
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Interface {
@@ -52,6 +64,23 @@ pub(crate) struct Interface {
     pub(crate) is_port: bool,
     pub(crate) is_up: bool,
     pub(crate) is_ethernet: bool,
+    pub(crate) is_loopback: bool,
+    /// What makes it, such as `veth` or `vlan`; none for a card.
+    pub(crate) kind: Option<String>,
+    /// Its address on the link.
+    pub(crate) address: Option<LinkAddress>,
+}
+
+/// Of Ethernet.
+pub(crate) type LinkAddress = [u8; 6];
+
+/// Where a route leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NextHop {
+    /// The interface's number.
+    pub(crate) interface: u32,
+    /// Who takes it there.
+    pub(crate) neighbour: IpAddr,
 }
 
 /// Asks.
@@ -79,14 +108,16 @@ impl Netlink {
                 is_port: false,
                 is_up: u32_at(body, 8) & UP != 0,
                 is_ethernet: u16_at(body, 2) == ETHERNET && u32_at(body, 8) & LOOPBACK == 0,
+                is_loopback: u32_at(body, 8) & LOOPBACK != 0,
+                kind: None,
+                address: None,
             };
             for (kind, value) in attributes(&body[16..]) {
                 match kind {
-                    3 => {
-                        let name = value.strip_suffix(&[0]).unwrap_or(value);
-                        interface.name = String::from_utf8_lossy(name).into_owned();
-                    }
+                    3 => interface.name = text(value),
                     10 => interface.is_port = true,
+                    1 => interface.address = value.try_into().ok(),
+                    18 => interface.kind = kind_of(value),
                     _ => {}
                 }
             }
@@ -106,40 +137,51 @@ impl Netlink {
         Ok(found)
     }
 
-    /// The interface by which datagrams from one of our addresses leave to somebody else. `None` where there is no route, or one that
-    /// leads to ourselves, to several, or to nobody.
-    pub(crate) fn route(&mut self, from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
+    /// Where datagrams from one of our addresses to somebody else go next. `None` where there is no route, or one that leads to
+    /// ourselves, to several, or to nobody.
+    pub(crate) fn route(&mut self, from: IpAddr, to: IpAddr) -> io::Result<Option<NextHop>> {
         let mut body = Vec::with_capacity(64);
-        let (family, bits) = match to {
-            IpAddr::V4(_) => (AddressFamily::INET, 32),
-            IpAddr::V6(_) => (AddressFamily::INET6, 128),
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "2 and 10")]
-        let family = family.as_raw() as u8;
-        body.extend([family, bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        for (kind, ip) in [(1_u16, to), (2, from)] {
-            match ip {
-                IpAddr::V4(ip) => put(&mut body, kind, &ip.octets()),
-                IpAddr::V6(ip) => put(&mut body, kind, &ip.octets()),
-            }
-        }
+        let bits = if to.is_ipv4() { 32 } else { 128 };
+        body.extend([family_of(to), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        put_ip(&mut body, 1, to);
+        put_ip(&mut body, 2, from);
         put(&mut body, 27, &[UDP]);
-        let mut interface = None;
+        let mut next = None;
         let asked = self.ask(GET_ROUTE, 0, &body, |kind, body| {
             if kind != NEW_ROUTE || body.len() < 12 || body[7] != UNICAST {
                 return;
             }
-            let found = attributes(&body[12..]).find(|(kind, value)| *kind == 4 && value.len() == 4);
-            interface = found.map(|(_, value)| u32_at(value, 0));
-        });
-        match asked {
-            Ok(()) => Ok(interface),
-            // No route to host, network unreachable, forbidden, not our address: all that is an answer.
-            Err(error) if error.raw_os_error().is_some_and(|errno| errno != Errno::NOBUFS.raw_os_error()) => {
-                Ok(None)
+            let (mut interface, mut neighbour) = (None, to);
+            for (kind, value) in attributes(&body[12..]) {
+                match kind {
+                    4 if value.len() == 4 => interface = Some(u32_at(value, 0)),
+                    // A gateway of the same family, or behind two bytes one of the other.
+                    5 => neighbour = ip_of(value).unwrap_or(to),
+                    18 => neighbour = value.get(2..).and_then(ip_of).unwrap_or(to),
+                    _ => {}
+                }
             }
-            Err(error) => Err(error),
-        }
+            next = interface.map(|interface| NextHop { interface, neighbour });
+        });
+        answered(asked).map(|()| next)
+    }
+
+    /// The link address of a neighbour, if the kernel knows it.
+    pub(crate) fn neighbour(&mut self, hop: NextHop) -> io::Result<Option<LinkAddress>> {
+        let mut found = None;
+        let asked = self.ask(GET_NEIGHBOUR, 0, &about(hop, 0), |kind, body| {
+            if let Some((of, address)) = Some(body).filter(|_| kind == NEW_NEIGHBOUR).and_then(told)
+                && of == hop
+            {
+                found = address;
+            }
+        });
+        answered(asked).map(|()| found)
+    }
+
+    /// Has the kernel look whether this neighbour is still there, or where it is, as it does when it sends something itself.
+    pub(crate) fn use_neighbour(&mut self, hop: NextHop) -> io::Result<()> {
+        answered(self.ask(NEW_NEIGHBOUR, CREATE | ACKNOWLEDGE, &about(hop, USE), |_, _| {}))
     }
 
     /// One question; `each` gets the parts of the answer.
@@ -191,6 +233,45 @@ impl Netlink {
     }
 }
 
+/// IFLA_INFO_KIND, in IFLA_LINKINFO.
+fn kind_of(info: &[u8]) -> Option<String> {
+    attributes(info).find(|(kind, _)| *kind == 1).map(|(_, name)| text(name))
+}
+
+/// An error that is an answer: no route to host, network unreachable, forbidden, not our address, no such neighbour.
+fn answered(asked: io::Result<()>) -> io::Result<()> {
+    match asked {
+        Err(error) if error.raw_os_error().is_some_and(|errno| errno != Errno::NOBUFS.raw_os_error()) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// struct ndmsg and whom it is about.
+fn about(hop: NextHop, flags: u8) -> Vec<u8> {
+    let mut body = vec![family_of(hop.neighbour), 0, 0, 0];
+    body.extend(hop.interface.to_ne_bytes());
+    body.extend([0, 0, flags, 0]);
+    put_ip(&mut body, 1, hop.neighbour);
+    body
+}
+
+/// Whom a message about a neighbour is about, and its link address if that may be used.
+fn told(body: &[u8]) -> Option<(NextHop, Option<LinkAddress>)> {
+    let (interface, state) = (u32_at(body.get(4..8)?, 0), u16_at(body.get(8..10)?, 0));
+    let (mut neighbour, mut address) = (None, None);
+    for (kind, value) in attributes(body.get(12..)?) {
+        match kind {
+            1 => neighbour = ip_of(value),
+            2 => address = value.try_into().ok(),
+            _ => {}
+        }
+    }
+    let hop = NextHop { interface, neighbour: neighbour? };
+    Some((hop, address.filter(|_| state & USABLE != 0)))
+}
+
 /// Tells that something has changed.
 pub(crate) struct News {
     socket: OwnedFd,
@@ -216,6 +297,51 @@ impl News {
 }
 
 impl AsFd for News {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Tells which neighbours have changed.
+pub(crate) struct NeighbourNews {
+    socket: OwnedFd,
+}
+
+impl NeighbourNews {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { socket: socket(NEIGHBOURS)? })
+    }
+
+    /// Those of which there was news since the last call; `None` if there was too much of it.
+    pub(crate) fn heard(&self) -> Option<BTreeSet<NextHop>> {
+        let (mut changed, mut all, mut buffer) = (BTreeSet::new(), true, [0; 8192]);
+        loop {
+            let length = match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::NOBUFS) => {
+                    all = false;
+                    continue;
+                }
+                Err(_) => return all.then_some(changed),
+                Ok((length, _)) => length,
+            };
+            let mut rest = &buffer[..length];
+            while rest.len() >= 16 {
+                let (len, kind) = (u32_at(rest, 0) as usize, u16_at(rest, 4));
+                if let Some(body) = rest.get(16..len)
+                    && matches!(kind, NEW_NEIGHBOUR | DELETE_NEIGHBOUR)
+                    && let Some((hop, _)) = told(body)
+                {
+                    changed.insert(hop);
+                }
+                // A length of 0 would be for ever.
+                rest = rest.get(len.max(16).next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+impl AsFd for NeighbourNews {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -248,6 +374,28 @@ fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.extend(kind.to_ne_bytes());
     body.extend(value);
     body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn put_ip(body: &mut Vec<u8>, kind: u16, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(ip) => put(body, kind, &ip.octets()),
+        IpAddr::V6(ip) => put(body, kind, &ip.octets()),
+    }
+}
+
+fn ip_of(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from)).ok()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "2 and 10")]
+fn family_of(ip: IpAddr) -> u8 {
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    family.as_raw() as u8
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

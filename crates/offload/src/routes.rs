@@ -1,18 +1,26 @@
-//! By which interface each client and each peer is reached. The program asks the kernel for the next hop itself, but has to say by which
-//! interface; `bpf_fib_lookup` would know that too, if only it looked before the forwarding of this machine were on (ip_forward).
+//! By which interface each client and each peer is reached, and for XDP by whom on that link. At TC the kernel finds the next hop itself,
+//! but has to be told the interface; `bpf_fib_lookup` would know both, if only it looked before the forwarding of this machine were on
+//! (ip_forward).
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
     net::IpAddr,
     sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
-use crate::{layout::ONLY_FROM_THERE, netlink::Netlink, slots::Slots, words::Words};
+use crate::{
+    layout::{BY_REDIRECTION, HOP_WORDS, ONLY_FROM_THERE},
+    netlink::{LinkAddress, Netlink, NextHop},
+    slots::Slots,
+    words::Words,
+};
 
-/// The words that the program reads, and what they stand for.
+/// The words that the programs read, and what they stand for.
 pub(crate) struct Routes {
     words: Words,
+    /// For XDP.
+    hops: Option<Words>,
     inner: Mutex<Inner>,
 }
 
@@ -30,32 +38,54 @@ type Ends = (IpAddr, IpAddr);
 struct Held {
     slot: u32,
     holders: u32,
+    next: Option<NextHop>,
 }
 
 /// What routes may lead over.
 #[derive(Clone, Default)]
 struct Links {
     ethernet: BTreeSet<u32>,
+    /// Our link addresses where XDP sends.
+    own: BTreeMap<u32, LinkAddress>,
+    /// Where it sends by redirection alone.
+    by_redirection: BTreeSet<u32>,
     /// Some interface has a strict reverse path filter for IPv4.
     strict: bool,
 }
 
 impl Links {
-    fn read(netlink: &mut Netlink) -> io::Result<Self> {
+    /// `xdp` are the interfaces by which XDP may send.
+    fn read(netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<Self> {
         let interfaces = netlink.interfaces()?;
         let ethernet = interfaces.iter().filter(|interface| interface.is_ethernet && !interface.is_port);
+        let by_xdp = || interfaces.iter().filter(|interface| xdp.contains(&interface.number));
+        let veth = by_xdp().filter(|interface| interface.kind.as_deref() == Some("veth"));
         Ok(Self {
+            by_redirection: veth.map(|interface| interface.number).collect(),
             strict: interfaces.iter().any(|interface| filters_strictly(&interface.name))
                 || filters_strictly("all"),
             ethernet: ethernet.map(|interface| interface.number).collect(),
+            own: by_xdp().filter_map(|interface| Some((interface.number, interface.address?))).collect(),
         })
     }
 
-    fn word(&self, to: IpAddr, interface: Option<u32>) -> u64 {
-        let Some(interface) = interface.filter(|number| self.ethernet.contains(number)) else { return 0 };
+    fn word(&self, to: IpAddr, next: Option<NextHop>) -> u64 {
+        let Some(next) = next.filter(|next| self.ethernet.contains(&next.interface)) else { return 0 };
         let only = if self.strict && to.is_ipv4() { ONLY_FROM_THERE } else { 0 };
-        u64::from(interface) | only
+        let how = if self.by_redirection.contains(&next.interface) { BY_REDIRECTION } else { 0 };
+        u64::from(next.interface) | only | how
     }
+
+    /// What XDP writes into a frame.
+    fn hop(&self, netlink: &mut Netlink, next: Option<NextHop>) -> io::Result<[u64; HOP_WORDS]> {
+        let own = next.and_then(|next| Some((next, *self.own.get(&next.interface)?)));
+        let Some((next, own)) = own else { return Ok([0; HOP_WORDS]) };
+        Ok([netlink.neighbour(next)?.map_or(0, as_word), as_word(own)])
+    }
+}
+
+fn as_word([a, b, c, d, e, f]: LinkAddress) -> u64 {
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
 /// Whether nothing may come by an interface but from where it leads to (net.ipv4.conf.*.rp_filter = 1).
@@ -65,12 +95,12 @@ fn filters_strictly(name: &str) -> bool {
 }
 
 impl Routes {
-    pub(crate) fn new(words: Words) -> io::Result<Self> {
+    pub(crate) fn new(words: Words, hops: Option<Words>) -> io::Result<Self> {
         let mut netlink = Netlink::new()?;
-        let links = Links::read(&mut netlink)?;
+        let links = Links::read(&mut netlink, &BTreeSet::new())?;
         let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX));
         let inner = Inner { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
-        Ok(Self { words, inner: Mutex::new(inner) })
+        Ok(Self { words, hops, inner: Mutex::new(inner) })
     }
 
     /// The number of a route; `None` if there are too many. To be given back.
@@ -81,9 +111,10 @@ impl Routes {
             return Some(held.slot);
         }
         let slot = inner.slots.take()?;
-        let interface = inner.netlink.route(from, to).unwrap_or_default();
-        self.words[slot as usize].store(inner.links.word(to, interface), Ordering::Relaxed);
-        inner.by_ends.insert((from, to), Held { slot, holders: 1 });
+        let next = inner.netlink.route(from, to).unwrap_or_default();
+        let hop = inner.links.hop(&mut inner.netlink, next).unwrap_or_default();
+        self.write(slot, inner.links.word(to, next), hop);
+        inner.by_ends.insert((from, to), Held { slot, holders: 1, next });
         inner.by_slot.insert(slot, (from, to));
         Some(slot)
     }
@@ -100,28 +131,73 @@ impl Routes {
         }
     }
 
-    /// Asks for all of them anew, with a socket of its own: nobody waits for it.
-    pub(crate) fn refresh(&self, netlink: &mut Netlink) -> io::Result<()> {
-        let links = Links::read(netlink)?;
-        let routes: Vec<(u32, Ends)> = {
-            let mut inner = self.inner();
-            inner.links = links.clone();
-            inner.by_slot.iter().map(|(slot, ends)| (*slot, *ends)).collect()
-        };
-        for (slot, (from, to)) in routes {
-            let word = links.word(to, netlink.route(from, to)?);
+    /// Asks for all of them anew, with a socket of its own: nobody waits for it. XDP may send by the interfaces `xdp`.
+    pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
+        let links = Links::read(netlink, xdp)?;
+        self.inner().links = links.clone();
+        for (slot, ends, _) in self.held(|_| true) {
+            let next = netlink.route(ends.0, ends.1)?;
+            let hop = links.hop(netlink, next)?;
             // It may be another one's by now, and that one was asked for later.
-            let inner = self.inner();
-            if inner.by_slot.get(&slot) == Some(&(from, to)) {
-                self.words[slot as usize].store(word, Ordering::Relaxed);
+            if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
+                held.next = next;
+                self.write(slot, links.word(ends.1, next), hop);
             }
         }
         Ok(())
     }
 
+    /// Asks for the link addresses of these neighbours anew, or of all.
+    pub(crate) fn refresh_neighbours(
+        &self,
+        netlink: &mut Netlink,
+        which: Option<&BTreeSet<NextHop>>,
+    ) -> io::Result<()> {
+        let links = self.inner().links.clone();
+        let is_it = |next: NextHop| which.is_none_or(|which| which.contains(&next));
+        for (slot, ends, next) in self.held(|next| next.is_some_and(is_it)) {
+            let hop = links.hop(netlink, next)?;
+            let inner = self.inner();
+            if inner.by_ends.get(&ends).is_some_and(|held| held.slot == slot && held.next == next) {
+                self.write(slot, links.word(ends.1, next), hop);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the kernel's knowledge of the neighbours alive that only XDP sends to, of which the kernel hears nothing.
+    pub(crate) fn use_neighbours(&self, netlink: &mut Netlink) -> io::Result<()> {
+        let neighbours: BTreeSet<NextHop> = {
+            let inner = self.inner();
+            let next = inner.by_ends.values().filter_map(|held| held.next);
+            next.filter(|next| inner.links.own.contains_key(&next.interface)).collect()
+        };
+        neighbours.into_iter().try_for_each(|neighbour| netlink.use_neighbour(neighbour))
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.inner().by_slot.len()
+    }
+
+    /// Those with such a next hop.
+    fn held(&self, which: impl Fn(Option<NextHop>) -> bool) -> Vec<(u32, Ends, Option<NextHop>)> {
+        let inner = self.inner();
+        let held = inner.by_ends.iter().filter(|(_, held)| which(held.next));
+        held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
+    }
+
+    /// A reader that finds the same interface before and behind the hop has link addresses that are good there.
+    fn write(&self, slot: u32, word: u64, hop: [u64; HOP_WORDS]) {
+        let place = &self.words[slot as usize];
+        if let Some(hops) = &self.hops {
+            let words = &hops[slot as usize * HOP_WORDS..][..HOP_WORDS];
+            if words.iter().zip(hop).any(|(word, new)| word.load(Ordering::Relaxed) != new) {
+                place.store(0, Ordering::Release);
+                words.iter().zip(hop).for_each(|(word, new)| word.store(new, Ordering::Release));
+            }
+        }
+        place.store(word, Ordering::Release);
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

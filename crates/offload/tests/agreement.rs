@@ -1,4 +1,4 @@
-//! Random packets and tables: the program and its mirror agree on where each goes, why, and as which bytes.
+//! Random packets and tables: the programs and their mirror agree on where each goes, why, and as which bytes.
 
 use std::{
     cell::RefCell,
@@ -10,8 +10,8 @@ use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 use strum::VariantArray as _;
 use turnpike_offload::{
     Count, Kind,
-    layout::{CALM_NS, Flow, FlowKey, ONLY_FROM_THERE, classes, mapped},
-    mirror::{Decision, Frame, Moment, Summed, Tables, Verdict, decide},
+    layout::{BEHIND, BURST, BY_REDIRECTION, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped},
+    mirror::{Decision, Frame, Moment, Place, State, Summed, Tables, Verdict, decide},
     now_ns,
 };
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
@@ -355,39 +355,84 @@ fn turned_back() -> impl Strategy<Value = Vec<FlowRecipe>> {
 /// A route that there is not.
 const NOWHERE: u32 = 4;
 
-fn tables() -> impl Strategy<Value = (Vec<FlowRecipe>, [u64; 5], [u64; 4], [u64; 4])> {
+/// States, routes, next hops, and when sockets were empty: all but flows.
+#[derive(Clone, Debug)]
+struct Around {
+    /// Of each state: when something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were;
+    /// whether the last went across just now.
+    states: [(u64, bool, bool, u64, bool); 4],
+    drained: [u64; 4],
+    routes: [u64; 5],
+    hops: [[u64; HOP_WORDS]; 5],
+}
+
+fn around() -> impl Strategy<Value = Around> {
     let route = prop_oneof![
-        6 => Just(u64::from(LOOPBACK)),
+        5 => Just(u64::from(LOOPBACK)),
+        1 => Just(u64::from(LOOPBACK) | BY_REDIRECTION),
         1 => Just(u64::from(LOOPBACK) | ONLY_FROM_THERE),
         1 => Just(77 | ONLY_FROM_THERE),
         1 => Just(77_u64),
         1 => Just(0_u64),
     ];
-    let routes =
-        [route.clone(), route.clone(), route.clone(), route].prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
+    // Frames are sent to the address of loopback, which is all zeros.
+    let hop = prop_oneof![
+        8 => (1..1_u64 << 48).prop_map(|to| [to, 0]),
+        1 => (1..1_u64 << 48).prop_map(|to| [to, 9]),
+        1 => Just([0, 0]),
+    ];
     let time = || prop_oneof![4 => Just(0_u64), 1 => Just(5_u64), 1 => Just(10_u64)];
-    let up = [time(), time(), time(), time()];
-    let drained = [time(), time(), time(), time()].prop_map(|times| times.map(|time| time + 3));
-    let flows = prop_oneof![4 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
-    (flows, routes, up, drained)
+    let arrived = prop_oneof![6 => 0..BURST, 1 => Just(BURST), 1 => BURST..1000];
+    let state = (time(), prop::bool::weighted(0.05), any::<bool>(), arrived, prop::bool::weighted(0.3));
+    let drained = (time(), prop::bool::weighted(0.2))
+        .prop_map(|(at, behind)| (at + 3) | if behind { BEHIND } else { 0 });
+    let routes = prop::array::uniform4(route).prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
+    let hops = prop::array::uniform5(hop);
+    (prop::array::uniform4(state), prop::array::uniform4(drained), routes, hops)
+        .prop_map(|(states, drained, routes, hops)| Around { states, drained, routes, hops })
 }
 
-/// What the mirror makes of it, as the program's outcome tells it.
-fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64, after: u64) -> Outcome {
-    let mut up = tables.up.clone();
-    up.resize(PLACES as usize, 0);
-    if let Some((state, until)) = decision.mark {
-        let late = until - before;
-        // The clock went on: any time within the call will do.
-        let marked = outcome.up[state as usize];
-        assert!(
-            (before + late..=after + late).contains(&marked),
-            "{marked} marks {state}, {before} to {after}"
-        );
-        assert!(late == 0 || late == CALM_NS);
-        up[state as usize] = marked;
+impl Around {
+    fn build(&self, flows: &[FlowRecipe], now: u64) -> Tables {
+        let state =
+            |(up, is_calming, is_counting, arrived, is_leaving): (u64, bool, bool, u64, bool)| State {
+                up,
+                calm: if is_calming { now + ALIVE } else { 0 },
+                // Not long ago, however long the test takes.
+                since: if is_counting { now + ALIVE } else { 0 },
+                arrived,
+                across: if is_leaving { now + ALIVE } else { 0 },
+            };
+        Tables {
+            flows: flows.iter().map(|flow| flow.build(now)).collect(),
+            states: self.states.map(state).to_vec(),
+            drained: self.drained.to_vec(),
+            routes: self.routes.to_vec(),
+            hops: self.hops.to_vec(),
+            classes: classes(&[3478], 49_152..=65_535),
+        }
     }
-    Outcome { verdict: decision.verdict.clone(), up }
+}
+
+/// What the mirror makes of it, as the program's outcome tells it: the clock went on, and any time within the call will do.
+fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64, after: u64) -> Outcome {
+    let mut states = tables.states.clone();
+    states.resize(PLACES as usize, State::default());
+    if let Some((number, expected)) = decision.state {
+        let got = outcome.states[number as usize];
+        let at = |expected: u64, got: u64| {
+            let is_near = expected >= before && (expected..=expected + (after - before)).contains(&got);
+            if is_near { got } else { expected }
+        };
+        states[number as usize] = State {
+            up: at(expected.up, got.up),
+            calm: at(expected.calm, got.calm),
+            since: at(expected.since, got.since),
+            arrived: expected.arrived,
+            across: at(expected.across, got.across),
+        };
+    }
+    Outcome { verdict: decision.verdict.clone(), states }
 }
 
 fn is_padded(frame: &[u8]) -> bool {
@@ -398,7 +443,17 @@ fn is_padded(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn the_program_and_its_mirror_agree() {
+fn the_program_at_tc_and_its_mirror_agree() {
+    agree(Place::Tc, &[Count::Failed, Count::Bulk, Count::NoNeighbour]);
+}
+
+#[test]
+fn the_program_in_the_driver_and_its_mirror_agree() {
+    agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
+}
+
+/// `never` is what no case can come to.
+fn agree(place: Place, never: &[Count]) {
     with_program(|program| {
         let seen = RefCell::new(BTreeMap::new());
         let program = RefCell::new(program);
@@ -410,58 +465,46 @@ fn the_program_and_its_mirror_agree() {
             ..ProptestConfig::default()
         };
         let mut runner = TestRunner::new(config);
-        let outcome = runner.run(&(tables(), packet()), |((flows, routes, up, drained), packet)| {
+        let flows = prop_oneof![2 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
+        let outcome = runner.run(&(flows, around(), packet()), |(flows, around, packet)| {
             let mut program = program.borrow_mut();
-            let now = now_ns();
-            let tables = Tables {
-                flows: flows.iter().map(|flow| flow.build(now)).collect(),
-                up: up.to_vec(),
-                drained: drained.to_vec(),
-                routes: routes.to_vec(),
-                classes: classes(&[3478], 49_152..=65_535),
-            };
+            let tables = around.build(&flows, now_ns());
             program.fill(&tables);
             let frame = packet.build(&flows);
             // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
-            let complete = packet.complete && !is_padded(&frame);
-            let summed = if complete { Summed::Complete } else { Summed::Nothing };
+            let complete = packet.complete && !is_padded(&frame) && place == Place::Tc;
+            let arrived = Frame {
+                bytes: &frame,
+                interface: LOOPBACK,
+                for_us: frame[..6] == [0; 6],
+                segments: packet.segments,
+                summed: if complete { Summed::Complete } else { Summed::Nothing },
+            };
             let before = now_ns();
-            let outcome = program.run(&frame, packet.segments, summed);
+            let outcome = program.run(place, &arrived);
             let after = now_ns();
             // The kernel's test takes no frame that ends within the header of IP.
             prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
             let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
             let id = match &outcome.verdict {
                 Verdict::Across { bytes, .. } => [bytes[18], bytes[19]],
-                Verdict::Up(_) => [0; 2],
-            };
-            let arrived = Frame {
-                bytes: &frame,
-                interface: LOOPBACK,
-                for_us: frame[..6] == [0; 6],
-                segments: packet.segments,
-                summed,
+                Verdict::Up(_) | Verdict::Dropped(_) => [0; 2],
             };
             let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
-            let decision = decide(&arrived, &tables, &Moment { now: before, id, mtu: &mtu });
-            let name = match &decision.verdict {
-                Verdict::Up(count) => format!("up {count:?}"),
-                Verdict::Across { count, .. } => format!("across {count:?}"),
+            let decision = decide(place, &arrived, &tables, &Moment { now: before, id, mtu: &mtu });
+            let count = match &decision.verdict {
+                Verdict::Up(count) => *count,
+                Verdict::Dropped(count) | Verdict::Across { count, .. } => Some(*count),
             };
-            *seen.borrow_mut().entry(name).or_insert(0) += 1;
+            *seen.borrow_mut().entry(count.map_or("nothing", Into::into)).or_insert(0) += 1;
             let expected = mirrored(&decision, &tables, &outcome, before, after);
             prop_assert_eq!(outcome, expected);
             Ok(())
         });
-        println!("{:?}", seen.borrow());
         outcome.expect("they agree");
-        for count in Count::VARIANTS.iter().filter(|count| **count != Count::Failed) {
+        for count in Count::VARIANTS.iter().filter(|count| !never.contains(count)) {
             let seen = seen.borrow();
-            let (up, across) = (format!("up Some({count:?})"), format!("across {count:?}"));
-            assert!(
-                seen.contains_key(&up) || seen.contains_key(&across),
-                "no case came to {count:?}: {seen:?}"
-            );
+            assert!(seen.contains_key(<&str>::from(count)), "no case came to {count:?}: {seen:?}");
         }
     });
 }

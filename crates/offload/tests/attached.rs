@@ -1,4 +1,4 @@
-//! Where the program is attached, and that nothing stays when whoever attached it is gone.
+//! Where the programs are attached, and that nothing stays when whoever attached them is gone.
 
 use std::{
     env,
@@ -72,22 +72,98 @@ fn filters(interface: &str) -> usize {
     text.lines().filter(|line| line.contains("turnpike")).count()
 }
 
+/// Programs in drivers, and generic ones.
+fn in_drivers(interface: &str) -> [bool; 2] {
+    let output = Command::new("ip").args(["link", "show", "dev", interface]).output().expect("ip(8) runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Behind the name of the first line.
+    [" xdp ", " xdpgeneric "].map(|mode| text.contains(mode))
+}
+
+fn attached(kernel: &Kernel) -> Vec<(String, Hook)> {
+    kernel.attached().into_iter().map(|it| (it.interface, it.hook)).collect()
+}
+
+fn is_attached_to(kernel: &Kernel, names: &[&str]) -> bool {
+    kernel.attached().iter().map(|it| &it.interface[..]).eq(names.iter().copied())
+}
+
 #[test]
 fn ethernet_with_an_address_is_what_it_is_attached_to() {
     if !with_a_link() {
         return;
     }
     let Some(kernel) = start(Hook::Tcx) else { return };
-    assert_eq!(kernel.interfaces(), ["one"]);
-    assert_eq!([links("one"), links("other"), links("lo")], [1, 0, 0]);
+    assert_eq!(attached(&kernel), [("one".to_owned(), Hook::Tcx)]);
+    // On loopback it marks what our relayed addresses send to each other.
+    assert_eq!([links("one"), links("other"), links("lo")], [1, 0, 1]);
     ip("addr add 10.78.1.1/24 dev other");
-    eventually("it follows", || kernel.interfaces() == ["one", "other"]);
+    eventually("it follows", || is_attached_to(&kernel, &["one", "other"]));
     assert_eq!(links("other"), 1);
     ip("addr del 10.78.1.1/24 dev other");
-    eventually("it lets go", || kernel.interfaces() == ["one"]);
+    eventually("it lets go", || is_attached_to(&kernel, &["one"]));
     eventually("and is gone", || links("other") == 0);
     drop(kernel);
-    assert_eq!([links("one"), links("other")], [0, 0]);
+    // A process that is just being started may hold a copy of a link until it is another program.
+    eventually("all are gone", || [links("one"), links("other"), links("lo")] == [0, 0, 0]);
+}
+
+#[test]
+fn in_the_driver_where_that_can_and_at_tc_where_not() {
+    if !with_a_link() {
+        return;
+    }
+    ip("link add bridge type bridge");
+    ip("addr add 10.78.7.1/24 dev bridge");
+    ip("link set bridge up");
+    let Some(kernel) = start(Hook::Xdp) else { return };
+    let told = kernel.attached();
+    assert_eq!(
+        attached(&kernel),
+        [("bridge".to_owned(), Hook::Tcx), ("one".to_owned(), Hook::Xdp)],
+        "{told:?}"
+    );
+    assert!(told[0].why.as_ref().is_some_and(|why| why.contains("software (bridge)")), "{told:?}");
+    assert_eq!((in_drivers("one"), links("one"), links("bridge"), links("lo")), ([true, false], 0, 1, 1));
+    ip("link set one down");
+    eventually("it lets go", || is_attached_to(&kernel, &["bridge"]));
+    assert_eq!(in_drivers("one"), [false, false]);
+    ip("link set one up");
+    eventually("it follows", || is_attached_to(&kernel, &["bridge", "one"]));
+    assert_eq!(in_drivers("one"), [true, false]);
+    drop(kernel);
+    eventually("all are gone", || {
+        (in_drivers("one"), links("bridge"), links("lo")) == ([false, false], 0, 0)
+    });
+}
+
+#[test]
+fn generic_where_that_is_asked_for() {
+    if !with_a_link() {
+        return;
+    }
+    let Some(kernel) = start(Hook::XdpGeneric) else { return };
+    assert_eq!(attached(&kernel), [("one".to_owned(), Hook::XdpGeneric)]);
+    assert_eq!(in_drivers("one"), [false, true]);
+    drop(kernel);
+    eventually("it is gone", || in_drivers("one") == [false, false]);
+}
+
+#[test]
+fn without_a_driver_that_can_there_is_no_start() {
+    if !with_a_link() || start(Hook::Tcx).is_none() {
+        return;
+    }
+    ip("link del one");
+    ip("link add one type bridge");
+    ip("addr add 10.78.0.1/24 dev one");
+    ip("link set one up");
+    let error = Kernel::start(&settings(Hook::Xdp)).err().expect("it cannot").to_string();
+    assert!(
+        error.contains("one: ") && error.contains("(bridge)") && error.contains("--datapath kernel"),
+        "{error}"
+    );
+    assert_eq!((links("one"), links("lo"), in_drivers("one")), (0, 0, [false, false]));
 }
 
 #[test]
@@ -96,17 +172,20 @@ fn below_linux_6_6_filters_do_it_and_go_with_it() {
         return;
     }
     let Some(kernel) = start(Hook::Clsact) else { return };
-    assert_eq!((kernel.interfaces(), filters("one"), links("one")), (vec!["one".to_owned()], 1, 0));
+    assert_eq!(attached(&kernel), [("one".to_owned(), Hook::Clsact)]);
+    assert_eq!((filters("one"), filters("lo"), links("one")), (1, 1, 0));
     drop(kernel);
-    assert_eq!(filters("one"), 0);
+    assert_eq!((filters("one"), filters("lo")), (0, 0));
 }
 
 /// No test, but what the next one starts.
 #[test]
 fn holder() {
     let Ok(hook) = env::var(HOLDER) else { return };
-    let kernel = start(if hook == "tcx" { Hook::Tcx } else { Hook::Clsact }).expect("as outside");
-    println!("attached to {}", kernel.interfaces().join(" "));
+    let hooks = [Hook::Tcx, Hook::Clsact, Hook::Xdp];
+    let hook = hooks.into_iter().find(|it| it.name() == hook).expect("one of these");
+    let kernel = start(hook).expect("as outside");
+    println!("attached to {}", kernel.attached()[0].interface);
     loop {
         std::thread::park();
     }
@@ -117,7 +196,7 @@ fn a_process_that_is_killed_leaves_no_link_and_its_filter_goes_with_the_next() {
     if !with_a_link() || start(Hook::Tcx).is_none() {
         return;
     }
-    for hook in ["tcx", "clsact"] {
+    for hook in ["tcx", "clsact", "xdp"] {
         let mut holder = Command::new(env::current_exe().expect("this program"))
             .args(["--exact", "attached::holder", "--nocapture"])
             .env(HOLDER, hook)
@@ -126,15 +205,14 @@ fn a_process_that_is_killed_leaves_no_link_and_its_filter_goes_with_the_next() {
             .expect("it starts again");
         let mut lines = BufReader::new(holder.stdout.take().expect("piped")).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("attached to one"))), "{hook}");
-        assert_eq!(links("one") + filters("one"), 1, "{hook}");
+        let all = || links("one") + filters("one") + usize::from(in_drivers("one")[0]);
+        assert_eq!(all(), 1, "{hook}");
         holder.kill().expect("it can be killed");
         holder.wait().expect("it has ended");
-        if hook == "tcx" {
-            eventually("nothing is left", || links("one") == 0);
-        } else {
+        if hook == "clsact" {
             assert_eq!(filters("one"), 1, "a filter outlives its process");
             drop(start(Hook::Clsact));
-            assert_eq!(filters("one"), 0);
         }
+        eventually("nothing is left", || all() + links("lo") + filters("lo") == 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The program under BPF_PROG_TEST_RUN: fed frames one by one, with tables of the test's own.
+//! The programs under BPF_PROG_TEST_RUN: fed frames one by one, with tables of the test's own.
 
 use std::{
     cell::RefCell,
@@ -9,16 +9,14 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
-    programs::SchedClassifier,
+    programs::{SchedClassifier, Xdp},
 };
 use turnpike_offload::{
     Count,
-    layout::{Flow, FlowKey, STATE_WORDS, UP},
-    mirror::{Summed, Tables, Verdict},
+    layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
+    mirror::{Frame, Place, State, Summed, Tables, Verdict},
 };
 use turnpike_testkit::alone::skip;
-
-pub(crate) type State = [u64; STATE_WORDS];
 
 /// The MTU of the only interface that there is.
 pub(crate) const MTU: usize = 1400;
@@ -27,13 +25,14 @@ pub(crate) const LOOPBACK: u32 = 1;
 
 pub(crate) const PLACES: u32 = 16;
 
-/// A loaded program, in a network namespace of this thread's own.
+/// The loaded programs, in a network namespace of this thread's own.
 pub(crate) struct Program {
     object: Ebpf,
     flows: HashMap<MapData, FlowKey, Flow>,
-    states: Array<MapData, State>,
+    states: Array<MapData, [u64; STATE_WORDS]>,
     drained: Array<MapData, u64>,
     routes: Array<MapData, u64>,
+    hops: Array<MapData, [u64; HOP_WORDS]>,
     ports: Array<MapData, u64>,
     counts: PerCpuArray<MapData, u64>,
 }
@@ -46,8 +45,7 @@ thread_local! {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) verdict: Verdict,
-    /// Word UP of each state.
-    pub(crate) up: Vec<u64>,
+    pub(crate) states: Vec<State>,
 }
 
 /// Runs the test with a program, or says why it cannot.
@@ -84,17 +82,22 @@ impl Program {
             .map_max_entries("states", PLACES)
             .map_max_entries("drained", PLACES)
             .map_max_entries("routes", PLACES)
+            .map_max_entries("hops", PLACES)
             .load(&object)
             .map_err(|error| format!("{error:?}"))?;
         let program: &mut SchedClassifier =
             object.program_mut("turnpike").expect("it is there").try_into().expect("of this type");
-        program.load().map_err(|error| error.to_string())?;
+        program.load().map_err(|error| format!("{error:?}"))?;
+        let program: &mut Xdp =
+            object.program_mut("turnpike_xdp").expect("it is there").try_into().expect("of this type");
+        program.load().map_err(|error| format!("{error:?}"))?;
         let mut take = |name| object.take_map(name).expect("a map");
         Ok(Self {
             flows: take("flows").try_into().expect("a hash map"),
             states: take("states").try_into().expect("an array"),
             drained: take("drained").try_into().expect("an array"),
             routes: take("routes").try_into().expect("an array"),
+            hops: take("hops").try_into().expect("an array"),
             ports: take("ports").try_into().expect("an array"),
             counts: take("counts").try_into().expect("an array"),
             object,
@@ -110,10 +113,18 @@ impl Program {
         for (key, flow) in &tables.flows {
             self.flows.insert(key, flow, 0).expect("there is room");
         }
-        for (slot, up) in (0..).zip(&tables.up) {
-            let mut state = [0; STATE_WORDS];
-            state[UP] = *up;
-            self.states.set(slot, state, 0).expect("in range");
+        for (slot, state) in (0..).zip(&tables.states) {
+            let mut words = [0; STATE_WORDS];
+            let State { up, calm, since, arrived, across } = *state;
+            for (word, value) in
+                [(UP, up), (CALM, calm), (SINCE, since), (ARRIVED, arrived), (ACROSS, across)]
+            {
+                words[word] = value;
+            }
+            self.states.set(slot, words, 0).expect("in range");
+        }
+        for (slot, hop) in (0..).zip(&tables.hops) {
+            self.hops.set(slot, hop, 0).expect("in range");
         }
         for (slot, drained) in (0..).zip(&tables.drained) {
             self.drained.set(slot, drained, 0).expect("in range");
@@ -132,48 +143,69 @@ impl Program {
     }
 
     /// Feeds a frame; says what came of it, by what was counted.
-    pub(crate) fn run(&mut self, frame: &[u8], segments: u32, summed: Summed) -> io::Result<Outcome> {
+    pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
         /// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
         const COMPLETE: u32 = 1 << 2;
-        /// TC_ACT_REDIRECT.
-        const REDIRECT: u32 = 7;
-        let flags = match summed {
-            Summed::Nothing => 0,
-            Summed::Complete => COMPLETE,
-            Summed::Verified => panic!("the kernel's test knows no such state"),
+        /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX; XDP_REDIRECT.
+        const TC: [u32; 3] = [u32::MAX, 2, 7];
+        const XDP: [u32; 3] = [2, 1, 3];
+        const XDP_REDIRECT: u32 = 4;
+        let flags = match frame.summed {
+            Summed::Complete if place == Place::Tc => COMPLETE,
+            Summed::Nothing | Summed::Complete => 0,
+            Summed::Verified | Summed::Partial => panic!("the kernel's test knows no such state"),
         };
-        // struct __sk_buff: number of the interface, segments.
+        // struct __sk_buff: number of the interface, segments. XDP's is loopback's without being told.
         let mut context = [0_u8; 192];
-        context[40..44].copy_from_slice(&LOOPBACK.to_ne_bytes());
-        context[164..168].copy_from_slice(&segments.to_ne_bytes());
-        let (result, bytes) = test_run(self.descriptor(), frame, &context, flags)?;
+        context[40..44].copy_from_slice(&frame.interface.to_ne_bytes());
+        context[164..168].copy_from_slice(&frame.segments.to_ne_bytes());
+        assert_eq!(frame.interface, LOOPBACK);
+        let context = &context[..if place == Place::Tc { context.len() } else { 0 }];
+        let (result, bytes) = test_run(self.descriptor(place), frame.bytes, context, flags)?;
+        let [up, dropped, across] = if place == Place::Tc { TC } else { XDP };
+        // The same, to whom the interface is told.
+        let result = if place == Place::Xdp && result == XDP_REDIRECT { across } else { result };
         let counted: Vec<Count> = counts(&self.counts);
         assert!(counted.len() <= 1, "{counted:?}");
         let count = counted.first().copied();
+        let states: Vec<_> = (0..PLACES).map(|slot| self.states.get(&slot, 0).expect("in range")).collect();
         let verdict = match (result, count) {
-            (REDIRECT, Some(count)) => {
-                let states = (0..PLACES).filter_map(|slot| self.states.get(&slot, 0).ok());
-                let counted: Vec<_> = states.filter(|state| state[1] != 0).collect();
+            (result, Some(count)) if result == across => {
+                let counted: Vec<_> = states.iter().filter(|state| state[DATAGRAMS] != 0).collect();
                 let datagrams = if count == Count::TurnedBack { 2 } else { 1 };
-                assert_eq!(counted.iter().map(|state| state[1]).sum::<u64>(), datagrams, "{counted:?}");
-                let bytes_counted: u64 = counted.iter().map(|state| state[2]).sum();
+                assert_eq!(
+                    counted.iter().map(|state| state[DATAGRAMS]).sum::<u64>(),
+                    datagrams,
+                    "{counted:?}"
+                );
+                let bytes_counted: u64 = counted.iter().map(|state| state[BYTES]).sum();
                 let payload = usize::try_from(bytes_counted / datagrams).expect("a length");
                 Verdict::Across { interface: LOOPBACK, bytes, count, payload }
             }
-            (u32::MAX, count) => {
-                assert_eq!(bytes, frame, "what goes up is untouched");
+            (result, count) if result == up => {
+                assert_eq!(bytes, frame.bytes, "what goes up is untouched");
                 Verdict::Up(count)
             }
+            (result, Some(count)) if result == dropped => Verdict::Dropped(count),
             other => panic!("{other:?}"),
         };
-        let up = (0..PLACES).map(|slot| self.states.get(&slot, 0).expect("in range")[UP]).collect();
-        Ok(Outcome { verdict, up })
+        let state = |words: &[u64; STATE_WORDS]| State {
+            up: words[UP],
+            calm: words[CALM],
+            since: words[SINCE],
+            arrived: words[ARRIVED],
+            across: words[ACROSS],
+        };
+        Ok(Outcome { verdict, states: states.iter().map(state).collect() })
     }
 
-    fn descriptor(&self) -> RawFd {
-        let program: &SchedClassifier =
-            self.object.program("turnpike").expect("it is there").try_into().expect("of this type");
-        program.fd().expect("it is loaded").as_fd().as_raw_fd()
+    fn descriptor(&self, place: Place) -> RawFd {
+        let named = |name| self.object.program(name).expect("it is there");
+        let descriptor = match place {
+            Place::Tc => <&SchedClassifier>::try_from(named("turnpike")).expect("of this type").fd(),
+            Place::Xdp => <&Xdp>::try_from(named("turnpike_xdp")).expect("of this type").fd(),
+        };
+        descriptor.expect("it is loaded").as_fd().as_raw_fd()
     }
 }
 
@@ -219,7 +251,7 @@ fn test_run(program: RawFd, frame: &[u8], context: &[u8], flags: u32) -> io::Res
         data_out: out.as_mut_ptr() as u64,
         repeat: 1,
         context_size_in: length(context),
-        context_in: context.as_ptr() as u64,
+        context_in: if context.is_empty() { 0 } else { context.as_ptr() as u64 },
         flags,
         ..Attributes::default()
     };

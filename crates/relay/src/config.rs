@@ -48,12 +48,10 @@ pub struct Config {
     pub workers: usize,
     /// Step of the ladder.
     pub datapath: Datapath,
-    /// Whether the kernel relays lone datagrams between bound channels; `datapath` is for all others.
-    pub kernel: bool,
+    /// How the kernel relays lone datagrams between bound channels, if it does; `datapath` is for all others.
+    pub kernel: Option<Hook>,
     /// Flows that it may have, each in one direction; more stay in user space.
     pub max_kernel_flows: u32,
-    /// How its program is attached.
-    pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// Relay addresses; several of a family are used in turn.
@@ -88,9 +86,8 @@ impl Default for Config {
             passed: Arc::default(),
             workers: 1,
             datapath: Datapath::best().0,
-            kernel: false,
+            kernel: None,
             max_kernel_flows: 65_536,
-            kernel_hook: Hook::Best,
             busy_poll: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,

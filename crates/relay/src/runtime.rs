@@ -13,7 +13,7 @@ use turnpike_net::{
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
-use turnpike_offload::{Kernel, OffloadError};
+use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Destination, Effect, Lookup, LookupId, NatDiscovery, Newcomer, NonceKeys,
     OwnEndpoints, QuotaRefusal, ServerConfig, Stats, Transport, User,
@@ -149,7 +149,7 @@ pub enum StartError {
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
     /// The path through the kernel cannot be had.
-    #[error("--datapath kernel: {0}")]
+    #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
     /// Threads, epoll or the like.
     #[error(
@@ -321,7 +321,7 @@ impl Relay {
             layout: layout.clone(),
             addresses: config.addresses.clone(),
         });
-        let kernel = config.kernel.then(|| offload(&config, &listeners)).transpose()?.map(Arc::new);
+        let kernel = config.kernel.map(|hook| offload(&config, &listeners, hook)).transpose()?.map(Arc::new);
         let common =
             Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
         let common = Common { fleet, ..common };
@@ -447,7 +447,7 @@ impl Relay {
 }
 
 /// Loads the program for what is configured.
-fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadError> {
+fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
     Kernel::start(&turnpike_offload::Settings {
@@ -455,7 +455,7 @@ fn offload(config: &Config, listeners: &Listeners) -> Result<Kernel, OffloadErro
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,
         sockets: count(sockets),
-        hook: config.kernel_hook,
+        hook,
     })
 }
 

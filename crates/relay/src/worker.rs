@@ -2,6 +2,7 @@
 //! bottom.
 
 mod dtls;
+mod emptied;
 mod handoff;
 pub(crate) mod offload;
 mod out;
@@ -12,7 +13,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
@@ -264,12 +265,13 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
+        if self.offload.is_some() {
+            // Its looks are due within tens of microseconds.
+            let _ = turnpike_net::limits::exact_timers();
+        }
         loop {
-            let mut looks = false;
-            if let Some(offload) = &mut self.offload {
-                looks = offload.before_wait();
-            }
-            match self.poller.wait_until(now.ms, self.due()) {
+            let at_most = self.offload.as_mut().and_then(Offload::before_wait);
+            match self.poller.wait_until_within(now.ms, self.due(), at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -280,10 +282,10 @@ impl Worker {
                 }
             }
             now = self.now();
-            self.counted.wakeups += u64::from(!looks || !events.is_empty());
+            self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
-                offload.after_wait(now.ms, &events, events.len() < Poller::FULL);
+                offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
             let first = self.out.streams.begin_tick(&events);
@@ -344,6 +346,9 @@ impl Worker {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);
             }
@@ -413,6 +418,9 @@ impl Worker {
         self.out.streams.flush(&self.rx, &self.poller);
         self.out.dtls.flushed();
         self.rx.reset();
+        if let Some(offload) = &mut self.offload {
+            offload.flushed();
+        }
     }
 
     /// Opens the relay sockets of a new allocation and answers its client.

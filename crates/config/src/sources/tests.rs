@@ -45,6 +45,17 @@ fn values_of(mut settings: Settings) -> Settings {
 }
 
 #[test]
+fn each_data_path_through_the_kernel_has_a_name() {
+    for (name, choice) in [
+        ("kernel", crate::DatapathChoice::Kernel),
+        ("xdp", crate::DatapathChoice::Xdp),
+        ("xdp-generic", crate::DatapathChoice::XdpGeneric),
+    ] {
+        assert_eq!(settings(&format!("[server]\ndatapath = \"{name}\"")).datapath, choice);
+    }
+}
+
+#[test]
 fn a_file_of_another_program_or_of_forward_is_told_in_one_sentence() {
     for (text, told) in [
         (

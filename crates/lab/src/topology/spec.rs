@@ -13,14 +13,16 @@ use turnpike_strict::{Document, nearest};
 use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds for
-/// all devices instead of what the text says.
-const KNOWN: [(&str, &str, Offloads); 3] = [
+/// the devices of a namespace instead of what the text says.
+const KNOWN: [(&str, &str, Offloads); 4] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
-    ("wire-without-uso", WIRE, &[("tx-udp-segmentation", false)]),
+    ("wire-without-uso", WIRE, &[("relay", "tx-udp-segmentation", false)]),
+    // XDP sees what is in a packet, and there a veth's own checksums are not. They cost the relay more here than a card that verifies.
+    ("wire-with-sums", WIRE, &[("client", "tx", false), ("peer", "tx", false)]),
 ];
-type Offloads = &'static [(&'static str, bool)];
+type Offloads = &'static [(&'static str, &'static str, bool)];
 const WIRE: &str = include_str!("wire.toml");
 
 #[derive(Clone, Debug, Deserialize)]
@@ -79,7 +81,12 @@ impl Spec {
             Some((name, text, changes)) => {
                 let (mut spec, document): (Self, _) =
                     Document::parse(Path::new(&format!("topology {name}")), text)?;
-                spec.offloads.extend(changes.iter().map(|(feature, on)| ((*feature).to_owned(), *on)));
+                for (namespace, feature, on) in *changes {
+                    let ends = spec.link.iter_mut().flat_map(|link| &mut link.ends);
+                    for end in ends.filter(|end| end.namespace == *namespace) {
+                        end.offloads.insert((*feature).to_owned(), *on);
+                    }
+                }
                 (spec, document)
             }
             None if !path.contains('.') && !file.exists() => {
@@ -242,7 +249,7 @@ mod tests {
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
             told("something"),
-            "no topology \"something\": expected host, veth, wire, wire-without-uso, or a file"
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, or a file"
         );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
@@ -259,6 +266,10 @@ mod tests {
             let wanted = end.wanted(&wire.offloads);
             assert_eq!(wanted["tx-udp-segmentation"], is_relay, "{}", end.device);
             assert!(wanted["gro"] && !wanted["tso"], "{}", end.device);
+        }
+        let with_sums = Spec::load("wire-with-sums", Path::new(".")).unwrap();
+        for end in with_sums.ends() {
+            assert_eq!(end.wanted(&with_sums.offloads)["tx"], end.namespace == "relay", "{}", end.device);
         }
         let without = Spec::load("wire-without-uso", Path::new(".")).unwrap();
         assert!(

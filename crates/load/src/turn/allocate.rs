@@ -1,17 +1,17 @@
-//! Mode `allocate`: authenticated allocations, each deleted as soon as it is granted.
+//! Modes `allocate` and `bind`: authenticated allocations, each deleted as soon as it is granted, or has enough channels.
 //!
 //! `clients` of them are under way at a time, each from a source port that was not used before, as far as there are any:
 //! a server may remember a deleted allocation's 5-tuple for a while (coturn 4.6 for a second, and answers 437). The
 //! latency is that of the whole Allocate dialogue: the challenge, and the request that answers it; over TCP, TLS and DTLS each
-//! allocation has a connection of its own, and opening it counts.
+//! allocation has a connection of its own, and opening it counts. Of mode `bind` only its ChannelBind requests are counted and timed.
 
-use std::{collections::VecDeque, io, sync::Arc, time::Duration};
+use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_client::{Errors, Security};
 use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
-    Shared,
+    Mode, Shared,
     engine::{Engine, client_settings},
     finished,
 };
@@ -26,6 +26,9 @@ use crate::{
 /// Source ports, taken in turn. They end below 49152, where a server on the same machine has its relay ports (RFC 8656
 /// section 7.2).
 const PORTS: std::ops::Range<u16> = 20_000..49_152;
+
+/// Channels that an allocation gets in mode `bind`: fewer than servers allow by default.
+const CHANNELS: u16 = 60;
 
 /// Runs one thread's share.
 pub(super) fn run(
@@ -42,6 +45,7 @@ pub(super) fn run(
         free: (0..limit).collect(),
         due: vec![0; limit],
         is_granted: vec![false; limit],
+        bound: vec![0; limit],
         ports: Ports::of_thread(thread, shared.frame.threads),
         users: Users::of_thread(thread, shared),
         engine,
@@ -62,10 +66,12 @@ struct Churn<'a> {
     engine: Engine,
     /// Endpoints without an allocation, the longest rested first.
     free: VecDeque<usize>,
-    /// When each endpoint's allocation was due.
+    /// When each endpoint's allocation, or channel, was due.
     due: Vec<u64>,
-    /// Whether each has an allocation.
+    /// Whether each has an allocation that is to be deleted.
     is_granted: Vec<bool>,
+    /// How many channels each has asked for.
+    bound: Vec<u16>,
     ports: Ports,
     users: Users,
     limit: usize,
@@ -120,9 +126,11 @@ impl Churn<'_> {
             if let Some(pacer) = pacer.as_mut() {
                 pacer.advance();
             }
-            let tally = self.tallies.of(due >= self.schedule.measure);
-            tally.sent += 1;
-            tally.late.record((now - due) / 1_000);
+            if self.shared.config.mode == Mode::Allocate {
+                let tally = self.tallies.of(due >= self.schedule.measure);
+                tally.sent += 1;
+                tally.late.record((now - due) / 1_000);
+            }
             self.due[index] = due;
             self.under_way += 1;
             self.engine.renew(index, self.users.next());
@@ -141,6 +149,10 @@ impl Churn<'_> {
         for (index, event) in std::mem::take(&mut self.engine.events) {
             match event {
                 Event::Allocated(_) => self.granted(index, now),
+                Event::Bound(..) => {
+                    self.answered(index, now);
+                    self.bind_next(index, now);
+                }
                 Event::Deleted => self.rest(index)?,
                 Event::Failed { request, failure } => self.failed(index, request, failure)?,
                 _ => {}
@@ -151,11 +163,39 @@ impl Churn<'_> {
     }
 
     fn granted(&mut self, index: usize, now: u64) {
+        self.granted += 1;
+        if self.shared.config.mode == Mode::Bind {
+            self.bound[index] = 0;
+            return self.bind_next(index, now);
+        }
+        self.answered(index, now);
+        self.delete(index, now);
+    }
+
+    /// What was due has been granted.
+    fn answered(&mut self, index: usize, now: u64) {
         let due = self.due[index];
         let tally = self.tallies.of(due >= self.schedule.measure);
         tally.received += 1;
         tally.record_rtt(now.saturating_sub(due) / 1_000);
-        self.granted += 1;
+    }
+
+    /// Binds another channel, as long as there is time and the allocation has not enough.
+    fn bind_next(&mut self, index: usize, now: u64) {
+        let bound = self.bound[index];
+        if bound == CHANNELS || now >= self.schedule.end {
+            return self.delete(index, now);
+        }
+        self.bound[index] = bound + 1;
+        self.due[index] = now;
+        self.tallies.of(now >= self.schedule.measure).sent += 1;
+        let peer = SocketAddr::new(self.engine.peer.ip(), 1024 + bound);
+        // There is an allocation, and numbers for many more.
+        let _ = self.engine.endpoints[index].client.bind_channel(now / 1_000_000, peer);
+        self.engine.pump(index);
+    }
+
+    fn delete(&mut self, index: usize, now: u64) {
         self.deleting += 1;
         self.is_granted[index] = true;
         // There is an allocation, so that it can be deleted.

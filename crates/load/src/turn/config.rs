@@ -133,7 +133,14 @@ impl Config {
         self.validate_migration()?;
         self.validate_profile()?;
         self.validate_users()?;
-        self.validate_token()
+        self.validate_token()?;
+        if self.mode == Mode::Bind && self.rate.pps().is_some() {
+            return Err(LoadError::Config(
+                "--mode bind needs --rate max: each client binds its next channel when it has the last"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     fn validate_profile(&self) -> Result<(), LoadError> {
@@ -328,6 +335,8 @@ pub enum Mode {
     Packet,
     /// Authenticated allocations, deleted as soon as they are granted, from rotating source ports.
     Allocate,
+    /// Channels, bound one after the other by each client, until its allocation has enough and it begins anew.
+    Bind,
     /// Unauthenticated requests, malformed and truncated messages, random bytes.
     Invalid,
 }
@@ -366,6 +375,8 @@ mod tests {
             (Config { users: 2, user: "a".to_owned(), ..base() }, "--mode allocate"),
             (Config { users: 2, mode: Mode::Allocate, ..base() }, "--user:"),
             (Config { mode: Mode::Allocate, ..moving() }, "--mode allocate"),
+            (Config { mode: Mode::Bind, ..base() }, "--rate max"),
+            (Config { mode: Mode::Bind, ..moving() }, "--mode bind"),
             (Config { mode: Mode::Invalid, ..moving() }, "--mode invalid"),
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),

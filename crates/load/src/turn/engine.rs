@@ -124,7 +124,7 @@ impl Engine {
                 transport: config.transport,
                 security,
                 patience: config.setup_timeout,
-                abortive: config.mode == Mode::Allocate,
+                abortive: matches!(config.mode, Mode::Allocate | Mode::Bind),
             };
             let links = if relays_streams { 2 * count } else { count };
             Wire::Links(Box::new(Links::new(&settings, links)?))

@@ -103,7 +103,7 @@ fn run_thread(
 ) -> Result<Finished, LoadError> {
     match shared.config.mode {
         Mode::Packet => relay(shared, security, number, moved),
-        Mode::Allocate => allocate::run(shared, security, number),
+        Mode::Allocate | Mode::Bind => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
     }
 }

@@ -36,8 +36,12 @@ impl Worker {
         }
         let mut share = LISTENER_SHARE;
         while self.rx.room() >= Associations::ROOM {
-            let Some(socket) = self.sockets.get(self.out.dtls.socket(place)) else { return };
+            let id = self.out.dtls.socket(place);
+            let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(id);
+            }
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };
                 match plain {

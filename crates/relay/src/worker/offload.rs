@@ -1,24 +1,19 @@
 //! Keeps the flows of the program in the kernel (`turnpike_offload`) from the effects of the state machine, brings back what they have
 //! counted, and tells the program when a socket has been emptied, so that nothing overtakes what went through user space.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use turnpike_net::{SocketId, poll::Event};
 use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use super::side;
+use super::{emptied::Emptied, side};
 use crate::link::Way;
 
-/// A packet is in its socket's queue so long after the program has seen it, at the latest: both happen in one run of a softirq, which hands
-/// on eight packets at a time.
-const GAP_NS: u64 = 100_000;
-/// How long the program keeps a flow in user space after a super-packet; so long has a socket to be watched.
-const CALM_NS: u64 = turnpike_offload::layout::CALM_NS + GAP_NS;
-/// Between two looks at sockets that have had something, in milliseconds: soon after they had, and when the flow has been calm.
-const SOON_MS: u64 = 1;
-const CALM_MS: u64 = CALM_NS.div_ceil(1_000_000) + 1;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
@@ -95,13 +90,14 @@ struct Channel {
 
 impl Offload {
     pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+        let emptied = Emptied::new(flows.gap_ns());
         Self {
             flows,
             base_ns,
             sessions: Vec::new(),
             open: 0,
             relays: Vec::new(),
-            emptied: Emptied::default(),
+            emptied,
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
@@ -126,8 +122,10 @@ impl Offload {
     /// A relay socket is about to be closed, or to leave; its flows are gone.
     pub(super) fn relay_closed(&mut self, relay: RelayId) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
-        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take()) {
-            self.emptied.forget(id, &self.flows);
+        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take())
+            && let Some(number) = self.emptied.forget(id)
+        {
+            self.flows.give_back_socket(number);
         }
     }
 
@@ -250,15 +248,24 @@ impl Offload {
         }
     }
 
-    /// Before the worker waits for events. True if it is to look only, and not to sleep.
-    pub(super) fn before_wait(&mut self) -> bool {
-        self.emptied.before_ns = now_ns();
-        self.emptied.again && !self.emptied.watched.is_empty()
+    /// Before the worker waits for events: how long at most.
+    pub(super) fn before_wait(&mut self) -> Option<Duration> {
+        self.emptied.before_wait(now_ns())
     }
 
-    /// What the worker was told. `are_all` says that there is nothing else ready.
-    pub(super) fn after_wait(&mut self, now_ms: u64, events: &[Event], are_all: bool) {
-        self.emptied.look(now_ms, events, are_all, &self.flows);
+    /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
+    pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64) {
+        self.emptied.after_wait(now_ns(), events, are_all, lost, &self.flows);
+    }
+
+    /// A receive call has emptied this socket; what it brought is still to be sent.
+    pub(super) fn received(&mut self, socket: SocketId) {
+        self.emptied.received(socket);
+    }
+
+    /// All that was received has been sent.
+    pub(super) fn flushed(&mut self) {
+        self.emptied.flushed(&self.flows);
     }
 
     /// Reads the counters of some sessions. True if there was something.
@@ -282,10 +289,9 @@ impl Offload {
         any
     }
 
-    /// When there is something to do without an event, in milliseconds.
+    /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
-        [sweep, self.emptied.due()].into_iter().flatten().min()
+        (self.open > 0).then_some(self.swept_ms + SWEEP_MS)
     }
 
     fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
@@ -347,7 +353,7 @@ impl Offload {
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener, flows) else { return };
+        let Some(from_clients) = emptied.slot(listener, || flows.socket()) else { return };
         if session.own.is_none() {
             let Ok(state) = flows.state() else { return };
             let own = NewFlow {
@@ -406,7 +412,7 @@ impl Offload {
                 let _ = flows.extend(flow, expires_ns);
                 continue;
             }
-            let Some(from_peers) = emptied.slot(relay.id, flows) else { continue };
+            let Some(from_peers) = emptied.slot(relay.id, || flows.socket()) else { continue };
             let Ok(state) = flows.state() else { continue };
             emptied.touch(relay.id);
             let flow = NewFlow {
@@ -494,106 +500,6 @@ impl Channel {
     }
 }
 
-/// Which sockets have had something lately, and since when they are known to be empty. epoll tells it without being asked: a socket that is
-/// not among the ready ones is empty.
-#[derive(Default)]
-struct Emptied {
-    /// By the number of the socket, while flows need it.
-    places: Vec<Option<Place>>,
-    /// Numbers of those sockets that are watched.
-    watched: Vec<u32>,
-    /// When the wait began of which we look at the result.
-    before_ns: u64,
-    look_ms: u64,
-    /// At once, without waiting.
-    again: bool,
-    /// Counts waits.
-    wait: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Place {
-    /// In `drained`.
-    slot: u32,
-    is_watched: bool,
-    /// The last wait that told of the socket.
-    ready: u64,
-    /// Not after this was it touched last; 0 for not yet known.
-    touched_ns: u64,
-}
-
-impl Emptied {
-    /// The place of a socket.
-    fn slot(&mut self, SocketId(socket): SocketId, flows: &Flows) -> Option<u32> {
-        let at = socket as usize;
-        if self.places.len() <= at {
-            self.places.resize(at + 1, None);
-        }
-        if self.places[at].is_none() {
-            let place = |slot| Place { slot, is_watched: false, ready: 0, touched_ns: 0 };
-            self.places[at] = flows.socket().map(place);
-        }
-        self.places[at].map(|place| place.slot)
-    }
-
-    fn forget(&mut self, SocketId(socket): SocketId, flows: &Flows) {
-        if let Some(place) = self.places.get_mut(socket as usize).and_then(Option::take) {
-            flows.give_back_socket(place.slot);
-            self.watched.retain(|watched| *watched != socket);
-        }
-    }
-
-    /// Something may be on its way through this socket.
-    fn touch(&mut self, SocketId(socket): SocketId) {
-        let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
-        (place.ready, place.touched_ns) = (self.wait, 0);
-        if !place.is_watched {
-            place.is_watched = true;
-            self.watched.push(socket);
-        }
-    }
-
-    fn look(&mut self, now_ms: u64, events: &[Event], are_all: bool, flows: &Flows) {
-        self.wait += 1;
-        for event in events {
-            if let Ok(socket) = u32::try_from(event.token) {
-                self.touch(SocketId(socket));
-            }
-        }
-        // One look more behind whatever came: what is empty then was sent just now.
-        self.again = !self.watched.is_empty() && (!events.is_empty() || now_ms >= self.look_ms);
-        if !are_all || self.watched.is_empty() {
-            return;
-        }
-        let (wait, before_ns) = (self.wait, self.before_ns);
-        // What was queued before the wait began, and is not told of, was read and sent before.
-        let empty_ns = before_ns.saturating_sub(GAP_NS);
-        let mut next_ms = now_ms + CALM_MS;
-        let places = &mut self.places;
-        self.watched.retain(|socket| {
-            let Some(Some(place)) = places.get_mut(*socket as usize) else { return false };
-            if place.ready == wait {
-                next_ms = now_ms + SOON_MS;
-                return true;
-            }
-            if place.touched_ns == 0 {
-                place.touched_ns = before_ns;
-            }
-            flows.drained(place.slot, empty_ns);
-            if empty_ns < place.touched_ns {
-                next_ms = now_ms + SOON_MS;
-            }
-            place.is_watched = empty_ns < place.touched_ns + CALM_NS;
-            place.is_watched
-        });
-        self.look_ms = next_ms;
-    }
-
-    fn due(&self) -> Option<u64> {
-        (!self.watched.is_empty()).then_some(if self.again { 0 } else { self.look_ms })
-    }
-}
-
 /// The client, if it is reached by plain UDP.
 fn by_datagrams(client: &Client, link: Link) -> Option<Client> {
     (Way::of(link) == Way::Datagrams).then_some(*client)
@@ -607,3 +513,6 @@ fn family_of(ip: IpAddr) -> Family {
 fn is_link_local(address: SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
+
+#[cfg(test)]
+mod tests;

@@ -69,12 +69,26 @@ impl Client {
 
     /// What comes on a channel.
     pub(crate) fn receive(&self) -> Option<(u16, Vec<u8>)> {
+        let message = self.receive_message()?;
+        let number = u16::from_be_bytes([message[0], message[1]]);
+        assert!((0x4000..0x8000).contains(&number), "no ChannelData: {message:02x?}");
+        assert_eq!(
+            usize::from(u16::from_be_bytes([message[2], message[3]])),
+            message.len() - 4,
+            "its length"
+        );
+        Some((number, message[4..].to_vec()))
+    }
+
+    /// What comes, but for a second answer to a request that was sent again.
+    pub(crate) fn receive_message(&self) -> Option<Vec<u8>> {
         let mut buffer = [0; 4096];
-        let len = self.socket.recv(&mut buffer).ok()?;
-        let number = u16::from_be_bytes([buffer[0], buffer[1]]);
-        assert!((0x4000..0x8000).contains(&number), "no ChannelData: {:02x?}", &buffer[..len]);
-        assert_eq!(usize::from(u16::from_be_bytes([buffer[2], buffer[3]])), len - 4, "its length");
-        Some((number, buffer[4..len].to_vec()))
+        loop {
+            let len = self.socket.recv(&mut buffer).ok()?;
+            if buffer[0] != 0x01 {
+                return Some(buffer[..len].to_vec());
+            }
+        }
     }
 
     fn ask(&self, method: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr};
 
 use super::{
-    PEER, SERVER,
+    PEER, SERVER, by_each,
     client::{bound, is_silent, received},
     on_links,
     relays::Pair,
@@ -14,8 +14,8 @@ const CHANNEL: u16 = 0x4001;
 
 #[test]
 fn after_the_answer_to_refresh_0_nothing_is_relayed() {
-    on_links("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links| {
-        let server = links.serve(&[]);
+    by_each("kernel_path::ends::after_the_answer_to_refresh_0_nothing_is_relayed", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 2);
@@ -66,9 +66,8 @@ fn other_channels_of_a_client_go_on_when_one_peer_changes() {
         // A stranger on the peer's machine has no channel, and its permission by IP address still holds.
         let stranger = bound(PEER[0]);
         stranger.send_to(b"strange", pair.client.relayed).expect("it leaves");
-        let mut buffer = [0; 200];
-        let len = pair.client.socket.recv(&mut buffer).expect("a Data indication");
-        assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
+        let message = pair.client.receive_message().expect("a Data indication");
+        assert_eq!(message[..2], [0x00, 0x17], "{message:02x?}");
     });
 }
 

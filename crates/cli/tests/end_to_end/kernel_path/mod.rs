@@ -1,4 +1,4 @@
-//! `serve --datapath kernel` on links of its own: what goes across is what user space would have sent, and nothing else.
+//! `serve --datapath kernel` and `xdp` on links of its own: what goes across is what user space would have sent, and nothing else.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -14,7 +14,10 @@ mod foreign;
 mod operator;
 mod order;
 mod relays;
+mod spoofed;
 mod untouched;
+mod vlan;
+mod xdp;
 
 use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
@@ -57,7 +60,41 @@ pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
     });
 }
 
+/// The same by each data path that the kernel has, whose name `body` is told.
+pub(crate) fn by_each(test: &str, body: impl Fn(&Links, &str)) {
+    need!(installed("ethtool"));
+    on_links(test, |links| {
+        for datapath in ["kernel", "xdp"] {
+            if datapath == "xdp" {
+                links.behave_as_cards();
+            }
+            println!("by {datapath}");
+            body(links, datapath);
+        }
+    });
+}
+
+/// Why what comes in bulk goes up.
+pub(crate) fn reason_of_bulk(datapath: &str) -> &'static str {
+    if datapath == "xdp" { "bulk" } else { "super_packet" }
+}
+
 impl Links {
+    /// What XDP needs of a veth: its far end writes checksums and tags, for XDP sees what is there, and receives by NAPI, for else nothing
+    /// that is redirected arrives.
+    pub(crate) fn behave_as_cards(&self) {
+        for device in ["c", "p"] {
+            run("ethtool", &["-K", device, "tx", "off", "txvlan", "off", "gro", "on"]);
+        }
+    }
+
+    /// The server's link address on link `p`.
+    pub(crate) fn link_address(&self) -> String {
+        let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);
+        let mut words = said.split_whitespace().skip_while(|word| *word != "link/ether");
+        words.nth(1).expect("Ethernet has one").to_owned()
+    }
+
     fn up() -> Self {
         let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
         let pid = holder.pid().to_string();

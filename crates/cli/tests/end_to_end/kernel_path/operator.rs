@@ -1,9 +1,11 @@
 //! What an operator sees: at start, when interfaces come and go, and when the kernel path cannot be had.
 
-use std::process::Command;
+use std::{fs, net::SocketAddr, process::Command, time::Duration};
 
-use super::{Links, on_links, relays::Pair};
-use crate::harness::{Program, SOON, eventually, turnpike};
+use turnpike_testkit::alone::run;
+
+use super::{Links, PEER, SERVER, by_each, client::received, on_links, relays::Pair};
+use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
 
 const USER: &str = "65534";
 
@@ -24,10 +26,12 @@ fn unprivileged(links: &Links, capabilities: &str) -> Command {
 
 #[test]
 fn an_ordinary_user_with_three_capabilities_has_it() {
-    on_links("kernel_path::operator::an_ordinary_user_with_three_capabilities_has_it", |links| {
-        let mut server = links.serve_as(unprivileged(links, ",+net_admin,+bpf,+perfmon"), &[]);
+    by_each("kernel_path::operator::an_ordinary_user_with_three_capabilities_has_it", |links, datapath| {
+        let as_user = unprivileged(links, ",+net_admin,+bpf,+perfmon");
+        let mut server = links.serve_as(as_user, &["--datapath", datapath]);
         let line = server.program.line_with("data path kernel: attached");
-        assert!(line.contains(" to c, p (tcx)"), "{line}");
+        let how = if datapath == "xdp" { " to c, p (xdp)" } else { " to c, p (tcx)" };
+        assert!(line.contains(how), "{line}");
         server.program.line_with("never meets this machine's firewall");
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
@@ -56,8 +60,8 @@ fn without_capabilities_the_start_fails_and_says_which() {
 
 #[test]
 fn interfaces_that_come_and_go_are_followed() {
-    on_links("kernel_path::operator::interfaces_that_come_and_go_are_followed", |links| {
-        let mut server = links.serve(&[]);
+    by_each("kernel_path::operator::interfaces_that_come_and_go_are_followed", |links, datapath| {
+        let mut server = links.serve(&["--datapath", datapath]);
         links.inside(&["ip", "link", "add", "late", "type", "veth", "peer", "name", "later"]);
         links.inside(&["ip", "addr", "add", "10.99.0.1/24", "dev", "late"]);
         links.inside(&["ip", "link", "set", "late", "up"]);
@@ -79,29 +83,119 @@ fn interfaces_that_come_and_go_are_followed() {
 
 #[test]
 fn a_route_that_changes_is_followed() {
-    on_links("kernel_path::operator::a_route_that_changes_is_followed", |links| {
-        let server = links.serve(&[]);
+    by_each("kernel_path::operator::a_route_that_changes_is_followed", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         // The peer is reached by the other link, whose far end has its address just as well.
         links.inside(&["ip", "route", "add", "10.77.2.2/32", "via", "10.77.1.2", "dev", "c"]);
+        let back = ["10.77.2.1/32", "via", "10.77.1.1", "dev", "c"];
+        if datapath == "xdp" {
+            // What comes by another link than leads back, it leaves to user space.
+            let before = server.passes("source");
+            eventually("an answer by the old link is seen", || {
+                pair.exchange(100);
+                server.passes("source") > before
+            });
+            run("ip", &[&["route", "add"], &back[..]].concat());
+        }
         pair.settle(&server);
-        let far = links.inside_says(&["ip", "-s", "link", "show", "p"]);
+        let sent_by_old = || {
+            let said = links.inside_says(&["ip", "-s", "link", "show", "p"]);
+            let bytes = said.lines().last().and_then(|line| line.split_whitespace().next());
+            bytes.and_then(|bytes| bytes.parse::<u64>().ok()).expect("ip counts them")
+        };
+        let before = sent_by_old();
         for _ in 0..20 {
             pair.exchange(700);
         }
-        let sent = |text: &str| text.lines().last().map(str::to_owned);
-        let now = links.inside_says(&["ip", "-s", "link", "show", "p"]);
-        assert_eq!(sent(&far), sent(&now), "nothing left by the old link");
+        // But for questions by ARP and the like.
+        assert!(sent_by_old() < before + 700, "none left by the old link");
         links.inside(&["ip", "route", "del", "10.77.2.2/32"]);
+        if datapath == "xdp" {
+            run("ip", &[&["route", "del"], &back[..]].concat());
+        }
         pair.settle(&server);
     });
 }
 
 #[test]
+fn a_neighbour_that_moves_is_followed() {
+    by_each("kernel_path::operator::a_neighbour_that_moves_is_followed", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        // As another machine that takes over an address does, it says so by ARP.
+        fs::write("/proc/sys/net/ipv4/conf/p/arp_notify", "1").expect("it is this test's own");
+        let number = if datapath == "xdp" { "02:00:00:00:00:07" } else { "02:00:00:00:00:06" };
+        run("ip", &["link", "set", "p", "address", number]);
+        let before = server.across();
+        pair.peer.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+        eventually("it is reached again, across", || {
+            pair.client.send(0x4001, b"where are you?");
+            let is_there = pair.peer.recv(&mut [0; 100]).is_ok();
+            (is_there && server.across() > before + 20).then_some(())
+        });
+        // What is left of that comes now.
+        while pair.peer.recv(&mut [0; 100]).is_ok() {}
+        pair.peer.set_read_timeout(Some(SOON)).expect("not zero");
+        pair.settle(&server);
+        assert!(links.inside_says(&["ip", "neigh", "show", "dev", "p"]).contains(number));
+    });
+}
+
+#[test]
+fn flows_that_have_all_come_up_at_once_go_across_again_under_load() {
+    by_each(
+        "kernel_path::operator::flows_that_have_all_come_up_at_once_go_across_again_under_load",
+        |links, datapath| {
+            let server = links.serve(&["--datapath", datapath]);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+                .to(reflect.address)
+                .with(&["--clients", "200", "--rate", "15000", "--duration", "8"])
+                .start();
+            eventually("they go across", || server.across() > 5000);
+            let no_route = server.passes("no_route");
+            links.inside(&["ip", "route", "add", "unreachable", "10.77.2.2/32"]);
+            eventually("nothing does", || server.passes("no_route") > no_route + 1000);
+            links.inside(&["ip", "route", "del", "unreachable", "10.77.2.2/32"]);
+            let before = server.across();
+            eventually("they go across again", || server.across() > before + 10_000);
+            assert_eq!(load.wait(SOON).code, Some(0));
+        },
+    );
+}
+
+#[test]
+fn a_link_that_becomes_narrower_is_heeded_while_traffic_flows() {
+    by_each(
+        "kernel_path::operator::a_link_that_becomes_narrower_is_heeded_while_traffic_flows",
+        |links, datapath| {
+            let server = links.serve(&["--datapath", datapath]);
+            let mut pair = Pair::new(0, 0);
+            pair.settle(&server);
+            let too_big = server.passes("too_big");
+            for (mtu, len) in [("1280", 1260), ("1500", 1400), ("1000", 990), ("1500", 1400)] {
+                links.inside(&["ip", "link", "set", "p", "mtu", mtu]);
+                // To the peer only: what it sends is as long as its own end of the link allows.
+                let payload = vec![7; len];
+                pair.client.send(0x4001, &payload);
+                assert_eq!(received(&pair.peer).0, payload);
+                pair.exchange(500);
+            }
+            assert_eq!(server.passes("too_big") - too_big, 2);
+            // Below 1,280 bytes a link has no IPv6, whose addresses went with it.
+            links.inside(&["ip", "addr", "replace", "fd77:2::1/64", "dev", "p", "nodad"]);
+            pair.settle(&server);
+        },
+    );
+}
+
+#[test]
 fn a_server_that_is_killed_leaves_nothing_behind() {
-    on_links("kernel_path::operator::a_server_that_is_killed_leaves_nothing_behind", |links| {
-        let mut server = links.serve(&[]);
+    by_each("kernel_path::operator::a_server_that_is_killed_leaves_nothing_behind", |links, datapath| {
+        let mut server = links.serve(&["--datapath", datapath]);
         let mut pair = Pair::new(0, 0);
         pair.settle(&server);
         server.program.signal("KILL");
@@ -110,7 +204,8 @@ fn a_server_that_is_killed_leaves_nothing_behind() {
         pair.client.send(0x4001, b"into the void");
         pair.peer.send_to(b"into the void", pair.client.relayed).expect("it leaves");
         assert!(super::client::is_silent(&pair.peer) && super::client::is_silent(&pair.client.socket));
-        let again = links.serve(&[]);
+        assert!(!links.inside_says(&["ip", "link", "show"]).contains("xdp"));
+        let again = links.serve(&["--datapath", datapath]);
         Pair::new(0, 0).settle(&again);
     });
 }

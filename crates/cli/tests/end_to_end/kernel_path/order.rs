@@ -1,9 +1,13 @@
 //! Heavy flows keep their super-packets and thin ones go across; no flow is reordered when it is now the one and now the other.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, thread, time::Duration};
 
-use super::{PEER, SERVER, on_links};
-use crate::harness::{Load, Reflect, SOON};
+use super::{
+    CLIENT, PEER, SERVER, Server, by_each,
+    client::{Client, bound, received},
+    reason_of_bulk,
+};
+use crate::harness::{Load, Reflect, SOON, eventually};
 
 fn load(arguments: &[&str]) -> Load {
     Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
@@ -11,32 +15,42 @@ fn load(arguments: &[&str]) -> Load {
 
 #[test]
 fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
-    on_links("kernel_path::order::bursts_stay_in_user_space_and_lone_datagrams_do_not", |links| {
-        let server = links.serve(&[]);
+    by_each("kernel_path::order::bursts_stay_in_user_space_and_lone_datagrams_do_not", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
         let run = load(&["--clients", "50", "--rate", "2000", "--duration", "2"]).to(reflect.address).run();
         let result = run.result();
         assert_eq!((result["lost"].as_u64(), result["reordered"].as_u64()), (Some(0), Some(0)), "{result}");
         let received = result["received"].as_u64().expect("a number");
-        assert!(server.across() > received * 3 / 2, "{} of {result}", server.across());
+        let before = across_of_all(&server);
+        assert!(before > received * 3 / 2, "{before} of {result}");
 
-        let before = server.across();
         let run = load(&["--clients", "2", "--rate", "20000", "--burst", "32", "--duration", "2"])
             .to(reflect.address)
             .run();
         let result = run.result();
         assert_eq!(result["reordered"].as_u64(), Some(0), "{result}");
-        assert!(server.passes("super_packet") > 100, "{}", server.passes("super_packet"));
+        let bulk = server.passes(reason_of_bulk(datapath));
+        assert!(bulk > 100, "{bulk}");
         let received = result["received"].as_u64().expect("a number");
-        assert!(server.across() - before < received / 10, "{} of {result}", server.across() - before);
+        let across = across_of_all(&server) - before;
+        // XDP takes what begins a burst, and a generator that was held up begins anew.
+        let most = if datapath == "xdp" { received } else { received / 10 };
+        assert!(across < most, "{across} of {result}");
     });
+}
+
+/// What went across of sessions that have all ended: then it is told exactly.
+fn across_of_all(server: &Server<'_>) -> u64 {
+    eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+    server.across()
 }
 
 #[test]
 fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
     const TEST: &str = "kernel_path::order::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
-    on_links(TEST, |links| {
-        let server = links.serve(&[]);
+    by_each(TEST, |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
         let reflect = Reflect::start(PEER[0], &[]);
         // Streams of single datagrams and of bursts, by turns, beside others that keep user space busy.
         let busy = load(&["--clients", "4", "--rate", "max", "--window", "64", "--duration", "12"])
@@ -60,8 +74,70 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         }
         let busy = busy.wait(SOON);
         assert_eq!(busy.result()["reordered"].as_u64(), Some(0), "{}", busy.result());
-        assert!(
-            server.across() > 1000 && server.passes("super_packet") > 100 && server.passes("settling") > 0
-        );
+        let across = across_of_all(&server);
+        assert!(across > 1000 && server.passes("settling") > 0, "{across}");
+        let bulk = server.passes(reason_of_bulk(datapath));
+        assert!(bulk > 100, "{bulk}");
+    });
+}
+
+/// Sends numbered datagrams by turns such as the kernel takes and such as it leaves to user space, and has that stand still meanwhile: what
+/// `receive` gets has the order in which it was sent.
+fn stands_still(server: &Server<'_>, client: &Client, receive: impl Fn() -> Vec<u8>) {
+    let mut sent = 0_u32;
+    let mut send = |padded: bool| {
+        sent += 1;
+        let [_, payload @ ..] = sent.to_be_bytes();
+        if padded {
+            // The kernel does not take what has padding.
+            client.socket.send(&[&[0x40, 0x01, 0, 3][..], &payload, &[0]].concat()).expect("it leaves");
+        } else {
+            client.send(0x4001, &payload);
+        }
+    };
+    let mut received = 0_u32;
+    for round in 0..30 {
+        server.program.signal("STOP");
+        send(true);
+        (0..5).for_each(|_| send(false));
+        // Longer than a flow that came in bulk has to be calm.
+        thread::sleep(Duration::from_millis(if round % 2 == 0 { 12 } else { 1 }));
+        (0..5).for_each(|_| send(false));
+        server.program.signal("CONT");
+        for number in 1..=40 {
+            send(false);
+            // After a rest, as long as XDP needs it, the flow goes across.
+            let rest = if number % 10 == 0 { Duration::from_millis(4) } else { Duration::from_micros(50) };
+            thread::sleep(rest);
+        }
+        for _ in 0..51 {
+            received += 1;
+            assert_eq!(receive(), received.to_be_bytes()[1..], "round {round}");
+        }
+    }
+}
+
+#[test]
+fn what_user_space_has_not_sent_yet_is_not_overtaken() {
+    by_each("kernel_path::order::what_user_space_has_not_sent_yet_is_not_overtaken", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        let peer = bound(PEER[0]);
+        client.bind(0x4001, peer.local_addr().expect("bound"));
+        stands_still(&server, &client, || received(&peer).0);
+        eventually("some went across", || server.across() > 100);
+    });
+}
+
+#[test]
+fn nor_where_that_sends_it_to_itself() {
+    by_each("kernel_path::order::nor_where_that_sends_it_to_itself", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let [one, other] =
+            [0, 1].map(|_| Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false));
+        one.bind(0x4001, other.relayed);
+        other.bind(0x4002, one.relayed);
+        stands_still(&server, &one, || other.receive().expect("a datagram").1);
+        eventually("some went across", || server.across() > 200);
     });
 }

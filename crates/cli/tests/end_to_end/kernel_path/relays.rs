@@ -1,9 +1,13 @@
 //! Payloads arrive as they were sent, in both directions and all combinations of families, across the kernel; totals are exact.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::{
+    net::{SocketAddr, UdpSocket},
+    thread,
+    time::Duration,
+};
 
 use super::{
-    CLIENT, Links, PEER, RELAY, SERVER, Server,
+    CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
     client::{Client, bound, received},
     on_links,
 };
@@ -65,8 +69,8 @@ fn number(line: &str, name: &str) -> u64 {
 /// Lengths around those at which something changes: none, odd ones, Ethernet's padding, what just fits.
 const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 17, 18, 19, 100, 101, 1000, 1231, 1232, 1233];
 
-fn all_families(links: &Links) {
-    let mut server = links.serve(&[]);
+fn all_families(links: &Links, datapath: &str) {
+    let mut server = links.serve(&["--datapath", datapath]);
     for (client, peer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let mut pair = Pair::new(client, peer);
         pair.settle(&server);
@@ -92,10 +96,26 @@ fn all_families(links: &Links) {
 
 #[test]
 fn payloads_arrive_as_they_were_sent_in_every_combination_of_families() {
-    on_links(
+    by_each(
         "kernel_path::relays::payloads_arrive_as_they_were_sent_in_every_combination_of_families",
         all_families,
     );
+}
+
+#[test]
+fn a_flow_of_questions_and_answers_goes_across() {
+    by_each("kernel_path::relays::a_flow_of_questions_and_answers_goes_across", |links, datapath| {
+        let server = links.serve(&["--datapath", datapath]);
+        let mut pair = Pair::new(0, 0);
+        // Each datagram follows the answer to the last after as long as a network takes, and nothing else wakes the server up.
+        for number in 0..500 {
+            pair.exchange(60);
+            // XDP begins after a rest.
+            let rests = datapath == "xdp" && number % 100 == 0;
+            thread::sleep(Duration::from_micros(if rests { 5000 } else { 100 }));
+        }
+        eventually("most went across", || server.across() > 500);
+    });
 }
 
 #[test]
@@ -141,34 +161,37 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
 
 #[test]
 fn two_clients_of_one_server_reach_each_other_without_it() {
-    on_links("kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it", |links| {
-        let mut server = links.serve(&[]);
-        for family in [0, 1] {
-            // One client of each family; between them two relayed addresses of this one.
-            let [one, other] =
-                [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
-            one.bind(CHANNEL, other.relayed);
-            other.bind(CHANNEL + 1, one.relayed);
-            let before = server.across();
-            let mut sent = 0;
-            eventually("the kernel turns them back itself", || {
-                let payload = vec![7; sent % 200];
-                one.send(CHANNEL, &payload);
-                assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
-                other.send(CHANNEL + 1, &payload);
-                assert_eq!(one.receive(), Some((CHANNEL, payload)));
-                sent += 1;
-                // Each is counted twice, as it is where user space does it.
-                (server.across() > before + 100).then_some(())
-            });
-            one.refresh(0);
-            let line = server.program.line_with(&format!("relayed={}", one.relayed));
-            assert_eq!(
-                [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
-                [sent as u64; 2]
-            );
-            other.refresh(0);
-        }
-        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
-    });
+    by_each(
+        "kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it",
+        |links, datapath| {
+            let mut server = links.serve(&["--datapath", datapath]);
+            for family in [0, 1] {
+                // One client of each family; between them two relayed addresses of this one.
+                let [one, other] = [0, 1]
+                    .map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
+                one.bind(CHANNEL, other.relayed);
+                other.bind(CHANNEL + 1, one.relayed);
+                let before = server.across();
+                let mut sent = 0;
+                eventually("the kernel turns them back itself", || {
+                    let payload = vec![7; sent % 200];
+                    one.send(CHANNEL, &payload);
+                    assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
+                    other.send(CHANNEL + 1, &payload);
+                    assert_eq!(one.receive(), Some((CHANNEL, payload)));
+                    sent += 1;
+                    // Each is counted twice, as it is where user space does it.
+                    (server.across() > before + 100).then_some(())
+                });
+                one.refresh(0);
+                let line = server.program.line_with(&format!("relayed={}", one.relayed));
+                assert_eq!(
+                    [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
+                    [sent as u64; 2]
+                );
+                other.refresh(0);
+            }
+            assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+        },
+    );
 }

@@ -60,8 +60,7 @@ fn what_the_program_does_not_take_is_relayed_by_user_space() {
         let stranger = bound(PEER[0]);
         stranger.send_to(b"a stranger", pair.client.relayed).expect("it leaves");
         eventually("it was counted", || server.passes("unknown_peer") > 0);
-        let mut buffer = [0; 200];
-        pair.client.socket.recv(&mut buffer).expect("a Data indication: the permission is for its address");
+        pair.client.receive_message().expect("a Data indication: the permission is for its address");
 
         // And what can go across still does.
         pair.settle(&server);

@@ -1,0 +1,68 @@
+//! Crafted sources: nobody outside this machine speaks for an address of its own.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use turnpike_testkit::alone::run;
+
+use super::{
+    CLIENT, SERVER, by_each,
+    client::{Client, is_silent},
+};
+use crate::harness::eventually;
+
+#[test]
+fn a_relayed_address_of_ours_is_no_source_of_what_comes_from_outside() {
+    const TEST: &str =
+        "kernel_path::spoofed::a_relayed_address_of_ours_is_no_source_of_what_comes_from_outside";
+    by_each(TEST, |links, datapath| {
+        links.inside(&["ip", "addr", "replace", "10.77.2.9/24", "dev", "p"]);
+        let server =
+            links.serve(&["--datapath", datapath, "--relay-ip", "10.77.2.1", "--relay-ip", "10.77.2.9"]);
+        // On two relay addresses, so that one of them can be another machine's, too.
+        let allocate = || Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        let (one, other) = eventually("two clients on two addresses", || {
+            let (one, other) = (allocate(), allocate());
+            (one.relayed.ip() != other.relayed.ip()).then_some((one, other))
+        });
+        one.bind(0x4001, other.relayed);
+        other.bind(0x4001, one.relayed);
+        let before = server.across();
+        eventually("their flow is across", || {
+            one.send(0x4001, b"mine");
+            assert_eq!(other.receive(), Some((0x4001, b"mine".to_vec())));
+            (server.across() > before + 20).then_some(())
+        });
+
+        // Out here somebody takes one's relayed address and speaks to the other's.
+        let (stolen, to) = (format!("{}/32", one.relayed.ip()), other.relayed.ip().to_string());
+        run("ip", &["addr", "add", &stolen, "dev", "lo"]);
+        // Nobody would answer its questions by ARP.
+        run(
+            "ip",
+            &["neigh", "replace", &to, "lladdr", &links.link_address(), "dev", "p", "nud", "permanent"],
+        );
+        let thief = UdpSocket::bind(one.relayed).expect("it is ours for now");
+        let passes = server.passes("source");
+        for _ in 0..20 {
+            thief.send_to(b"not mine", other.relayed).expect("it leaves");
+            // XDP would find them too many to look at.
+            thread::sleep(Duration::from_millis(1));
+        }
+        eventually("they were seen", || server.passes("source") >= passes + 20);
+        assert!(is_silent(&other.socket));
+        run("ip", &["addr", "del", &stolen, "dev", "lo"]);
+
+        // And whose address it is still has it.
+        let before = server.across();
+        eventually("their flow is across again", || {
+            one.send(0x4001, b"mine");
+            assert_eq!(other.receive(), Some((0x4001, b"mine".to_vec())));
+            (server.across() > before + 20).then_some(())
+        });
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}

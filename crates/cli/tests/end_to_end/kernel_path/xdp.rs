@@ -1,0 +1,63 @@
+//! What only `--datapath xdp` has: neighbours that user space must know, and links whose drivers cannot.
+
+use super::{client::received, on_links, relays::Pair};
+use crate::harness::{Program, SOON, eventually, installed, need, turnpike};
+
+#[test]
+fn a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up() {
+    const TEST: &str = "kernel_path::xdp::a_neighbour_that_is_not_known_yet_is_found_by_what_goes_up";
+    need!(installed("ethtool"));
+    on_links(TEST, |links| {
+        links.behave_as_cards();
+        let server = links.serve(&["--datapath", "xdp"]);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        // The kernel forgets where the peer is, and finds it again by what user space sends.
+        let before = server.passes("no_neighbour");
+        links.inside(&["ip", "neigh", "flush", "dev", "p"]);
+        pair.client.send(0x4001, b"where?");
+        assert_eq!(received(&pair.peer).0, b"where?");
+        eventually("that was seen", || {
+            pair.exchange(30);
+            links.inside(&["ip", "neigh", "flush", "dev", "p"]);
+            (server.passes("no_neighbour") > before).then_some(())
+        });
+        pair.settle(&server);
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+#[test]
+fn generic_xdp_has_to_be_asked_for_and_relays_too() {
+    need!(installed("ethtool"));
+    on_links("kernel_path::xdp::generic_xdp_has_to_be_asked_for_and_relays_too", |links| {
+        links.behave_as_cards();
+        let mut server = links.serve(&["--datapath", "xdp-generic"]);
+        let line = server.program.line_with("data path kernel: attached");
+        assert!(line.contains(" to c, p (xdp-generic)"), "{line}");
+        let mut pair = Pair::new(0, 1);
+        pair.settle(&server);
+    });
+}
+
+#[test]
+fn where_no_driver_can_the_start_fails_and_says_why() {
+    on_links("kernel_path::xdp::where_no_driver_can_the_start_fails_and_says_why", |links| {
+        for name in ["c", "p"] {
+            links.inside(&["ip", "link", "del", name]);
+        }
+        links.inside(&["ip", "link", "add", "c", "type", "bridge"]);
+        links.inside(&["ip", "addr", "add", "10.77.1.1/24", "dev", "c"]);
+        links.inside(&["ip", "link", "set", "c", "up"]);
+        let mut command = std::process::Command::new("nsenter");
+        command.args(links.nsenter()).env_clear();
+        let flags = ["serve", "--listen", "10.77.1.1:3478", "--admin", "off", "--datapath", "xdp"];
+        let serve = turnpike(&flags);
+        command.arg(serve.get_program()).args(serve.get_args());
+        let ended = Program::start(&mut command).wait(SOON);
+        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        for said in ["--datapath kernel", "c: it is made by software (bridge)", "xdp-generic"] {
+            assert!(ended.stderr.contains(said), "{said}: {}", ended.output());
+        }
+    });
+}

@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
+/* What becomes of a packet, at TC ingress and in the driver (XDP) alike. What it is not sure of goes up to user space, as if it were not
+ * there; `mirror.rs` decides the same in Rust, and tests hold the two together. */
+#pragma once
+#include "flow.h"
+
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(map_flags, NO_PREALLOC);
+	NUMBER(max_entries, 1);
+	TYPE(key, struct flow_key);
+	TYPE(value, struct flow);
+} flows SEC(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct state);
+} states SEC(".maps");
+
+/* By socket: what was sent to it before this time has left user space. ktime_get_ns. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, u64);
+} drained SEC(".maps");
+
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, u64);
+} routes SEC(".maps");
+
+/* By route, for XDP. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct hop);
+} hops SEC(".maps");
+
+/* Classes of UDP ports, 32 to a word. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 2048);
+	TYPE(key, u32);
+	TYPE(value, u64);
+} ports SEC(".maps");
+
+struct {
+	NUMBER(type, MAP_PERCPU_ARRAY);
+	NUMBER(max_entries, COUNTS);
+	TYPE(key, u32);
+	TYPE(value, u64);
+} counts SEC(".maps");
+
+/* Of a datagram that has to be moved, or summed up. */
+enum { ROOM = 2048, STEP = 512 };
+struct room {
+	u8 bytes[ROOM + 8];
+};
+
+struct {
+	NUMBER(type, MAP_PERCPU_ARRAY);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct room);
+} rooms SEC(".maps");
+
+/* Where a packet is seen, known when this is compiled. */
+enum place { AT_TC, AT_XDP };
+
+/* How it arrived there. */
+struct arrival {
+	/* For the kernel's functions: struct __sk_buff or struct xdp_md. */
+	void *context;
+	/* From the Ethernet header to the end. */
+	u32 length;
+	u32 interface;
+	/* Of how many datagrams GRO has made it. */
+	u32 segments;
+};
+
+/* A UDP datagram, as it came. Lengths are in host order, the checksum as it lies. */
+struct packet {
+	struct flow_key key;
+	/* Of the header before UDP's, in IP's terms. */
+	u32 udp_at;
+	u16 length, check;
+	u8 v6, tos, ttl;
+	struct channel_data channel_data;
+};
+
+/* How a packet of a flow goes across. */
+struct way {
+	/* By which it leaves. */
+	struct flow flow;
+	/* Of that by which it came, and, where one of our relayed addresses sends to another, of that by which it leaves. */
+	struct state *state, *next;
+	/* When it was judged; what goes up holds its flow up from then on. 0 for not at all. */
+	u64 now;
+	/* It is one of many, and nothing of its flow is in user space yet, but something may still be on its way out of the driver. */
+	u32 bulk, leaving;
+	/* Whether it came, and leaves, with a header of ChannelData; whether it leaves as IPv6. */
+	u32 came_with, leaves_with, out_v6;
+	u32 interface;
+	/* For XDP. */
+	u32 by_redirection;
+	struct hop hop;
+	/* UDP's, and the payload's. */
+	u16 length, check, payload;
+	/* By how many the TTL is less. */
+	u8 hops;
+};
+
+INLINE void count(u32 what) {
+	u64 *counter = map_lookup(&counts, &what);
+	if (counter)
+		++*counter;
+}
+
+INLINE void at_least(u64 *time, u64 least) {
+	if (READ_ONCE(*time) < least)
+		WRITE_ONCE(*time, least);
+}
+
+/* Something of a flow goes up. */
+INLINE void mark(const struct way *way) {
+	if (!way->state || !way->now)
+		return;
+	at_least(&way->state->up, way->now);
+	if (way->bulk)
+		at_least(&way->state->calm, way->now + CALM);
+}
+
+INLINE u16 fold(u64 sum) {
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+INLINE int is_mapped(const u32 *address) {
+	return address[0] == 0 && address[1] == 0 && address[2] == HTONL(0xffff);
+}
+
+/* The pseudo-header (RFC 768; RFC 8200 section 8.1), summed as it would lie in memory. */
+INLINE u64 pseudo_header(const u32 *from, const u32 *to, int v6, u16 length) {
+	u64 sum = (u64)from[3] + to[3] + HTONS(length) + HTONS(IPPROTO_UDP);
+	if (v6)
+		sum += (u64)from[0] + from[1] + from[2] + to[0] + to[1] + to[2];
+	return sum;
+}
+
+/* 1 for a UDP datagram that may be somebody's flow; else 0, and `*reason` says what to count, COUNTS for nothing. `data` is the Ethernet
+ * header, `length` what there is from it on, as much of which as this looks at lies before `end`. */
+INLINE int parse(void *data, void *end, u32 length, u16 protocol, struct packet *packet, u32 *reason) {
+	struct udp *udp;
+
+	*reason = COUNTS;
+	if (protocol != HTONS(ETH_IPV4) && protocol != HTONS(ETH_IPV6))
+		return 0;
+	__builtin_memset(packet, 0, sizeof(*packet));
+	if (protocol == HTONS(ETH_IPV4)) {
+		struct ipv4 *ip = data + ETH_LEN;
+		u16 *words = (u16 *)ip, total;
+		u64 sum = 0;
+
+		if ((void *)(ip + 1) > end || ip->version_length >> 4 != 4 || ip->protocol != IPPROTO_UDP)
+			return 0;
+		if (ip->version_length != 0x45) {
+			*reason = PASS_IP_OPTIONS;
+			return 0;
+		}
+		/* More fragments, or not the first. */
+		if (ip->fragment & HTONS(0x3fff)) {
+			*reason = PASS_FRAGMENT;
+			return 0;
+		}
+		udp = (void *)(ip + 1);
+		if ((void *)(udp + 1) > end)
+			return 0;
+#pragma unroll
+		for (int i = 0; i < IPV4_LEN / 2; i++)
+			sum += words[i];
+		total = NTOHS(ip->total_length);
+		packet->length = NTOHS(udp->length);
+		*reason = PASS_MALFORMED;
+		if (fold(sum) != 0xffff || total != IPV4_LEN + packet->length || ETH_LEN + total > length)
+			return 0;
+		packet->key.remote[2] = packet->key.local[2] = HTONL(0xffff);
+		packet->key.remote[3] = ip->from;
+		packet->key.local[3] = ip->to;
+		packet->tos = ip->tos;
+		packet->ttl = ip->ttl;
+		packet->udp_at = ETH_LEN + IPV4_LEN;
+	} else {
+		struct ipv6 *ip = data + ETH_LEN;
+
+		if ((void *)(ip + 1) > end || NTOHS(ip->first & 0xffff) >> 12 != 6)
+			return 0;
+		if (ip->next != IPPROTO_UDP) {
+			/* Hop-by-hop options, routing, fragment, destination options: what is behind them is not looked at. */
+			if (ip->next == 0 || ip->next == 43 || ip->next == 60)
+				*reason = PASS_IP_OPTIONS;
+			if (ip->next == 44)
+				*reason = PASS_FRAGMENT;
+			return 0;
+		}
+		udp = (void *)(ip + 1);
+		if ((void *)(udp + 1) > end)
+			return 0;
+		packet->length = NTOHS(udp->length);
+		*reason = PASS_MALFORMED;
+		if (NTOHS(ip->payload_length) != packet->length || ETH_LEN + IPV6_LEN + packet->length > length)
+			return 0;
+		/* The kernel drops these too (ip6_rcv), and here they would pass for IPv4. */
+		if (is_mapped(ip->from) || is_mapped(ip->to))
+			return 0;
+		__builtin_memcpy(packet->key.remote, ip->from, sizeof(ip->from));
+		__builtin_memcpy(packet->key.local, ip->to, sizeof(ip->to));
+		packet->v6 = 1;
+		packet->tos = NTOHS(ip->first & 0xffff) >> 4;
+		packet->ttl = ip->hop_limit;
+		packet->udp_at = ETH_LEN + IPV6_LEN;
+	}
+	if (packet->length < UDP_LEN)
+		return 0;
+	packet->key.remote_port = udp->from;
+	packet->key.local_port = udp->to;
+	packet->check = udp->check;
+	if (packet->length >= UDP_LEN + sizeof(struct channel_data)) {
+		struct channel_data *channel_data = (void *)(udp + 1);
+
+		if ((void *)(channel_data + 1) > end)
+			return 0;
+		packet->channel_data = *channel_data;
+	}
+	return 1;
+}
+
+INLINE u32 class_of(u16 port) {
+	u32 word = port >> 5;
+	u64 *classes = map_lookup(&ports, &word);
+
+	return classes ? (*classes >> ((port & 31) * 2)) & 3 : 0;
+}
+
+/* The flow of a packet; 0 where there is none, and `*reason` says what to count, COUNTS for nothing. */
+INLINE struct flow *find(struct packet *packet, u32 segments, u32 *reason) {
+	u32 class = class_of(NTOHS(packet->key.local_port));
+	struct flow *flow;
+	int looks;
+
+	*reason = COUNTS;
+	if (!class)
+		return 0;
+	/* The first two bits of ChannelData (RFC 8656 section 12). A super-packet may have several channels in it. */
+	looks = (class & LISTENER) && segments <= 1 && (packet->channel_data.number & HTONS(0xc000)) == HTONS(0x4000);
+	if (looks)
+		packet->key.channel = packet->channel_data.number;
+	flow = map_lookup(&flows, &packet->key);
+	if (!flow && looks) {
+		/* No such channel, but whoever sent it may have others. */
+		packet->key.channel = 0;
+		flow = map_lookup(&flows, &packet->key);
+	}
+	*reason = !(class & LISTENER) ? PASS_UNKNOWN_PEER : looks ? PASS_UNKNOWN_CHANNEL : PASS_NOT_CHANNEL_DATA;
+	return flow;
+}
+
+INLINE long load_bytes(enum place place, void *context, u64 at, void *to, u64 length) {
+	return place == AT_XDP ? xdp_load_bytes(context, at, to, length) : skb_load_bytes(context, at, to, length);
+}
+
+/* A length of 1 to ROOM as it is, in a way that tells the verifier its bounds: from a comparison with 0 it learns nothing before Linux 6.8,
+ * and from one with another copy of the value only sometimes. */
+INLINE u64 within_room(u64 length) {
+	asm volatile("" : "+r"(length));
+	return ((length - 1) & (ROOM - 1)) + 1;
+}
+
+/* What stands from `at` on, summed: `length` bytes, 1 to ROOM - 4. */
+INLINE u64 sum_of(enum place place, void *context, u32 at, u64 length, struct room *room) {
+	u64 sum = 0;
+
+	length = within_room(length);
+	if (load_bytes(place, context, at, room->bytes, length))
+		return 0;
+	*(u32 *)(room->bytes + length) = 0;
+	for (u32 i = 0; i < ROOM / STEP && length > i * STEP; i++) {
+		u64 left = length - i * STEP;
+		u64 step = left < STEP ? (left + 3) & ~3ULL : STEP;
+
+		/* The verifier has to see the very register that is compared. */
+		asm volatile("" : "+r"(step));
+		if (step > STEP)
+			break;
+		sum += (u32)csum_diff(0, 0, room->bytes + i * STEP, step, 0);
+	}
+	return sum;
+}
+
+/* Copies a flow; 0 if it is another by now. In this order: an element that is overwritten meanwhile shows it by one stamp or the other. */
+INLINE int take(const struct flow *found, const struct flow_key *key, struct flow *flow) {
+	u64 end = READ_ONCE(found->stamp_end);
+
+	asm volatile("" ::: "memory");
+	__builtin_memcpy(flow, found, sizeof(*flow));
+	asm volatile("" ::: "memory");
+	if (READ_ONCE(found->stamp) != end)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < sizeof(struct flow_key) / 8; i++)
+		if (((u64 *)&flow->key)[i] != ((u64 *)key)[i])
+			return 0;
+	return 1;
+}
+
+/* Why a flow may not go across yet: something that went up may still be on its way. COUNTS if it may. What went across and has not left is
+ * not overtaken by way of user space for the sake of calm. */
+INLINE u32 settling(const u64 *emptied, const struct state *state, u64 now, u32 leaving) {
+	u64 empty = *(volatile u64 *)emptied;
+
+	if (!leaving && now < READ_ONCE(state->calm))
+		return PASS_SETTLING;
+	if ((empty & ~BEHIND) >= READ_ONCE(state->up))
+		return COUNTS;
+	return empty & BEHIND ? COUNT_BEHIND : PASS_SETTLING;
+}
+
+/* Whether datagrams of a flow come so fast that user space is cheaper. */
+INLINE int is_bulk(struct state *state, u64 now) {
+	u64 arrived = READ_ONCE(state->arrived) + 1;
+
+	if ((s64)(now - READ_ONCE(state->since)) > (s64)BURST_TIME) {
+		WRITE_ONCE(state->since, now);
+		arrived = 1;
+	}
+	WRITE_ONCE(state->arrived, arrived);
+	return arrived > BURST;
+}
+
+/* See `leaving` in struct way. */
+INLINE int is_leaving(const struct state *state, u64 now) {
+	u64 across = READ_ONCE(state->across);
+
+	return (s64)(now - across) < (s64)POLL_TIME && READ_ONCE(state->up) <= across;
+}
+
+/* The peer is a relayed address of ours: leads on to the client behind that. COUNTS if it can. */
+INLINE u32 turn_back(struct way *way) {
+	struct flow_key key = {};
+	struct flow *next;
+	u64 *emptied, *route;
+	u32 reason;
+
+	__builtin_memcpy(key.remote, way->flow.from, sizeof(key.remote));
+	__builtin_memcpy(key.local, way->flow.to, sizeof(key.local));
+	key.remote_port = way->flow.from_port;
+	key.local_port = way->flow.to_port;
+	next = map_lookup(&flows, &key);
+	if (!next)
+		return PASS_NO_ROUTE;
+	if (!take(next, &key, &way->flow))
+		return PASS_STALE;
+	if (way->flow.kind != TO_CLIENT)
+		return PASS_NO_ROUTE;
+	way->next = map_lookup(&states, &way->flow.state);
+	emptied = map_lookup(&drained, &way->flow.socket);
+	route = map_lookup(&routes, &way->flow.route);
+	if (!way->next || !emptied || !route)
+		return PASS_STALE;
+	if (way->flow.expires <= way->now)
+		return PASS_EXPIRED;
+	/* What user space sent there itself has marked it on its way through loopback. */
+	reason = settling(emptied, way->next, way->now, 0);
+	if (reason != COUNTS)
+		return reason;
+	way->interface = INTERFACE(READ_ONCE(*route));
+	way->hops = 2;
+	return way->interface ? COUNTS : PASS_NO_ROUTE;
+}
+
+/* The link addresses of the way. They are three words, and may change while they are read. */
+INLINE u32 read_hop(struct way *way) {
+	struct hop *hop = map_lookup(&hops, &way->flow.route);
+	u64 *route = map_lookup(&routes, &way->flow.route), word;
+
+	if (!hop || !route)
+		return PASS_STALE;
+	way->hop.to = READ_ONCE(hop->to);
+	way->hop.from = READ_ONCE(hop->from);
+	word = READ_ONCE(*route);
+	if (INTERFACE(word) != way->interface)
+		return PASS_STALE;
+	way->by_redirection = (word & BY_REDIRECTION) != 0;
+	return way->hop.to ? COUNTS : PASS_NO_NEIGHBOUR;
+}
+
+/* Whether a packet comes by where its source is reached. XDP does not see which VLAN a packet was of, nor whether it is for this machine's
+ * address on the link, and so takes only what comes by the very interface that leads back, to our address there. */
+INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 back, u64 link_address) {
+	u64 *route = map_lookup(&routes, &back);
+	u64 word;
+
+	if (!route)
+		return 0;
+	word = READ_ONCE(*route);
+	if (!INTERFACE(word))
+		return 0;
+	if (place == AT_TC)
+		return !(word & ONLY_FROM_THERE) || INTERFACE(word) == arrival->interface;
+	if (INTERFACE(word) != arrival->interface)
+		return 0;
+	struct hop *hop = map_lookup(&hops, &back);
+	return hop && READ_ONCE(hop->from) == link_address;
+}
+
+/* Why a packet of a flow goes up, or is dropped; else COUNTS. `link_address` is where it was sent to, for XDP. */
+INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
+		 const struct flow *found, struct way *way) {
+	u32 ip_length, mtu = 0, reason;
+	u64 *emptied, *route;
+
+	way->state = way->next = 0;
+	way->now = 0;
+	way->bulk = way->leaving = 0;
+	if (!take(found, &packet->key, &way->flow))
+		return PASS_STALE;
+	emptied = map_lookup(&drained, &way->flow.socket);
+	route = map_lookup(&routes, &way->flow.route);
+	if (!emptied || !route)
+		return PASS_STALE;
+	way->state = map_lookup(&states, &way->flow.state);
+	if (!way->state)
+		return PASS_STALE;
+	way->now = ktime_get_ns();
+	way->bulk = place == AT_XDP ? is_bulk(way->state, way->now) : arrival->segments > 1;
+	way->leaving = place == AT_XDP && is_leaving(way->state, way->now);
+	if (way->bulk && !way->leaving)
+		return place == AT_XDP ? PASS_BULK : PASS_SUPER_PACKET;
+	if (way->flow.kind == CLIENT)
+		return PASS_NOT_CHANNEL_DATA;
+	if (way->flow.expires <= way->now)
+		return PASS_EXPIRED;
+	if (!is_from_there(place, arrival, way->flow.back, link_address))
+		return PASS_SOURCE;
+	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
+	way->interface = INTERFACE(READ_ONCE(*route));
+	way->hops = 1;
+	if (!way->interface) {
+		reason = way->came_with ? turn_back(way) : PASS_NO_ROUTE;
+		if (reason != COUNTS)
+			return reason;
+	}
+	if (place == AT_XDP) {
+		reason = read_hop(way);
+		if (reason != COUNTS)
+			return reason;
+	}
+	way->leaves_with = way->flow.kind == TO_CLIENT ? sizeof(struct channel_data) : 0;
+	way->payload = packet->length - UDP_LEN - way->came_with;
+	way->length = way->payload + UDP_LEN + way->leaves_with;
+	if (way->came_with && NTOHS(packet->channel_data.length) != way->payload)
+		return PASS_PADDED;
+	/* RFC 8656 section 15.1; 0 is for user space to judge. */
+	if (packet->ttl <= way->hops)
+		return PASS_TTL;
+	way->out_v6 = !is_mapped(way->flow.to);
+	if (packet->check == 0 && (packet->v6 || way->out_v6))
+		return PASS_NO_CHECKSUM;
+	ip_length = way->length + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
+	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
+	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) ||
+	    check_mtu(arrival->context, way->interface, &mtu, ip_length + ETH_LEN - arrival->length, 0))
+		return PASS_TOO_BIG;
+	return settling(emptied, way->state, way->now, way->leaving);
+}
+
+/* The checksum of what leaves. Only the change is added, so that a payload that was damaged shows at the far end. */
+INLINE u16 new_check(const struct packet *packet, const struct way *way, u64 pseudo) {
+	u64 sum = pseudo_header(way->flow.from, way->flow.to, way->out_v6, way->length), old;
+	u16 check;
+
+	if (packet->check == 0)
+		return 0;
+	old = pseudo + packet->key.remote_port + packet->key.local_port + HTONS(packet->length);
+	if (way->came_with)
+		old += (u64)packet->channel_data.number + packet->channel_data.length;
+	sum += (u64)way->flow.from_port + way->flow.to_port + HTONS(way->length);
+	if (way->leaves_with)
+		sum += (u64)way->flow.channel + HTONS(way->payload);
+	check = ~fold((u64)(u16)~packet->check + (u16)~fold(old) + sum);
+	return check ? check : 0xffff;
+}
+
+/* Writes all headers but the addresses of the link; `data` is where Ethernet's begins. Not 0 if they do not lie before `end`. */
+INLINE int write_headers(void *data, void *end, const struct packet *packet, const struct way *way) {
+	const struct flow *flow = &way->flow;
+	struct ethernet *ethernet = data;
+	struct udp *udp;
+
+	if (way->out_v6) {
+		struct ipv6 *ip = data + ETH_LEN;
+
+		udp = (void *)(ip + 1);
+		if ((void *)(udp + 1) > end)
+			return -1;
+		ethernet->protocol = HTONS(ETH_IPV6);
+		ip->first = HTONL((u32)6 << 28 | (u32)packet->tos << 20);
+		ip->payload_length = HTONS(way->length);
+		ip->next = IPPROTO_UDP;
+		ip->hop_limit = packet->ttl - way->hops;
+		__builtin_memcpy(ip->from, flow->from, sizeof(ip->from));
+		__builtin_memcpy(ip->to, flow->to, sizeof(ip->to));
+	} else {
+		struct ipv4 *ip = data + ETH_LEN;
+		u16 *words = (u16 *)ip;
+		u64 sum = 0;
+
+		udp = (void *)(ip + 1);
+		if ((void *)(udp + 1) > end)
+			return -1;
+		ethernet->protocol = HTONS(ETH_IPV4);
+		ip->version_length = 0x45;
+		ip->tos = packet->tos;
+		ip->total_length = HTONS(way->length + IPV4_LEN);
+		/* It may be cut into fragments further down: a socket's datagrams have no DF either, and an ID. */
+		ip->id = get_prandom_u32();
+		ip->fragment = 0;
+		ip->ttl = packet->ttl - way->hops;
+		ip->protocol = IPPROTO_UDP;
+		ip->check = 0;
+		ip->from = flow->from[3];
+		ip->to = flow->to[3];
+#pragma unroll
+		for (int i = 0; i < IPV4_LEN / 2; i++)
+			sum += words[i];
+		ip->check = ~fold(sum);
+	}
+	udp->from = flow->from_port;
+	udp->to = flow->to_port;
+	udp->length = HTONS(way->length);
+	udp->check = way->check;
+	if (way->leaves_with) {
+		struct channel_data *channel_data = (void *)(udp + 1);
+
+		if ((void *)(channel_data + 1) > end)
+			return -1;
+		channel_data->number = flow->channel;
+		channel_data->length = HTONS(way->payload);
+	}
+	return 0;
+}
+
+INLINE void add(struct state *state, u16 payload) {
+	__sync_fetch_and_add(&state->datagrams, 1);
+	__sync_fetch_and_add(&state->bytes, payload);
+}
+
+/* A packet has gone across. */
+INLINE void book(const struct way *way) {
+	if (way->state)
+		add(way->state, way->payload);
+	if (way->next)
+		add(way->next, way->payload);
+	count(way->next ? COUNT_TURNED_BACK : way->came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0-only */
+/* At TC ingress: behind GRO, with what the kernel knows of checksums, and with its neighbours. */
+#pragma once
+#include "decide.h"
+
+enum csum {
+	CSUM_BAD,
+	/* The field holds the whole sum, or none at all. */
+	CSUM_WHOLE,
+	/* The same, and the kernel holds the sum of all that is behind the Ethernet header. */
+	CSUM_COMPLETE,
+	/* The field holds the pseudo-header's sum; a device further down, or whoever receives it, adds the rest. */
+	CSUM_PARTIAL,
+};
+
+/* Whether the rest is still to be added (CHECKSUM_PARTIAL), and not nothing known at all (CHECKSUM_NONE): only the latter can be said to be
+ * verified, for a moment. */
+INLINE int is_partial(struct __sk_buff *skb) {
+	csum_level(skb, CSUM_LEVEL_INC);
+	if (csum_level(skb, CSUM_LEVEL_QUERY) < 0)
+		return 1;
+	csum_level(skb, CSUM_LEVEL_DEC);
+	return 0;
+}
+
+/* How far the checksum can be believed. The kernel looks at it later than this program. */
+INLINE enum csum checksum(struct __sk_buff *skb, const struct packet *packet, u64 pseudo, struct room *room) {
+	s64 complete = csum_update(skb, 0);
+
+	/* None: IPv4 may go without. */
+	if (packet->check == 0)
+		return complete < 0 ? CSUM_WHOLE : CSUM_COMPLETE;
+	if (csum_level(skb, CSUM_LEVEL_QUERY) >= 0)
+		return CSUM_WHOLE;
+	if (complete < 0 && packet->check == fold(pseudo) && is_partial(skb))
+		return CSUM_PARTIAL;
+	/* An IPv4 header sums up to nothing. */
+	if (complete >= 0 && !packet->v6 && skb->len == packet->udp_at + packet->length)
+		return fold(pseudo + complete) == 0xffff ? CSUM_COMPLETE : CSUM_BAD;
+	if (fold(pseudo + sum_of(AT_TC, skb, packet->udp_at, packet->length, room)) != 0xffff)
+		return CSUM_BAD;
+	return complete < 0 ? CSUM_WHOLE : CSUM_COMPLETE;
+}
+
+/* Moves the payload by four bytes, for the header must stay where it is: CHECKSUM_PARTIAL says by its place where the sum begins. */
+INLINE int move_payload(struct __sk_buff *skb, u32 udp_at, u64 payload, int to_peer, struct room *room) {
+	u32 from = udp_at + UDP_LEN + (to_peer ? sizeof(struct channel_data) : 0);
+	u32 to = udp_at + UDP_LEN + (to_peer ? 0 : sizeof(struct channel_data));
+
+	if (payload > 0 && skb_load_bytes(skb, from, room->bytes, within_room(payload)))
+		return -1;
+	if (!to_peer && skb_change_tail(skb, to + payload, 0))
+		return -1;
+	if (payload > 0 && skb_store_bytes(skb, to, room->bytes, within_room(payload), 0))
+		return -1;
+	if (to_peer && skb_change_tail(skb, to + payload, 0))
+		return -1;
+	return 0;
+}
+
+/* Linux' own table from TOS to queue priority, which a UDP socket uses too (rt_tos2priority). */
+INLINE u32 priority_of(u8 tos) {
+	u32 precedence = (tos >> 3) & 3;
+
+	return precedence == 1 ? 2 : precedence == 2 ? 6 : precedence == 3 ? 4 : 0;
+}
+
+/* The sum of what is not the payload, behind the Ethernet header. */
+INLINE u64 sum_of_headers(struct __sk_buff *skb, u32 length) {
+	u8 bytes[IPV6_LEN + UDP_LEN + sizeof(struct channel_data)] = {};
+
+	/* Lengths of which the verifier knows the value. */
+	if (length == IPV4_LEN + UDP_LEN) {
+		if (skb_load_bytes(skb, ETH_LEN, bytes, IPV4_LEN + UDP_LEN))
+			return 0;
+	} else if (length == IPV4_LEN + UDP_LEN + 4) {
+		if (skb_load_bytes(skb, ETH_LEN, bytes, IPV4_LEN + UDP_LEN + 4))
+			return 0;
+	} else if (length == IPV6_LEN + UDP_LEN) {
+		if (skb_load_bytes(skb, ETH_LEN, bytes, IPV6_LEN + UDP_LEN))
+			return 0;
+	} else if (skb_load_bytes(skb, ETH_LEN, bytes, IPV6_LEN + UDP_LEN + 4)) {
+		return 0;
+	}
+	return (u32)csum_diff(0, 0, bytes, sizeof(bytes), 0);
+}
+
+/* Changes a packet; not 0 if the kernel refuses. */
+INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const struct way *way, enum csum csum, struct room *room) {
+	int more = (int)way->leaves_with - (int)way->came_with;
+	u32 want = ETH_LEN + (way->out_v6 ? IPV6_LEN : IPV4_LEN) + UDP_LEN + way->leaves_with;
+	u64 complete = 0, headers = 0;
+	void *data, *end;
+
+	/* Ethernet pads what is short. */
+	if (skb->len > packet->udp_at + packet->length && skb_change_tail(skb, packet->udp_at + packet->length, 0))
+		return -1;
+	if (csum == CSUM_COMPLETE) {
+		complete = csum_update(skb, 0);
+		headers = sum_of_headers(skb, packet->udp_at - ETH_LEN + UDP_LEN + way->came_with);
+	}
+	if (more && csum == CSUM_PARTIAL) {
+		if (move_payload(skb, packet->udp_at, way->payload, more < 0, room))
+			return -1;
+	} else if (more && skb_adjust_room(skb, more, ROOM_NET, ROOM_KEEPS_CSUM)) {
+		return -1;
+	}
+	if (way->out_v6 != packet->v6 && skb_change_proto(skb, way->out_v6 ? HTONS(ETH_IPV6) : HTONS(ETH_IPV4), 0))
+		return -1;
+	data = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
+	/* Also where it lies in order: only so it may be written to. */
+	if (data + want > end) {
+		if (skb_pull_data(skb, want))
+			return -1;
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	if (write_headers(data, end, packet, way))
+		return -1;
+	if (csum == CSUM_COMPLETE) {
+		u16 wanted = fold(complete + (u16)~fold(headers) + sum_of_headers(skb, want - ETH_LEN));
+
+		csum_update(skb, (u16)~fold((u32)csum_update(skb, 0)));
+		csum_update(skb, wanted);
+	}
+	skb->mark = 0;
+	if (!way->out_v6)
+		skb->priority = priority_of(packet->tos);
+	return 0;
+}
+
+/* Sends a packet of a flow across, or up. */
+INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
+	struct arrival arrival = {
+		.context = skb,
+		.length = skb->len,
+		.interface = skb->ifindex,
+		.segments = skb->gso_segs,
+	};
+	struct way way;
+	struct room *room;
+	u32 reason = judge(AT_TC, &arrival, 0, packet, found, &way), zero = 0;
+	u64 pseudo;
+	enum csum csum = CSUM_BAD;
+
+	room = map_lookup(&rooms, &zero);
+	if (reason == COUNTS && room) {
+		pseudo = pseudo_header(packet->key.remote, packet->key.local, packet->v6, packet->length);
+		csum = checksum(skb, packet, pseudo, room);
+		if (csum == CSUM_BAD)
+			reason = PASS_CHECKSUM;
+	}
+	if (reason != COUNTS || !room) {
+		count(reason);
+		if (reason == COUNT_BEHIND)
+			return TC_DROP;
+		mark(&way);
+		return TC_NEXT;
+	}
+	way.check = csum == CSUM_PARTIAL ? fold(pseudo_header(way.flow.from, way.flow.to, way.out_v6, way.length))
+					 : new_check(packet, &way, pseudo);
+	if (rewrite(skb, packet, &way, csum, room)) {
+		count(COUNT_FAILED);
+		return TC_DROP;
+	}
+	book(&way);
+	return redirect_neigh(way.interface, 0, 0, 0);
+}
+
+SEC("classifier") int turnpike(struct __sk_buff *skb) {
+	u32 want = ETH_LEN + IPV6_LEN + UDP_LEN + sizeof(struct channel_data), reason;
+	struct packet packet;
+	struct flow *flow;
+	void *data, *end;
+
+	/* For others, or for a VLAN, whose device comes to see it next. */
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+		return TC_NEXT;
+	if (skb->protocol != HTONS(ETH_IPV4) && skb->protocol != HTONS(ETH_IPV6))
+		return TC_NEXT;
+	data = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
+	if (data + want > end) {
+		/* Short, or its headers lie elsewhere. */
+		if (skb_pull_data(skb, skb->len < want ? skb->len : want))
+			return TC_NEXT;
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	flow = 0;
+	if (parse(data, end, skb->len, skb->protocol, &packet, &reason))
+		flow = find(&packet, skb->gso_segs, &reason);
+	if (flow)
+		return tc_forward(skb, &packet, flow);
+	if (reason != COUNTS)
+		count(reason);
+	return TC_NEXT;
+}

@@ -1,0 +1,384 @@
+//! Which sockets have had something lately, and until when all of that has been sent: as soon as the program is told, their flows may go
+//! across again. Apart from the flows themselves, which know nothing of events.
+//!
+//! Two things tell it without being asked for. A socket that a wait does not name was empty when that wait began; and one of which a
+//! receive call brought less than it asked for was empty when that call ended. What is told is the time at which the one began, or the
+//! tick of the other, as soon as what was received by then has been sent.
+
+use std::time::Duration;
+
+use turnpike_net::{SocketId, poll::Event};
+use turnpike_offload::Flows;
+
+/// How long a socket may have something all the time, while datagrams are lost, before its flows have to give way, in nanoseconds.
+const PATIENCE_NS: u64 = 50_000_000;
+/// How long they give way at most...
+const GIVE_WAY_NS: u64 = 100_000_000;
+/// ...and how long not again, if that did not help.
+const REST_NS: u64 = 1_000_000_000;
+
+/// Where the program reads of sockets, by their number there.
+pub(super) trait Board {
+    /// [`Flows::drained`].
+    fn drained(&self, slot: u32, at_ns: u64);
+    /// [`Flows::behind`].
+    fn behind(&self, slot: u32, is_behind: bool);
+}
+
+impl Board for Flows {
+    fn drained(&self, slot: u32, at_ns: u64) {
+        Self::drained(self, slot, at_ns);
+    }
+
+    fn behind(&self, slot: u32, is_behind: bool) {
+        Self::behind(self, slot, is_behind);
+    }
+}
+
+/// All times are [`turnpike_offload::now_ns`].
+pub(super) struct Emptied {
+    /// [`Flows::gap_ns`].
+    gap_ns: u64,
+    /// By the number of the socket, while flows need it.
+    places: Vec<Option<Place>>,
+    /// Numbers of those sockets through which something may be on its way.
+    watched: Vec<u32>,
+    /// Of those among them that a receive call has emptied, and of which not all is sent.
+    received: Vec<u32>,
+    /// When the wait began, and ended, of which this is the tick.
+    before_ns: u64,
+    after_ns: u64,
+    /// Something was touched in this tick.
+    is_fresh: bool,
+    /// When a look may settle the next of those watched.
+    look_ns: Option<u64>,
+    /// Datagrams that sockets have lost, as of this tick.
+    lost: u64,
+    /// Counts waits.
+    wait: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    /// Its number on the board.
+    slot: u32,
+    is_watched: bool,
+    /// The last wait that told of the socket.
+    ready: u64,
+    /// Nothing came later that is not sent yet; `None` for not yet known.
+    touched_ns: Option<u64>,
+    /// Since when it was never known to be empty, and what had been lost by then.
+    since_ns: u64,
+    lost: u64,
+    is_behind: bool,
+}
+
+impl Emptied {
+    pub(super) fn new(gap_ns: u64) -> Self {
+        Self {
+            gap_ns,
+            places: Vec::new(),
+            watched: Vec::new(),
+            received: Vec::new(),
+            before_ns: 0,
+            after_ns: 0,
+            is_fresh: false,
+            look_ns: None,
+            lost: 0,
+            wait: 0,
+        }
+    }
+
+    /// The number of a socket on the board; `number` makes one.
+    pub(super) fn slot(
+        &mut self,
+        SocketId(socket): SocketId,
+        number: impl FnOnce() -> Option<u32>,
+    ) -> Option<u32> {
+        let at = socket as usize;
+        if self.places.len() <= at {
+            self.places.resize(at + 1, None);
+        }
+        let place = &mut self.places[at];
+        if place.is_none() {
+            let new = |slot| Place {
+                slot,
+                is_watched: false,
+                ready: 0,
+                touched_ns: None,
+                since_ns: 0,
+                lost: 0,
+                is_behind: false,
+            };
+            *place = number().map(new);
+        }
+        place.map(|place| place.slot)
+    }
+
+    /// The socket is about to be closed; gives back its number.
+    pub(super) fn forget(&mut self, SocketId(socket): SocketId) -> Option<u32> {
+        let place = self.places.get_mut(socket as usize).and_then(Option::take)?;
+        self.watched.retain(|watched| *watched != socket);
+        self.received.retain(|received| *received != socket);
+        Some(place.slot)
+    }
+
+    /// Something may be on its way through this socket.
+    pub(super) fn touch(&mut self, SocketId(socket): SocketId) {
+        let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
+        (place.ready, place.touched_ns) = (self.wait, None);
+        self.is_fresh = true;
+        if !place.is_watched {
+            place.is_watched = true;
+            (place.since_ns, place.lost) = (self.after_ns.max(place.since_ns), self.lost);
+            self.watched.push(socket);
+        }
+    }
+
+    /// A receive call has emptied this socket; what it brought is still to be sent.
+    pub(super) fn received(&mut self, SocketId(socket): SocketId) {
+        if matches!(self.places.get(socket as usize), Some(Some(place)) if place.is_watched) {
+            self.received.push(socket);
+        }
+    }
+
+    /// All that was received has been sent.
+    pub(super) fn flushed(&mut self, board: &impl Board) {
+        for socket in self.received.drain(..) {
+            if let Some(Some(place)) = self.places.get_mut(socket as usize) {
+                place.tell(self.after_ns, self.after_ns, self.lost, board);
+            }
+        }
+    }
+
+    /// Before a wait: how long it may last.
+    pub(super) fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
+        self.before_ns = now_ns;
+        if std::mem::take(&mut self.is_fresh) {
+            let fresh = now_ns + self.gap_ns;
+            self.look_ns = Some(self.look_ns.map_or(fresh, |look| look.min(fresh)));
+        }
+        let look_ns = self.look_ns.filter(|_| !self.watched.is_empty())?;
+        Some(Duration::from_nanos(look_ns.saturating_sub(now_ns)))
+    }
+
+    /// After a wait: what was told. `are_all` says that nothing else is ready, `lost` how many datagrams sockets have lost so far.
+    pub(super) fn after_wait(
+        &mut self,
+        now_ns: u64,
+        events: &[Event],
+        are_all: bool,
+        lost: u64,
+        board: &impl Board,
+    ) {
+        self.wait += 1;
+        (self.after_ns, self.lost) = (now_ns, lost);
+        for event in events {
+            if let Ok(socket) = u32::try_from(event.token) {
+                self.touch(SocketId(socket));
+            }
+        }
+        let (wait, before_ns, gap_ns) = (self.wait, self.before_ns, self.gap_ns);
+        let (places, mut look_ns) = (&mut self.places, None::<u64>);
+        self.watched.retain(|socket| {
+            let Some(Some(place)) = places.get_mut(*socket as usize) else { return false };
+            if place.ready == wait || !are_all {
+                place.wait_on(now_ns, lost, board);
+                return true;
+            }
+            // What was queued before the wait began, and is not told of, was received and sent before.
+            place.tell(before_ns, now_ns, lost, board);
+            let settled_ns = *place.touched_ns.get_or_insert(before_ns) + gap_ns;
+            place.is_watched = before_ns < settled_ns;
+            if place.is_watched {
+                look_ns = Some(look_ns.map_or(settled_ns, |look| look.min(settled_ns)));
+            }
+            place.is_watched
+        });
+        self.look_ns = look_ns;
+    }
+}
+
+impl Place {
+    /// All that was in its queue at `at_ns` has been sent.
+    fn tell(&mut self, at_ns: u64, now_ns: u64, lost: u64, board: &impl Board) {
+        board.drained(self.slot, at_ns);
+        (self.since_ns, self.lost, self.is_behind) = (now_ns, lost, false);
+    }
+
+    /// It has something, or nobody knows. Flows that wait for it to be emptied keep it full where more comes than can be received: they
+    /// would never go across again, and all would be lost in equal parts for ever.
+    fn wait_on(&mut self, now_ns: u64, lost: u64, board: &impl Board) {
+        let waited = now_ns.saturating_sub(self.since_ns);
+        if !self.is_behind && waited > PATIENCE_NS && lost > self.lost {
+            board.behind(self.slot, true);
+            self.is_behind = true;
+        } else if self.is_behind && waited > PATIENCE_NS + GIVE_WAY_NS {
+            board.behind(self.slot, false);
+            (self.since_ns, self.lost, self.is_behind) = (now_ns + REST_NS, lost, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    const GAP: u64 = 50_000;
+    const SOCKET: SocketId = SocketId(3);
+    const SLOT: u32 = 7;
+
+    #[derive(Default)]
+    struct Told(RefCell<Vec<(u32, Result<u64, bool>)>>);
+
+    impl Board for Told {
+        fn drained(&self, slot: u32, at_ns: u64) {
+            self.0.borrow_mut().push((slot, Ok(at_ns)));
+        }
+
+        fn behind(&self, slot: u32, is_behind: bool) {
+            self.0.borrow_mut().push((slot, Err(is_behind)));
+        }
+    }
+
+    /// Sockets of a worker whose clock the test sets.
+    struct Bench {
+        emptied: Emptied,
+        told: Told,
+        lost: u64,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let mut emptied = Emptied::new(GAP);
+            assert_eq!(emptied.slot(SOCKET, || Some(SLOT)), Some(SLOT));
+            Self { emptied, told: Told::default(), lost: 0 }
+        }
+
+        /// A wait from `before` to `after`, and what it named.
+        fn wait(&mut self, before: u64, after: u64, ready: &[u64]) -> Option<Duration> {
+            self.wait_with(before, after, ready, true)
+        }
+
+        fn wait_with(&mut self, before: u64, after: u64, ready: &[u64], are_all: bool) -> Option<Duration> {
+            let event = |token: &u64| Event {
+                token: *token,
+                readable: true,
+                writable: false,
+                error: false,
+                closed: false,
+                priority: false,
+            };
+            let events: Vec<Event> = ready.iter().map(event).collect();
+            let at_most = self.emptied.before_wait(before);
+            self.emptied.after_wait(after, &events, are_all, self.lost, &self.told);
+            at_most
+        }
+
+        fn told(&self) -> Vec<Result<u64, bool>> {
+            let told = self.told.0.take();
+            assert!(told.iter().all(|(slot, _)| *slot == SLOT));
+            told.into_iter().map(|(_, what)| what).collect()
+        }
+    }
+
+    #[test]
+    fn a_socket_that_a_wait_does_not_name_was_empty_when_that_began() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.wait(1_000_000, 2_000_000, &[3, 9]), None);
+        assert!(bench.told().is_empty());
+        // Something may be on its way to the socket for as long as the gap is; then a look is worth it.
+        assert_eq!(bench.wait(2_020_000, 2_030_000, &[9]), Some(Duration::from_nanos(GAP)));
+        assert_eq!(bench.told(), [Ok(2_020_000)]);
+        assert_eq!(bench.wait(2_040_000, 2_070_000, &[]), Some(Duration::from_micros(30)));
+        assert_eq!(bench.told(), [Ok(2_040_000)]);
+        assert_eq!(bench.wait(2_070_000, 2_071_000, &[]), Some(Duration::ZERO));
+        assert_eq!(bench.told(), [Ok(2_070_000)]);
+        // Now it is known of all that came, and nothing more is to be done.
+        assert_eq!(bench.wait(2_080_000, 9_000_000, &[]), None);
+        assert!(bench.told().is_empty());
+    }
+
+    #[test]
+    fn each_datagram_that_follows_the_answer_to_the_last_at_once_finds_its_flow_settled() {
+        let mut bench = Bench::new();
+        let mut settled = 0;
+        for round in 1..=10 {
+            // The program sees one 15 us before the worker wakes up; the answer, by another socket, comes 60 us later.
+            let seen = round * 120_000;
+            bench.wait(seen - 25_000, seen + 15_000, &[3]);
+            bench.told();
+            let at_most = bench.wait(seen + 35_000, seen + 75_000, &[9]).expect("a look is worth it");
+            assert!(at_most >= Duration::from_micros(40), "the answer is there before");
+            // The next wait begins after the look was due: it only looks, and then it is known.
+            assert_eq!(bench.wait(seen + 95_000, seen + 95_000, &[]), Some(Duration::ZERO));
+            settled += bench.told().iter().filter(|told| told.is_ok_and(|at| at - GAP >= seen)).count();
+        }
+        assert_eq!(settled, 10);
+    }
+
+    #[test]
+    fn a_call_that_brought_less_than_it_asked_for_tells_once_all_is_sent() {
+        let mut bench = Bench::new();
+        bench.wait(1_000_000, 2_000_000, &[3]);
+        bench.emptied.received(SOCKET);
+        assert!(bench.told().is_empty());
+        bench.emptied.flushed(&bench.told);
+        assert_eq!(bench.told(), [Ok(2_000_000)]);
+        bench.emptied.flushed(&bench.told);
+        assert!(bench.told().is_empty());
+    }
+
+    #[test]
+    fn when_more_may_be_ready_than_is_told_nothing_is_known() {
+        let mut bench = Bench::new();
+        bench.wait_with(1_000_000, 2_000_000, &[3], false);
+        bench.wait_with(2_100_000, 2_200_000, &[9], false);
+        bench.wait_with(2_300_000, 2_400_000, &[9], false);
+        assert!(bench.told().is_empty());
+        bench.wait(2_500_000, 2_600_000, &[9]);
+        assert_eq!(bench.told(), [Ok(2_500_000)]);
+    }
+
+    #[test]
+    fn a_socket_that_loses_and_is_never_empty_has_its_flows_give_way_for_a_moment() {
+        let mut bench = Bench::new();
+        let mut changes = Vec::new();
+        // Overloaded for four seconds: ready each millisecond, and too much for it.
+        for ms in 1..4000_u64 {
+            bench.lost += 1;
+            bench.wait(ms * 1_000_000, ms * 1_000_000, &[3]);
+            changes.extend(bench.told().into_iter().map(|told| (ms, told)));
+        }
+        assert_eq!(&changes[..2], [(52, Err(true)), (152, Err(false))]);
+        assert_eq!(changes.len(), 8, "{changes:?}");
+        let held_back: u64 = changes.chunks(2).map(|pair| pair[1].0 - pair[0].0).sum();
+        assert!(held_back <= 4000 / 10 + 100, "{changes:?}");
+        // It is over as soon as the socket is found empty.
+        bench.wait(4_000_000_000, 4_000_100_000, &[9]);
+        assert_eq!(bench.told(), [Ok(4_000_000_000)]);
+    }
+
+    #[test]
+    fn a_busy_socket_that_loses_nothing_holds_nobody_back() {
+        let mut bench = Bench::new();
+        for ms in 1..1000_u64 {
+            bench.wait_with(ms * 1_000_000, ms * 1_000_000, &[3], ms % 2 == 0);
+        }
+        assert!(bench.told().is_empty());
+    }
+
+    #[test]
+    fn a_socket_that_is_closed_is_nobodys() {
+        let mut bench = Bench::new();
+        bench.wait(1_000_000, 2_000_000, &[3]);
+        bench.emptied.received(SOCKET);
+        assert_eq!(bench.emptied.forget(SOCKET), Some(SLOT));
+        assert_eq!(bench.emptied.forget(SOCKET), None);
+        bench.emptied.flushed(&bench.told);
+        bench.wait(3_000_000, 4_000_000, &[3]);
+        assert!(bench.told().is_empty());
+    }
+}
