@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_node_is_there_as_long_as_its_record_changes() {
         let mut members = Members::default();
-        let at = |ms| 3_600_000 + ms;
+        let at = |ms: u64| 3_600_000 + ms;
         assert_eq!(look(&mut members, 0, vec![record("a", at(0), 1)]), [joined("a")]);
         for beat in 1..10 {
             let now = beat * BEAT_MS;
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn nobody_vanishes_while_the_store_is_away_or_has_lost_its_records() {
         let mut members = Members::default();
-        let at = |ms| 3_600_000 + ms;
+        let at = |ms: u64| 3_600_000 + ms;
         let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
         look(&mut members, 0, both(0));
         // It has answered again for 200 ms after an hour, with records older than anything.

@@ -486,7 +486,7 @@ mod tests {
         let all = ["udp://10.0.0.9:3478", "udp://[2001:db8::9]:3478", "tls://[2001:db8::9]:5349"];
         nodes[1].entrances = all.map(|text| text.parse().unwrap()).into();
         let view = view("", &nodes);
-        let mut to = |transport, v4| {
+        let to = |transport, v4| {
             let charges = view.charges();
             let target = view.choose(number("a"), &charges, Need::Room, (transport, v4), [0; 3])?;
             assert_eq!(target.number, number("b"));

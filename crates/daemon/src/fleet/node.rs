@@ -353,7 +353,7 @@ impl Node {
     }
 
     pub(super) fn keys(&self) -> NodeKeys {
-        NodeKeys { keys: self.custody().keys(), node: Some(self.number()).filter(|number| *number > 0) }
+        NodeKeys { keys: self.custody().keys(), node: Some(self.number()) }
     }
 
     pub(super) fn ring_version(&self) -> u64 {
@@ -465,7 +465,7 @@ mod tests {
         one.set_number(7);
         assert_eq!((one.wanted_number(), one.keys().node), (7, Some(7)));
         one.lose_number();
-        assert_eq!(one.keys().node, None);
+        assert_eq!(one.keys().node, Some(0), "it is still of a fleet");
     }
 
     #[test]

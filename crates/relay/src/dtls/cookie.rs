@@ -172,8 +172,8 @@ mod tests {
         let hello = Hello::parse(&packet).unwrap();
         let mut check = |key: &CookieKeys, now, port| key.check(now, &client(port), &hello, &mut first);
         assert_eq!(check(&key, 100, 1), Some(cookie));
-        assert_eq!(check(&key, 100 + LIFETIME, 1), Some(cookie));
-        assert_eq!(check(&key, 101 + LIFETIME, 1), None, "too old");
+        assert_eq!(check(&key, 100 + u64::from(LIFETIME), 1), Some(cookie));
+        assert_eq!(check(&key, 101 + u64::from(LIFETIME), 1), None, "too old");
         assert_eq!(check(&key, 90, 1), Some(cookie), "of a clock that is a little ahead");
         assert_eq!(check(&key, 89, 1), None, "from the future");
         assert_eq!(check(&key, 100, 2), None, "another port");

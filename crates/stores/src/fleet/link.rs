@@ -157,7 +157,7 @@ impl Finder {
         let Ok(port) = port.parse() else { return false };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = known.1.as_ref().unwrap_or(&self.address.servers[known.0]);
-        let host = if host.is_empty() { &before.host } else { host.trim_matches(['[', ']']) };
+        let host = if host.is_empty() { before.host.as_str() } else { host.trim_matches(['[', ']']) };
         let server =
             ServerAddress { host: host.to_owned(), port: Some(port), socket: None, ..before.clone() };
         known.1 = Some(server);

@@ -16,7 +16,7 @@ use turnpike_testkit::databases::{Proxy, Server};
 
 use super::super::harness::{
     Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, V4,
-    eventually, fetch, need, turnpike,
+    eventually, get_unix, need, turnpike,
 };
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
@@ -113,7 +113,7 @@ impl Node {
     }
 
     fn readiness(&self) -> (u16, String) {
-        fetch(self.serve.admin(), "/readyz").expect("it answers")
+        get_unix(&self.socket, "/readyz").expect("it answers")
     }
 }
 
