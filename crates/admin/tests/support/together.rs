@@ -121,13 +121,14 @@ impl Fleet for Member {
     fn ask(&self, asked: Asked) -> Later<Result<Answer, FleetRefusal>> {
         let way = self.way_to(&asked.node);
         Box::pin(async move {
+            let way = way?;
             let Asked { node, method, path, rights, by } = asked;
             let to = node.parse().unwrap();
             let (sender, answer) = oneshot::channel();
             let reply: Reply = Box::new(move |answer| _ = sender.send(answer));
             let question = Question { id: 1, to, method, path, rights, by };
             let silent = || FleetRefusal::Silent(format!("node {node} does not answer"));
-            way?.send((question, reply)).map_err(|_| silent())?;
+            way.send((question, reply)).map_err(|_| silent())?;
             answer.await.map_err(|_| silent())
         })
     }
