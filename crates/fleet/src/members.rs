@@ -69,18 +69,16 @@ impl Members {
         for Record { name, stamp_ms, beat } in records {
             // Of one that we have never seen, the store alone can say how old it is.
             let age_ms = store_ms.saturating_sub(stamp_ms);
-            match self.nodes.get_mut(&name) {
-                Some(known) if known.beat.incarnation == beat.incarnation => {
-                    if known.stamp_ms != stamp_ms {
-                        (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat);
-                    }
-                }
-                _ if age_ms < GONE_MS => {
+            let known = self.nodes.get_mut(&name);
+            match known.filter(|known| known.beat.incarnation == beat.incarnation) {
+                Some(known) if known.stamp_ms == stamp_ms => {}
+                Some(known) => (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat),
+                None if age_ms < GONE_MS => {
                     let member = Member { card: None, beat, silent_ms: age_ms, stamp_ms };
                     self.nodes.insert(name.clone(), member);
                     changes.push(Change::Joined(name));
                 }
-                _ => {}
+                None => {}
             }
         }
         let gone = self.nodes.extract_if(.., |_, member| member.silent_ms >= GONE_MS);

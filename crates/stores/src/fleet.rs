@@ -349,7 +349,7 @@ impl FleetStore {
                 match kept_s {
                     Some(0) => commands.push(command("DEL", &[channel])),
                     Some(seconds) => {
-                        commands.push(command("SET", &[channel, line, "EX", &seconds.to_string()]))
+                        commands.push(command("SET", &[channel, line, "EX", &seconds.to_string()]));
                     }
                     None => {}
                 }

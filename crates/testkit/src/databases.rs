@@ -210,7 +210,9 @@ impl Server {
         write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("it takes lines");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
-        answer.strip_prefix("+OK\r\n").unwrap_or(&answer).trim_end_matches("+OK\r\n").to_owned()
+        // What it says to the password, and to the goodbye.
+        let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
+        rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
     }
 
     fn new(kind: Kind) -> Self {

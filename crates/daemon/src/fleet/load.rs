@@ -128,7 +128,7 @@ mod tests {
         let mut gauge = gauge();
         // 1000 bytes a second; one worker at half of its core, the other at a tenth.
         (0..60).for_each(|second| {
-            gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]))
+            gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
         });
         let load = gauge.load(7, 9);
         assert!((7900..=8000).contains(&load.bits_per_second), "{load:?}");

@@ -411,7 +411,7 @@ impl Node {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
             Ok(Err(error)) => tracing::warn!("{error}; the other nodes find out that this one has left"),
             Err(_) => {
-                tracing::warn!("the fleet's store is slow; the other nodes find out that this one has left")
+                tracing::warn!("the fleet's store is slow; the other nodes find out that this one has left");
             }
         }
     }

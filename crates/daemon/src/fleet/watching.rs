@@ -59,7 +59,7 @@ async fn look(node: &Node) -> Result<(), StoreError> {
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
         // One of all that see it is enough.
-        if rand::random::<u64>() % nodes == 0 {
+        if rand::random::<u64>().is_multiple_of(nodes) {
             tracing::info!(node = %name, "gives back what another node held that is gone");
             while node.store.reap(&name, number, false).await? {}
         }
