@@ -84,6 +84,7 @@ static long (*skb_change_proto)(struct __sk_buff *, u16 proto, u64 flags) = (voi
 static long (*skb_change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static long (*skb_pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 static s64 (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
+static void (*set_hash_invalid)(struct __sk_buff *) = (void *)41;
 static long (*xdp_adjust_head)(struct xdp_md *, int delta) = (void *)44;
 static long (*skb_adjust_room)(struct __sk_buff *, int diff, u32 mode, u64 flags) = (void *)50;
 static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;

@@ -124,6 +124,9 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 		csum_update(skb, (u16)~fold((u32)csum_update(skb, 0)));
 		csum_update(skb, wanted);
 	}
+	/* It was that of the packet which came. Queueing disciplines go by it (fq, fq_codel), and are to have one queue for what goes across and
+	 * for what our sockets send, which has none yet. */
+	set_hash_invalid(skb);
 	skb->mark = 0;
 	if (!way->out_v6)
 		skb->priority = priority_of(packet->tos);

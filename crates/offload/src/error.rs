@@ -89,12 +89,13 @@ impl OffloadError {
     pub(crate) fn program(error: ProgramError) -> Self {
         match error {
             ProgramError::LoadError { io_error, verifier_log } => {
+                /// What stands behind the reason.
+                const STATISTICS: [&str; 3] = ["processed", "stack depth", "verification time"];
                 let log = verifier_log.to_string();
-                let said = log
-                    .lines()
-                    .rev()
-                    .map(str::trim)
-                    .find(|line| !line.is_empty() && !line.starts_with("processed"));
+                let said =
+                    log.lines().rev().map(str::trim).find(|line| {
+                        !line.is_empty() && !STATISTICS.iter().any(|word| line.starts_with(word))
+                    });
                 match said {
                     Some(said) if !is_forbidden(&io_error) => Self::Verifier { said: said.to_owned() },
                     _ => Self::kernel("programs of this type", io_error),

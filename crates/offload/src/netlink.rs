@@ -1,4 +1,5 @@
-//! What rtnetlink(7) says: interfaces, whose addresses they have, by which of them something is reached, and that any of it has changed.
+//! What rtnetlink(7) says: interfaces, whose addresses they have, by which of them something is reached, and that any of it has changed. And
+//! what the kernel says of drivers, by generic netlink.
 
 use std::{
     collections::BTreeSet,
@@ -10,8 +11,9 @@ use std::{
 use rustix::{
     io::{Errno, read, write},
     net::{
-        AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink::SocketAddrNetlink, recv,
-        socket_with,
+        AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind,
+        netlink::{self, SocketAddrNetlink},
+        recv, socket_with,
     },
 };
 
@@ -26,6 +28,14 @@ const GET_ROUTE: u16 = 26;
 const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
 const GET_NEIGHBOUR: u16 = 30;
+
+/// Of generic netlink: the family that knows the others (GENL_ID_CTRL, CTRL_CMD_GETFAMILY), and a question of the one called netdev
+/// (NETDEV_CMD_DEV_GET).
+const CONTROLLER: u16 = 16;
+const GET_FAMILY: u8 = 3;
+const GET_DEVICE: u8 = 1;
+/// NETDEV_XDP_ACT_NDO_XMIT.
+const TAKES_REDIRECTED: u64 = 4;
 
 const REQUEST: u16 = 1;
 const MULTI: u16 = 2;
@@ -92,7 +102,24 @@ pub(crate) struct Netlink {
 
 impl Netlink {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { socket: socket(0)?, sequence: 0, buffer: vec![0; 64 << 10] })
+        Ok(Self { socket: socket(None, 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
+    }
+
+    /// Whether the driver of an interface takes packets that XDP redirects to it. `None` where the kernel does not tell: it does since
+    /// Linux 6.3.
+    pub(crate) fn takes_redirected(interface: u32) -> Option<bool> {
+        let socket = socket(Some(netlink::GENERIC), 0).ok()?;
+        let mut generic = Self { socket, sequence: 0, buffer: vec![0; 8 << 10] };
+        let mut found = None;
+        let mut body = vec![GET_FAMILY, 1, 0, 0];
+        put(&mut body, 2, b"netdev\0");
+        generic.ask(CONTROLLER, 0, &body, |_, body| found = attribute(body.get(4..), 1)).ok()?;
+        let family = u16::from_ne_bytes(found?);
+        let mut found = None;
+        let mut body = vec![GET_DEVICE, 1, 0, 0];
+        put(&mut body, 1, &interface.to_ne_bytes());
+        generic.ask(family, 0, &body, |_, body| found = attribute(body.get(4..), 3)).ok()?;
+        Some(u64::from_ne_bytes(found?) & TAKES_REDIRECTED != 0)
     }
 
     /// All interfaces.
@@ -279,7 +306,7 @@ pub(crate) struct News {
 
 impl News {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { socket: socket(GROUPS)? })
+        Ok(Self { socket: socket(None, GROUPS)? })
     }
 
     /// Whether something has changed since the last call. What it was does not matter: all is asked for anew.
@@ -309,7 +336,7 @@ pub(crate) struct NeighbourNews {
 
 impl NeighbourNews {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { socket: socket(NEIGHBOURS)? })
+        Ok(Self { socket: socket(None, NEIGHBOURS)? })
     }
 
     /// Those of which there was news since the last call; `None` if there was too much of it.
@@ -347,8 +374,8 @@ impl AsFd for NeighbourNews {
     }
 }
 
-fn socket(groups: u32) -> io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+fn socket(protocol: Option<Protocol>, groups: u32) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
@@ -366,6 +393,11 @@ fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, value))
     })
+}
+
+/// The value of the attribute of this kind, if there is one of so many bytes.
+fn attribute<const LEN: usize>(attributes_of: Option<&[u8]>, kind: u16) -> Option<[u8; LEN]> {
+    attributes(attributes_of?).find(|(it, _)| *it == kind)?.1.try_into().ok()
 }
 
 fn put(body: &mut Vec<u8>, kind: u16, value: &[u8]) {

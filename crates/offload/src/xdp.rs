@@ -10,7 +10,7 @@ use aya::{
 use crate::{
     error::{OffloadError, chain},
     kernel::Hook,
-    netlink::Interface,
+    netlink::{Interface, Netlink},
 };
 
 /// The first that has what the program asks of it (bpf_xdp_load_bytes).
@@ -46,7 +46,25 @@ pub(crate) fn attach(program: &mut Xdp, interface: &Interface, hook: Hook) -> Re
         let driver = driver(&interface.name).or_else(|| interface.kind.clone());
         format!("its driver {} takes no program ({said})", driver.as_deref().unwrap_or("(unknown)"))
     })?;
-    FdLink::try_from(link).map_err(|_| "the kernel attaches programs to it by no link".to_owned())
+    let link =
+        FdLink::try_from(link).map_err(|_| "the kernel attaches programs to it by no link".to_owned())?;
+    // Many drivers do with a program only what they refuse without.
+    if mode == XdpMode::Driver && Netlink::takes_redirected(interface.number) == Some(false) {
+        return Err(takes_none(interface.kind.as_deref()));
+    }
+    Ok(link)
+}
+
+/// Why nothing can be redirected to an interface of this kind.
+fn takes_none(kind: Option<&str>) -> String {
+    let why = "its driver takes no packets that are redirected to it (NETDEV_XDP_ACT_NDO_XMIT)";
+    match kind {
+        Some("veth") => format!(
+            "{why}: a veth does while both ends are up and the far end receives by NAPI; say `ethtool -K DEVICE gro off` and then \
+             `gro on` there"
+        ),
+        _ => why.to_owned(),
+    }
 }
 
 /// Why an interface of this kind, of this driver, cannot have a program in its driver.
@@ -78,5 +96,10 @@ mod tests {
         assert!(said.contains("gve") && said.contains("head adjustment"), "{said}");
         let said = unfit(Some("vlan"), Some("gve")).expect("it cannot");
         assert!(said.contains("vlan"), "{said}");
+    }
+
+    #[test]
+    fn of_a_veth_the_remedy_is_said() {
+        assert!(takes_none(Some("veth")).contains("gro on") && !takes_none(None).contains("gro on"));
     }
 }

@@ -278,6 +278,8 @@ fn set(kind: Kind, server: &mut ServerAddress, key: &str, value: &str) -> Result
         }
         // The deadline of each question holds for connections too; the rest is how libpq keeps and names its connections.
         (_, "connect_timeout" | "timeout") => {}
+        // The ciphers of TLS 1.2 and 1.3 that are good cannot be chosen.
+        (Kind::Mysql, "read_timeout" | "write_timeout" | "cipher" | "ssl-cipher") => {}
         (
             Kind::Postgres,
             "keepalives"
@@ -369,7 +371,8 @@ mod tests {
             ),
             (
                 "mysql://turn:s@[2001:db8::1]/coturn?ssl-ca=/etc/ca.pem",
-                "mysql-userdb=host=2001:db8::1 dbname=coturn user=turn password=s ca=/etc/ca.pem connect_timeout=30",
+                "mysql-userdb=host=2001:db8::1 dbname=coturn user=turn password=s ca=/etc/ca.pem connect_timeout=30 read_timeout=30 \
+                 cipher=DHE-RSA-AES256-SHA",
                 "mysql://turn@[2001:db8::1]/coturn",
             ),
             (

@@ -212,6 +212,16 @@ impl Topology {
             let held = offload::apply(&entry, &end.device, &end.wanted(&spec.offloads))?;
             self.offloads.insert(format!("{}/{}", end.namespace, end.device), held);
             run(&entry, &["ip", "link", "set", &end.device, "up"])?;
+        }
+        for end in spec.ends() {
+            let entry = self.entry(Some(&end.namespace))?;
+            let held = self.offloads.get(&format!("{}/{}", end.namespace, end.device));
+            if held.is_some_and(|held| held.get("gro") == Some(&true)) {
+                // Only if it is turned on while both ends are up does XDP at the other end redirect packets to here.
+                for switch in ["off", "on"] {
+                    run(&entry, &["ethtool", "-K", &end.device, "gro", switch])?;
+                }
+            }
             if let Some(cpu) = end.napi_cpu {
                 let pids = napi::pin(&entry, &end.device, cpu)?;
                 self.receivers.insert(format!("{}.{}", end.namespace, end.device), pids);

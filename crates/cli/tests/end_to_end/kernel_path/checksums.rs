@@ -99,12 +99,12 @@ fn no_checksum_is_wrong_by_xdp() {
     need!(installed("tcpdump"));
     need!(installed("ethtool"));
     on_links(TEST, |links| {
-        let server = links.serve(&["--datapath", "xdp"]);
         // As the kernel makes it, a veth leaves its sums to the receiver. XDP cannot see that, and leaves it to user space.
         for device in ["c", "p"] {
             ethtool(links, false, device, "gro", true);
             ethtool(links, true, device, "tx", false);
         }
+        let server = links.serve(&["--datapath", "xdp"]);
         let mut pair = Pair::new(0, 0);
         eventually("they are seen, and passed up", || {
             pair.exchange(100);

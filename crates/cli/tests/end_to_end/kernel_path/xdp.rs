@@ -1,6 +1,6 @@
 //! What only `--datapath xdp` has: neighbours that user space must know, and links whose drivers cannot.
 
-use super::{client::received, on_links, relays::Pair};
+use super::{client::received, on_links, relays::Pair, run};
 use crate::harness::{Program, SOON, eventually, installed, need, turnpike};
 
 #[test]
@@ -59,5 +59,19 @@ fn where_no_driver_can_the_start_fails_and_says_why() {
         for said in ["--datapath kernel", "c: it is made by software (bridge)", "xdp-generic"] {
             assert!(ended.stderr.contains(said), "{said}: {}", ended.output());
         }
+    });
+}
+
+/// As it is made, a veth drops what is redirected to it, and says so to nobody.
+#[test]
+fn a_veth_that_takes_nothing_is_named_with_its_remedy() {
+    need!(installed("ethtool"));
+    on_links("kernel_path::xdp::a_veth_that_takes_nothing_is_named_with_its_remedy", |links| {
+        run("ethtool", &["-K", "c", "gro", "on"]);
+        let mut server = links.serve(&["--datapath", "xdp"]);
+        let line = server.program.line_with("data path kernel: attached");
+        assert!(line.contains("c (xdp)") && line.contains("p (tcx"), "{line}");
+        let line = server.program.line_with("not in the driver of p");
+        assert!(line.contains("gro on"), "{line}");
     });
 }

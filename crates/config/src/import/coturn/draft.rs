@@ -1,6 +1,7 @@
 //! What the lines of a turnserver.conf come to: all of it is known only at the end, because one option may change what another means.
 
 use std::{
+    collections::HashSet,
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
@@ -144,15 +145,16 @@ impl Draft {
     fn listeners(&self, port: u16) -> Vec<SocketAddr> {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let ips = if self.listening_ips.is_empty() { &all[..] } else { &self.listening_ips };
-        ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect()
+        once(ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect())
     }
 
     fn server(&self, file: &mut Writer) {
         let named =
             !self.listening_ips.is_empty() || self.listening_port.is_some() || !self.aux_servers.is_empty();
         if named {
-            let listen = [self.listeners(self.port()), self.aux_servers.clone()].concat();
-            file.key("server", "listen", strings(&listen));
+            let mut listen = self.listeners(self.port());
+            listen.extend(&self.aux_servers);
+            file.key("server", "listen", strings(&once(listen)));
         }
         if self.no_tcp {
             file.key("server", "tcp", false);
@@ -422,4 +424,11 @@ impl Draft {
             }
         }
     }
+}
+
+/// coturn takes an address that is named again.
+fn once(mut all: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let mut known = HashSet::new();
+    all.retain(|address| known.insert(*address));
+    all
 }

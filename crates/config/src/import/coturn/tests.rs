@@ -201,6 +201,9 @@ fn listeners_are_where_coturns_are() {
     assert_eq!(shown(&settings.listen), ["0.0.0.0:443", "[::]:443"]);
     assert_eq!(shown(&settings.tls_listen), ["0.0.0.0:5349", "[::]:5349"]);
     assert!(settings.dtls_listen.is_empty(), "it is off unless asked for");
+    let (settings, _) =
+        translated("listening-ip=10.0.0.5\nlistening-ip=10.0.0.5\naux-server=10.0.0.5:3478\nuser=a:b");
+    assert_eq!(shown(&settings.listen), ["10.0.0.5:3478"], "each once");
     let (settings, _) = translated("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nno-tls\nuser=a:b");
     assert_eq!(
         (shown(&settings.listen), settings.tls_listen.len(), settings.tls_cert),
