@@ -3,10 +3,13 @@
 #[path = "../../crates/turn/tests/common/mod.rs"]
 mod common;
 
-use std::hint::black_box;
+use std::{
+    hint::black_box,
+    net::{IpAddr, SocketAddr},
+};
 
 use common::{Ask, BINDING, PEER, Scheme, TestGate, World, address, channel_data, client, config};
-use turnpike_turn::server::{OwnEndpoints, RelayId, Source, Verdict};
+use turnpike_turn::server::{OwnEndpoints, RelayId, SharedPort, Source, Verdict};
 
 use crate::Bench;
 
@@ -18,7 +21,29 @@ pub(crate) fn cases(bench: &mut Bench) {
     for clients in [1, 1000] {
         relaying(bench, clients);
     }
+    claims(bench);
     requests(bench);
+}
+
+/// Whose a peer is, where 1,000 allocations share a relay socket.
+fn claims(bench: &mut Bench) {
+    const PORT: SharedPort = SharedPort(0);
+    let mut world = empty();
+    let peers: Vec<IpAddr> = (1..=1000_u16)
+        .map(|port| {
+            let [high, low] = port.to_be_bytes();
+            let peer = SocketAddr::from(([198, 41, high, low], 7000));
+            world.client = client(port);
+            let (alice, _) = world.allocated_sharing(address("203.0.113.1:50000"), PORT);
+            world.ask(&Ask::bind(0x4000, &peer.to_string()).signed(&alice)).success();
+            peer.ip()
+        })
+        .collect();
+    let (mut at, server) = (0, &mut world.server);
+    bench.case("route/claimant/1000", || {
+        at = (at + 617) % peers.len();
+        assert!(server.claimant(PORT, black_box(peers[at]), 1).is_some());
+    });
 }
 
 /// What an allocation relays, when it is one of `clients` on its worker.
@@ -85,13 +110,18 @@ fn requests(bench: &mut Bench) {
     });
 }
 
-/// Clients with one allocation, one channel and one permission each.
-fn populated(clients: u16) -> (World, Vec<(Source, RelayId)>) {
+/// A server without clients.
+fn empty() -> World {
     let gate = TestGate { per_user: 100_000, total: 100_000, ..TestGate::default() };
     let mut config = config();
     // One listener, as most servers have: each peer is compared with them.
     config.peers.own = OwnEndpoints::new([client(1).local.ip()], [], [client(1).local], 49_152..=65_535);
-    let mut world = World::with_gate(config, gate);
+    World::with_gate(config, gate)
+}
+
+/// Clients with one allocation, one channel and one permission each.
+fn populated(clients: u16) -> (World, Vec<(Source, RelayId)>) {
+    let mut world = empty();
     let relays = (1..=clients)
         .map(|port| {
             world.client = client(port);

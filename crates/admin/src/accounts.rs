@@ -1,19 +1,29 @@
-//! Users, secrets and realms: listed, and changed where there is a store. For whoever asks a running program, and for commands where none
-//! runs: both get the same answers.
+//! Users, secrets, realms and keys of applications: listed, and changed where there is a store. For whoever asks a running program, and for
+//! commands where none runs: both get the same answers.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use axum::http::StatusCode;
+use jiff::Timestamp;
 use turnpike_config::{
-    Secret, Settings, StoredKey, UserSecret, is_realm, is_username,
+    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
     realms::{self, RealmView},
-    restapi_credentials::fingerprint,
+    restapi_credentials::{fingerprint, random_secret},
 };
-use turnpike_stores::{Database, Directory, Edit, PAGE, RealmOptions, StoreError, UserKeys, UserRow};
+use turnpike_stores::{
+    ApiKey, Database, Directory, Edit, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys, UserRow,
+};
 use zeroize::Zeroizing;
 
-use crate::model::{
-    Change, NewRealm, NewSecret, NewUser, Origin, Problem, Secrets, SharedSecret, StoredRealm, User,
+use crate::{
+    issue::signing_secret,
+    model::{
+        Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Problem, Rotated, Rotation, Secrets,
+        SharedSecret, StoredRealm, User,
+    },
 };
 
 /// A store behind its cache.
@@ -21,6 +31,10 @@ pub type Store = Directory<Database>;
 
 /// Users of a page, if nobody says how many.
 const USERS: usize = 100;
+/// Seconds in a year: the longest that anything here may take.
+const YEAR: u32 = 31_536_000;
+/// What a server's clock may be off, and a little more.
+const SKEW: u32 = 60;
 
 /// What a configuration and its store know.
 #[derive(Clone)]
@@ -133,17 +147,24 @@ impl Accounts {
     pub(crate) async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
         self.read().await?;
         let is_wanted = |of: &str| realm.is_none_or(|realm| realm == of);
-        let shared = |realm: &str, secret: &Secret, from| SharedSecret {
+        let signs = |realm: &str, secret: &Secret| {
+            signing_secret(&self.settings, self.store.as_ref(), realm).as_ref() == Some(secret)
+        };
+        let shared = |realm: &str, secret: &Secret, from, until: Option<u64>| SharedSecret {
             realm: realm.to_owned(),
             fingerprint: fingerprint(secret),
             from,
+            signs: signs(realm, secret),
+            until: until.map(date),
         };
         let mut secrets = Vec::new();
         for RealmView { name, secrets: all, .. } in realms::all(&self.settings) {
-            secrets.extend(all.iter().map(|secret| shared(name, secret, Origin::Configuration)));
+            secrets.extend(all.iter().map(|secret| shared(name, secret, Origin::Configuration, None)));
         }
-        secrets
-            .extend(self.stored_secrets().iter().map(|(realm, secret)| shared(realm, secret, Origin::Store)));
+        for (realm, secret) in self.stored_secrets() {
+            let text = Secret::new(secret.value.as_str());
+            secrets.push(shared(&realm, &text, Origin::Store, secret.until));
+        }
         secrets.retain(|secret| is_wanted(&secret.realm));
         secrets.sort_unstable();
         Ok(Secrets { secrets })
@@ -165,16 +186,92 @@ impl Accounts {
     pub(crate) async fn remove_secret(&self, realm: Option<&str>, wanted: &str) -> Result<Change, Problem> {
         let realm = self.realm(realm)?;
         self.read().await?;
-        let is_it = |(of, secret): &&(String, Secret)| {
-            *of == realm && fingerprint(secret).eq_ignore_ascii_case(wanted)
+        let is_it = |(of, secret): &(String, StoredSecret)| {
+            *of == realm && fingerprint(&Secret::new(secret.value.as_str())).eq_ignore_ascii_case(wanted)
         };
-        let all = self.stored_secrets();
-        let Some((_, secret)) = all.iter().find(is_it) else {
+        let Some((_, secret)) = self.stored_secrets().into_iter().find(is_it) else {
             return Err(missing(self.store()?, SECRET, wanted, &realm));
         };
-        let secret = Zeroizing::new(secret.reveal().to_owned());
+        let secret = secret.value;
         self.remove(Edit::RemoveSecret { realm: realm.clone(), secret }, SECRET, wanted.to_owned(), realm)
             .await
+    }
+
+    /// Has another secret make new credentials. The others count for as long as credentials may live that were made with them.
+    pub(crate) async fn rotate_secret(&self, rotation: Rotation) -> Result<Rotated, Problem> {
+        let Rotation { realm, secret, overlap_s } = rotation;
+        let realm = self.realm(realm.as_deref())?;
+        let secret = secret.map_or_else(random_secret, Secret::new);
+        if secret.reveal().is_empty() {
+            return Err(Problem::bad_request("the secret is empty"));
+        }
+        // A server that has not read of it yet goes on with the one from before.
+        let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));
+        let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
+        if overlap > YEAR.saturating_add(lag) {
+            return Err(Problem::bad_request(format!("overlap_s is expected to be 0 to {YEAR}")));
+        }
+        self.read().await?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let until = since.saturating_add(overlap.into());
+        let text = Zeroizing::new(secret.reveal().to_owned());
+        let edit = Edit::RotateSecret { realm: realm.clone(), secret: text, since, until };
+        let change = self.put(edit, fingerprint(&secret), realm).await?;
+        let Change { name: fingerprint, realm, store, existed, note } = change;
+        let configured =
+            realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
+        let of_configuration = configured.then(|| {
+            "those of the configuration count as long as they stand there, for which no time is set"
+                .to_owned()
+        });
+        let until = existed.then(|| date(until));
+        Ok(Rotated { realm, fingerprint, store, until, note: note.or(of_configuration) })
+    }
+
+    /// Keys of applications, by name.
+    pub(crate) async fn keys(&self) -> Result<Keys, Problem> {
+        self.read().await?;
+        let Some(store) = &self.store else { return Ok(Keys::default()) };
+        let shown = |key: &ApiKey| {
+            let ApiKey { name, realm, max_ttl, rate, .. } = key.clone();
+            Key { name, realm, max_ttl, rate }
+        };
+        Ok(Keys { keys: store.api_keys().values().map(shown).collect() })
+    }
+
+    /// Takes a key.
+    pub(crate) async fn put_key(&self, new: NewKey) -> Result<Change, Problem> {
+        let NewKey { name, sha256, realm, max_ttl, rate } = new;
+        if !api_keys::is_name(&name) {
+            let why = "name is expected to have 1 to 64 small letters, digits, - and _";
+            return Err(Problem::bad_request(why));
+        }
+        let hash = hex::decode(&sha256).ok().and_then(|bytes| api_keys::KeyHash::try_from(bytes).ok());
+        let hash = hash.ok_or_else(|| Problem::bad_request("sha256 is expected to have 64 hex digits"))?;
+        let realm = realm.map(|realm| self.realm(Some(&realm))).transpose()?;
+        let is_within =
+            |number: Option<u32>, most: u32| number.is_none_or(|number| (1..=most).contains(&number));
+        if !is_within(max_ttl, YEAR) {
+            return Err(Problem::bad_request(format!("max_ttl is expected to be 1 to {YEAR}")));
+        }
+        if !is_within(rate, 1_000_000) {
+            return Err(Problem::bad_request("rate is expected to be 1 to 1000000"));
+        }
+        self.read().await?;
+        let store = self.store()?;
+        if store.api_key(&name).is_some() {
+            let detail =
+                format!("there is a key {name:?} already: take another name, or remove that one first");
+            return Err(Problem::new(StatusCode::CONFLICT, "key_exists", detail));
+        }
+        let key = ApiKey { name: name.clone(), hash, realm: realm.clone(), max_ttl, rate };
+        self.put(Edit::PutApiKey(key), name, realm.unwrap_or_default()).await
+    }
+
+    /// Removes a key.
+    pub(crate) async fn remove_key(&self, name: &str) -> Result<Change, Problem> {
+        let edit = Edit::RemoveApiKey { name: name.to_owned() };
+        self.remove(edit, KEY, name.to_owned(), String::new()).await
     }
 
     /// Realms that the store names.
@@ -191,6 +288,7 @@ impl Accounts {
             name: name.to_string(),
             max_sessions: limit(realm.total_quota),
             max_sessions_per_user: limit(realm.user_quota),
+            bits_per_second_per_session: realm.max_bps.map(limit_keys::of_bytes),
             origins: origins(name),
         });
         Ok(row.collect())
@@ -198,11 +296,19 @@ impl Accounts {
 
     /// Names a realm, or gives one other limits.
     pub(crate) async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
-        let NewRealm { name, max_sessions, max_sessions_per_user } = new;
+        let NewRealm { name, max_sessions, max_sessions_per_user, bits_per_second_per_session: rate } = new;
         let name = self.realm(Some(&name))?;
+        if rate.is_some_and(|rate| !limit_keys::RATES.contains(&rate)) {
+            let (least, most) = limit_keys::RATES.into_inner();
+            let detail = format!("bits_per_second_per_session is expected to be {least} to {most}");
+            return Err(Problem::bad_request(detail));
+        }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
-        let options =
-            RealmOptions { total_quota: limit(max_sessions), user_quota: limit(max_sessions_per_user) };
+        let options = RealmOptions {
+            total_quota: limit(max_sessions),
+            user_quota: limit(max_sessions_per_user),
+            max_bps: limit(rate) / 8,
+        };
         self.put(Edit::PutRealm { realm: name.clone(), options }, name.clone(), name).await
     }
 
@@ -238,10 +344,10 @@ impl Accounts {
         }
     }
 
-    fn stored_secrets(&self) -> Vec<(String, Secret)> {
+    fn stored_secrets(&self) -> Vec<(String, StoredSecret)> {
         let all = self.store.iter().flat_map(Store::all_secrets);
         let each = all.flat_map(|(realm, secrets)| {
-            let of_realm = secrets.iter().map(|secret| (realm.to_string(), Secret::new(secret.as_str())));
+            let of_realm = secrets.iter().map(|secret| (realm.to_string(), secret.clone()));
             of_realm.collect::<Vec<_>>()
         });
         each.collect()
@@ -256,7 +362,9 @@ impl Accounts {
         let existed = store.edit(&edit).await.map_err(told)?;
         let named =
             store.rules().is_some_and(|rules| rules.realms.get(&*realm).is_some_and(|realm| realm.named));
+        // A key may be good for all of them.
         let is_served = named
+            || realm.is_empty()
             || self.settings.realm == realm
             || self.settings.realms.iter().any(|configured| configured.name == realm);
         let note = (!is_served).then(|| {
@@ -280,9 +388,10 @@ type Kind = (&'static str, &'static str);
 const USER: Kind = ("user", "no_such_user");
 const SECRET: Kind = ("secret", "no_such_secret");
 const REALM: Kind = ("realm", "no_such_realm");
+const KEY: Kind = ("key", "no_such_key");
 
 fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
-    let place = if kind == REALM { String::new() } else { format!(" in realm {realm:?}") };
+    let place = if kind == REALM || kind == KEY { String::new() } else { format!(" in realm {realm:?}") };
     let detail = format!("there is no {} {name:?}{place} in {}", kind.0, store.name());
     Problem::new(StatusCode::NOT_FOUND, kind.1, detail)
 }
@@ -310,6 +419,12 @@ fn kinds(secret: &UserSecret) -> &'static str {
         (true, false) => "MD5",
         (false, false) => "none",
     }
+}
+
+/// A Unix second as RFC 3339 writes it.
+fn date(unix: u64) -> String {
+    let second = i64::try_from(unix).unwrap_or(i64::MAX);
+    Timestamp::from_second(second).unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// What is wrong with a store, which has no password in it.

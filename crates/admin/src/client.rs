@@ -1,4 +1,4 @@
-//! How the commands reach a running program: over its Unix socket where nobody says otherwise, and over TCP on loopback.
+//! How the commands reach a running program: over its Unix socket where nobody says otherwise, over TCP on loopback, and by TLS elsewhere.
 
 use std::{
     fmt, fs,
@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -15,8 +16,10 @@ use hyper::{
     body::Bytes,
     client::conn::http1,
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+    http::uri::Authority,
 };
 use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, crypto::ring, pki_types::ServerName};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -24,7 +27,9 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::timeout,
 };
-use turnpike_config::Secret;
+use tokio_rustls::TlsConnector;
+use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
+use turnpike_config::{Secret, Settings};
 
 use crate::{
     listen::{Environment, candidates},
@@ -33,6 +38,8 @@ use crate::{
 
 /// What a request may take: a little more than the server gives it.
 const PATIENCE: Duration = Duration::from_secs(35);
+/// The port of a URL that names none.
+const HTTPS: u16 = 443;
 
 /// Where a program listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,20 +48,29 @@ pub enum Target {
     Unix(PathBuf),
     /// By HTTP in the clear.
     Tcp(SocketAddr),
+    /// By TLS: host and port.
+    Tls(String, u16),
 }
 
 impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("{text:?} is no address: expected unix:/PATH or ADDR:PORT");
+        let expected = || {
+            format!(
+                "{text:?} is no address: expected unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT"
+            )
+        };
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() { Err(expected()) } else { Ok(Self::Unix(path.into())) };
         }
-        if text.starts_with("https://") {
-            return Err(format!(
-                "{text:?}: the commands speak no TLS; use the Unix socket, loopback, or ssh -L PORT:localhost:9641 HOST"
-            ));
+        if let Some(rest) = text.strip_prefix("https://") {
+            let authority: Authority = rest.trim_end_matches('/').parse().map_err(|_| expected())?;
+            let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+            // What stands before an @ is for nobody here.
+            let is_plain = !host.is_empty() && !authority.as_str().contains('@');
+            let port = authority.port_u16().unwrap_or(HTTPS);
+            return if is_plain { Ok(Self::Tls(host, port)) } else { Err(expected()) };
         }
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         let address: SocketAddr = address.parse().map_err(|_| expected())?;
@@ -62,7 +78,7 @@ impl FromStr for Target {
             Ok(Self::Tcp(address))
         } else {
             Err(format!(
-                "{address} is not on loopback, where it is served by TLS, which the commands do not speak"
+                "{address} is not on loopback: beyond that it is served by TLS, as https://{address}"
             ))
         }
     }
@@ -73,8 +89,14 @@ impl fmt::Display for Target {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(address) => write!(f, "{address}"),
+            Self::Tls(host, port) => write!(f, "https://{}", bracketed(host, *port)),
         }
     }
+}
+
+/// As a URL and a Host header have it.
+fn bracketed(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// Why there is no answer, or no good one; each message says what to do.
@@ -132,7 +154,13 @@ pub(crate) fn listed(lines: &[String]) -> String {
 /// One program that can be asked.
 pub struct Client {
     targets: Vec<Target>,
+    /// Which of them has answered last.
+    answered: Mutex<Option<Target>>,
     token: Option<Secret>,
+    /// PEM, where others than the machine's authorities are trusted.
+    ca: Option<PathBuf>,
+    /// Made when it is first needed; or why it cannot be.
+    tls: OnceLock<Result<Arc<ClientConfig>, String>>,
     runtime: Runtime,
 }
 
@@ -153,7 +181,44 @@ impl Client {
         let runtime = Builder::new_current_thread().enable_all().build();
         let first = targets[0].clone();
         let runtime = runtime.map_err(|source| ClientError::Broken { target: first, source })?;
-        Ok(Self { targets, token, runtime })
+        Ok(Self { targets, answered: Mutex::default(), token, ca: None, tls: OnceLock::new(), runtime })
+    }
+
+    /// Asks the server on loopback too, if nobody is at its sockets: there it may be looked at by everybody on this machine.
+    #[must_use]
+    pub fn or_on_loopback(mut self) -> Self {
+        self.targets.extend(Settings::default().admin.tcp().map(Target::Tcp));
+        self
+    }
+
+    /// Trusts the authorities in this file, or the very certificate in it, in place of the machine's authorities.
+    #[must_use]
+    pub fn trusting(mut self, ca: Option<PathBuf>) -> Self {
+        self.ca = ca;
+        self
+    }
+
+    fn tls(&self) -> io::Result<Arc<ClientConfig>> {
+        let made = self.tls.get_or_init(|| {
+            let options = TlsOptions { ca: self.ca.clone(), ..TlsOptions::default() };
+            let verifier =
+                Verifier::new(Arc::new(Authorities::new(&options).map_err(|error| error.to_string())?));
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+            let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+            let mut config =
+                builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+            config.alpn_protocols = vec![b"http/1.1".to_vec()];
+            Ok(Arc::new(config))
+        });
+        made.clone().map_err(io::Error::other)
+    }
+
+    /// Who has answered, for people; who is asked, while nobody has.
+    #[must_use]
+    pub fn whom(&self) -> String {
+        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let targets = answered.as_ref().map_or(&*self.targets, std::slice::from_ref);
+        targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
     }
 
     /// Whether a program answers.
@@ -205,7 +270,10 @@ impl Client {
                 timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
             });
             match answer {
-                Ok((status, bytes)) => return understand(target, status, &bytes),
+                Ok((status, bytes)) => {
+                    *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(target.clone());
+                    return understand(target, status, &bytes);
+                }
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                     tried.push(target.to_string());
                 }
@@ -228,6 +296,7 @@ impl Client {
         let host = match target {
             Target::Unix(_) => "localhost".to_owned(),
             Target::Tcp(address) => address.to_string(),
+            Target::Tls(host, port) => bracketed(host, *port),
         };
         let mut request = Request::builder().method(method).uri(path).header(HOST, host);
         if !body.is_empty() {
@@ -240,8 +309,20 @@ impl Client {
         match target {
             Target::Unix(path) => exchange(UnixStream::connect(path).await?, request).await,
             Target::Tcp(address) => exchange(TcpStream::connect(address).await?, request).await,
+            Target::Tls(host, port) => {
+                let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+                let connector = TlsConnector::from(self.tls()?);
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                exchange(connector.connect(name, stream).await.map_err(in_words)?, request).await
+            }
         }
     }
+}
+
+/// Why a handshake failed.
+fn in_words(error: io::Error) -> io::Error {
+    let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(explain);
+    of_tls.map_or(error, io::Error::other)
 }
 
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> io::Result<(StatusCode, Bytes)>
@@ -278,16 +359,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_socket_or_on_loopback() {
+    fn an_address_is_a_socket_on_loopback_or_a_url() {
         assert_eq!("unix:/run/a.sock".parse(), Ok(Target::Unix("/run/a.sock".into())));
         for text in ["127.0.0.1:9641", "http://127.0.0.1:9641/"] {
             assert_eq!(text.parse(), Ok(Target::Tcp(([127, 0, 0, 1], 9641).into())), "{text}");
         }
+        for (text, host, port, shown) in [
+            ("https://turn.example.org:9641/", "turn.example.org", 9641, "https://turn.example.org:9641"),
+            ("https://turn.example.org", "turn.example.org", 443, "https://turn.example.org:443"),
+            ("https://[2001:db8::1]:9641", "2001:db8::1", 9641, "https://[2001:db8::1]:9641"),
+        ] {
+            let target: Target = text.parse().unwrap();
+            assert_eq!((&target, &*target.to_string()), (&Target::Tls(host.to_owned(), port), shown));
+        }
         for (bad, told) in [
             ("unix:", "expected unix:/PATH"),
             ("localhost", "expected unix:/PATH"),
-            ("https://127.0.0.1:1/", "no TLS"),
-            ("192.0.2.1:9641", "not on loopback"),
+            ("192.0.2.1:9641", "as https://192.0.2.1:9641"),
+            ("https://", "expected unix:/PATH"),
+            ("https://a:b@turn.example.org", "expected unix:/PATH"),
+            ("https://turn.example.org/v1", "expected unix:/PATH"),
         ] {
             let error = bad.parse::<Target>().expect_err(bad);
             assert!(error.contains(told), "{error}");

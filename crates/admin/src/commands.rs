@@ -1,5 +1,5 @@
 //! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret` and `realm` are in `keeper`, `fleet` in a file of its own.
+//! `secret`, `realm` and `key` are in `keeper`, `fleet` in a file of its own.
 
 mod fleet;
 mod keeper;
@@ -30,6 +30,9 @@ pub enum CommandError {
     /// It was not done, by a running program or here.
     #[error("{}{}", .0.detail, listed(&.0.errors))]
     Refused(Problem),
+    /// A picture that changes needs one.
+    #[error("standard input or output is no terminal: use --once or --json")]
+    NoTerminal,
     /// What was answered cannot be shown.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),

@@ -7,12 +7,14 @@ use axum::http::{HeaderMap, StatusCode, Uri, Version, header, uri::Authority};
 
 use crate::model::Problem;
 
-/// Judges the target of a request; `names` are those beside addresses and `localhost`, without a dot at the end.
+/// Judges the target of a request; `names` are those beside addresses and `localhost`, without a dot at the end, which `key` of the
+/// configuration can have more of. A name that begins with `*.` stands for all with one label in that place, as in certificates.
 ///
 /// # Errors
 /// The answer, where it is refused.
 pub(crate) fn check(
     names: &[String],
+    (section, key): (&str, &str),
     version: Version,
     target: &Uri,
     headers: &HeaderMap,
@@ -33,7 +35,7 @@ pub(crate) fn check(
         if !allows(names, named.host()) {
             let why = format!(
                 "this page is not served under the name {:?}: ask for it by an address or as localhost, or add the name to \
-                 hosts in the section [admin] of the configuration",
+                 {key} in the section [{section}] of the configuration",
                 named.host()
             );
             return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", why));
@@ -49,7 +51,11 @@ fn allows(names: &[String], host: &str) -> bool {
         return true;
     }
     let name = host.strip_suffix('.').unwrap_or(host);
-    name.eq_ignore_ascii_case("localhost") || names.iter().any(|own| own.eq_ignore_ascii_case(name))
+    let is_it = |own: &String| match (own.strip_prefix("*."), name.split_once('.')) {
+        (Some(own), Some((_, rest))) => own.eq_ignore_ascii_case(rest),
+        _ => own.eq_ignore_ascii_case(name),
+    };
+    name.eq_ignore_ascii_case("localhost") || names.iter().any(is_it)
 }
 
 #[cfg(test)]
@@ -64,7 +70,8 @@ mod tests {
             headers.append(header::HOST, HeaderValue::from_bytes(host.as_bytes()).unwrap());
         }
         let own = ["turn.example.org".to_owned()];
-        check(&own, version, &target.parse().unwrap(), &headers)
+        let own = [&own[..], &["*.wild.example".to_owned()]].concat();
+        check(&own, ("admin", "hosts"), version, &target.parse().unwrap(), &headers)
             .map_or_else(|problem| problem.status, |()| 200)
     }
 
@@ -80,6 +87,7 @@ mod tests {
             "LocalHost.",
             "turn.example.org:9641",
             "Turn.Example.ORG.",
+            "a.Wild.example:443",
         ] {
             assert_eq!(status(Version::HTTP_11, "/metrics", &[host]), 200, "{host}");
         }
@@ -89,6 +97,8 @@ mod tests {
             "localhost.evil.example",
             "turn.example.org.evil.example",
             "example.org",
+            "wild.example",
+            "a.b.wild.example",
             "2130706433",
             "0x7f.1",
         ] {

@@ -1,4 +1,4 @@
-//! The admin interface: an HTTP API over a Unix socket and TCP, and the commands that speak to it.
+//! The admin interface: an HTTP API over a Unix socket and TCP, the page that it shows to browsers, and the commands that speak to it.
 //!
 //! ```text
 //!  listen ─▶ connections: few, short, one request each ─▶ access: Host, Origin, token, role, audit line ─▶ routes ─▶ Program
@@ -13,11 +13,15 @@
 
 mod access;
 mod accounts;
+mod applications;
 pub mod client;
 pub mod commands;
 mod connections;
 mod hosts;
+mod issue;
+mod key_rates;
 mod listen;
+mod live;
 pub mod model;
 mod plain_text;
 mod problem;
@@ -27,8 +31,12 @@ mod routes;
 mod table;
 mod threads;
 mod tls;
+pub mod top;
+mod ways;
+mod web;
 
 pub use accounts::{Accounts, Store};
-pub use listen::{Interface, ListenError};
+pub use applications::Applications;
+pub use listen::{Interface, Lent, ListenError, Serving};
 pub use program::Program;
 pub use tls::TlsError;

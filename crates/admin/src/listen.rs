@@ -6,21 +6,25 @@ use std::{
     io,
     net::{SocketAddr, TcpListener as StdTcpListener},
     os::{
-        fd::AsFd as _,
+        fd::{AsFd as _, OwnedFd},
         unix::{fs::DirBuilderExt as _, net::UnixListener as StdUnixListener},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use axum::Router;
+use tokio::{
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    task::AbortHandle,
+};
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings};
 use turnpike_net::{SocketFile, UnixName};
 
 use crate::{
-    connections::{self, Limits},
+    connections::{self, Closings, Limits},
     model::Job,
-    program::Program,
+    program::{Fleet, Program},
     questions, routes,
     tls::{Tls, TlsError},
 };
@@ -42,6 +46,17 @@ pub enum ListenError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// An address for applications cannot be had.
+    #[error("cannot listen for applications on {address}: {source}; choose another in credentials.listen")]
+    Applications {
+        /// As it was configured.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The certificate of the listeners for applications.
+    #[error("cannot serve applications by TLS: {0}")]
+    ApplicationsTls(TlsError),
     /// The environment does not say where.
     #[error(
         "no place for the socket of the admin interface: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; name one with --admin unix:/PATH"
@@ -52,6 +67,9 @@ pub enum ListenError {
     Tls(#[from] TlsError),
 }
 
+/// A listening socket for another process, by what the configuration calls it.
+pub type Lent = (String, OwnedFd);
+
 /// An interface that listens, and answers nobody yet.
 pub struct Interface {
     bound: Vec<Bound>,
@@ -60,17 +78,86 @@ pub struct Interface {
 }
 
 /// One of its listeners.
-struct Bound {
-    listener: Listener,
+pub(crate) struct Bound {
+    pub(crate) listener: Listener,
+    /// As the configuration has it.
+    configured: String,
     /// As people write it.
-    shown: String,
+    pub(crate) shown: String,
+    socket: OwnedFd,
+    file: File,
+}
+
+/// Of a Unix socket.
+enum File {
+    None,
+    /// It goes when this does.
+    Own(SocketFile),
+    /// Another process has it, until this one answers.
+    Another(UnixName),
 }
 
 /// What clients connect to.
 pub(crate) enum Listener {
-    /// With its file, which goes when this does.
-    Unix(UnixListener, #[expect(dead_code, reason = "what counts is its end")] SocketFile),
+    Unix(UnixListener),
     Tcp(TcpListener, Option<Arc<Tls>>),
+}
+
+/// Listeners that are answered on, for as long as the runtime lives. The files of Unix sockets go when this is dropped.
+pub struct Serving(Vec<Kept>);
+
+/// One of its listeners.
+struct Kept {
+    configured: String,
+    accepts: AbortHandle,
+    /// None once another process has it.
+    socket: Mutex<Option<(OwnedFd, Option<SocketFile>)>>,
+}
+
+impl Serving {
+    /// Answers on all of these from now on.
+    pub(crate) fn new(
+        bound: Vec<Bound>,
+        router: &Router,
+        limits: Limits,
+        closings: &'static Closings,
+    ) -> Self {
+        let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
+            let accepts = connections::serve(listener, router.clone(), limits, closings);
+            let accepts = tokio::spawn(accepts).abort_handle();
+            let file = match file {
+                File::None => None,
+                File::Own(file) => Some(file),
+                // One that cannot be found needs not be removed.
+                File::Another(name) => SocketFile::take_over(&name).ok(),
+            };
+            Kept { configured, accepts, socket: Mutex::new(Some((socket, file))) }
+        };
+        Self(bound.into_iter().map(serve).collect())
+    }
+
+    /// Their sockets, for [`Interface::listen`] or [`crate::Applications::listen`] of another process.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn lend(&self) -> io::Result<Vec<Lent>> {
+        let lend = |kept: &Kept| {
+            let held = kept.socket.lock().unwrap_or_else(PoisonError::into_inner);
+            let socket = held.as_ref().map(|(socket, _)| socket.try_clone()).transpose();
+            socket.map(|socket| Some((kept.configured.clone(), socket?))).transpose()
+        };
+        self.0.iter().filter_map(lend).collect()
+    }
+
+    /// Another process has its sockets, and answers. Who has asked already is answered here.
+    pub fn leave(&self) {
+        for Kept { accepts, socket, .. } in &self.0 {
+            accepts.abort();
+            if let Some((_, Some(file))) = socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                file.leave();
+            }
+        }
+    }
 }
 
 /// What they have connected.
@@ -82,7 +169,7 @@ pub(crate) enum Stream {
 impl Listener {
     pub(crate) async fn accept(&self) -> io::Result<Stream> {
         match self {
-            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+            Self::Unix(listener) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
             Self::Tcp(listener, tls) => {
                 let (stream, from) = listener.accept().await?;
                 Ok(Stream::Tcp(stream, from, tls.clone()))
@@ -92,15 +179,22 @@ impl Listener {
 }
 
 impl Interface {
-    /// Listens, within a runtime. What nobody has asked for (not `explicit`) and cannot be had is left out and said.
+    /// Listens, within a runtime, by what another process has `lent` where that is the same address. What nobody has asked for (not
+    /// `explicit`) and cannot be had is left out and said.
     ///
     /// # Errors
     /// Of addresses that somebody has asked for.
-    pub fn listen(job: Job, settings: &AdminSettings, explicit: bool) -> Result<Self, ListenError> {
+    pub fn listen(
+        job: Job,
+        settings: &AdminSettings,
+        explicit: bool,
+        mut lent: Vec<Lent>,
+    ) -> Result<Self, ListenError> {
         let tls = Tls::new(settings)?.map(Arc::new);
         let mut bound = Vec::new();
         for address in &settings.listen {
-            match Bound::new(job, address, tls.as_ref()) {
+            let lent = take_lent(&mut lent, address);
+            match Bound::new(job, address, tls.as_ref(), lent) {
                 Ok(one) => bound.push(one),
                 Err(error) if explicit => return Err(error),
                 Err(ListenError::NoPlace) => tracing::info!("{}", ListenError::NoPlace),
@@ -113,11 +207,7 @@ impl Interface {
     /// Where it listens by TCP, with real ports.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let tcp = self.bound.iter().filter_map(|bound| match &bound.listener {
-            Listener::Tcp(listener, _) => listener.local_addr().ok(),
-            Listener::Unix(..) => None,
-        });
-        tcp.collect()
+        self.bound.iter().filter_map(Bound::address).collect()
     }
 
     /// Says where it is.
@@ -125,9 +215,9 @@ impl Interface {
         if self.bound.is_empty() {
             tracing::info!("no admin interface");
         }
-        for Bound { listener, shown } in &self.bound {
+        for Bound { listener, shown, .. } in &self.bound {
             let for_whom = match (listener, self.loopback) {
-                (Listener::Unix(..), _) => "for this user and root",
+                (Listener::Unix(_), _) => "for this user and root",
                 (Listener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
                 (Listener::Tcp(_, None), AdminAccess::Full) => "for everybody on this machine",
                 (Listener::Tcp(_, None), AdminAccess::Read) => "to look at; changes need a token",
@@ -137,22 +227,47 @@ impl Interface {
         }
     }
 
-    /// Answers from now on, for as long as the runtime lives.
-    pub fn serve(self, program: Arc<dyn Program>) {
+    /// Answers from now on.
+    #[must_use = "it removes the files of its sockets when it is dropped"]
+    pub fn serve(self, program: Arc<dyn Program>) -> Serving {
+        // Other nodes of a fleet ask although nobody can do so here.
+        let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.status().is_some();
+        let others = program.fleet().filter(is_asked);
+        if self.bound.is_empty() && others.is_none() {
+            return Serving(Vec::new());
+        }
         let limits = Limits::of_one(self.bound.len());
-        let others = program.fleet();
         let router = routes::router(program);
         if let Some(fleet) = others {
             tokio::spawn(questions::answer(fleet, router.clone()));
         }
-        for Bound { listener, .. } in self.bound {
-            tokio::spawn(connections::serve(listener, router.clone(), limits));
-        }
+        Serving::new(self.bound, &router, limits, &connections::ADMIN)
     }
 }
 
+/// What another process has lent for this address.
+pub(crate) fn take_lent(lent: &mut Vec<Lent>, configured: &impl ToString) -> Option<OwnedFd> {
+    let configured = configured.to_string();
+    let at = lent.iter().position(|(name, _)| *name == configured)?;
+    Some(lent.swap_remove(at).1)
+}
+
 impl Bound {
-    fn new(job: Job, address: &AdminAddress, tls: Option<&Arc<Tls>>) -> Result<Self, ListenError> {
+    /// Where it listens, if that is by TCP.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener, _) => listener.local_addr().ok(),
+            Listener::Unix(_) => None,
+        }
+    }
+
+    fn new(
+        job: Job,
+        address: &AdminAddress,
+        tls: Option<&Arc<Tls>>,
+        lent: Option<OwnedFd>,
+    ) -> Result<Self, ListenError> {
+        let configured = address.to_string();
         let failed = |address: String| |source| ListenError::Address { address, source };
         match address {
             AdminAddress::DefaultSocket => {
@@ -162,32 +277,60 @@ impl Bound {
                 let name = path.to_str().ok_or(ListenError::NoPlace)?;
                 let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
                 let name = UnixName::new(name).map_err(|why| failed(shown.clone())(invalid(why)))?;
-                Self::unix(&name, shown.clone()).map_err(failed(shown))
+                Self::unix(&name, (configured, shown.clone()), lent).map_err(failed(shown))
             }
             AdminAddress::Unix(name) => {
-                let shown = address.to_string();
-                Self::unix(name, shown.clone()).map_err(failed(shown))
+                let shown = configured.clone();
+                Self::unix(name, (configured, shown.clone()), lent).map_err(failed(shown))
             }
-            AdminAddress::Tcp(at) => {
-                // On loopback nobody listens in, and whoever asks there by curl should not have to trust a certificate first.
-                let tls = (!address.is_local()).then_some(tls).flatten().cloned();
-                Self::tcp(*at, tls).map_err(failed(format!("tcp {at}")))
-            }
+            AdminAddress::Tcp(at) => Self::tcp(*at, tls, lent).map_err(failed(format!("tcp {at}"))),
         }
     }
 
-    fn unix(name: &UnixName, shown: String) -> io::Result<Self> {
-        let (listener, file) = turnpike_net::UnixListener::bind(name, Some(MODE))?;
+    fn unix(
+        name: &UnixName,
+        (configured, shown): (String, String),
+        lent: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let (listener, file) = match lent {
+            Some(lent) => (turnpike_net::UnixListener::take_over(lent, name)?, File::Another(name.clone())),
+            None => {
+                let (listener, file) = turnpike_net::UnixListener::bind(name, Some(MODE))?;
+                (listener, File::Own(file))
+            }
+        };
+        let socket = listener.as_fd().try_clone_to_owned()?;
         let listener = StdUnixListener::from(listener.as_fd().try_clone_to_owned()?);
-        Ok(Self { listener: Listener::Unix(UnixListener::from_std(listener)?, file), shown })
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener: Listener::Unix(UnixListener::from_std(listener)?),
+            configured,
+            shown,
+            socket,
+            file,
+        })
     }
 
-    fn tcp(address: SocketAddr, tls: Option<Arc<Tls>>) -> io::Result<Self> {
-        let listener = StdTcpListener::bind(address)?;
+    /// On loopback nobody listens in, and whoever asks there by curl should not have to trust a certificate first.
+    pub(crate) fn tcp(
+        address: SocketAddr,
+        tls: Option<&Arc<Tls>>,
+        lent: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let tls = tls.filter(|_| !AdminAddress::Tcp(address).is_local()).cloned();
+        let listener = match lent {
+            Some(lent) => {
+                let taken = turnpike_net::TcpListener::take_over(lent)?;
+                StdTcpListener::from(taken.as_fd().try_clone_to_owned()?)
+            }
+            None => StdTcpListener::bind(address)?,
+        };
         listener.set_nonblocking(true)?;
+        let socket = listener.as_fd().try_clone_to_owned()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let shown = format!("{scheme}://{}/", listener.local_addr()?);
-        Ok(Self { listener: Listener::Tcp(TcpListener::from_std(listener)?, tls), shown })
+        let listener = Listener::Tcp(TcpListener::from_std(listener)?, tls);
+        Ok(Self { listener, configured: address.to_string(), shown, socket, file: File::None })
     }
 }
 

@@ -361,6 +361,10 @@ pub struct SharedSecret {
     pub fingerprint: String,
     /// Where it stands.
     pub from: Origin,
+    /// Whether new credentials are made with it.
+    pub signs: bool,
+    /// The last second in which it counts, once another one has taken its place (RFC 3339).
+    pub until: Option<String>,
 }
 
 /// A secret to be taken. Its `Debug` would show it, so there is none.
@@ -374,12 +378,166 @@ pub struct NewSecret {
     pub realm: Option<String>,
 }
 
+/// Another secret for a realm. Its `Debug` would show it, so there is none.
+#[derive(Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rotation {
+    /// The realm; `server.realm` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The secret that is to make new credentials; one is made up, and told nobody, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// Seconds for which the others count; a minute more than `credentials.max_ttl` if it is not there. 0 ends them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 31536000)]
+    pub overlap_s: Option<u32>,
+}
+
+/// What a rotation has come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rotated {
+    /// The realm.
+    pub realm: String,
+    /// The first 16 hex digits of the SHA-256 of the secret that makes new credentials.
+    pub fingerprint: String,
+    /// The store, without its password.
+    pub store: String,
+    /// The last second in which the others count (RFC 3339); none if there were no others.
+    pub until: Option<String>,
+    /// What somebody should know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Keys of applications.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Keys {
+    /// All of them, by name.
+    pub keys: Vec<Key>,
+}
+
+/// A key by which an application asks for credentials, without itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    /// Its name.
+    pub name: String,
+    /// The one realm that it is good for; none for all.
+    pub realm: Option<String>,
+    /// Seconds that a credential made for it lives at most; `credentials.max_ttl` holds too.
+    pub max_ttl: Option<u32>,
+    /// Requests a second; `credentials.rate` if it is not there.
+    pub rate: Option<u32>,
+}
+
+/// A key to be taken. Whoever makes it keeps it: only its hash is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewKey {
+    /// Its name: 1 to 64 small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    pub name: String,
+    /// SHA-256 of the key, 64 hex digits.
+    pub sha256: String,
+    /// The one realm that it is good for; all, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// Seconds that a credential made for it lives at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 31536000)]
+    pub max_ttl: Option<u32>,
+    /// Requests a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000000)]
+    pub rate: Option<u32>,
+}
+
+/// What an application wants. All of it may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CredentialsRequest {
+    /// Whose the credential is: 1 to 256 bytes. Quotas count by it, and log lines name it. Somebody else each time, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Seconds for which it is good; `credentials.ttl` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub ttl: Option<u32>,
+    /// The realm; that of the key, or `server.realm`, if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// The token key (`oauth.key`) of which a token is wanted, in place of a username and a password (RFC 7635).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kid: Option<String>,
+}
+
+/// What a browser needs: an `RTCConfiguration` for `new RTCPeerConnection`.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct Credentials {
+    /// This server.
+    #[serde(rename = "iceServers")]
+    pub ice_servers: Vec<IceServer>,
+    /// REALM, for clients that take none from the server.
+    pub realm: String,
+    /// Seconds for which it is good.
+    pub ttl: u32,
+    /// When that is over (RFC 3339).
+    pub expires_at: String,
+}
+
+/// An `RTCIceServer` (W3C webrtc-pc).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceServer {
+    /// `turn:` and `turns:` URIs (RFC 7065), one for each transport, port and name.
+    pub urls: Vec<String>,
+    /// USERNAME: of a token its kid.
+    pub username: String,
+    /// What proves it.
+    pub credential: IceCredential,
+    /// `oauth` for a token (W3C webrtc-extensions).
+    #[serde(rename = "credentialType", default, skip_serializing_if = "Option::is_none")]
+    pub credential_type: Option<String>,
+}
+
+/// A password, or a token.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum IceCredential {
+    /// The password.
+    Password(String),
+    /// The token.
+    Token(IceToken),
+}
+
+/// An `RTCOAuthCredential` (W3C webrtc-extensions), base64 both.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct IceToken {
+    /// For MESSAGE-INTEGRITY.
+    #[serde(rename = "macKey")]
+    pub mac_key: String,
+    /// For ACCESS-TOKEN.
+    #[serde(rename = "accessToken")]
+    pub access_token: String,
+}
+
+/// The same as the draft of a TURN REST API has it (draft-uberti-behave-turn-rest).
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct RestCredentials {
+    /// USERNAME: when it ends, and whose it is.
+    pub username: String,
+    /// The password.
+    pub password: String,
+    /// Seconds for which both are good.
+    pub ttl: u32,
+    /// `turn:` and `turns:` URIs (RFC 7065).
+    pub uris: Vec<String>,
+}
+
 /// A change of the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// The username, the fingerprint of the secret, or the name of the realm.
+    /// The username, the fingerprint of the secret, the name of the realm or of the key.
     pub name: String,
-    /// The realm.
+    /// The realm; empty for a key that is good for all.
     pub realm: String,
     /// The store, without its password.
     pub store: String,
@@ -410,6 +568,16 @@ pub struct Realm {
     pub max_sessions: Option<u64>,
     /// The most that each of its users may have.
     pub max_sessions_per_user: u64,
+    /// Bits per second, each way, of all its sessions together.
+    pub bits_per_second: Option<u64>,
+    /// The same of each of its users.
+    pub bits_per_second_per_user: Option<u64>,
+    /// The same of each session.
+    pub bits_per_second_per_session: Option<u64>,
+    /// Seconds that a session may last, however often it is refreshed.
+    pub session_length: Option<u32>,
+    /// The ports of its relayed transport addresses, such as `50000-50999`, where it has some of its own.
+    pub relay_ports: Option<String>,
     /// Users of the configuration.
     pub users: u64,
     /// Secrets of time-limited credentials in the configuration.
@@ -429,6 +597,8 @@ pub struct StoredRealm {
     pub max_sessions: Option<u64>,
     /// The most that each of its users may have.
     pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions.
+    pub bits_per_second_per_session: Option<u64>,
     /// Web pages whose clients are led to it.
     pub origins: Vec<String>,
 }
@@ -447,6 +617,10 @@ pub struct NewRealm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub max_sessions_per_user: Option<u64>,
+    /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1000)]
+    pub bits_per_second_per_session: Option<u64>,
 }
 
 /// All limits that have a number.
@@ -461,8 +635,9 @@ pub struct Limits {
 pub struct Limit {
     /// Its key, such as `limits.allocations`.
     pub key: String,
-    /// The most that there may be; of times, in seconds, and of buffers, in bytes.
-    pub most: u64,
+    /// The most that there may be; of times, in seconds (of `limits.burst`, in milliseconds), of rates, in bits per second (of refusals, in
+    /// refusals per second), of buffers, in bytes. Without it there is no limit.
+    pub most: Option<u64>,
     /// How much of it is taken, where that is one number.
     pub used: Option<u64>,
 }
@@ -483,6 +658,8 @@ pub struct Listener {
     pub transport: String,
     /// Address and port.
     pub address: String,
+    /// Whether it takes no new clients, because a reload has taken it away; it is shown as long as there are sessions of it.
+    pub closing: bool,
     /// Sessions that came in here and exist now.
     pub sessions: u64,
     /// What these have relayed to peers.
@@ -564,6 +741,268 @@ pub struct Worker {
     pub kernel_drops: u64,
     /// Datagrams dropped for any reason of ours; `/metrics` has them by reason.
     pub dropped: u64,
+}
+
+/// What the program does at this moment. Rates are of the last second or so: see `interval_s`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Live {
+    /// When (RFC 3339, with milliseconds).
+    pub at: String,
+    /// Seconds that the rates are of.
+    pub interval_s: f64,
+    /// How the program is.
+    pub status: Status,
+    /// Cores that it took, 1.0 being one of them.
+    pub cores: Option<f64>,
+    /// What the TURN server does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<LiveServer>,
+    /// What each rule of a forwarder does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<LiveRule>,
+}
+
+/// What the TURN server does at this moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveServer {
+    /// Payload relayed to peers, a second.
+    pub to_peer: Rate,
+    /// Payload relayed to clients, a second.
+    pub to_client: Rate,
+    /// What the kernel relayed of both without waking a worker, a second.
+    pub across: Rate,
+    /// Datagrams that workers received, a second.
+    pub received: f64,
+    /// Datagrams that workers sent, a second.
+    pub sent: f64,
+    /// Well-formed requests, a second.
+    pub requests: f64,
+    /// Sessions that began, a second.
+    pub opened: f64,
+    /// Sessions that ended, a second.
+    pub closed: f64,
+    /// How long allocations of the last minute took to be there; none if there was none.
+    pub opening: Option<Quantiles>,
+    /// What was lost or dropped since the start, by reason; reasons that have not happened are left out.
+    pub drops: Vec<Reason>,
+    /// What was refused since the start, by reason, likewise.
+    pub refusals: Vec<Reason>,
+    /// By number.
+    pub workers: Vec<LiveWorker>,
+    /// How many datagrams came with one receive call.
+    pub batches: Vec<Batch>,
+    /// Sessions by where and how their clients come in.
+    pub listeners: Vec<LiveListener>,
+    /// Sessions by realm; realms without any are left out.
+    pub realms: Vec<LiveRealm>,
+    /// Sessions that relay the most; none before they have been compared, which takes some seconds after the first who looks.
+    pub talkers: Option<Talkers>,
+}
+
+/// Payload a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Rate {
+    /// Datagrams.
+    pub datagrams: f64,
+    /// Bytes.
+    pub bytes: f64,
+}
+
+/// Upper bounds: so long or less it took for that share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Quantiles {
+    /// Of how many.
+    pub count: u64,
+    /// Seconds for half of them; none if it is more than can be told.
+    pub p50_s: Option<f64>,
+    /// Seconds for 99 of 100.
+    pub p99_s: Option<f64>,
+}
+
+/// Something that happens for several reasons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reason {
+    /// What kind of thing, such as `packet` or `limit`.
+    pub kind: String,
+    /// Why, as `/metrics` calls it.
+    pub reason: String,
+    /// Since the start.
+    pub total: u64,
+    /// A second.
+    pub rate: f64,
+}
+
+/// What a worker does at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveWorker {
+    /// From 0 on.
+    pub number: u64,
+    /// Sessions that it has.
+    pub sessions: u64,
+    /// The share of a core that it took, 0 to 1.
+    pub load: Option<f64>,
+    /// The share of the time that it was ready to run and did not, because others had its core.
+    pub waiting: Option<f64>,
+    /// What a datagram would have waited for it just now, in microseconds; none if it did not answer.
+    pub event_loop_us: Option<u64>,
+    /// Times that it woke up, a second.
+    pub wakeups: f64,
+    /// Datagrams received, a second.
+    pub received: f64,
+    /// Datagrams sent, a second.
+    pub sent: f64,
+    /// Datagrams of a receive call that brought any.
+    pub receive_batch: Option<f64>,
+    /// Datagrams of a send call.
+    pub send_batch: Option<f64>,
+    /// Datagrams that were lost or dropped, by the kernel or by us, a second.
+    pub dropped: f64,
+}
+
+/// Receive calls that brought so many datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Batch {
+    /// So many at the least.
+    pub from: u64,
+    /// So many at the most; none of the last, which has no bound.
+    pub to: Option<u64>,
+    /// Calls a second.
+    pub rate: f64,
+}
+
+/// Sessions whose clients come in here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveListener {
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: String,
+    /// Address and port.
+    pub address: String,
+    /// The server name that leads to realms of its own, for those that asked for it.
+    pub server_name: Option<String>,
+    /// Sessions.
+    pub sessions: u64,
+}
+
+/// Sessions of a realm.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveRealm {
+    /// REALM.
+    pub name: String,
+    /// Sessions.
+    pub sessions: u64,
+}
+
+/// Sessions that relay the most.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Talkers {
+    /// Seconds that their rates are of.
+    pub interval_s: f64,
+    /// Sessions that relayed anything at all in that time.
+    pub active: u64,
+    /// The one that relays the most bytes first.
+    pub talkers: Vec<Talker>,
+}
+
+/// A session that relays much.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Talker {
+    /// Its name.
+    pub id: String,
+    /// The realm of its user.
+    pub realm: String,
+    /// The username that authenticated it.
+    pub user: String,
+    /// The client's address.
+    pub client: String,
+    /// Between client and server: `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: String,
+    /// Payload to peers, a second.
+    pub to_peer: Rate,
+    /// Payload to the client, a second.
+    pub to_client: Rate,
+}
+
+/// What a rule of a forwarder does at this moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LiveRule {
+    /// Its name.
+    pub name: String,
+    /// Connections and sessions that exist.
+    pub open: u64,
+    /// Connections and sessions that began, a second.
+    pub accepted: f64,
+    /// To targets, a second; datagrams of UDP alone.
+    pub to_target: Rate,
+    /// To clients, likewise.
+    pub to_client: Rate,
+    /// Why connections and sessions ended, and datagrams were dropped, since the start.
+    pub ends: Vec<Reason>,
+}
+
+/// The last minutes, a second apart; all lists are of the same length. Where nothing is known stands null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct History {
+    /// When the last point was (RFC 3339); none if there is none.
+    pub ends_at: Option<String>,
+    /// Seconds between two points.
+    pub step_s: f64,
+    /// Sessions or connections.
+    pub open: Vec<Option<f64>>,
+    /// Payload bits to peers or targets, a second.
+    pub to_peer_bps: Vec<Option<f64>>,
+    /// Payload bits to clients, a second.
+    pub to_client_bps: Vec<Option<f64>>,
+    /// Payload datagrams to peers or targets, a second.
+    pub to_peer_pps: Vec<Option<f64>>,
+    /// Payload datagrams to clients, a second.
+    pub to_client_pps: Vec<Option<f64>>,
+    /// Datagrams lost or dropped, a second.
+    pub dropped: Vec<Option<f64>>,
+    /// Refusals, a second.
+    pub refused: Vec<Option<f64>>,
+    /// The share of its core that the busiest worker took.
+    pub load: Vec<Option<f64>>,
+    /// Microseconds that a datagram would have waited for the slowest worker.
+    pub event_loop_us: Vec<Option<f64>>,
+}
+
+/// Clients that were refused lately.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusals {
+    /// The last one first.
+    pub refusals: Vec<Refusal>,
+}
+
+/// A client that was refused for one reason, once or again and again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusal {
+    /// For the first time (RFC 3339).
+    pub first_at: String,
+    /// For the last time.
+    pub last_at: String,
+    /// How often, as far as it is known: beyond some a second of one address they are counted in `/metrics` only.
+    pub count: u64,
+    /// Where it came from the last time.
+    pub client: String,
+    /// Who it said it was, where it came as far as that.
+    pub user: Option<String>,
+    /// The realm of a user who had proved it.
+    pub realm: Option<String>,
+    /// What was refused: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`.
+    pub asked: String,
+    /// The STUN error code of the answer, if there was one.
+    pub code: Option<u16>,
+    /// What was wrong.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// What whoever asks may do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Access {
+    /// Whether changes are allowed: ending sessions, reload, drain, log level.
+    pub may_change: bool,
 }
 
 /// How log lines are filtered.

@@ -1,12 +1,13 @@
 //! What the interface asks of the program that it belongs to. The program is a crate of the same floor, so it is described here by what
 //! is wanted of it; the binary brings the two together.
 
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_config::{AdminSettings, Certificate, Settings};
 use turnpike_fleet::{Answer, Ban, Question, Rights, Subject};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
+use turnpike_turn::server::Cidr;
 
 use crate::{
     accounts::Store,
@@ -47,6 +48,10 @@ pub trait Program: Send + Sync + 'static {
     fn set_log_level(&self, level: &str) -> Result<(), String>;
     /// The TURN server, if it is one and runs still.
     fn server(&self) -> Option<Server>;
+    /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>>;
+    /// What each rule of a forwarder has counted; none where there is no forwarder.
+    fn rules(&self) -> Vec<Rule>;
     /// Other servers that are one service with it, and who is banned; `None` of a program that is no server.
     fn fleet(&self) -> Option<Arc<dyn Fleet>> {
         None
@@ -157,4 +162,57 @@ pub enum NotReloaded {
     Refused(Vec<String>),
     /// The program is about to end.
     Draining,
+    /// Another process is about to take its place, or has.
+    Upgrade,
+}
+
+/// Which refusals are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct RefusalFilter {
+    /// Of clients within this prefix.
+    pub client: Option<Cidr>,
+    /// With this in their username.
+    pub user: Option<String>,
+}
+
+/// One client that was refused for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For the first time, Unix milliseconds.
+    pub first_ms: u64,
+    /// For the last time, likewise.
+    pub last_ms: u64,
+    /// How often.
+    pub count: u64,
+    /// Where it came from the last time.
+    pub client: SocketAddr,
+    /// Who it said it was; empty where it did not.
+    pub user: String,
+    /// The realm of a user who had proved it.
+    pub realm: Option<String>,
+    /// What was refused.
+    pub asked: &'static str,
+    /// The error code of the answer.
+    pub code: Option<u16>,
+    /// What was wrong.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: &'static str,
+}
+
+/// What a rule of a forwarder has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name.
+    pub name: String,
+    /// Connections and sessions that exist.
+    pub open: u64,
+    /// Connections and sessions that began.
+    pub accepted: u64,
+    /// Datagrams and bytes to targets.
+    pub to_target: (u64, u64),
+    /// Datagrams and bytes to clients.
+    pub to_client: (u64, u64),
+    /// Why connections and sessions ended, and why datagrams were dropped.
+    pub ends: Vec<(&'static str, u64)>,
 }

@@ -2,13 +2,16 @@
 
 mod accounts;
 mod bans;
+mod credentials;
 mod fleet;
 mod health;
+mod live;
+mod refusals;
 mod running;
 mod server;
 mod sessions;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -19,7 +22,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
-use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use utoipa::{
@@ -27,8 +29,17 @@ use utoipa::{
     openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
-use crate::{access, model::Problem, program::Program, threads::Threads};
+use crate::{
+    access,
+    applications::{self, Gate},
+    live::Feed,
+    model::{Job, Problem},
+    program::{Program, Server},
+    threads::Threads,
+    web,
+};
 pub(crate) use accounts::{RealmQuery, UserQuery};
+use credentials::Desk;
 pub(crate) use sessions::SessionQuery;
 
 /// Bytes of the body of a request: more than any of ours has.
@@ -39,24 +50,42 @@ const MOST_BODY: usize = 4096;
 pub(crate) struct App {
     program: Arc<dyn Program>,
     threads: Arc<Threads>,
-    /// By both clocks: one tells the time, the other how long it is ago.
-    started: (Timestamp, Instant),
+    live: Arc<Feed>,
 }
 
-/// All paths, behind the guard.
+/// What is answered to applications, behind a guard of its own.
+pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router {
+    Router::new()
+        .route("/", get(credentials::rest).post(credentials::rest))
+        .route("/v1/credentials", post(credentials::make))
+        .route("/livez", get(health::live))
+        .fallback(nothing_for_applications)
+        .method_not_allowed_fallback(nothing_for_applications)
+        .with_state(Desk::for_applications(program))
+        .layer(middleware::from_fn_with_state(gate, applications::admit))
+}
+
+/// All paths, behind the guard. To be called within a runtime.
 pub(crate) fn router(program: Arc<dyn Program>) -> Router {
     let app = App {
         program: Arc::clone(&program),
         threads: Arc::default(),
-        started: (Timestamp::now(), Instant::now()),
+        live: Feed::start(Arc::clone(&program)),
     };
     Router::new()
-        .route("/", get(health::front))
+        .route("/", get(credentials::front).post(credentials::rest))
+        .route("/web/{name}", get(web::file))
+        .route("/v1/credentials", post(credentials::make))
         .route("/livez", get(health::live))
         .route("/readyz", get(health::ready))
         .route("/healthz", get(health::ready))
         .route("/metrics", get(health::metrics))
         .route("/openapi.json", get(health::openapi))
+        .route("/v1/access", get(live::access))
+        .route("/v1/live", get(live::newest))
+        .route("/v1/live/history", get(live::history))
+        .route("/v1/live/events", get(live::events))
+        .route("/v1/refusals", get(refusals::refusals))
         .route("/v1/status", get(running::status))
         .route("/v1/build", get(running::build))
         .route("/v1/config", get(running::config))
@@ -68,7 +97,10 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/users", get(accounts::users).post(accounts::put_user))
         .route("/v1/users/{name}", delete(accounts::remove_user))
         .route("/v1/secrets", get(accounts::secrets).post(accounts::put_secret))
+        .route("/v1/secrets/rotation", post(accounts::rotate_secret))
         .route("/v1/secrets/{fingerprint}", delete(accounts::remove_secret))
+        .route("/v1/keys", get(accounts::keys).post(accounts::put_key))
+        .route("/v1/keys/{name}", delete(accounts::remove_key))
         .route("/v1/realms", get(accounts::realms).post(accounts::put_realm))
         .route("/v1/realms/{name}", delete(accounts::remove_realm))
         .route("/v1/limits", get(server::limits))
@@ -76,11 +108,11 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/certificates", get(server::certificates))
         .route("/v1/workers", get(server::workers))
         .route("/v1/fleet", get(fleet::fleet))
-        .route("/v1/fleet/sessions", get(fleet::sessions))
-        .route("/v1/fleet/nodes/{node}/drain", post(fleet::drain))
-        .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon))
+        .route("/v1/fleet/sessions", get(fleet::fleet_sessions))
+        .route("/v1/fleet/nodes/{node}/drain", post(fleet::drain_node))
+        .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon_node))
         .route("/v1/fleet/nodes/{node}/v1/{*path}", get(fleet::of_node).delete(fleet::of_node))
-        .route("/v1/bans", get(bans::list).post(bans::put).delete(bans::remove))
+        .route("/v1/bans", get(bans::bans).post(bans::put_ban).delete(bans::remove_ban))
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .with_state(app)
@@ -93,15 +125,23 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
     info(
         title = "turnpike",
         description = "The admin interface of `turnpike serve` and `turnpike forward`. Over its Unix socket everything may be done without a \
-                       token. Errors are problem details (RFC 9457)."
+                       token. Errors are problem details (RFC 9457). On listeners for applications (`credentials.listen`) `/`, \
+                       `/v1/credentials` and `/livez` alone are answered, to who has a key of `/v1/keys` in place of a token."
     ),
     paths(
-        health::front,
+        credentials::front,
+        credentials::rest,
+        credentials::make,
         health::live,
         health::ready,
         health::health,
         health::metrics,
         health::openapi,
+        live::access,
+        live::newest,
+        live::history,
+        live::events,
+        refusals::refusals,
         running::status,
         running::build,
         running::config,
@@ -118,6 +158,10 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         accounts::secrets,
         accounts::put_secret,
         accounts::remove_secret,
+        accounts::rotate_secret,
+        accounts::keys,
+        accounts::put_key,
+        accounts::remove_key,
         accounts::realms,
         accounts::put_realm,
         accounts::remove_realm,
@@ -126,14 +170,14 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         server::certificates,
         server::workers,
         fleet::fleet,
-        fleet::sessions,
-        fleet::drain,
-        fleet::uncordon,
+        fleet::fleet_sessions,
+        fleet::drain_node,
+        fleet::uncordon_node,
         fleet::of_node,
         fleet::end_of_node,
-        bans::list,
-        bans::put,
-        bans::remove,
+        bans::bans,
+        bans::put_ban,
+        bans::remove_ban,
     ),
     modifiers(&Token),
     security((), ("token" = [])),
@@ -154,8 +198,25 @@ impl Modify for Token {
     }
 }
 
+/// The server, not to be kept while waiting.
+fn server_of(program: &dyn Program) -> Result<Server, Problem> {
+    match program.server() {
+        Some(server) => Ok(server),
+        None if program.job() == Job::Forward => Err(Problem::no_server()),
+        None => Err(Problem::stopping()),
+    }
+}
+
 async fn nothing_here(uri: Uri) -> Problem {
     let detail = format!("there is nothing at {}: /openapi.json says what there is", uri.path());
+    Problem::new(StatusCode::NOT_FOUND, "no_such_path", detail)
+}
+
+async fn nothing_for_applications(method: Method, uri: Uri) -> Problem {
+    let detail = format!(
+        "{method} {} is not answered here: POST /v1/credentials is, and GET /?service=turn&username=NAME",
+        uri.path()
+    );
     Problem::new(StatusCode::NOT_FOUND, "no_such_path", detail)
 }
 
@@ -188,16 +249,22 @@ fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
 
 /// The JSON of a request; `None` if it has no body.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<Option<T>, Problem> {
+    let (headers, bytes) = bytes(request).await?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    check_type(&headers)?;
+    read(&bytes).map(Some)
+}
+
+/// Head and body of a request.
+async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Problem> {
     let (head, body) = request.into_parts();
     let bytes = to_bytes(body, MOST_BODY).await.map_err(|_| {
         let detail = format!("the body has more than {MOST_BODY} bytes, or did not come whole");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
     })?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    check_type(&head.headers)?;
-    read(&bytes).map(Some)
+    Ok((head.headers, bytes))
 }
 
 /// Other types a page of a stranger may send without being asked whether it may (CORS).

@@ -49,7 +49,7 @@ fn line<const N: usize>(out: &mut dyn Write, widths: &[usize; N], cells: &[Strin
 }
 
 /// What a client has sent must not move the cursor of a terminal, nor end the line.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() {

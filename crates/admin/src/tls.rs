@@ -1,5 +1,5 @@
-//! TLS of the interface, for whoever comes from another machine: a certificate that is read again when its files change, and what a
-//! client's own certificate is worth.
+//! TLS of the admin interface, and of listeners for applications, for whoever comes from another machine: a certificate that is read again
+//! when its files change, and what a client's own certificate is worth.
 
 use std::{
     fs, io,
@@ -34,7 +34,7 @@ impl TlsError {
     }
 }
 
-/// One for all listeners.
+/// One for all listeners of a kind.
 pub(crate) struct Tls {
     acceptor: TlsAcceptor,
     shown: Arc<Shown>,
@@ -43,13 +43,30 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// `None` where no certificate is configured.
+    /// Of the admin interface; `None` where no certificate is configured.
     pub(crate) fn new(settings: &AdminSettings) -> Result<Option<Self>, TlsError> {
         let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else { return Ok(None) };
-        let shown = Arc::new(Shown::new(CertificateFiles { cert: cert.clone(), key: key.clone() })?);
-        let provider = Arc::new(ring::default_provider());
+        let files = CertificateFiles { cert: cert.clone(), key: key.clone() };
         let full = settings.client_ca.as_deref().map(authorities).transpose()?;
         let read = settings.read_client_ca.as_deref().map(authorities).transpose()?;
+        Self::with(files, "the admin interface", full, read).map(Some)
+    }
+
+    /// For applications, who show no certificate.
+    pub(crate) fn for_applications(files: CertificateFiles) -> Result<Self, TlsError> {
+        Self::with(files, "the API for credentials", None, None)
+    }
+
+    /// `whose` is for log lines; clients of the authorities `full` may do everything, those of `read` may look.
+    fn with(
+        files: CertificateFiles,
+        whose: &'static str,
+        full: Option<RootCertStore>,
+        read: Option<RootCertStore>,
+    ) -> Result<Self, TlsError> {
+        let cert = &files.cert.clone();
+        let shown = Arc::new(Shown::new(files, whose)?);
+        let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| TlsError::new(cert, error))?;
@@ -64,7 +81,12 @@ impl Tls {
         let full = full.map(|roots| verifier(roots, &provider, cert)).transpose()?;
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Some(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shown, full }))
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shown, full })
+    }
+
+    /// The names that its certificate is good for.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.shown.now.read().unwrap_or_else(PoisonError::into_inner).names.clone()
     }
 
     /// Shakes hands; what the client's certificate is worth.
@@ -113,41 +135,48 @@ fn verifier(
 #[derive(Debug)]
 struct Shown {
     files: CertificateFiles,
-    now: RwLock<(Stamp, Arc<CertifiedKey>)>,
+    whose: &'static str,
+    now: RwLock<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    stamp: Stamp,
+    key: Arc<CertifiedKey>,
+    names: Vec<String>,
 }
 
 /// What tells that a file is another: of both files length, change and inode.
 type Stamp = [Option<(u64, i64, i64, u64)>; 2];
 
 impl Shown {
-    fn new(files: CertificateFiles) -> Result<Self, TlsError> {
-        let now = RwLock::new((stamp(&files), read(&files)?));
-        Ok(Self { files, now })
+    fn new(files: CertificateFiles, whose: &'static str) -> Result<Self, TlsError> {
+        let stamp = stamp(&files);
+        let (key, names) = read(&files)?;
+        Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names }) })
     }
 
     /// Reads them again if they have changed. What cannot be used leaves the old one in place, and is said once.
     fn look(&self) {
         let stamp = stamp(&self.files);
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
-        if now.0 == stamp {
+        if now.stamp == stamp {
             return;
         }
-        now.0 = stamp;
+        now.stamp = stamp;
         match read(&self.files) {
-            Ok(key) => {
-                now.1 = key;
-                tracing::info!("the certificate of the admin interface is read again");
+            Ok((key, names)) => {
+                (now.key, now.names) = (key, names);
+                tracing::info!("the certificate of {} is read again", self.whose);
             }
-            Err(error) => {
-                tracing::error!("the certificate of the admin interface stays what it was: {error}");
-            }
+            Err(error) => tracing::error!("the certificate of {} stays what it was: {error}", self.whose),
         }
     }
 }
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).1))
+        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).key))
     }
 }
 
@@ -158,8 +187,8 @@ fn stamp(files: &CertificateFiles) -> Stamp {
     })
 }
 
-fn read(files: &CertificateFiles) -> Result<Arc<CertifiedKey>, TlsError> {
+fn read(files: &CertificateFiles) -> Result<(Arc<CertifiedKey>, Vec<String>), TlsError> {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let identity = certificates::read(files, unix).map_err(|(file, problem)| TlsError { file, problem })?;
-    Ok(identity.certified_key())
+    Ok((identity.certified_key(), identity.names().to_vec()))
 }

@@ -1,4 +1,4 @@
-//! Users, secrets and realms of a store: listed and changed over the interface, and by the same commands where no server runs.
+//! Users, secrets, realms and keys of a store: listed and changed over the interface, and by the same commands where no server runs.
 
 use std::io;
 
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use turnpike_admin::{
     client::{Client, Target},
     commands::{CommandError, Keeper, MadeUp},
-    model::{NewRealm, NewSecret, NewUser},
+    model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Secret, Settings, User, UserSecret};
+use turnpike_config::{Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
 use turnpike_stores::Known;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -199,11 +199,72 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let error = keeper.remove_secret("dc365e79d41cfae1", None, false, &mut Vec::new());
         assert!(error.expect_err("it is gone").to_string().starts_with("there is no secret"));
 
-        let realm = NewRealm { name: "blue".to_owned(), max_sessions: Some(5), max_sessions_per_user: None };
+        let rotate = |secret: &str| Rotation {
+            realm: Some("blue".to_owned()),
+            secret: Some(secret.to_owned()),
+            overlap_s: Some(60),
+        };
+        let [one, two] = ["one", "two"].map(|secret| fingerprint(&Secret::new(secret)));
+        let made_up = || MadeUp { what: "secret", text: "one" };
+        let text = shown(|out| keeper.rotate_secret(rotate("one"), Some(made_up()), false, out));
+        let first = format!(
+            "secret {one} makes new credentials in realm blue ({place})\nthere was no other\nsecret: one\n"
+        );
+        assert!(text.starts_with(&first) && text.contains("turnpike realm add blue"), "{text}");
+        let text = shown(|out| keeper.rotate_secret(rotate("two"), None, true, out));
+        let told: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
+        let text = shown(|out| keeper.list_secrets(Some("blue".to_owned()), true, out));
+        let listed: Value = serde_json::from_str(&text).unwrap();
+        for secret in listed.as_array().unwrap() {
+            let (signs, until) = if secret["fingerprint"] == json!(two) {
+                (true, &Value::Null)
+            } else {
+                (false, &told["until"])
+            };
+            assert_eq!((&secret["signs"], &secret["until"]), (&json!(signs), until), "{listed}");
+        }
+        for secret in [&one, &two] {
+            shown(|out| keeper.remove_secret(secret, Some("blue".to_owned()), false, out));
+        }
+
+        let key = || NewKey {
+            name: "shop".to_owned(),
+            sha256: "ab".repeat(32),
+            realm: None,
+            max_ttl: Some(600),
+            rate: None,
+        };
+        let made_up = MadeUp { what: "key", text: "tpk_shop.x" };
+        let text = shown(|out| keeper.add_key(key(), Some(made_up), false, out));
+        assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
+        let error = keeper.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
+        assert!(error.to_string().contains("take another name") && !error.is_usage(), "{error}");
+        let text = shown(|out| keeper.list_keys(false, out));
+        assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
+        let text = shown(|out| keeper.remove_key("shop", false, out));
+        assert_eq!(text, format!("removed key shop ({place})\n"));
+        assert_eq!(shown(|out| keeper.list_keys(false, out)), "no keys\n");
+        let error = keeper.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
+        assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
+
+        let realm = NewRealm {
+            name: "blue".to_owned(),
+            max_sessions: Some(5),
+            max_sessions_per_user: None,
+            bits_per_second_per_session: Some(64_000),
+        };
         let text = shown(|out| keeper.add_realm(realm, false, out));
         assert_eq!(text, format!("added realm blue ({place})\n"));
         let text = shown(|out| keeper.list_realms(false, out));
-        assert_eq!(text, "NAME  SESSIONS  PER USER  ORIGINS\nblue  5         -\n");
+        assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
+        let slow = NewRealm {
+            name: "blue".to_owned(),
+            max_sessions: None,
+            max_sessions_per_user: None,
+            bits_per_second_per_session: Some(999),
+        };
+        assert!(keeper.add_realm(slow, false, &mut Vec::new()).expect_err("no rate").is_usage());
         let text = shown(|out| keeper.remove_realm("blue", false, out));
         assert_eq!(text, format!("removed realm blue ({place})\n"));
 

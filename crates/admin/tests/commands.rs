@@ -1,13 +1,22 @@
 //! What the commands ask over the Unix socket, and how they show it.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use serde_json::Value;
 use turnpike_admin::{
     client::{Client, Target},
     commands::{self, CommandError, Sessions},
     program::{NotReloaded, Reloaded},
+    top,
 };
+
+use turnpike_config::{AdminAddress, Secret};
+use turnpike_testkit::certificates::Certificate;
 
 use crate::support::{Dir, FULL, READ, Running};
 
@@ -137,6 +146,63 @@ fn on_loopback_a_token_of_a_file_opens_what_it_is_worth() {
     assert!(reload(at(None)).expect_err("it may look").contains("changes need a token"));
     let missing = Client::new(None, Some(&dir.path("nowhere"))).err().expect("no such file").to_string();
     assert!(missing.contains("nowhere"), "{missing}");
+}
+
+#[test]
+fn by_tls_a_server_is_asked_that_has_the_right_certificate() {
+    let own = Certificate::new(&["localhost"]);
+    let running = Running::start(Some(1), |settings, dir| {
+        settings.listen = vec![AdminAddress::Tcp(([0, 0, 0, 0], 0).into())];
+        settings.tls_cert = Some(dir.file("own.pem", &own.pem));
+        settings.tls_key = Some(dir.file("own.key", &own.key));
+        settings.tokens = vec![Secret::new(FULL)];
+    });
+    let (ca, token) = (running.dir.path("own.pem"), running.dir.file("token", FULL));
+    let strange = running.dir.file("strange.pem", &Certificate::of_authority(&["localhost"]).1);
+    let reload = |host: &str, ca: &std::path::Path| {
+        let target = Target::Tls(host.to_owned(), running.tcp[0].port());
+        let client = Client::new(Some(target), Some(&token)).unwrap().trusting(Some(ca.to_owned()));
+        commands::reload(&client, false, &mut Vec::new()).map_err(|error| error.to_string())
+    };
+    assert_eq!(reload("localhost", &ca), Ok(()));
+    for (host, ca, told) in [
+        ("127.0.0.1", &ca, "is for localhost, not for 127.0.0.1"),
+        ("localhost", &strange, "not trusted here"),
+        ("localhost", &running.dir.path("nowhere.pem"), "nowhere.pem"),
+    ] {
+        let error = reload(host, ca).expect_err(told);
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn top_prints_lines_of_json_or_once_what_there_is() {
+    let running = Running::server(2);
+    let _clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
+    let options = |once, json| top::Options {
+        interval: Duration::from_millis(200),
+        once,
+        json,
+        colours: false,
+        columns: Some(120),
+    };
+    let text = shown(|out| top::run(client(&running), &options(true, false), out, || false));
+    for part in ["turnpike serve", "sessions 7", "WORKER", "Top talkers", "Certificates", "nothing so far"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let line = shown(|out| top::run(client(&running), &options(true, true), out, || false));
+    assert_eq!(line.lines().count(), 1);
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["status"]["job"], "serve");
+    // Until somebody says that it is enough.
+    let asked = AtomicUsize::new(0);
+    let enough = || asked.fetch_add(1, Ordering::Relaxed) > 20;
+    let lines = shown(|out| top::run(client(&running), &options(false, true), out, enough));
+    assert!(lines.lines().count() > 2, "{lines}");
+    assert!(lines.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{lines}");
+    let nobody = Client::new(Some(Target::Unix(running.dir.path("none.sock"))), None).unwrap();
+    let error =
+        top::run(nobody, &options(false, false), &mut Vec::new(), || false).expect_err("nobody is there");
+    assert!(error.to_string().contains("none.sock"), "{error}");
 }
 
 #[test]

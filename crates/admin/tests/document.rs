@@ -1,6 +1,6 @@
 //! The OpenAPI document that is committed is the one that the program gives.
 
-use std::{env, fs, path::Path};
+use std::{collections::BTreeSet, env, fs, path::Path};
 
 use crate::support::Running;
 
@@ -18,4 +18,18 @@ fn the_committed_document_is_the_one_that_the_program_gives() {
     let committed = fs::read_to_string(Path::new(COMMITTED)).unwrap();
     assert!(committed == text, "docs/openapi.json is not what the program gives: UPDATE=1 writes it anew");
     assert_eq!(given["openapi"], "3.1.0");
+}
+
+/// Programs that are made of the document call their functions so.
+#[test]
+fn each_operation_has_a_name_of_its_own() {
+    let running = Running::start(None, |_, _| {});
+    let given = running.get("/openapi.json").ok();
+    let paths = given["paths"].as_object().unwrap().values();
+    let named =
+        paths.flat_map(|path| path.as_object().unwrap().values()).map(|it| it["operationId"].as_str());
+    let mut names = BTreeSet::new();
+    for name in named {
+        assert!(names.insert(name.unwrap()), "{name:?} twice");
+    }
 }

@@ -24,7 +24,7 @@ use crate::support::{Dir, FULL, READ, Running, exchange_tls, request};
 fn listen(settings: &AdminSettings, explicit: bool) -> Result<usize, ListenError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
-    Interface::listen(Job::Serve, settings, explicit).map(|interface| interface.addresses().len())
+    Interface::listen(Job::Serve, settings, explicit, Vec::new()).map(|interface| interface.addresses().len())
 }
 
 fn on(listen: Vec<AdminAddress>) -> AdminSettings {

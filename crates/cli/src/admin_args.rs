@@ -1,24 +1,38 @@
-//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `fleet`.
+//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `top`, `fleet`.
 
-use std::{io::Write, path::PathBuf};
+use std::{
+    env,
+    io::{self, IsTerminal as _, Write},
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand};
 use turnpike_admin::{
     client::{Client, Target},
     commands::{self, CommandError, Sessions},
+    top,
 };
+use turnpike_daemon::wait_for_stop;
 
 /// Which program, and how it is to be asked.
 #[derive(Args)]
 pub(crate) struct AdminArgs {
-    /// Address of the running program: unix:/PATH, or ADDR:PORT on loopback [default: the socket of this user's or this machine's
-    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock]
+    /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: the socket of this user's or this machine's
+    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock; else, to look, 127.0.0.1:9641]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
     /// File whose first line is a token of admin.tokens, or of admin.read_tokens to look; the Unix socket needs none [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// PEM file with the certificate authorities to trust, or with the program's own certificate, for https:// [default: those of this
+    /// machine]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Print JSON in place of text for people
     #[arg(long)]
@@ -133,9 +147,30 @@ pub(crate) struct UncordonArgs {
     admin: AdminArgs,
 }
 
+/// `turnpike top`.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    /// Seconds between two readings, 0.2 to 60
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+
+    /// Print one reading, and end
+    #[arg(long)]
+    once: bool,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.2..=60.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected seconds, 0.2 to 60".to_owned())
+}
+
 impl AdminArgs {
     fn client(&self) -> Result<Client, CommandError> {
-        Ok(Client::new(self.admin.clone(), self.token_file.as_deref())?)
+        let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
+        Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
 }
 
@@ -194,6 +229,38 @@ impl ReloadArgs {
         commands::reload(&self.admin.client()?, self.admin.json, out)
     }
 }
+
+impl TopArgs {
+    /// Without `--once` or `--json` it needs a terminal, for as long as nobody ends it.
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        static STOPPED: AtomicBool = AtomicBool::new(false);
+        let Self { interval, once, admin } = self;
+        let is_picture = !once && !admin.json;
+        if is_picture && !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
+            return Err(CommandError::NoTerminal);
+        }
+        if is_picture {
+            // The terminal is to be as it was before.
+            let wait = || STOPPED.store(wait_for_stop().is_ok(), Ordering::Relaxed);
+            thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+        }
+        let colours = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let columns = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let options = top::Options { interval, once, json: admin.json, colours, columns };
+        top::run(admin.client()?, &options, out, || STOPPED.load(Ordering::Relaxed))
+    }
+}
+
+pub(crate) const TOP_EXAMPLES: &str = "\
+Examples:
+  turnpike top
+  turnpike top --once
+  turnpike top --json --interval 10 >>top.jsonl        (a line each ten seconds)
+  turnpike top --admin 127.0.0.1:9641
+  turnpike top --admin https://turn.example.org:9641 --token-file read.token
+  turnpike top --admin unix:/run/turnpike/forward.sock        (a forwarder)
+
+Keys: tab next table, up and down scroll, p pause, q quit. Without colours: NO_COLOR=1 turnpike top";
 
 pub(crate) const SESSIONS_EXAMPLES: &str = "\
 Examples:

@@ -1,16 +1,19 @@
 //! Brings a running program and its admin interface together: two crates of one floor, of which neither knows the other.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
-    Interface,
+    Applications, Interface,
     model::{self, Job},
-    program::{Asked, Fleet, FleetRefusal, Later, NotReloaded, Program, Reloaded, Reply, Server, Standing},
+    program::{
+        Asked, Fleet, FleetRefusal, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Reply,
+        Rule, Server, Standing,
+    },
 };
-use turnpike_config::AdminSettings;
+use turnpike_config::{AdminSettings, Settings};
 use turnpike_daemon::{
-    AdminError, AdminInterface, FleetError, FleetOrders, FleetStatus, Listening, NodeState, NodeStatus,
-    ServerView, logging,
+    AdminError, AdminInterface, FleetError, FleetOrders, FleetStatus, Lent, Listening, NodeState, NodeStatus,
+    RuleId, RuleSnapshot, ServerView, Serving, logging,
 };
 use turnpike_fleet::{Answer, Ban, Question, Subject};
 
@@ -23,8 +26,17 @@ impl AdminInterface for Admin {
         job: turnpike_daemon::Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError> {
-        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit)?)))
+        Ok(Box::new(Bound(Interface::listen(job_of(job), settings, explicit, lent)?)))
+    }
+
+    fn listen_for_applications(
+        &self,
+        settings: &Settings,
+        lent: Vec<Lent>,
+    ) -> Result<Box<dyn Listening>, AdminError> {
+        Ok(Box::new(ForApplications(Applications::listen(settings, lent)?)))
     }
 }
 
@@ -39,8 +51,36 @@ impl Listening for Bound {
         self.0.say_where();
     }
 
-    fn serve(self: Box<Self>, program: turnpike_daemon::Program) {
-        self.0.serve(Arc::new(Running(program)));
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) -> Arc<dyn Serving> {
+        Arc::new(Answering(self.0.serve(Arc::new(Running(program)))))
+    }
+}
+
+struct Answering(turnpike_admin::Serving);
+
+impl Serving for Answering {
+    fn lend(&self) -> io::Result<Vec<Lent>> {
+        self.0.lend()
+    }
+
+    fn leave(&self) {
+        self.0.leave();
+    }
+}
+
+struct ForApplications(Applications);
+
+impl Listening for ForApplications {
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.addresses()
+    }
+
+    fn say_where(&self) {
+        self.0.say_where();
+    }
+
+    fn serve(self: Box<Self>, program: turnpike_daemon::Program) -> Arc<dyn Serving> {
+        Arc::new(Answering(self.0.serve(Arc::new(Running(program)))))
     }
 }
 
@@ -81,6 +121,7 @@ impl Program for Running {
                 }
                 Err(turnpike_daemon::NotReloaded::Refused(lines)) => Err(NotReloaded::Refused(lines)),
                 Err(turnpike_daemon::NotReloaded::Draining) => Err(NotReloaded::Draining),
+                Err(turnpike_daemon::NotReloaded::Upgrade) => Err(NotReloaded::Upgrade),
             }
         })
     }
@@ -102,6 +143,43 @@ impl Program for Running {
         let ServerView { relay, settings, store, certificates, addresses, datapath, datapath_reason } =
             self.0.server()?;
         Some(Server { relay, settings, store, certificates, addresses, datapath, datapath_reason })
+    }
+
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        let RefusalFilter { client, user } = wanted.clone();
+        let found = self.0.refusals(&turnpike_daemon::RefusalFilter { client, user }, most)?;
+        let refusal = |found: turnpike_daemon::Refusal| Refusal {
+            first_ms: found.first_ms,
+            last_ms: found.last_ms,
+            count: found.count,
+            client: found.client,
+            user: found.user.into_string(),
+            realm: found.realm.as_deref().map(str::to_owned),
+            asked: found.why.asked(),
+            code: found.why.code(),
+            reason: found.why.reason(),
+            remedy: found.why.remedy(),
+        };
+        Some(found.into_iter().map(refusal).collect())
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        let rule = |(RuleId(name), counted): (RuleId, RuleSnapshot)| {
+            let ends = counted.ended.iter().map(|(reason, count)| (<&'static str>::from(*reason), *count));
+            let dropped = [
+                ("datagrams_dropped", counted.dropped_datagrams),
+                ("datagrams_limited", counted.limited_datagrams),
+            ];
+            Rule {
+                name,
+                open: counted.active,
+                accepted: counted.accepted,
+                to_target: (counted.to_target_datagrams, counted.to_target_bytes),
+                to_client: (counted.to_client_datagrams, counted.to_client_bytes),
+                ends: ends.chain(dropped).collect(),
+            }
+        };
+        self.0.rules().into_iter().map(rule).collect()
     }
 
     fn fleet(&self) -> Option<Arc<dyn Fleet>> {

@@ -5,17 +5,18 @@ use clap::{Parser, Subcommand};
 use crate::{
     admin_args::{
         DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, RELOAD_EXAMPLES, ReloadArgs,
-        SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs,
+        SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
     forward_args::ForwardArgs,
     import_args::ImportCommand,
     load_args::{LoadCommand, ReflectArgs},
-    manage_args::{RealmCommand, SecretCommand, UserCommand},
+    manage_args::{KeyCommand, RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
     shell_args::{CompletionsArgs, ManArgs},
+    upgrade_args::UpgradeArgs,
 };
 
 /// A TURN/STUN relay for Linux, and the tools that measure it.
@@ -35,6 +36,9 @@ pub(crate) enum Command {
     /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
     #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
     Forward(Box<ForwardArgs>),
+    /// Have a running `serve` or `forward` go on in a new process, of a new version perhaps, without losing a client over UDP
+    #[command(long_about = UPGRADE, after_help = UPGRADE_EXAMPLES)]
+    Upgrade(UpgradeArgs),
     /// Check the configuration that `serve` would use with the same flags, or `forward` a file; print the effective settings
     #[command(long_about = CHECK_CONFIG, after_help = CHECK_CONFIG_EXAMPLES)]
     CheckConfig(Box<CheckConfigArgs>),
@@ -48,7 +52,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: UserCommand,
     },
-    /// List, make and remove a store's shared secrets of time-limited credentials
+    /// List, make, rotate and remove a store's shared secrets of time-limited credentials
     #[command(after_help = SECRET_EXAMPLES)]
     Secret {
         /// What to do.
@@ -61,6 +65,13 @@ pub(crate) enum Command {
         /// What to do.
         #[command(subcommand)]
         command: RealmCommand,
+    },
+    /// List, make and remove the keys by which applications ask a server for credentials
+    #[command(long_about = KEY, after_help = KEY_EXAMPLES)]
+    Key {
+        /// What to do.
+        #[command(subcommand)]
+        command: KeyCommand,
     },
     /// Translate another server's configuration
     Import {
@@ -103,6 +114,9 @@ pub(crate) enum Command {
     /// Have a running server read its configuration and certificates again, and say what has changed
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
+    /// Show what a running program does, again each second, in a terminal or as JSON
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Compare programs in network namespaces: is it faster, by how much, how sure, and where does the time go
     Lab(Box<turnpike_lab::LabArgs>),
     /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
@@ -134,13 +148,14 @@ files), configuration file, defaults. A flag that may be repeated replaces the w
 With --fleet URL on each, several servers are one service: clients go to the one that has room, and quotas and bans hold on all of them \
 (docs/fleet.md).
 
-Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `fleet`, `drain` and `reload`, speak to it over its admin interface: \
-a Unix socket and HTTP on loopback (docs/admin.md).
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `fleet`, `drain` and `reload`, speak to it over its \
+admin interface: a Unix socket and HTTP on loopback (docs/admin.md). Applications ask for credentials on listeners of their own, by HTTP \
+with a key ([credentials], docs/credentials.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
 also read when their files change. A file with a mistake changes nothing, a bad certificate only leaves the \
-old one in place, and the log says why.
+old one in place, and the log says why. SIGUSR2 has the server go on in a new process, as `turnpike upgrade` does.
 
 systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
 taken over by LISTEN_FDS, those named tls and dtls as such. docs/install.md has units.";
@@ -168,13 +183,13 @@ health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transpar
 proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
 connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, ipv6_only=BOOL, socket_mode=OCTAL, max_connections=N, \
 max_connections_per_client=N, new_connections_per_client=N, max_bytes_per_second=N, \
-max_bytes_per_second_per_connection=N, copy=auto|splice|buffer.
+max_bytes_per_second_per_connection=N, copy=auto|splice|buffer|kernel, kernel=BOOL.
 
 Precedence of settings, key by key: flags, environment (TURNPIKE_SECTION_KEY), file, defaults.
 
 Signals: SIGTERM and SIGINT close the listeners and wait for the connections to end, at most shutdown.deadline seconds (30), \
 but not for a UDP session without a datagram for 2 seconds; a second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the file again; connections of unchanged rules live on, and a \
-broken file changes nothing.
+broken file changes nothing. SIGUSR2 has the forwarder go on in a new process, as `turnpike upgrade` does.
 
 systemd: readiness, reload, stop, status and watchdog are told by NOTIFY_SOCKET (Type=notify-reload); listeners of a .socket unit are \
 taken over by LISTEN_FDS, for the rules that listen at their addresses. docs/install.md has units.";
@@ -186,6 +201,23 @@ Examples:
   turnpike forward 'tcp://0.0.0.0:9000-9010=10.0.0.2:9000-9010?proxy=v2'
   turnpike forward -c /etc/rinetd.conf --workers 2
   turnpike forward -c /etc/rinetd.conf --check        (prints the rules as TOML)";
+
+const UPGRADE: &str = "\
+Have a running `serve` or `forward` go on in a new process, of a new version perhaps (docs/upgrade.md).
+
+The running process starts the new one with its own arguments and environment; that reads the configuration, takes the sockets and the \
+sessions of clients over UDP, and serves. Nothing is lost and nothing reordered meanwhile; whoever comes over TCP, TLS or DTLS from then \
+on comes to the new one. Connections that exist live on in the old process until they end, at most shutdown.upgrade_deadline seconds (3600). \
+A new process that does not start, or cannot take over, changes nothing.
+
+Each step stands on standard error, what has come of it on standard output; the exit code is 1 where the process serves as before, with \
+the reason. SIGUSR2 to the process does the same, with the steps in its log.";
+
+const UPGRADE_EXAMPLES: &str = "\
+Examples:
+  turnpike upgrade
+  turnpike upgrade --pid \"$(systemctl show --value -p MainPID turnpike)\"
+  turnpike upgrade --binary /opt/turnpike-2/bin/turnpike";
 
 const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or with --forward a file with forwarding rules.
@@ -221,7 +253,7 @@ List, make and remove the users of a store.
 
 A running server is asked, with which the change counts at once; where none runs, the embedded store that `turnpike serve` would have. \
 -c, --store and --state name another store: a server that has it open sees the change within a second (SQLite), or when the user is \
-looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret` and `realm` do the same.";
+looked up again (store.cache_lifetime, 60 s). What was done in which store is said. `secret`, `realm` and `key` do the same.";
 
 const USER_EXAMPLES: &str = "\
 Examples:
@@ -234,9 +266,24 @@ Examples:
 const SECRET_EXAMPLES: &str = "\
 Examples:
   turnpike secret add                            (makes one up and prints it)
-  turnpike secret add --secret-file new.txt      (both count while you rotate)
+  turnpike secret add --secret-file new.txt      (beside those that there are)
   turnpike secret list
+  turnpike secret rotate example.org             (another one signs; the others count a day longer, and are removed then)
+  turnpike secret rotate example.org --overlap 0 (a secret has leaked: what was made with the others is refused at once)
   turnpike secret remove 5f2c19e0a4d1b3c7";
+
+const KEY: &str = "\
+List, make and remove the keys by which applications ask a server for credentials (docs/credentials.md).
+
+A key is printed once, when it is made; the store has its hash alone. It is good on the listeners of credentials.listen, for all realms \
+or for --realm. A server that is asked knows it at once, others that have the same store within store.refresh seconds (10).";
+
+const KEY_EXAMPLES: &str = "\
+Examples:
+  turnpike key add shop                                            (makes it and prints it)
+  turnpike key add page --realm example.org --ttl-max 600 --rate 5
+  turnpike key list --json
+  turnpike key remove shop";
 
 const REALM_EXAMPLES: &str = "\
 Examples:
@@ -311,7 +358,9 @@ mod tests {
             [
                 "admin",
                 "allow-peer",
+                "allow-peers-only",
                 "busy-poll-us",
+                "coalesce-us",
                 "config",
                 "datapath",
                 "deny-peer",
@@ -325,6 +374,7 @@ mod tests {
                 "relay-ip",
                 "relay-ports",
                 "secret",
+                "shared-ports",
                 "state",
                 "store",
                 "tls-cert",
@@ -351,11 +401,13 @@ mod tests {
         for path in [
             &["serve"][..],
             &["forward"],
+            &["upgrade"],
             &["check-config"],
             &["credentials"],
             &["user"],
             &["secret"],
             &["realm"],
+            &["key"],
             &["import", "coturn"],
             &["reflect"],
             &["load", "turn"],

@@ -25,7 +25,8 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "N")]
     workers: Option<String>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso [default: auto, the highest that works]
+    /// How datagrams enter and leave: auto, basic, mmsg, gso or kernel [default: auto, the highest that works but kernel]. With kernel, an
+    /// eBPF program forwards lone datagrams without waking turnpike; they do not meet this machine's firewall
     #[arg(long, value_name = "D")]
     datapath: Option<String>,
 
@@ -34,7 +35,8 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
 
-    /// How TCP moves bytes in rules that do not say: auto, splice or buffer [default: auto]
+    /// How TCP moves bytes in rules that do not say: auto, splice, buffer or kernel [default: auto]. With kernel, chatter goes from socket to
+    /// socket in the kernel (Linux 6.16), everything else as with auto
     #[arg(long, value_name = "MODE")]
     copy: Option<String>,
 

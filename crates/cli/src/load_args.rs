@@ -13,7 +13,7 @@ use clap::{Args, Subcommand};
 use turnpike_client::{ServerUri, TlsOptions, Transport};
 use turnpike_load::{
     LoadError, Profile, Rate, Shaped, reflect,
-    turn::{AccessToken, Config, Family, Mode, Relayed, Via},
+    turn::{AccessToken, Cidr, Config, Family, Mode, Relayed, Via},
 };
 use turnpike_net::Datapath;
 
@@ -73,6 +73,12 @@ pub(crate) struct LoadTurnArgs {
     /// --profile, an address of this machine for the generator's own peers [default: 127.0.0.1:0 or [::1]:0, any port]
     #[arg(long, value_name = "ADDR:PORT", value_parser = resolve)]
     peer: Option<SocketAddr>,
+
+    /// Give each client a peer address of its own, from the second address of this prefix on, at the port of --peer [default: 3480]; a
+    /// reflector that listens on all addresses answers from each that is routed to it (`ip route add local CIDR dev lo`). For servers
+    /// whose clients share relay ports
+    #[arg(long, value_name = "CIDR", conflicts_with = "profile")]
+    peer_prefix: Option<Cidr>,
 
     /// Long-term credential; leave it out for a server without authentication
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
@@ -262,6 +268,10 @@ impl LoadTurnArgs {
             None => self.access_token,
         };
         let (user, password) = self.user.unwrap_or_default();
+        let mut peer = self.peer.unwrap_or_else(|| (reflector, port).into());
+        if let Some(prefix) = self.peer_prefix {
+            peer.set_ip(prefix.base);
+        }
         let config = Config {
             server,
             host: self.server.name().map(str::to_owned),
@@ -269,7 +279,8 @@ impl LoadTurnArgs {
             tls: self.trust.into_options(!self.no_resumption),
             relayed: self.relay,
             family: self.family,
-            peer: self.peer.unwrap_or_else(|| (reflector, port).into()),
+            peer,
+            peer_prefix: self.peer_prefix,
             profile,
             user,
             password,

@@ -17,6 +17,7 @@ mod probe_text;
 mod serve_args;
 mod shell_args;
 mod summary;
+mod upgrade_args;
 
 use std::{
     fmt::{self, Display},
@@ -49,6 +50,7 @@ use crate::{
     probe_args::ProbeArgs,
     serve_args::{CheckConfigArgs, ServeArgs},
     summary::{Summary, Unit},
+    upgrade_args::UpgradeArgs,
 };
 
 /// Something did not work.
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
+        Command::Upgrade(args) => upgrade(&args),
         Command::CheckConfig(args) => check_config(*args),
         Command::Credentials(args) => print_credentials(args),
         Command::Reflect(args) => run_reflector(args),
@@ -72,9 +75,11 @@ fn main() -> ExitCode {
         Command::Drain(args) => told(|out| args.run(out)),
         Command::Fleet { command } => told(|out| command.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
+        Command::Top(args) => told(|out| args.run(out)),
         Command::User { command } => managed(|out| command.run(out)),
         Command::Secret { command } => managed(|out| command.run(out)),
         Command::Realm { command } => managed(|out| command.run(out)),
+        Command::Key { command } => managed(|out| command.run(out)),
         Command::Import { command } => import(&command),
         Command::PrintFirewall(args) => match args.make() {
             Ok(rules) => print(format_args!("{}", rules.trim_end())),
@@ -139,6 +144,14 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
         Err(error @ (ManageError::Store(DaemonError::NoStore) | ManageError::Address(_))) => {
             fail(BAD_USAGE, &error)
         }
+        Err(error) => fail(FAILED, &error),
+    }
+}
+
+fn upgrade(args: &UpgradeArgs) -> ExitCode {
+    let step = |step: &str| tell(format_args!("{step}"));
+    match turnpike_daemon::upgrade(&args.which(), args.binary.as_deref(), step) {
+        Ok(done) => print(format_args!("{done}")),
         Err(error) => fail(FAILED, &error),
     }
 }

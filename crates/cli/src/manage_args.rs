@@ -1,4 +1,4 @@
-//! Flags of `turnpike user`, `secret` and `realm`, and what they print.
+//! Flags of `turnpike user`, `secret`, `realm` and `key`, and what they print.
 
 use std::{
     env, fs,
@@ -10,15 +10,15 @@ use clap::{Args, Subcommand};
 use turnpike_admin::{
     client::{Client, Target},
     commands::{CommandError, Keeper, MadeUp},
-    model::{NewRealm, NewSecret, NewUser},
+    model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Flags, Secret, Sources};
+use turnpike_config::{Flags, Secret, Sources, api_keys, limit_keys, restapi_credentials};
 use turnpike_daemon::DaemonError;
 
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
-    /// Ask the running server at this address: unix:/PATH, or ADDR:PORT on loopback [default: TURNPIKE_ADMIN, else the server of this
+    /// Ask the running server at this address: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: TURNPIKE_ADMIN, else the server of this
     /// user or this machine, if one runs; else the embedded store]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["store", "state"])]
     admin: Option<Target>,
@@ -26,6 +26,11 @@ pub(crate) struct StoreArgs {
     /// File whose first line is a token of admin.tokens; the Unix socket needs none [default: none]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// PEM file with the certificate authorities to trust, or with the server's own certificate, for https:// [default: those of this
+    /// machine]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Use the store of this configuration of `serve`, and its realm, whether a server runs or not
     #[arg(short, long, value_name = "FILE", env = "TURNPIKE_CONFIG")]
@@ -40,7 +45,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "DIR")]
     state: Option<String>,
 
-    /// Realm that is meant [default: server.realm of the configuration, else turnpike; of list, all]
+    /// Realm that is meant [default: server.realm of the configuration, else turnpike; of lists and keys, all]
     #[arg(long, value_name = "R")]
     realm: Option<String>,
 
@@ -98,6 +103,20 @@ pub(crate) enum SecretCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
+    /// Have another secret make new credentials; those that there are count until credentials made with them are over, and are removed then
+    Rotate {
+        /// REALM.
+        #[arg(value_name = "REALM", conflicts_with = "realm")]
+        name: String,
+        /// Seconds for which the others count, 0 to 31536000 [default: a minute more than credentials.max_ttl of the server]
+        #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(..=31_536_000))]
+        overlap: Option<u32>,
+        /// File whose first line is the new secret; "-" is standard input [default: it is made up and printed]
+        #[arg(long, value_name = "FILE")]
+        secret_file: Option<PathBuf>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
     /// Remove a secret: credentials made with it are refused from then on
     Remove {
         /// Fingerprint, as `turnpike secret list` shows it.
@@ -120,6 +139,9 @@ pub(crate) enum RealmCommand {
         /// Allocations of each of its users; 0 for no limit of its own
         #[arg(long, value_name = "N", default_value_t = 0)]
         allocations_per_user: u64,
+        /// Bits per second of each allocation, each way, such as 2M; "none" for no limit of its own
+        #[arg(long, value_name = "BITS", default_value = "none", value_parser = rate)]
+        bits_per_second_per_allocation: Rate,
         #[command(flatten)]
         store: StoreArgs,
     },
@@ -131,6 +153,44 @@ pub(crate) enum RealmCommand {
     /// Have a realm served no more; its sessions end. Its users and secrets stay in the store
     Remove {
         /// REALM.
+        name: String,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+}
+
+/// Bits per second; `None` is no limit.
+#[derive(Clone, Copy)]
+pub(crate) struct Rate(Option<u64>);
+
+fn rate(text: &str) -> Result<Rate, &'static str> {
+    limit_keys::rate(text).map(Rate)
+}
+
+/// Subcommands of `turnpike key`.
+#[derive(Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key for an application, and print it once: the store has its hash alone
+    Add {
+        /// Name, 1 to 64 small letters, digits, - and _
+        name: String,
+        /// Seconds that a credential made for it lives at most, 1 to 31536000 [default: credentials.max_ttl of the server]
+        #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=31_536_000))]
+        ttl_max: Option<u32>,
+        /// Requests a second, 1 to 1000000 [default: credentials.rate of the server]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        rate: Option<u32>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// List keys, with what each may have
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Remove a key: it is refused from then on; what was made for it is good until its own end
+    Remove {
+        /// Name.
         name: String,
         #[command(flatten)]
         store: StoreArgs,
@@ -175,6 +235,18 @@ impl SecretCommand {
                 let (realm, json) = (store.realm.clone(), store.json);
                 Ok(store.keeper()?.list_secrets(realm, json, out)?)
             }
+            Self::Rotate { name, overlap, secret_file, store } => {
+                let given = first_line(None, secret_file)?;
+                let secret = given.clone().unwrap_or_else(restapi_credentials::random_secret);
+                let json = store.json;
+                let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
+                let rotation = Rotation {
+                    realm: Some(name),
+                    secret: Some(secret.reveal().to_owned()),
+                    overlap_s: overlap,
+                };
+                Ok(store.keeper()?.rotate_secret(rotation, shown, json, out)?)
+            }
             Self::Remove { fingerprint, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
                 Ok(store.keeper()?.remove_secret(&fingerprint, realm, json, out)?)
@@ -186,12 +258,19 @@ impl SecretCommand {
 impl RealmCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
         match self {
-            Self::Add { name, allocations, allocations_per_user, store } => {
+            Self::Add {
+                name,
+                allocations,
+                allocations_per_user,
+                bits_per_second_per_allocation: Rate(rate),
+                store,
+            } => {
                 let limit = |limit: u64| Some(limit).filter(|limit| *limit > 0);
                 let new = NewRealm {
                     name,
                     max_sessions: limit(allocations),
                     max_sessions_per_user: limit(allocations_per_user),
+                    bits_per_second_per_session: rate,
                 };
                 let json = store.json;
                 Ok(store.keeper()?.add_realm(new, json, out)?)
@@ -203,6 +282,30 @@ impl RealmCommand {
             Self::Remove { name, store } => {
                 let json = store.json;
                 Ok(store.keeper()?.remove_realm(&name, json, out)?)
+            }
+        }
+    }
+}
+
+impl KeyCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), ManageError> {
+        match self {
+            Self::Add { name, ttl_max, rate, store } => {
+                let key = api_keys::make(&name);
+                let (realm, json) = (store.realm.clone(), store.json);
+                // The server gets no more than the hash, wherever it is.
+                let sha256 = api_keys::hash_digits(&key);
+                let new = NewKey { name, sha256, realm, max_ttl: ttl_max, rate };
+                let shown = Some(MadeUp { what: "key", text: key.reveal() });
+                Ok(store.keeper()?.add_key(new, shown, json, out)?)
+            }
+            Self::List { store } => {
+                let json = store.json;
+                Ok(store.keeper()?.list_keys(json, out)?)
+            }
+            Self::Remove { name, store } => {
+                let json = store.json;
+                Ok(store.keeper()?.remove_key(&name, json, out)?)
             }
         }
     }
@@ -220,6 +323,7 @@ impl StoreArgs {
             };
             let is_wanted = target.is_some();
             let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
+            let client = client.trusting(self.ca);
             if is_wanted || client.finds_somebody().map_err(CommandError::from)? {
                 return Ok(Keeper::Running(client));
             }

@@ -78,6 +78,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "A-B")]
     relay_ports: Option<String>,
 
+    /// Relay ports on each relay address that each worker's allocations share, 0 to 1024, for many clients whose peers have addresses of
+    /// their own: on such a port an address of peers is one client's alone, and others are refused it [default: 0, a port for each
+    /// allocation]
+    #[arg(long, value_name = "N")]
+    shared_ports: Option<String>,
+
     /// Peers that may be relayed to although they are private, loopback or otherwise special: a prefix, or ADDR:PORT[-PORT]. A service
     /// on this machine's own addresses needs its ADDR or ADDR:PORT, or a prefix within 127.0.0.0/8; repeat for several
     /// [default: none]
@@ -87,6 +93,10 @@ pub(crate) struct ServeArgs {
     /// Peers that are refused; deny wins over allow; repeat for several [default: none]
     #[arg(long, value_name = "CIDR")]
     deny_peer: Vec<String>,
+
+    /// Refuse all peers that no --allow-peer names, public ones too [default: off]
+    #[arg(long)]
+    allow_peers_only: bool,
 
     /// Threads, 1 to 1024, or "auto" for one per core [default: auto]
     #[arg(long, value_name = "N")]
@@ -102,6 +112,11 @@ pub(crate) struct ServeArgs {
     /// latency for more CPU [default: 0]
     #[arg(long, value_name = "US")]
     busy_poll_us: Option<String>,
+
+    /// Microseconds by which a worker may delay a datagram so that its next wake-up carries more, 0 to 1000: less CPU for more latency,
+    /// and only at rates at which that gathers some; the opposite of --busy-poll-us, not both [default: 0]
+    #[arg(long, value_name = "US")]
+    coalesce_us: Option<String>,
 
     /// Address of the admin interface (metrics, health, HTTP API): unix for the socket where the commands look, unix:/PATH, ADDR:PORT, or
     /// "off"; beyond loopback with admin.tls_cert only; repeat for several [default: unix and 127.0.0.1:9641]
@@ -140,11 +155,14 @@ impl ServeArgs {
         flags.set("fleet.url", "--fleet", self.fleet);
         flags.set("relay.addresses", "--relay-ip", self.relay_ip);
         flags.set("relay.ports", "--relay-ports", self.relay_ports);
+        flags.set("relay.shared_ports", "--shared-ports", self.shared_ports);
         flags.set("peers.allow", "--allow-peer", self.allow_peer);
         flags.set("peers.deny", "--deny-peer", self.deny_peer);
+        flags.set("peers.allow_only", "--allow-peers-only", self.allow_peers_only.then(|| true.to_string()));
         flags.set("server.workers", "--workers", self.workers);
         flags.set("server.datapath", "--datapath", self.datapath);
         flags.set("server.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
+        flags.set("server.coalesce_us", "--coalesce-us", self.coalesce_us);
         flags.set("admin.listen", "--admin", self.admin);
         self.log.put(&mut flags);
         Sources::from_process(self.config, flags)

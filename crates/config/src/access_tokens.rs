@@ -32,6 +32,26 @@ pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
     TokenKey::from_bytes(&bytes).ok_or(TokenKeyError::Length(bytes.len()))
 }
 
+/// A token with the key that its client signs with, both base64.
+pub struct MadeToken {
+    /// For ACCESS-TOKEN.
+    pub access_token: Secret,
+    /// For MESSAGE-INTEGRITY.
+    pub mac_key: Secret,
+}
+
+/// A token for `server_name`, made at `unix` and good for `ttl` seconds.
+#[must_use]
+pub fn make(key: &TokenKey, server_name: &str, unix: u64, ttl: u32) -> MadeToken {
+    let mac_key = Zeroizing::new(rand::random::<[u8; MAC_KEY_LEN]>());
+    let token = AccessToken::new(&*mac_key, unix, ttl)
+        .map_or_else(Vec::new, |token| token.seal(key, server_name, rand::random()));
+    MadeToken {
+        access_token: Secret::new(STANDARD.encode(token)),
+        mac_key: Secret::new(STANDARD.encode(*mac_key)),
+    }
+}
+
 /// A token for `server_name`, good for `ttl` seconds from now, with what its client needs, as lines for people and scripts.
 /// `kid` is the name of `key` in the server's `oauth.key`.
 ///
@@ -40,14 +60,9 @@ pub fn token_key(text: &Secret) -> Result<TokenKey, TokenKeyError> {
 pub fn access_token(key: &Secret, kid: &str, server_name: &str, ttl: u32) -> Result<String, TokenKeyError> {
     let key = token_key(key)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mac_key: [u8; MAC_KEY_LEN] = rand::random();
-    let token = AccessToken::new(&mac_key, now, ttl)
-        .map_or_else(Vec::new, |token| token.seal(&key, server_name, rand::random()));
-    Ok(format!(
-        "username: {kid}\nmac_key: {}\naccess_token: {}\nexpires_in: {ttl}",
-        STANDARD.encode(mac_key),
-        STANDARD.encode(token)
-    ))
+    let MadeToken { access_token, mac_key } = make(&key, server_name, now, ttl);
+    let (access_token, mac_key) = (access_token.reveal(), mac_key.reveal());
+    Ok(format!("username: {kid}\nmac_key: {mac_key}\naccess_token: {access_token}\nexpires_in: {ttl}"))
 }
 
 #[cfg(test)]

@@ -2,8 +2,13 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use super::{AlternateSettings, FleetSettings, Mistake, RealmSettings, Settings, TokenKeySettings};
-use crate::realms;
+use turnpike_turn::server::{Bandwidth, Rates};
+
+use super::{
+    AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings, Settings,
+    TokenKeySettings,
+};
+use crate::{limit_keys, realms};
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
@@ -13,9 +18,13 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut judge = Judge { settings, problems };
     judge.listeners();
     judge.admin();
+    judge.credentials();
     judge.certificates();
     judge.addresses();
+    judge.workers();
     judge.limits();
+    judge.rates();
+    judge.peers();
     judge.users();
     judge.tokens();
     judge.fleet();
@@ -95,6 +104,21 @@ impl Judge<'_> {
         }
     }
 
+    fn credentials(&mut self) {
+        let settings = self.settings;
+        CredentialsSettings::check(settings, self.problems);
+        let listen = &settings.credentials.listen;
+        if let Some(address) = repeated(listen.iter().filter(|address| address.port() != 0)) {
+            self.refuse("credentials.listen", format!("{address} is listed twice"), "each address once");
+        }
+        let others = || stream_listeners(settings).chain(settings.admin.tcp().map(|at| ("admin.listen", at)));
+        let taken = |own: &SocketAddr| others().find(|(_, at)| collide(*own, *at)).map(|found| (*own, found));
+        if let Some((own, (key, other))) = listen.iter().find_map(taken) {
+            let problem = format!("{own} is taken: {key} has {other}, by TCP too");
+            self.refuse("credentials.listen", problem, "an address that no other listener takes");
+        }
+    }
+
     fn certificates(&mut self) {
         let settings = self.settings;
         let none = settings.tls_certificates.is_empty();
@@ -133,6 +157,29 @@ impl Judge<'_> {
         }
     }
 
+    fn workers(&mut self) {
+        let settings = self.settings;
+        if settings.busy_poll_us > 0 && settings.coalesce_us > 0 {
+            self.refuse(
+                "server.coalesce_us",
+                "server.busy_poll_us is set too, and one is the opposite of the other",
+                "one of the two (--busy-poll-us for less latency, --coalesce-us for less CPU)",
+            );
+        }
+        // As many workers as cores are another number on each machine.
+        let (shared, workers, room) =
+            (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
+        if shared * workers > room {
+            self.refuse(
+                "relay.shared_ports",
+                format!(
+                    "{shared} for each of {workers} workers do not fit into the {room} ports of relay.ports"
+                ),
+                "fewer of them, or more ports in relay.ports",
+            );
+        }
+    }
+
     fn limits(&mut self) {
         let settings = self.settings;
         for (key, one, all, of_all) in [
@@ -163,7 +210,7 @@ impl Judge<'_> {
             );
         }
         let (most, room) = (settings.max_allocations, relay_ports(settings));
-        if settings.is_explicit("limits.allocations") && most > room {
+        if settings.is_explicit("limits.allocations") && most > room && settings.shared_ports == 0 {
             self.refuse(
                 "limits.allocations",
                 format!("{most} allocations do not fit into the {room} ports of relay.ports"),
@@ -173,6 +220,46 @@ impl Judge<'_> {
         if settings.realms.len() > MOST_REALMS {
             let problem = format!("there are {} [[realm]]s beside it", settings.realms.len());
             self.refuse("server.realm", problem, "at most 65534");
+        }
+    }
+
+    /// What is above a limit that it counts towards would never be reached.
+    fn rates(&mut self) {
+        let settings = self.settings;
+        let rates = [
+            ("limits.bits_per_second_per_allocation", settings.rate_per_allocation),
+            ("limits.bits_per_second_per_user", settings.rate_per_user),
+            ("limits.bits_per_second_per_realm", settings.rate_per_realm),
+            ("limits.bits_per_second", settings.rate),
+        ];
+        for (index, (key, rate)) in rates.into_iter().enumerate() {
+            let Some(rate) = rate else { continue };
+            let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
+            if let Some((of_all, Some(all))) = above {
+                self.refuse(key, format!("{rate} is above {of_all} {all}"), &format!("at most {of_all}"));
+            }
+        }
+        let (most, all) = (settings.max_allocations_per_prefix, settings.max_allocations);
+        if let Some(most) = most.filter(|most| *most > all) {
+            let problem = format!("{most} is above limits.allocations {all}");
+            self.refuse("limits.allocations_per_prefix", problem, "at most limits.allocations");
+        }
+        if let Some(realm) = limit_keys::without_ports(settings) {
+            self.refuse(
+                "relay.ports",
+                format!("realm.relay_ports give all of them away, and realm {realm:?} has none"),
+                "a wider range, or relay_ports for every realm",
+            );
+        }
+    }
+
+    fn peers(&mut self) {
+        if self.settings.allow_only && self.settings.allow.is_empty() {
+            self.refuse(
+                "peers.allow_only",
+                "it is true, but peers.allow is empty: nobody could be relayed to",
+                "peers.allow (--allow-peer) with it, or false",
+            );
         }
     }
 
@@ -311,6 +398,15 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
             ),
         );
     }
+    let has_rates =
+        limit_keys::bandwidth(settings) != Bandwidth { burst_ms: settings.burst_ms, ..Bandwidth::default() };
+    if settings.datapath == DatapathChoice::Kernel && has_rates {
+        doubt(
+            "server.datapath",
+            "clients with a limit of bits per second are relayed in user space, where that is held"
+                .to_owned(),
+        );
+    }
     doubts
 }
 
@@ -419,6 +515,38 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
         realm.server_names.iter().find(|name| others().any(|other| other.server_names.contains(name)))
     {
         refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
+    }
+    let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
+    let rates = [
+        ("bits_per_second_per_allocation", per_allocation),
+        ("bits_per_second_per_user", per_user),
+        ("bits_per_second", per_realm),
+        ("limits.bits_per_second", settings.rate),
+    ];
+    let said = [realm.rate_per_allocation, realm.rate_per_user, realm.rate];
+    for (index, said) in said.into_iter().enumerate().filter(|(_, said)| said.is_some()) {
+        let (key, Some(Some(rate))) = (rates[index].0, said) else { continue };
+        let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
+        if let Some((of_all, Some(all))) = above {
+            let problem = format!("{rate} is above {of_all} {all}, which holds in this realm");
+            refuse(&format!("realm.{key}"), problem, &format!("at most {of_all}"));
+        }
+    }
+    if let Some(range) = &realm.relay_ports {
+        let ports = &settings.ports;
+        if !(ports.contains(range.start()) && ports.contains(range.end())) {
+            refuse(
+                "realm.relay_ports",
+                format!(
+                    "{}-{} is not within relay.ports {}-{}",
+                    range.start(),
+                    range.end(),
+                    ports.start(),
+                    ports.end()
+                ),
+                "a range within relay.ports",
+            );
+        }
     }
     // Of a fleet, the limit of a realm is that of all nodes together.
     let alone = settings.fleet.url.is_none();

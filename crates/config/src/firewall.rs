@@ -83,6 +83,9 @@ impl Firewall {
         for at in &settings.dtls_listen {
             all.open(Transport::Udp, at.ip(), at.port()..=at.port(), "clients by DTLS");
         }
+        for at in &settings.credentials.listen {
+            all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), "applications, for credentials");
+        }
         for address in &settings.discovery.addresses {
             for port in settings.discovery.ports {
                 all.open(Transport::Udp, address.bind, port..=port, "discovery of NAT behaviour");

@@ -27,6 +27,8 @@ pub(crate) struct KeySpec<S> {
     pub(crate) show: fn(&S) -> String,
     /// Whether the value is another one; of secrets too, which are all shown alike.
     pub(crate) differs: fn(&S, &S) -> bool,
+    /// Gives the second the value of the first. Nothing for what a reload applies anyway and is no field.
+    pub(crate) keep: fn(&S, &mut S),
 }
 
 impl<S> KeySpec<S> {
@@ -129,6 +131,21 @@ macro_rules! number {
 }
 pub(crate) use number;
 
+/// The same where there may be none, which is said so.
+macro_rules! number_or_none {
+    ($type:ty, $what:literal, $least:literal..=$most:literal) => {
+        $crate::key::Kind::<Option<$type>>::one(
+            concat!($what, ", ", $least, " to ", $most, ", or \"none\""),
+            |reader, node| match &node.value {
+                $crate::source::Value::Text(text) if **text == "none" => Some(None),
+                _ => reader.integer(node, &($least..=$most)).map(Some),
+            },
+            |value| value.map_or_else(|| $crate::key::show::quoted("none"), |value| value.to_string()),
+        )
+    };
+}
+pub(crate) use number_or_none;
+
 /// The [`Kind`] of a value that has few, each with a name.
 macro_rules! named {
     ($expected:literal, $($name:literal => $value:path),+ $(,)?) => {
@@ -162,6 +179,7 @@ macro_rules! scalar {
             apply: $apply,
             show: $show,
             differs: |one, other| $crate::key::are_shown_otherwise(one, other, $show),
+            keep: |_, _| {},
         }
     };
 }
@@ -188,6 +206,7 @@ macro_rules! field {
             },
             show: |settings| (($kind).show)(&settings.$($field).+),
             differs: |one, other| one.$($field).+ != other.$($field).+,
+            keep: |one, other| other.$($field).+ = one.$($field).+.clone(),
         }
     };
 }
@@ -246,22 +265,39 @@ pub(crate) fn table_as_toml<S>(
     text
 }
 
+/// A key whose value is another one, with the old and the new value as TOML; without them where nobody may see them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Such as `limits.allocations`.
+    pub key: &'static str,
+    /// What was, and what is.
+    pub values: Option<(String, String)>,
+}
+
+/// What differs of the keys that a reload applies.
+pub(crate) fn changes<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<Change> {
+    let differing = keys.iter().filter(|spec| spec.reload && (spec.differs)(old, new));
+    let change = |spec: &KeySpec<S>| Change {
+        key: spec.path,
+        values: (!spec.secret).then(|| ((spec.show)(old), (spec.show)(new))),
+    };
+    differing.map(change).collect()
+}
+
+/// Keys whose value differs, of those that need a restart.
+pub(crate) fn unchangeable<S>(keys: &[KeySpec<S>], old: &S, new: &S) -> Vec<&'static str> {
+    let differing = keys.iter().filter(|spec| !spec.reload && (spec.differs)(old, new));
+    differing.map(|spec| spec.path).collect()
+}
+
 /// For [`scalar!`].
 pub(crate) fn are_shown_otherwise<S>(one: &S, other: &S, show: fn(&S) -> String) -> bool {
     show(one) != show(other)
 }
 
-/// Keys whose value differs, of those that a reload applies, or of those that it does not.
-pub(crate) fn changed<S>(keys: &[KeySpec<S>], reload: bool, old: &S, new: &S) -> Vec<&'static str> {
-    let differing = keys.iter().filter(|spec| spec.reload == reload && (spec.differs)(old, new));
-    differing.map(|spec| spec.path).collect()
-}
-
 /// Kinds that more than one table has.
 pub(crate) mod kind {
     use std::{net::IpAddr, path::PathBuf};
-
-    use turnpike_net::Datapath;
 
     use super::{Kind, Value, show::quoted};
     use crate::{LogFormat, realm_keys::server_name};
@@ -277,19 +313,6 @@ pub(crate) mod kind {
             _ => reader.integer(node, &(1..=1024)).map(Some),
         },
         |workers| workers.map_or_else(|| quoted("auto"), |workers| workers.to_string()),
-    );
-
-    /// A step of the ladder; `None` is the best one.
-    pub(crate) const DATAPATH: Kind<Option<Datapath>> = Kind::one(
-        "\"auto\", \"basic\", \"mmsg\" or \"gso\"",
-        |reader, node| {
-            reader.parsed(node, |text| match text {
-                // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
-                "auto" => Ok(None),
-                other => other.parse().map(Some).map_err(|_| ""),
-            })
-        },
-        |datapath| datapath.map_or_else(|| quoted("auto"), |step| quoted(&step.to_string())),
     );
 
     /// The path of a file as it stands, "" for none.

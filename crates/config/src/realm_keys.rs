@@ -1,11 +1,12 @@
 //! `[[realm]]`: what a realm beside `server.realm` is told, and the table of its keys.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, ops::RangeInclusive};
 
 use super::{
     User,
-    key::{Kind, list_of, settings},
+    key::{self, Change, Kind, list_of, settings},
     keys,
+    limit_keys::{REALM_RATE, REALM_SESSION_LENGTH},
     tables::Place,
 };
 use crate::Secret;
@@ -28,8 +29,26 @@ settings! {
         max_allocations: Option<usize> = None, reload "realm.allocations" LIMIT;
         /// Allocations of each of its users.
         max_allocations_per_user: Option<usize> = None, reload "realm.allocations_per_user" LIMIT;
+        /// Bits per second of all its allocations, each way.
+        rate: Option<Option<u64>> = None, reload "realm.bits_per_second" REALM_RATE;
+        /// The same of each of its users.
+        rate_per_user: Option<Option<u64>> = None, reload "realm.bits_per_second_per_user" REALM_RATE;
+        /// The same of each allocation.
+        rate_per_allocation: Option<Option<u64>> = None,
+            reload "realm.bits_per_second_per_allocation" REALM_RATE;
+        /// Seconds that a session may last.
+        session_length: Option<Option<u32>> = None, reload "realm.session_length" REALM_SESSION_LENGTH;
+        /// Ports of its relayed transport addresses.
+        relay_ports: Option<RangeInclusive<u16>> = None, reload "realm.relay_ports" RELAY_PORTS;
         /// Where it stands.
         place: Place = Place::default();
+    }
+}
+
+impl RealmSettings {
+    /// Keys whose value differs in `new`.
+    pub fn changed(&self, new: &Self) -> Vec<Change> {
+        key::changes(REALM_KEYS, self, new)
     }
 }
 
@@ -41,6 +60,13 @@ const LIMIT: Kind<Option<usize>> = Kind::one(
     "a number, 1 to 1000000",
     |reader, node| reader.integer(node, &(1..=1_000_000)).map(Some),
     |most| most.map_or_else(String::new, |most| most.to_string()),
+);
+
+/// Without them, those that no realm has.
+const RELAY_PORTS: Kind<Option<RangeInclusive<u16>>> = Kind::one(
+    keys::PORTS.expected,
+    |reader, node| (keys::PORTS.read)(reader, node).map(Some),
+    |ports| ports.as_ref().map_or_else(String::new, keys::PORTS.show),
 );
 
 /// A host name as clients send it in SNI (RFC 6066 section 3): no address, no final dot, no wildcard; case does not count.

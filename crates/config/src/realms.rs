@@ -1,6 +1,6 @@
 //! The realms of a configuration: which listener serves which, and their limits, in the form that the TURN server takes.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, ops::RangeInclusive};
 
 use turnpike_relay::RealmLimits;
 use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
@@ -20,6 +20,7 @@ pub struct RealmView<'a> {
     server_names: &'a [String],
     max_allocations: Option<usize>,
     max_allocations_per_user: Option<usize>,
+    relay_ports: Option<&'a RangeInclusive<u16>>,
     /// Whether tokens of RFC 7635 count.
     tokens: bool,
     /// Whether users of a store count, whose names nobody lists.
@@ -39,6 +40,7 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         server_names: &[],
         max_allocations: settings.stored.allocations,
         max_allocations_per_user: settings.stored.allocations_per_user,
+        relay_ports: None,
         tokens: has_tokens(settings, &settings.realm),
         has_store: has_store(settings),
         stores_md5: stores_md5(settings, &settings.realm),
@@ -51,6 +53,7 @@ pub fn all(settings: &Settings) -> Vec<RealmView<'_>> {
         server_names: &realm.server_names,
         max_allocations: realm.max_allocations,
         max_allocations_per_user: realm.max_allocations_per_user,
+        relay_ports: realm.relay_ports.as_ref(),
         tokens: has_tokens(settings, &realm.name),
         has_store: has_store(settings),
         stores_md5: stores_md5(settings, &realm.name),
@@ -158,14 +161,14 @@ impl RealmView<'_> {
 
 /// Limits of those realms that have their own.
 pub fn limits(settings: &Settings) -> Vec<RealmLimits> {
-    all(settings)
-        .iter()
-        .filter(|realm| realm.max_allocations.is_some() || realm.max_allocations_per_user.is_some())
-        .map(|realm| RealmLimits {
-            realm: realm.name.to_owned(),
-            allocations: realm.max_allocations,
-            allocations_per_user: realm.max_allocations_per_user,
-        })
+    let limits = all(settings).into_iter().map(|realm| RealmLimits {
+        realm: realm.name.to_owned(),
+        allocations: realm.max_allocations,
+        allocations_per_user: realm.max_allocations_per_user,
+        relay_ports: realm.relay_ports.cloned(),
+    });
+    limits
+        .filter(|limits| *limits != RealmLimits { realm: limits.realm.clone(), ..RealmLimits::default() })
         .collect()
 }
 
@@ -230,7 +233,7 @@ mod tests {
     fn only_realms_with_limits_have_them() {
         let limited = RealmSettings { max_allocations: Some(3), ..realm("b", &[], &[]) };
         let settings = Settings { realms: vec![realm("a", &[], &[]), limited], ..Settings::default() };
-        let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), allocations_per_user: None };
+        let limit = RealmLimits { realm: "b".to_owned(), allocations: Some(3), ..RealmLimits::default() };
         assert_eq!(limits(&settings), [limit]);
     }
 

@@ -14,6 +14,12 @@ use zeroize::Zeroizing;
 
 use crate::Secret;
 
+/// A secret that nobody has had before: 256 bits, as hex digits.
+#[must_use]
+pub fn random_secret() -> Secret {
+    Secret::new(hex::encode(rand::random::<[u8; 32]>()))
+}
+
 /// The password that belongs to a time-limited username.
 pub fn password(secret: &Secret, username: &str) -> Secret {
     let mut mac = Hmac::<Sha1>::new_from_slice(secret.reveal().as_bytes())

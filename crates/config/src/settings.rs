@@ -13,12 +13,14 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AdminSettings, AlternateSettings, DiscoverySettings, FleetSettings, OauthSettings, Origin, RealmSettings,
-    Secret, StoreSettings, Stored, admin_keys,
+    AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
+    Origin, RealmSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    discovery_keys, fleet_keys,
-    key::{self, kind, number, settings},
-    keys, oauth_keys,
+    credentials_keys, discovery_keys, fleet_keys,
+    key::{self, Change, kind, number, number_or_none, settings},
+    keys,
+    limit_keys::{RATE, SESSION_LENGTH},
+    oauth_keys,
     realm_keys::REALM_KEYS,
     store_keys, tables,
 };
@@ -46,11 +48,11 @@ settings! {
         listen: Vec<SocketAddr> = vec![
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
-        ], start "server.listen" keys::ADDRESSES;
+        ], reload "server.listen" keys::ADDRESSES;
         /// Whether `listen` is for TCP too.
-        tcp: bool = true, start "server.tcp" kind::SWITCH;
+        tcp: bool = true, reload "server.tcp" kind::SWITCH;
         /// Proxies whose connections begin with a PROXY header.
-        proxy_protocol_from: Vec<Cidr> = Vec::new(), start "server.proxy_protocol_from" keys::CIDRS;
+        proxy_protocol_from: Vec<Cidr> = Vec::new(), reload "server.proxy_protocol_from" keys::CIDRS;
         /// REALM.
         realm: String = "turnpike".to_owned(), reload "server.realm" keys::REALM;
         /// SOFTWARE, empty for none.
@@ -61,11 +63,13 @@ settings! {
         datapath: DatapathChoice = DatapathChoice::Auto, start "server.datapath" keys::DATAPATH;
         /// Microseconds that a worker looks for more before it sleeps.
         busy_poll_us: u32 = 0, start "server.busy_poll_us" number!(u32, "microseconds", 0..=1000);
+        /// Microseconds by which a worker may delay a datagram so that its next wake-up carries more.
+        coalesce_us: u32 = 0, start "server.coalesce_us" number!(u32, "microseconds", 0..=1000);
         /// Listeners for TLS.
         tls_listen: Vec<SocketAddr> = Vec::new(),
-            start "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
+            reload "tls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
         /// Whether these refuse clients without TLS.
-        tls_only: bool = false, start "tls.only" kind::SWITCH;
+        tls_only: bool = false, reload "tls.only" kind::SWITCH;
         /// The default certificate chain, PEM.
         tls_cert: Option<PathBuf> = None,
             reload "tls.cert" kind::FILE => "the path of a PEM file with the certificate chain, \"\" for none";
@@ -76,11 +80,13 @@ settings! {
         tls_certificates: Vec<CertificateFiles> = Vec::new(), reload "tls.certificates" keys::CERTIFICATES;
         /// Listeners for DTLS.
         dtls_listen: Vec<SocketAddr> = Vec::new(),
-            start "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
+            reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
         /// Relay addresses; empty means to detect them.
-        relay_addresses: Vec<RelayAddress> = Vec::new(), start "relay.addresses" keys::RELAY_ADDRESSES;
+        relay_addresses: Vec<RelayAddress> = Vec::new(), reload "relay.addresses" keys::RELAY_ADDRESSES;
         /// Ports of relayed transport addresses.
-        ports: RangeInclusive<u16> = 49_152..=65_535, start "relay.ports" keys::PORTS;
+        ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
+        /// Relay sockets that a worker's allocations share, on each relay address.
+        shared_ports: usize = 0, start "relay.shared_ports" number!(usize, "a number", 0..=1024);
         /// Bytes.
         listener_buffer: usize = 4 << 20,
             start "relay.listener_buffer" number!(usize, "bytes", 4096..=1_073_741_824);
@@ -123,10 +129,30 @@ settings! {
         /// What it says.
         stored: Stored = Stored::default();
         /// Allocations in total.
-        max_allocations: usize = 16_384, start "limits.allocations" number!(usize, "a number", 1..=1_000_000);
+        max_allocations: usize = 16_384, reload "limits.allocations" number!(usize, "a number", 1..=1_000_000);
         /// Allocations of one user.
         max_allocations_per_user: usize = 1024,
-            start "limits.allocations_per_user" number!(usize, "a number", 1..=1_000_000);
+            reload "limits.allocations_per_user" number!(usize, "a number", 1..=1_000_000);
+        /// Allocations of one address prefix.
+        max_allocations_per_prefix: Option<usize> = None,
+            reload "limits.allocations_per_prefix" number_or_none!(usize, "a number", 1..=1_000_000);
+        /// Leading bits of IPv4 addresses that count as one client.
+        prefix_v4: u8 = 32, reload "limits.prefix_v4" number!(u8, "bits", 0..=32);
+        /// Leading bits of IPv6 addresses that count as one client.
+        prefix_v6: u8 = 64, reload "limits.prefix_v6" number!(u8, "bits", 0..=128);
+        /// Refusals a second over UDP to one address prefix.
+        refusals_per_prefix: Option<u32> = None,
+            reload "limits.refusals_per_prefix" number_or_none!(u32, "a number a second", 1..=1_000_000);
+        /// Bits per second of all allocations, each way.
+        rate: Option<u64> = None, reload "limits.bits_per_second" RATE;
+        /// The same of each realm.
+        rate_per_realm: Option<u64> = None, reload "limits.bits_per_second_per_realm" RATE;
+        /// The same of each user.
+        rate_per_user: Option<u64> = None, reload "limits.bits_per_second_per_user" RATE;
+        /// The same of each allocation.
+        rate_per_allocation: Option<u64> = None, reload "limits.bits_per_second_per_allocation" RATE;
+        /// Milliseconds of these rates that may pass at once.
+        burst_ms: u32 = 250, reload "limits.burst" number!(u32, "milliseconds", 10..=10_000);
         /// Permissions per allocation.
         max_permissions: usize = 64,
             reload "limits.permissions" number!(usize, "a number per allocation", 1..=65_535);
@@ -146,31 +172,35 @@ settings! {
             reload "limits.peer_connections_per_user" number!(usize, "a number", 1..=1_000_000);
         /// Connections without an allocation, in total.
         max_idle_connections: usize = 4096,
-            start "limits.idle_connections" number!(usize, "a number", 1..=1_000_000);
+            reload "limits.idle_connections" number!(usize, "a number", 1..=1_000_000);
         /// Connections without an allocation, per address.
         max_idle_connections_per_address: usize = 512,
-            start "limits.idle_connections_per_address" number!(usize, "a number", 1..=1_000_000);
+            reload "limits.idle_connections_per_address" number!(usize, "a number", 1..=1_000_000);
         /// DTLS handshakes under way, in total.
         max_half_open: usize = 1024,
-            start "limits.half_open" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
+            reload "limits.half_open" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
         /// DTLS handshakes under way, per network.
         max_half_open_per_network: usize = 256,
-            start "limits.half_open_per_network" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
+            reload "limits.half_open_per_network" number!(usize, "a number of DTLS handshakes", 1..=1_000_000);
         /// Seconds until the first message of a connection.
-        first_message_timeout: u32 = 10, start "limits.first_message" number!(u32, "seconds", 1..=3600);
+        first_message_timeout: u32 = 10, reload "limits.first_message" number!(u32, "seconds", 1..=3600);
         /// Seconds of silence of a connection without an allocation.
-        idle_timeout: u32 = 60, start "limits.idle" number!(u32, "seconds", 1..=86_400);
+        idle_timeout: u32 = 60, reload "limits.idle" number!(u32, "seconds", 1..=86_400);
         /// Bytes that wait for a client over TCP or TLS.
         stream_queue: usize = 256 << 10,
-            start "limits.stream_queue" number!(usize, "bytes", 65_540..=1_073_741_824);
+            reload "limits.stream_queue" number!(usize, "bytes", 65_540..=1_073_741_824);
         /// Seconds.
         default_lifetime: u32 = 600, reload "limits.default_lifetime" number!(u32, "seconds", 60..=86_400);
         /// Seconds.
         max_lifetime: u32 = 3600, reload "limits.max_lifetime" number!(u32, "seconds", 60..=86_400);
+        /// Seconds that a session may last, however often it is refreshed.
+        session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
         /// Peers allowed though special, or on this machine.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         /// Peers refused though public.
         deny: Vec<Cidr> = Vec::new(), reload "peers.deny" keys::CIDRS;
+        /// Whether all are refused that `allow` does not name.
+        allow_only: bool = false, reload "peers.allow_only" kind::SWITCH;
         /// Where clients may find out about their NAT.
         discovery: DiscoverySettings = DiscoverySettings::default(),
             start "nat_discovery.addresses" .addresses keys::RELAY_ADDRESSES
@@ -205,12 +235,28 @@ settings! {
             start "admin.tls_key" .tls_key kind::FILE,
             start "admin.client_ca" .client_ca kind::FILE,
             start "admin.read_client_ca" .read_client_ca kind::FILE;
+        /// Where applications ask for credentials.
+        credentials: CredentialsSettings = CredentialsSettings::default(),
+            start "credentials.listen" .listen keys::ADDRESSES
+                => "a list of \"ADDR:PORT\" such as [\"0.0.0.0:8443\"], [] for none",
+            start "credentials.tls_cert" .tls_cert kind::FILE,
+            start "credentials.tls_key" .tls_key kind::FILE,
+            reload "credentials.hosts" .hosts kind::HOSTS,
+            reload "credentials.origins" .origins credentials_keys::ORIGINS,
+            reload "credentials.names" .names credentials_keys::NAMES,
+            reload "credentials.uris" .uris credentials_keys::URIS,
+            reload "credentials.ttl" .ttl number!(u32, "seconds", 1..=31_536_000),
+            reload "credentials.max_ttl" .max_ttl number!(u32, "seconds", 1..=31_536_000),
+            reload "credentials.rate" .rate number!(u32, "requests a second", 1..=1_000_000);
         /// Filter of log lines.
-        log_level: String = "info".to_owned(), start "log.level" kind::LOG_LEVEL;
+        log_level: String = "info".to_owned(), reload "log.level" kind::LOG_LEVEL;
         /// How log lines look.
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
         /// Seconds that sessions get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Seconds that sessions which stay in the old process get to end after an upgrade.
+        upgrade_deadline: u32 = 3600,
+            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// Realms beside [`Self::realm`].
         realms: Vec<RealmSettings> = Vec::new();
         /// Servers that clients are sent to.
@@ -242,12 +288,23 @@ impl Settings {
 
     /// Keys whose value differs in `new` but which a running server cannot change.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(KEYS, false, self, new)
+        key::unchangeable(KEYS, self, new)
+    }
+
+    /// Takes over from `started` what a running server cannot change.
+    pub fn keep_unchangeable(&mut self, started: &Self) {
+        for spec in KEYS.iter().filter(|spec| !spec.reload) {
+            (spec.keep)(started, self);
+            match started.origins.get(spec.path) {
+                Some(origin) => _ = self.origins.insert(spec.path, origin.clone()),
+                None => _ = self.origins.remove(spec.path),
+            }
+        }
     }
 
     /// Keys whose value differs in `new` and that a running server takes over.
-    pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(KEYS, true, self, new)
+    pub fn changed(&self, new: &Self) -> Vec<Change> {
+        key::changes(KEYS, self, new)
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Stored {
     pub allocations: Option<usize>,
     /// Its limit for each user of `server.realm`.
     pub allocations_per_user: Option<usize>,
+    /// Its limit of bits per second for each allocation of `server.realm`.
+    pub rate_per_allocation: Option<u64>,
     /// Realms in which it has users without a SHA-256 key, where it can tell.
     pub md5_only: Option<BTreeSet<String>>,
 }

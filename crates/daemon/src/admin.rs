@@ -2,13 +2,15 @@
 
 use std::{
     error::Error,
-    fmt,
+    fmt, io,
     net::SocketAddr,
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
 };
 
 use tokio::sync::watch;
 use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_forward::{RuleId, RuleSnapshot};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 
@@ -16,6 +18,7 @@ use crate::{
     certificates::Told,
     control::Control,
     fleet::FleetOrders,
+    refusals::{Refusal, RefusalFilter, Refusals},
     serve::Shown,
     store::{SharedStore, Store, shared},
 };
@@ -24,15 +27,25 @@ use crate::{
 /// each of those that are just being closed, and some for configuration, certificates and `/proc`.
 pub(crate) const DESCRIPTORS: u64 = 48;
 
+/// More of them, where applications ask for credentials on a listener of its own.
+pub(crate) const CREDENTIALS_DESCRIPTORS: u64 = 144;
+
 /// Makes the text of `/metrics`, in the format of OpenMetrics, anew at each scrape.
 pub(crate) type MetricsPage = Arc<dyn Fn() -> Result<String, fmt::Error> + Send + Sync>;
+
+/// What each rule of a forwarder has counted.
+pub(crate) type Rules = Arc<dyn Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync>;
 
 /// Why there is no admin interface; the message says what to change.
 pub type AdminError = Box<dyn Error + Send + Sync>;
 
+/// A listening socket of the interface for another process, by what the configuration calls it.
+pub type Lent = (String, OwnedFd);
+
 /// Makes the admin interface of a program. Called on the control thread, within its runtime.
 pub trait AdminInterface {
-    /// Listens, and answers nobody yet. What nobody has asked for (not `explicit`) and cannot be had is left out and said.
+    /// Listens, and answers nobody yet; by what another process has `lent` where that is the same address. What nobody has asked for
+    /// (not `explicit`) and cannot be had is left out and said.
     ///
     /// # Errors
     /// Of addresses that somebody has asked for.
@@ -41,6 +54,18 @@ pub trait AdminInterface {
         job: Job,
         settings: &AdminSettings,
         explicit: bool,
+        lent: Vec<Lent>,
+    ) -> Result<Box<dyn Listening>, AdminError>;
+
+    /// Listens where applications are to ask for credentials, and answers nobody yet; nowhere, if that is not configured. By what another
+    /// process has `lent`, as [`AdminInterface::listen`].
+    ///
+    /// # Errors
+    /// Of addresses that cannot be had, and of the certificate.
+    fn listen_for_applications(
+        &self,
+        settings: &Settings,
+        lent: Vec<Lent>,
     ) -> Result<Box<dyn Listening>, AdminError>;
 }
 
@@ -59,8 +84,19 @@ pub trait Listening {
     fn addresses(&self) -> Vec<SocketAddr>;
     /// Says where in the log.
     fn say_where(&self);
-    /// Answers from now on, until the program ends.
-    fn serve(self: Box<Self>, program: Program);
+    /// Answers from now on.
+    fn serve(self: Box<Self>, program: Program) -> Arc<dyn Serving>;
+}
+
+/// Answers, until the program ends; to be kept for as long.
+pub trait Serving: Send + Sync {
+    /// Its sockets, for another process.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    fn lend(&self) -> io::Result<Vec<Lent>>;
+    /// Another process has them, and answers.
+    fn leave(&self);
 }
 
 /// A running program, for whoever asks it from the runtime of its control thread.
@@ -75,6 +111,7 @@ pub struct Program {
     pub(crate) open: Arc<dyn Fn() -> u64 + Send + Sync>,
     pub(crate) metrics: MetricsPage,
     pub(crate) server: Option<Server>,
+    pub(crate) rules: Option<Rules>,
 }
 
 impl Program {
@@ -104,16 +141,29 @@ impl Program {
         (self.metrics)()
     }
 
+    /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
+    #[must_use]
+    pub fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        self.server.as_ref().map(|server| server.refusals.find(wanted, most))
+    }
+
+    /// What each rule of the forwarder has counted; none where there is no forwarder.
+    #[must_use]
+    pub fn rules(&self) -> Vec<(RuleId, RuleSnapshot)> {
+        self.rules.as_ref().map_or_else(Vec::new, |rules| rules())
+    }
+
     /// The TURN server, if it is one and runs still.
     #[must_use]
     pub fn server(&self) -> Option<ServerView> {
         let server = self.server.as_ref()?;
+        let Shown { in_force, addresses, .. } = server.shown.borrow().clone();
         Some(ServerView {
             relay: server.relay.upgrade()?,
-            settings: Arc::clone(&server.shown.borrow().in_force),
+            settings: in_force,
             store: shared(&server.store),
             certificates: server.certificates.in_use(),
-            addresses: Arc::clone(&server.addresses),
+            addresses,
             datapath: server.datapath,
             datapath_reason: Arc::clone(&server.datapath_reason),
         })
@@ -134,10 +184,10 @@ pub(crate) struct Server {
     pub(crate) shown: watch::Receiver<Shown>,
     pub(crate) store: SharedStore,
     pub(crate) certificates: Arc<Told>,
-    pub(crate) addresses: Arc<[RelayAddress]>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
     pub(crate) fleet: FleetOrders,
+    pub(crate) refusals: Arc<Refusals>,
 }
 
 /// A TURN server as it is now. To be dropped soon: the server does not stop as long as this is there.

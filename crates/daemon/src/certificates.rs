@@ -22,6 +22,9 @@ use crate::{
     error::DaemonError,
 };
 
+/// Of TLS and DTLS.
+pub(crate) type Contexts = (Option<Arc<TlsContext>>, Option<Arc<DtlsContext>>);
+
 /// Of the control thread.
 pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
@@ -61,21 +64,41 @@ impl Told {
 impl Certificates {
     /// What TLS and DTLS show from the start.
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, DaemonError> {
-        let identities = certificates::identities(&loaded);
-        let tls = if identities.is_empty() {
-            None
-        } else {
-            let context = TlsContext::new(&identities);
-            Some(Arc::new(context.map_err(|error| DaemonError::Tls(error.to_string()))?))
-        };
-        let dtls = if settings.dtls_listen.is_empty() {
-            None
-        } else {
-            let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
-            Some(Arc::new(DtlsContext::new(&identities, handshake)?))
-        };
         let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
-        Ok(Self { tls, dtls, watch: CertificateWatch::new(settings), told })
+        let mut new = Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), told };
+        (new.tls, new.dtls) = new.contexts(settings, &new.told.in_use(), &[])?;
+        Ok(new)
+    }
+
+    /// What TLS and DTLS have, or are to have where they begin with these settings. Certificates with problems are nobody's.
+    ///
+    /// # Errors
+    /// These certificates cannot be used.
+    pub(crate) fn contexts(
+        &self,
+        settings: &Settings,
+        loaded: &[Certificate],
+        problems: &[Mistake],
+    ) -> Result<Contexts, DaemonError> {
+        let in_use = self.told.in_use();
+        let identities = certificates::identities(if problems.is_empty() { loaded } else { &in_use });
+        let tls = match &self.tls {
+            Some(tls) => Some(Arc::clone(tls)),
+            None if identities.is_empty() => None,
+            None => {
+                let context = TlsContext::new(&identities);
+                Some(Arc::new(context.map_err(|error| DaemonError::Tls(error.to_string()))?))
+            }
+        };
+        let dtls = match &self.dtls {
+            Some(dtls) => Some(Arc::clone(dtls)),
+            None if settings.dtls_listen.is_empty() => None,
+            None => {
+                let handshake = Duration::from_secs(u64::from(settings.first_message_timeout));
+                Some(Arc::new(DtlsContext::new(&identities, handshake)?))
+            }
+        };
+        Ok((tls, dtls))
     }
 
     /// Says which they are, and has the metrics tell it.
@@ -121,8 +144,7 @@ impl Certificates {
             return;
         }
         match (&self.tls, &loaded[..]) {
-            (None, []) => {}
-            (None, _) => reloaded.warn("TLS begins only after a restart: there was no certificate at start"),
+            (None, _) => {}
             (Some(_), []) => {
                 reloaded.warn("no certificate is configured any more: the old ones stay in force");
             }

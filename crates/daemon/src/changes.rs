@@ -1,9 +1,9 @@
-//! What a reload has changed, for its log line: names of keys, rules and realms, counts of users and secrets. Never a secret, and of
-//! no list more than a line can hold.
+//! What a reload has changed, for the log and for whoever asked for it: a line for each key with its old and its new value, and for each rule
+//! and realm; of users and secrets their number. Never a secret, and of no list more than a line can hold.
 
 use std::{collections::HashMap, hash::Hash};
 
-use turnpike_config::{Certificate, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
+use turnpike_config::{Certificate, Change, Secret, Settings, UserSecret, forward::ForwardSettings, realms};
 use turnpike_relay::Identity;
 
 /// Names of one list in a line.
@@ -41,16 +41,41 @@ impl<K: Hash + Eq + Clone> Difference<K> {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
 
-    /// `what NAME: added` and so on, a line each.
-    fn lines(&self, what: &str) -> impl Iterator<Item = String>
+    /// `2 added, 1 changed`.
+    fn counted(&self) -> String {
+        let Self { added, removed, changed } = self;
+        counted(&[(added.len(), "added"), (removed.len(), "removed"), (changed.len(), "changed")])
+    }
+
+    /// `what NAME: added` or `removed`, a line each.
+    fn came_and_went(&self, what: &str) -> Vec<String>
     where
         K: AsRef<str>,
     {
-        let all = [(&self.added, "added"), (&self.removed, "removed"), (&self.changed, "changed")];
-        let line = |(names, how): (&Vec<K>, &str)| -> Vec<String> {
-            names.iter().map(|name| format!("{what} {}: {how}", name.as_ref())).collect()
-        };
-        all.into_iter().flat_map(line).collect::<Vec<_>>().into_iter()
+        let all = [(&self.added, "added"), (&self.removed, "removed")];
+        let lines = all.into_iter().flat_map(|(names, how)| names.iter().map(move |name| (name, how)));
+        lines.map(|(name, how)| format!("{what} {}: {how}", name.as_ref())).collect()
+    }
+
+    /// The same, and `what NAME: changed`.
+    fn lines(&self, what: &str) -> Vec<String>
+    where
+        K: AsRef<str>,
+    {
+        let mut lines = self.came_and_went(what);
+        lines.extend(self.changed.iter().map(|name| format!("{what} {}: changed", name.as_ref())));
+        lines
+    }
+}
+
+/// Writes them into the log, as many as somebody can read.
+fn say_each(lines: &[String]) {
+    const MOST: usize = 200;
+    for line in lines.iter().take(MOST) {
+        tracing::info!("reloaded {line}");
+    }
+    if let Some(more @ 1..) = lines.len().checked_sub(MOST) {
+        tracing::info!("reloaded {more} more; `turnpike reload` names them all");
     }
 }
 
@@ -80,6 +105,8 @@ fn count<K>(list: &[K]) -> Option<usize> {
 /// Of a server's reload.
 pub(crate) struct ServeChanges<'s> {
     keys: Vec<&'static str>,
+    /// One for each key, realm and key of a realm.
+    lines: Vec<String>,
     realms: Difference<&'s str>,
     /// By realm and name.
     users: Difference<(&'s str, &'s str)>,
@@ -91,43 +118,51 @@ impl<'s> ServeChanges<'s> {
         let realms = |settings: &'s Settings| {
             settings.realms.iter().map(|realm| (realm.name.as_str(), realm)).collect::<Vec<_>>()
         };
-        let mut keys = old.changed(new);
-        if old.alternates != new.alternates {
-            keys.push("alternate");
-        }
         let (before, after) = (secrets(old), secrets(new));
         let missing = |list: &[(&str, &Secret)], there: &[(&str, &Secret)]| {
             list.iter().filter(|secret| !there.contains(secret)).count()
         };
-        Self {
-            keys,
+        let mut this = Self {
+            keys: Vec::new(),
+            lines: Vec::new(),
             realms: Difference::of(&realms(old), &realms(new), PartialEq::eq),
             users: Difference::of(&users(old), &users(new), PartialEq::eq),
             secrets: (missing(&after, &before), missing(&before, &after)),
+        };
+        for change in old.changed(new) {
+            this.keys.push(change.key);
+            this.lines.push(match change.key {
+                "auth.users" => format!("auth.users: {}", this.users.counted()),
+                "auth.secrets" => {
+                    let (added, removed) = this.secrets;
+                    format!("auth.secrets: {}", counted(&[(added, "added"), (removed, "removed")]))
+                }
+                key => line(key, &change),
+            });
         }
+        if old.alternates != new.alternates {
+            this.keys.push("alternate");
+            let count = |settings: &Settings| settings.alternates.len();
+            this.lines.push(format!("alternate: there were {}, now {}", count(old), count(new)));
+        }
+        this.lines.extend(realm_lines(&this.realms, old, new));
+        this
     }
 
     /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let Difference { added, removed, changed } = &self.users;
-        let users = [(added.len(), "added"), (removed.len(), "removed"), (changed.len(), "changed")];
-        let secrets = [(self.secrets.0, "added"), (self.secrets.1, "removed")];
-        let line = |key: &&str| match *key {
-            "auth.users" => format!("{key}: {}", counted(&users)),
-            "auth.secrets" => format!("{key}: {}", counted(&secrets)),
-            key => format!("{key}: changed"),
-        };
-        self.keys.iter().map(line).chain(self.realms.lines("realm")).collect()
+        self.lines.clone()
     }
 
-    /// The line of the log.
+    /// The lines of the log: those, and what they come to.
     pub(crate) fn say(&self, settings: &Settings) {
+        say_each(&self.lines);
         let all = realms::all(settings);
         let (users, secrets) = all.iter().fold((0, 0), |(users, secrets), realm| {
             (users + realm.users.len(), secrets + realm.secrets.len())
         });
         let nonzero = |count: usize| Some(count).filter(|count| *count > 0);
-        if self.keys.is_empty() && self.realms.is_empty() {
+        if self.lines.is_empty() {
             tracing::info!(
                 realms = all.len(),
                 users,
@@ -152,6 +187,34 @@ impl<'s> ServeChanges<'s> {
             "configuration reloaded"
         );
     }
+}
+
+/// `KEY: what was -> what is`, cut where it is long.
+fn line(key: &str, change: &Change) -> String {
+    const LONGEST: usize = 200;
+    let cut = |text: &str| match text.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None if text.is_empty() => "not set".to_owned(),
+        None => text.to_owned(),
+    };
+    match &change.values {
+        Some((was, is)) => format!("{key}: {} -> {}", cut(was), cut(is)),
+        None => format!("{key}: changed"),
+    }
+}
+
+/// A line for each realm that came or went, and for each key of those that are another now.
+fn realm_lines(realms: &Difference<&str>, old: &Settings, new: &Settings) -> Vec<String> {
+    let find = |settings: &Settings, name: &str| {
+        settings.realms.iter().find(|realm| realm.name == name).cloned().unwrap_or_default()
+    };
+    let mut lines = realms.came_and_went("realm");
+    for name in &realms.changed {
+        for change in find(old, name).changed(&find(new, name)) {
+            lines.push(line(&format!("realm {name}, {}", change.key), &change));
+        }
+    }
+    lines
 }
 
 /// Of all realms, with the realm.
@@ -188,7 +251,7 @@ impl CertificateChanges {
     }
 
     /// A line for each change.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         self.files.lines("certificate")
     }
 
@@ -212,6 +275,8 @@ impl CertificateChanges {
 /// Of a forwarder's reload.
 pub(crate) struct ForwardChanges<'s> {
     keys: Vec<&'static str>,
+    /// One for each key and rule.
+    lines: Vec<String>,
     rules: Difference<&'s str>,
 }
 
@@ -221,17 +286,21 @@ impl<'s> ForwardChanges<'s> {
             settings.rules.iter().map(|rule| (rule.id.0.as_str(), rule)).collect::<Vec<_>>()
         };
         let rules = Difference::of(&rules(old), &rules(new), PartialEq::eq);
-        Self { keys: old.changed(new), rules }
+        let changes = old.changed(new);
+        let mut lines: Vec<String> = changes.iter().map(|change| line(change.key, change)).collect();
+        lines.extend(rules.lines("rule"));
+        Self { keys: changes.iter().map(|change| change.key).collect(), lines, rules }
     }
 
     /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.keys.iter().map(|key| format!("{key}: changed")).chain(self.rules.lines("rule")).collect()
+        self.lines.clone()
     }
 
-    /// The line of the log; `rules` is how many there are now.
+    /// The lines of the log: those, and what they come to; `rules` is how many there are now.
     pub(crate) fn say(&self, rules: usize) {
-        if self.keys.is_empty() && self.rules.is_empty() {
+        say_each(&self.lines);
+        if self.lines.is_empty() {
             tracing::info!(rules, "rules reloaded; nothing in them has changed");
             return;
         }
@@ -297,13 +366,17 @@ mod tests {
         assert_eq!(counts, [2, 2, 1]);
         assert_eq!(changes.secrets, (1, 1));
         assert_eq!((&changes.realms.added, &changes.realms.changed), (&vec!["b"], &vec!["a"]));
+        new.max_allocations = 20_000;
+        new.realms[1].secrets.push(Secret::new("hidden"));
+        let changes = ServeChanges::new(&old, &new);
         assert_eq!(
             changes.lines(),
             [
                 "auth.users: 2 added, 2 removed, 1 changed",
-                "auth.secrets: 1 added, 1 removed",
+                "auth.secrets: 2 added, 1 removed",
+                "limits.allocations: 16384 -> 20000",
                 "realm b: added",
-                "realm a: changed"
+                "realm a, realm.users: changed",
             ]
         );
         let again = ServeChanges::new(&new, &new);

@@ -3,6 +3,8 @@
 
 use std::{
     fmt::Display,
+    future,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,12 +15,19 @@ use std::{
 use tokio::{
     runtime,
     sync::{mpsc, oneshot},
-    task::JoinHandle,
+    task::{self, JoinHandle},
     time::{Instant, sleep, timeout},
 };
 use turnpike_config::LogFormat;
 
-use crate::{error::DaemonError, logging, service_manager::ServiceManager, signals::Signals};
+use crate::{
+    carried_metrics::CarriedMetrics,
+    error::DaemonError,
+    logging,
+    service_manager::ServiceManager,
+    signals::Signals,
+    upgrade::{self, Door, Estate, Patience, Program, Successor},
+};
 
 /// How often the service is looked after. A worker that ended leaves its share of the clients unserved, and the service manager can
 /// do more about that than half a server.
@@ -44,6 +53,8 @@ pub(crate) enum Request {
     Drain(Option<Duration>),
     /// The same; asked for again, a time counts anew, and no time changes nothing.
     DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
+    /// Go on in a new process.
+    Upgrade(Asked),
 }
 
 /// What a reload has changed.
@@ -86,6 +97,8 @@ pub enum NotReloaded {
     Refused(Vec<String>),
     /// The program is about to end.
     Draining,
+    /// Another process is about to take its place, or has.
+    Upgrade,
 }
 
 /// A drain under way.
@@ -95,6 +108,35 @@ pub struct Draining {
     pub open: u64,
     /// For so long they may live on.
     pub left: Duration,
+}
+
+/// Who asks for an upgrade, and of what.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// The program to be started; this one's own where none is named.
+    pub(crate) program: Option<PathBuf>,
+    /// Who hears of each step, beside the log.
+    pub(crate) told: Option<mpsc::UnboundedSender<Told>>,
+}
+
+/// What comes of an upgrade: steps, and then how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Step(String),
+    Done(String),
+    Failed(String),
+}
+
+impl Asked {
+    fn tell(&self, told: Told) {
+        match &told {
+            Told::Step(text) | Told::Done(text) => tracing::info!("upgrade: {text}"),
+            Told::Failed(why) => tracing::error!("not upgraded, all goes on as before: {why}"),
+        }
+        if let Some(listening) = &self.told {
+            let _ = listening.send(told);
+        }
+    }
 }
 
 /// What runs, and knows how to do what is asked for. Dropping it ends all sessions and joins the workers.
@@ -118,6 +160,16 @@ pub(crate) trait Service: Send + 'static {
     fn open(&self) -> u64;
     /// Says that so many are ended.
     fn say_left(&self, open: u64);
+    /// What goes to a new process.
+    fn estate(&self) -> Arc<dyn Estate>;
+    /// What the admin page shows.
+    fn metrics(&self) -> String;
+    /// What the configuration allows to what an upgrade has left here.
+    fn patience_after_upgrade(&self) -> Duration;
+    /// Another process serves from now on. What has not gone lives on here, for at most so long.
+    fn handed_over(&mut self, patience: Duration);
+    /// What lives on here: sessions, connections and whatever else a client has.
+    fn left(&self) -> u64;
     /// Says goodbye to other programs, before it is dropped.
     fn leave(&mut self) -> impl Future<Output = ()> {
         async {}
@@ -130,6 +182,9 @@ pub(crate) struct Status {
     draining: AtomicBool,
     reloaded: AtomicU64,
     refused: AtomicU64,
+    upgraded: AtomicU64,
+    not_upgraded: AtomicU64,
+    carried: Arc<CarriedMetrics>,
 }
 
 impl Status {
@@ -145,6 +200,21 @@ impl Status {
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
         [("loaded", &self.reloaded), ("failed", &self.refused)]
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn upgrades(&self) -> [(&'static str, u64); 2] {
+        [("done", &self.upgraded), ("failed", &self.not_upgraded)]
+            .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
+    }
+
+    /// What the process has counted whose place this one took, if there was one.
+    pub(crate) fn carried(&self) -> &Arc<CarriedMetrics> {
+        &self.carried
+    }
+
+    fn count_upgrade(&self, done: bool) {
+        let count = if done { &self.upgraded } else { &self.not_upgraded };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_reload(&self, taken: bool) {
@@ -212,9 +282,10 @@ pub(crate) fn run<S: Service>(
         let (control, mut requests) = Control::new();
         let (mut service, log) = start(&control).await?;
         tokio::spawn(signals.pass_on(control.requests.clone()));
+        let door = Door::open(control.requests.clone());
         let mut manager = ServiceManager::of_this_process();
         manager.ready();
-        let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests).await;
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests, door).await;
         // From now on nobody who asks waits for an answer.
         drop(requests);
         control.status.set_draining();
@@ -230,70 +301,228 @@ pub(crate) fn run<S: Service>(
     })
 }
 
-/// Does what is asked for until the end; whether that came by a worker that failed.
+/// How far the service has come.
+enum Stage {
+    Serving,
+    /// A new process is about to take over, unless that fails.
+    Upgrading(Upgrading),
+    Draining(Until),
+    /// Another process serves; this one has what has stayed.
+    HandedOver(Successor, Until),
+}
+
+struct Upgrading {
+    asked: Arc<Asked>,
+    ended: JoinHandle<Upgraded>,
+    called_off: Arc<AtomicBool>,
+    /// Asked for meanwhile.
+    drain: Option<Option<Duration>>,
+}
+
+/// Who serves now, with a sentence about it; or why nobody else does.
+type Upgraded = Result<(Successor, String), String>;
+
+/// A time that ends; what is waited for may end before.
+#[derive(Clone, Copy)]
+struct Until {
+    since: Instant,
+    patience: Duration,
+}
+
+impl Until {
+    fn new(patience: Duration) -> Self {
+        Self { since: Instant::now(), patience }
+    }
+
+    fn left(&self) -> Duration {
+        self.patience.saturating_sub(self.since.elapsed())
+    }
+
+    /// Whether nothing is left of the time, or of what it was given to.
+    fn is_over(&self, open: impl FnOnce() -> u64) -> bool {
+        self.left().is_zero() || self.since.elapsed() >= DRAIN_SETTLE && open() == 0
+    }
+}
+
+impl Upgrading {
+    fn begin(service: &impl Service, asked: Asked) -> Self {
+        let (asked, called_off) = (Arc::new(asked), Arc::<AtomicBool>::default());
+        let (asking, stop, estate) = (Arc::clone(&asked), Arc::clone(&called_off), service.estate());
+        let ended = task::spawn_blocking(move || {
+            let program = Program::find(asking.program.as_deref())?;
+            let say = |text: String| asking.tell(Told::Step(text));
+            upgrade::hand_over(&*estate, &program, Patience::default(), &stop, &say)
+        });
+        Self { asked, ended, called_off, drain: None }
+    }
+
+    /// Ends it if that can still be, and then takes nothing new.
+    fn call_off(self, drain: Option<Duration>) -> Self {
+        self.called_off.store(true, Ordering::Relaxed);
+        Self { drain: Some(drain), ..self }
+    }
+
+    fn conclude(&self, ended: Upgraded, service: &mut impl Service, status: &Status) -> Stage {
+        status.count_upgrade(ended.is_ok());
+        match ended {
+            Ok((successor, how)) => {
+                let patience = service.patience_after_upgrade();
+                service.handed_over(patience);
+                self.asked.tell(Told::Done(how));
+                Stage::HandedOver(successor, Until::new(patience))
+            }
+            Err(why) => {
+                self.asked.tell(Told::Failed(why));
+                Stage::Serving
+            }
+        }
+    }
+}
+
+impl Stage {
+    /// Waits for the end of an upgrade, for ever where there is none.
+    async fn upgraded(&mut self) -> Upgraded {
+        match self {
+            Self::Upgrading(upgrading) => {
+                (&mut upgrading.ended).await.unwrap_or_else(|panic| Err(panic.to_string()))
+            }
+            _ => future::pending().await,
+        }
+    }
+
+    /// What the service does.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Upgrading(_) => "upgrading",
+            Self::Draining(_) => "draining",
+            Self::HandedOver(..) => "handed over",
+        }
+    }
+
+    /// Why there is neither a reload nor an upgrade now.
+    fn obstacle(&self) -> String {
+        match self {
+            Self::Serving => "now".to_owned(),
+            Self::Upgrading(_) => "during an upgrade".to_owned(),
+            Self::Draining(_) => "while draining".to_owned(),
+            Self::HandedOver(successor, _) => format!("here: process {} serves now", successor.id()),
+        }
+    }
+
+    /// The same, to whoever has asked for a reload.
+    fn refuses_reload(&self) -> NotReloaded {
+        tracing::warn!("no reload {}", self.obstacle());
+        if matches!(self, Self::Draining(_)) { NotReloaded::Draining } else { NotReloaded::Upgrade }
+    }
+}
+
+/// Does what is asked for until the end; whether that came by a worker that failed. `door` is open for as long as this process can be
+/// upgraded.
 async fn until_ended<S: Service>(
     service: &mut S,
     status: &Status,
     manager: &mut ServiceManager,
     requests: &mut mpsc::Receiver<Request>,
+    mut door: Option<Door>,
 ) -> bool {
-    let mut draining: Option<(Instant, Duration)> = None;
+    let mut stage = Stage::Serving;
     loop {
-        let pause = match draining {
-            None => LOOK,
-            Some((since, patience)) => {
-                let left = patience.saturating_sub(since.elapsed());
-                if left.is_zero() || since.elapsed() >= DRAIN_SETTLE && service.open() == 0 {
+        let pause = match &mut stage {
+            Stage::Serving | Stage::Upgrading(_) => LOOK,
+            Stage::Draining(until) => {
+                if until.is_over(|| service.open()) {
                     break;
                 }
-                DRAIN_POLL.min(left)
+                DRAIN_POLL.min(until.left())
+            }
+            Stage::HandedOver(successor, until) => {
+                // The process before this one may need it to reach its clients.
+                if until.is_over(|| service.left() + u64::from(status.carried.lives())) {
+                    break;
+                }
+                successor.tell(service.metrics());
+                LOOK.min(until.left())
             }
         };
-        let does = if draining.is_some() { "draining" } else { "serving" };
+        let does = stage.name();
         manager.look(|| service.makes_progress(), || format!("{does}; {}: {}", S::OPEN, service.open()));
         let request = tokio::select! {
             request = requests.recv() => request,
+            ended = stage.upgraded() => {
+                // What was asked for meanwhile is for whoever is left now.
+                let drain = if let Stage::Upgrading(upgrading) = stage {
+                    stage = upgrading.conclude(ended, service, status);
+                    upgrading.drain
+                } else {
+                    None
+                };
+                if matches!(stage, Stage::HandedOver(..)) {
+                    drop(door.take());
+                }
+                let Some(patience) = drain else { continue };
+                Some(Request::Drain(patience))
+            }
             () = sleep(pause.min(manager.pause())) => {
-                if draining.is_none() {
+                if matches!(stage, Stage::Serving) {
                     service.look();
                 }
-                if service.has_failed() {
+                // One that is stuck while it hands over fails the upgrade first.
+                if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
                     return true;
                 }
                 continue;
             }
         };
-        match request {
-            Some(Request::Reload(answer)) => {
-                let result = reload(service, status, manager, draining.is_some()).await;
+        let Some(request) = request else {
+            // Nobody is left who could ask for anything.
+            break;
+        };
+        stage = match (request, stage) {
+            (Request::Reload(answer), stage) => {
+                let result = match &stage {
+                    Stage::Serving => reload(service, status, manager).await,
+                    stage => Err(stage.refuses_reload()),
+                };
                 if let Some(answer) = answer {
                     // Who has gone meanwhile reads it in the log.
                     let _ = answer.send(result);
                 }
+                stage
             }
-            Some(Request::Drain(_)) if draining.is_some() => {
+            (Request::Upgrade(asked), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, asked)),
+            (Request::Upgrade(asked), stage) => {
+                asked.tell(Told::Failed(format!("no upgrade {}", stage.obstacle())));
+                stage
+            }
+            (Request::Drain(patience), Stage::Serving) => {
+                Stage::Draining(drain(service, status, manager, patience))
+            }
+            (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+                Stage::Upgrading(upgrading.call_off(patience))
+            }
+            (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
+                Stage::HandedOver(successor, drain(service, status, manager, patience))
+            }
+            (Request::Drain(_), last) => {
                 tracing::warn!("second signal: stopping at once");
+                stage = last;
                 break;
             }
-            Some(Request::Drain(patience)) => draining = Some(drain(service, status, manager, patience)),
-            Some(Request::DrainWithin(wanted, answer)) => {
-                let (since, patience) = match (draining, wanted) {
-                    (None, wanted) => drain(service, status, manager, wanted),
-                    (Some(_), Some(patience)) => {
-                        manager.stopping(patience);
-                        (Instant::now(), patience)
-                    }
-                    (Some(going), None) => going,
-                };
-                draining = Some((since, patience));
-                let left = patience.saturating_sub(since.elapsed());
-                let _ = answer.send(Draining { open: service.open(), left });
+            (Request::DrainWithin(wanted, answer), stage) => {
+                let (stage, until) = drain_within(service, status, manager, wanted, stage);
+                let _ = answer.send(Draining { open: service.open(), left: until.left() });
+                stage
             }
-            // Nobody is left who could ask for anything.
-            None => break,
-        }
+        };
     }
-    let open = service.open();
+    let open = match &mut stage {
+        Stage::HandedOver(successor, _) => {
+            successor.tell(service.metrics());
+            service.left()
+        }
+        _ => service.open(),
+    };
     if open > 0 {
         service.say_left(open);
     }
@@ -304,12 +533,7 @@ async fn reload(
     service: &mut impl Service,
     status: &Status,
     manager: &mut ServiceManager,
-    is_draining: bool,
 ) -> Result<Reloaded, NotReloaded> {
-    if is_draining {
-        tracing::warn!("no reload while draining");
-        return Err(NotReloaded::Draining);
-    }
     manager.reloading();
     let result = manager.stay_alive_for(service.reload()).await;
     manager.reloaded(result.is_ok());
@@ -322,12 +546,52 @@ fn drain(
     status: &Status,
     manager: &ServiceManager,
     patience: Option<Duration>,
-) -> (Instant, Duration) {
+) -> Until {
     let patience = patience.unwrap_or_else(|| service.patience());
     status.set_draining();
     manager.stopping(patience);
     service.drain(patience);
-    (Instant::now(), patience)
+    Until::new(patience)
+}
+
+/// As an administrator asks for it: what is under way goes on, and has another end if one is `wanted`. An upgrade is called off first.
+fn drain_within(
+    service: &mut impl Service,
+    status: &Status,
+    manager: &ServiceManager,
+    wanted: Option<Duration>,
+    stage: Stage,
+) -> (Stage, Until) {
+    let again = |going: Until| match wanted {
+        Some(patience) => {
+            manager.stopping(patience);
+            Until::new(patience)
+        }
+        None => going,
+    };
+    match stage {
+        Stage::Draining(going) => {
+            let until = again(going);
+            (Stage::Draining(until), until)
+        }
+        Stage::HandedOver(successor, going) if status.is_draining() => {
+            let until = again(going);
+            (Stage::HandedOver(successor, until), until)
+        }
+        Stage::HandedOver(successor, _) => {
+            let until = drain(service, status, manager, wanted);
+            (Stage::HandedOver(successor, until), until)
+        }
+        Stage::Serving => {
+            let until = drain(service, status, manager, wanted);
+            (Stage::Draining(until), until)
+        }
+        Stage::Upgrading(upgrading) => {
+            // It begins once the upgrade has ended.
+            let until = Until::new(wanted.unwrap_or_else(|| service.patience()));
+            (Stage::Upgrading(upgrading.call_off(wanted)), until)
+        }
+    }
 }
 
 /// Sentences for the log.
@@ -349,9 +613,12 @@ pub(crate) fn say_refused(error: &dyn Display, refused: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::{io, sync::Mutex};
+
+    use turnpike_net::Channel;
 
     use super::*;
+    use crate::upgrade::Offered;
 
     /// What was asked of it, in order; `open` sessions, one of which ends each time that somebody looks.
     #[derive(Default)]
@@ -394,6 +661,44 @@ mod tests {
         fn say_left(&self, open: u64) {
             self.say(format!("left {open}"));
         }
+        fn estate(&self) -> Arc<dyn Estate> {
+            Arc::new(Nothing)
+        }
+        fn metrics(&self) -> String {
+            String::new()
+        }
+        fn patience_after_upgrade(&self) -> Duration {
+            Duration::from_secs(60)
+        }
+        fn handed_over(&mut self, patience: Duration) {
+            self.say(format!("handed over {}", patience.as_secs()));
+        }
+        fn left(&self) -> u64 {
+            self.open()
+        }
+    }
+
+    /// An estate for those who do not come to have it.
+    struct Nothing;
+
+    impl Estate for Nothing {
+        fn service(&self) -> &'static str {
+            "serve"
+        }
+        fn offer(&self) -> io::Result<Offered> {
+            Offered::new(&(), Vec::new(), Vec::new())
+        }
+        fn freeze(&self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn hand_over(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn thaw(&self) {}
+        fn release(&self) {}
+        fn metrics(&self) -> String {
+            String::new()
+        }
     }
 
     /// What it does with these requests, the time that passes in between being tokio's.
@@ -406,7 +711,7 @@ mod tests {
             control.requests.send(request).await.expect("there is room");
         }
         let mut manager = ServiceManager::of_this_process();
-        let failed = until_ended(&mut service, &control.status, &mut manager, &mut receiver).await;
+        let failed = until_ended(&mut service, &control.status, &mut manager, &mut receiver, None).await;
         (failed, service.said.into_inner().expect("no panic"), control.status)
     }
 
@@ -420,7 +725,7 @@ mod tests {
         let status = Arc::clone(control.status());
         let mut manager = ServiceManager::of_this_process();
         let (answer, _) = tokio::join!(ask(&control), async {
-            until_ended(&mut service, &status, &mut manager, &mut receiver).await;
+            until_ended(&mut service, &status, &mut manager, &mut receiver, None).await;
             drop(receiver);
         });
         (answer, service.said.into_inner().expect("no panic"), begun.elapsed())
@@ -508,5 +813,36 @@ mod tests {
         })
         .await;
         assert_eq!((told, lasted), (None, Duration::ZERO), "nobody waits for a program that has ended");
+    }
+
+    fn upgrade_to(program: &str) -> (Request, mpsc::UnboundedReceiver<Told>) {
+        let (sender, told) = mpsc::unbounded_channel();
+        (Request::Upgrade(Asked { program: Some(program.into()), told: Some(sender) }), told)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_that_fails_is_told_and_all_goes_on() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let requests = [request, Request::Reload(None), Request::Drain(None)];
+        let (failed, said, status) = told(Recorder::default(), requests).await;
+        // What was asked for meanwhile is done afterwards, but for the reload.
+        assert_eq!((failed, said), (false, vec!["drain 30".to_owned()]));
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 1)]);
+        let mut last = None;
+        while let Some(step) = steps.recv().await {
+            last = Some(step);
+        }
+        assert!(matches!(last, Some(Told::Failed(_))), "{last:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_drains_is_not_upgraded() {
+        let (request, mut steps) = upgrade_to("/bin/false");
+        let (_, said, status) = told(Recorder::default(), [Request::Drain(None), request]).await;
+        assert_eq!(said, ["drain 30"]);
+        assert_eq!(steps.recv().await, Some(Told::Failed("no upgrade while draining".to_owned())));
+        assert_eq!(steps.recv().await, None);
+        // It was never begun.
+        assert_eq!(status.upgrades(), [("done", 0), ("failed", 0)]);
     }
 }

@@ -210,7 +210,7 @@ impl RealmCredentials {
         if expiry < unix {
             return Some(Lookup::Expired { ago: unix - expiry });
         }
-        let accepted = self.keys_by_secret(name, algorithm, stored).any(|key| verify(&key));
+        let accepted = self.keys_by_secret(name, algorithm, unix, stored).any(|key| verify(&key));
         Some(if accepted {
             Lookup::Accepted { username: name.into(), identity: identity(name, id) }
         } else {
@@ -228,18 +228,20 @@ impl RealmCredentials {
         if expiry < unix {
             return Answer::Expired { ago: unix - expiry };
         }
-        let keys = self.keys_by_secret(name, algorithm, stored).collect();
+        let keys = self.keys_by_secret(name, algorithm, unix, stored).collect();
         Answer::Keys { username: name.into(), identity: identity(name, id), keys }
     }
 
-    /// One for each secret, of the configuration and of the store.
+    /// One for each secret, of the configuration and, as long as they count, of the store.
     fn keys_by_secret<'a>(
         &'a self,
         name: &'a str,
         algorithm: KeyAlgorithm,
+        unix: u64,
         stored: &'a Secrets,
     ) -> impl Iterator<Item = Key> + 'a {
-        let stored = stored.iter().map(|secret| Secret::new(secret.as_str()));
+        let stored = stored.iter().filter(move |secret| secret.counts(unix));
+        let stored = stored.map(|secret| Secret::new(secret.value.as_str()));
         self.secrets.iter().cloned().chain(stored).map(move |secret| {
             let password = restapi_credentials::password(&secret, name);
             Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes())
@@ -282,6 +284,7 @@ impl UserKeys {
 #[cfg(test)]
 mod tests {
     use turnpike_config::RealmSettings;
+    use turnpike_stores::StoredSecret;
 
     use super::*;
 
@@ -352,6 +355,30 @@ mod tests {
             assert_eq!(ask_name(&name, password.reveal()), accepted(&name, ":carol"), "{secret}");
         }
         assert_eq!(ask_name(&name, "guess"), wrong_key(&name));
+    }
+
+    #[test]
+    fn a_secret_whose_time_is_over_makes_no_key_any_more() {
+        let stored = |value: &str, until| StoredSecret {
+            until,
+            ..StoredSecret::new(Zeroizing::new(value.to_owned()))
+        };
+        let stored: Secrets = [stored("rotated", Some(NOW + 10)), stored("signing", None)].into();
+        let realm = RealmCredentials::new(&realms::all(&Settings::default())[0]);
+        let name = restapi_credentials::username(NOW + 60, "carol");
+        let accepts = |secret: &str, unix| {
+            let password = restapi_credentials::password(&Secret::new(secret), &name);
+            let key = Key::long_term(KeyAlgorithm::Md5, &name, "turnpike", password.reveal().as_bytes());
+            let mut verify = |candidate: &Key| *candidate == key;
+            match realm.check_time_limited(&name, KeyAlgorithm::Md5, unix, &stored, &mut verify) {
+                Some(Lookup::Accepted { .. }) => true,
+                Some(Lookup::WrongKey { .. }) => false,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([NOW, NOW + 10, NOW + 11].map(|unix| accepts("rotated", unix)), [true, true, false]);
+        assert_eq!([NOW, NOW + 11].map(|unix| accepts("signing", unix)), [true, true]);
+        assert!(!accepts("other", NOW));
     }
 
     #[test]

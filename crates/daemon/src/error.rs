@@ -89,6 +89,9 @@ pub enum DaemonError {
     /// dimpl.
     #[error(transparent)]
     Dtls(#[from] DtlsError),
+    /// Another process was to be gone on from, and that one goes on itself.
+    #[error("cannot take over: {0}")]
+    Upgrade(String),
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),

@@ -23,13 +23,15 @@ pub(crate) fn page<C: Collector>(
     log: Arc<LogCounts>,
 ) -> MetricsPage {
     Arc::new(move || {
-        encode(scrape(Common {
+        let text = encode(scrape(Common {
             process: ProcessUsage::read(),
             draining: status.is_draining(),
             reloads: status.reloads(),
+            upgrades: status.upgrades(),
             log_lost: log.lost.load(Ordering::Relaxed),
             log_suppressed: [&log.refusals, &log.ends].map(|count| count.load(Ordering::Relaxed)),
-        }))
+        }))?;
+        Ok(status.carried().add_to(text))
     })
 }
 
@@ -95,6 +97,8 @@ pub(crate) struct Common {
     pub(crate) draining: bool,
     /// Times that the configuration was read again, by result.
     pub(crate) reloads: [(&'static str, u64); 2],
+    /// Times that a new process was to take over, by result.
+    pub(crate) upgrades: [(&'static str, u64); 2],
     /// Log lines lost because the control thread lagged behind.
     pub(crate) log_lost: u64,
     /// Log lines not written because there were too many: of refusals, of ends.
@@ -110,6 +114,13 @@ impl Common {
             "Times that the configuration was read again, by result; after a failure the old one stays in force.",
             "result",
             self.reloads,
+        )?;
+        counts(
+            encoder,
+            "upgrades",
+            "Times that a new process was to take this one's place, by result; after a failure this one serves as before.",
+            "result",
+            self.upgrades,
         )?;
         let draining = f64::from(u8::from(self.draining));
         gauge(encoder, "draining", "1 while the server takes nothing new.", draining)?;

@@ -15,6 +15,7 @@ mod counts;
 mod entrances;
 mod exchanging;
 mod health;
+mod inheritance;
 mod keys;
 mod listening;
 mod load;
@@ -27,26 +28,28 @@ mod watching;
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_config::{Mistake, Mistakes, Settings};
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::FleetAddress;
-use turnpike_turn::server::{Destination, Newcomer, QuotaRefusal, Transport};
+use turnpike_turn::server::{Destination, Newcomer, NonceKey, QuotaRefusal, Transport};
 
 pub use orders::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};
 
 pub(crate) use counts::FleetCounts;
 #[cfg(test)]
 pub(crate) use counts::NodeCounts;
+pub(crate) use inheritance::{FleetEstate, FleetOffer};
 pub(crate) use keys::NodeKeys;
 pub(crate) use publishing::{StatusLines, StatusWriter};
 
 use crate::{DaemonError, plan::Plan, store::SharedStore};
 use banned::Banned;
 use beating::Beater;
+use load::Room;
 use node::Node;
 
 /// What workers ask; there is one without a fleet too.
@@ -64,22 +67,29 @@ pub(crate) struct Begun {
 }
 
 impl Fleet {
-    /// Joins the fleet that is configured, if one is. A store that cannot be reached now is no reason not to start: the node joins later.
+    /// Joins the fleet that is configured, if one is. A store that cannot be reached now is no reason not to start: the node joins later. `own`
+    /// is the server's own key. In the place of another process it goes on as that node, if that was the same.
     ///
     /// # Errors
     /// Somebody has to change something: a name that another node has, another secret than that of the fleet, a password.
-    pub(crate) async fn join(settings: &Settings) -> Result<(Arc<Self>, Begun), DaemonError> {
+    pub(crate) async fn join(
+        settings: &Settings,
+        own: NonceKey,
+        before: Option<&FleetOffer>,
+    ) -> Result<(Arc<Self>, Begun), DaemonError> {
         let (questions, received) = orders::questions();
         let node = match address(settings)? {
-            Some(address) => Some(Arc::new(Node::new(settings, &address, questions)?)),
+            Some(address) => Some(Arc::new(Node::new(settings, &address, own, before, questions)?)),
             None => None,
         };
         let beater = match &node {
+            Some(node) if node.goes_on() => beating::go_on(node).await?,
             Some(node) => beating::join(node).await?,
             None => Beater::default(),
         };
-        let banned = node.as_ref().map_or_else(Arc::default, |node| Arc::clone(&node.banned));
-        let fleet = Self { banned, node, alone: NodeKeys::alone() };
+        let banned = node.as_ref().map_or_else(Arc::<Banned>::default, |node| Arc::clone(&node.banned));
+        before.into_iter().flat_map(|before| &before.bans).for_each(|ban| banned.put(ban.clone()));
+        let fleet = Self { banned, node, alone: NodeKeys::alone(own) };
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
     }
 
@@ -92,16 +102,24 @@ impl Fleet {
         users: SharedStore,
     ) -> FleetOrders {
         let Begun { beater, questions } = begun;
-        let weak = Arc::downgrade(relay);
-        self.banned.set_relay(Weak::clone(&weak));
+        self.banned.set_relay(Arc::downgrade(relay));
+        self.listens(relay, plan);
         if let Some(node) = &self.node {
-            node.begin(weak, entrances::of(&plan.config, relay.listeners(), &node.settings()));
+            node.begin(relay);
             tokio::spawn(beating::keep_beating(Arc::clone(node), beater, load::Gauge::new(&plan.config)));
             tokio::spawn(watching::keep_watching(Arc::clone(node)));
             tokio::spawn(exchanging::keep_exchanging(Arc::clone(node)));
             tokio::spawn(listening::keep_listening(Arc::clone(node), users));
         }
         FleetOrders::new(Arc::clone(self), questions)
+    }
+
+    /// Clients come in where the relay listens now, as many as this configuration allows.
+    pub(crate) fn listens(&self, relay: &Relay, plan: &Plan) {
+        if let Some(node) = &self.node {
+            let entrances = entrances::of(&plan.config, &relay.listeners(), &node.settings());
+            node.set_reach(entrances, Room::of(&plan.config));
+        }
     }
 
     /// What nonces, tickets and cookies are made with now, and which node this is.

@@ -1,7 +1,7 @@
-//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads and drains it.
+//! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
-    fs,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -10,19 +10,26 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_config::forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name};
-use turnpike_forward::{ConnectionLog, Forwarder, Protocol, Rule, Settings, StartError};
+use turnpike_config::{
+    DatapathChoice,
+    forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
+};
+use turnpike_forward::{ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, Settings, StartError};
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program},
+    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Rules, Serving},
     changes::ForwardChanges,
     connection_file::ConnectionFile,
     connection_log::{Records, SharedRecords, connection_log},
-    control::{self, Control, Reloaded, Service, say_warnings},
+    control::{self, Control, Reloaded, Service, Status, say_warnings},
     denial::Lists,
     error::DaemonError,
-    forward_metrics, passed, rlimit,
+    forward_estate::{ForwardEstate, ForwardInheritance},
+    forward_metrics, kernel_path,
+    log_limit::LogCounts,
+    passed, rlimit,
+    upgrade::{self, Estate, Heir},
 };
 
 /// Forwards until a signal or an administrator ends it.
@@ -30,14 +37,31 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
-    // Before anything else is opened.
-    let passed = PassedSockets::from_service_manager()?;
-    let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
-    let loaded = sources.load()?;
-    let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |control| {
-        PortForwarder::start(sources, loaded, Arc::new(passed), control, interface)
+    upgrade::begin("forward", |heir| {
+        // Before anything else is opened.
+        let (before, passed) = match heir {
+            Some(heir) => {
+                let (before, passed) = ForwardInheritance::new(heir)?;
+                (Some(before), passed)
+            }
+            None => (None, PassedSockets::from_service_manager()?),
+        };
+        let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
+        let loaded = sources.load()?;
+        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        control::run((&level, format), async |control| PortForwarder::start(found, control, interface, heir))
     })
+}
+
+/// What a forwarder begins with.
+struct Found {
+    sources: ForwardSources,
+    loaded: ForwardLoaded,
+    /// By a service manager.
+    passed: Arc<PassedSockets>,
+    /// In place of which it begins.
+    before: Option<ForwardInheritance>,
 }
 
 struct PortForwarder {
@@ -49,77 +73,76 @@ struct PortForwarder {
     shown: watch::Sender<Arc<ForwardSettings>>,
     workers: usize,
     datapath: Datapath,
+    /// It has been said what the kernel's program was attached to.
+    says_kernel: bool,
     /// For as long as something may be bound anew.
     passed: Arc<PassedSockets>,
     forwarder: Arc<Forwarder>,
     records: SharedRecords,
+    page: Arc<dyn Serving>,
+    metrics: MetricsPage,
     /// Behind the forwarder: it is there for as long as that.
     pid_file: PidFile,
 }
 
 impl PortForwarder {
     fn start(
-        sources: ForwardSources,
-        loaded: ForwardLoaded,
-        passed: Arc<PassedSockets>,
+        found: Found,
         control: &Control,
         interface: &dyn AdminInterface,
+        heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+        let Found { sources, loaded, passed, mut before } = found;
         let ForwardLoaded { settings, format, included, warnings } = loaded;
         say_source(sources.file(), format, &included, settings.rules.len());
         say_warnings(&warnings);
-        let workers =
-            settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-        let (datapath, reason) = match settings.datapath {
-            Some(step) => (step, "as configured".to_owned()),
-            None => Datapath::best(),
-        };
+        let (workers, datapath, reason) = threads(&settings, before.as_ref());
         passed::check(&passed, workers, |transport, at| listens(&settings.rules, transport, at))?;
         raise_open_files(&settings, workers);
 
         let records = SharedRecords::new(Mutex::new(open_records(&settings)?));
+        let lent = before.as_mut().map(ForwardInheritance::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
         let page =
-            interface.listen(Job::Forward, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
+            interface.listen(Job::Forward, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
         let (logger, writer) = connection_log(Arc::clone(&records));
         let log_counts = logger.counts();
         let log: Arc<dyn ConnectionLog> = Arc::new(logger);
-        let (forwarder, failed) =
-            Forwarder::start(&for_runtime(&settings, workers, datapath, &passed), &settings.rules, log)?;
+        let runtime = for_runtime(&settings, &settings, workers, datapath, &passed);
+        let is_first = before.is_none();
+        let (forwarder, failed) = match before {
+            None => Forwarder::start(&runtime, &settings.rules, log)?,
+            Some(before) => {
+                Forwarder::start_as_heir(&runtime, &settings.rules, log, before.into_forwarder())?
+            }
+        };
         say_left_out(&failed);
         if forwarder.listeners().is_empty() {
             return Err(DaemonError::NothingLeft);
         }
-        let pid_file = PidFile::write(settings.pid_file.as_deref())?;
+        let forwarder = Arc::new(forwarder);
+        let is_attached = heir.is_none();
+        take_over(heir, control.status(), &forwarder, &settings, datapath)?;
+        let pid_file = match PidFile::write(settings.pid_file.as_deref()) {
+            // Clients are served by now.
+            Err(error) if !is_first => {
+                tracing::warn!("{error}");
+                PidFile(None)
+            }
+            written => written?,
+        };
         say_what_started(&settings, &forwarder, &*page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
+        let says_kernel = if is_attached {
+            say_kernel(&settings, &forwarder, &settings.rules, datapath)
+        } else {
+            forwarder.kernel().is_some()
+        };
 
-        let forwarder = Arc::new(forwarder);
-        // Weak, so that the last owner can stop the forwarder while others look at it.
-        let weak = Arc::downgrade(&forwarder);
         let shown = watch::Sender::new(Arc::new(settings.clone()));
-        page.serve(Program {
-            job: Job::Forward,
-            control: control.clone(),
-            admin: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().admin.clone())
-            },
-            toml: {
-                let settings = shown.subscribe();
-                Arc::new(move || settings.borrow().to_toml())
-            },
-            open: {
-                let forwarder = Weak::clone(&weak);
-                Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
-            },
-            metrics: {
-                let snapshots =
-                    move || weak.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots());
-                forward_metrics::page(snapshots, Arc::clone(control.status()), log_counts)
-            },
-            server: None,
-        });
+        let program = for_lookers(control, &forwarder, &shown, log_counts);
+        let metrics = Arc::clone(&program.metrics);
+        let page = page.serve(program);
         let service = Self {
             sources,
             started: settings.clone(),
@@ -127,9 +150,12 @@ impl PortForwarder {
             shown,
             workers,
             datapath,
+            says_kernel,
             passed,
             forwarder,
             records,
+            page,
+            metrics,
             pid_file,
         };
         Ok((service, tokio::spawn(writer.run())))
@@ -141,9 +167,12 @@ impl PortForwarder {
         reloaded.warn_all(warnings);
         reloaded.need_restart(&self.started.unchangeable(&new));
         let records = open_records(&new)?;
-        let runtime = for_runtime(&new, self.workers, self.datapath, &self.passed);
+        let runtime = for_runtime(&new, &self.started, self.workers, self.datapath, &self.passed);
         let failed = self.forwarder.reload(&runtime, &new.rules)?;
         reloaded.warnings.extend(say_left_out(&failed));
+        if !self.says_kernel {
+            self.says_kernel = say_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
+        }
         if let Err(error) =
             passed::check(&self.passed, self.workers, |transport, at| listens(&new.rules, transport, at))
         {
@@ -204,10 +233,130 @@ impl Service for PortForwarder {
     fn say_left(&self, open: u64) {
         tracing::warn!(connections = open, "connections still open are ended");
     }
+
+    fn estate(&self) -> Arc<dyn Estate> {
+        Arc::new(ForwardEstate {
+            forwarder: Arc::clone(&self.forwarder),
+            page: Arc::clone(&self.page),
+            passed: Arc::clone(&self.passed),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn patience_after_upgrade(&self) -> Duration {
+        Duration::from_secs(self.settings.upgrade_deadline.into())
+    }
+
+    fn handed_over(&mut self, patience: Duration) {
+        self.page.leave();
+        self.pid_file.leave();
+        let deadline_s = patience.as_secs();
+        tracing::info!(connections = self.open(), deadline_s, "handed over; TCP connections live on here");
+    }
+
+    fn left(&self) -> u64 {
+        self.open()
+    }
 }
 
+/// Goes on where the process before stops, if there is one.
+fn take_over(
+    heir: &mut Option<Heir>,
+    status: &Status,
+    forwarder: &Arc<Forwarder>,
+    settings: &ForwardSettings,
+    datapath: Datapath,
+) -> Result<(), DaemonError> {
+    if let Some(heir) = heir {
+        let unfit =
+            |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
+        heir.take_over(status.carried(), || forwarder.inherited().map_err(unfit), || forwarder.serve())?;
+    }
+    // From now on nothing goes back to that one.
+    if let Some(heir) = heir.take() {
+        let (weak, settings) = (Arc::downgrade(forwarder), settings.clone());
+        heir.listen(Arc::clone(status.carried()), move || {
+            let Some(forwarder) = weak.upgrade() else { return };
+            match forwarder.attach_kernel() {
+                Ok(()) => _ = say_kernel(&settings, &forwarder, &settings.rules, datapath),
+                Err(error) => tracing::error!("the kernel forwards nothing from now on: {error}"),
+            }
+        });
+    }
+    Ok(())
+}
+
+/// How many workers there are, how datagrams enter and leave them, and why so.
+fn threads(settings: &ForwardSettings, before: Option<&ForwardInheritance>) -> (usize, Datapath, String) {
+    let workers = settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let (datapath, reason) = match settings.datapath {
+        DatapathChoice::Step(step) => (step, "as configured".to_owned()),
+        _ => Datapath::best(),
+    };
+    let Some((kept_workers, kept_datapath)) = before.map(ForwardInheritance::kept) else {
+        return (workers, datapath, reason);
+    };
+    let differ = [
+        (workers != kept_workers, "forward.workers"),
+        (
+            matches!(settings.datapath, DatapathChoice::Step(step) if step != kept_datapath),
+            "forward.datapath",
+        ),
+    ];
+    let differ: Vec<&str> = differ.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| key).collect();
+    Reloaded::default().need_restart(&differ);
+    (kept_workers, kept_datapath, "that of the process before".to_owned())
+}
+
+/// What others may see of it.
+fn for_lookers(
+    control: &Control,
+    forwarder: &Arc<Forwarder>,
+    shown: &watch::Sender<Arc<ForwardSettings>>,
+    log: Arc<LogCounts>,
+) -> Program {
+    // Weak, so that the last owner can stop the forwarder while others look at it.
+    let weak = Arc::downgrade(forwarder);
+    let rules: Rules = {
+        let forwarder = Weak::clone(&weak);
+        Arc::new(move || forwarder.upgrade().map_or_else(Vec::new, |forwarder| forwarder.snapshots()))
+    };
+    Program {
+        job: Job::Forward,
+        control: control.clone(),
+        admin: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().admin.clone())
+        },
+        toml: {
+            let settings = shown.subscribe();
+            Arc::new(move || settings.borrow().to_toml())
+        },
+        open: {
+            let forwarder = Weak::clone(&weak);
+            Arc::new(move || forwarder.upgrade().map_or(0, |forwarder| forwarder.active()))
+        },
+        metrics: {
+            let snapshots = move || {
+                weak.upgrade().map_or_else(Default::default, |forwarder| {
+                    (forwarder.snapshots(), forwarder.kernel().as_deref().map(Kernel::snapshot))
+                })
+            };
+            forward_metrics::page(snapshots, Arc::clone(control.status()), log)
+        },
+        server: None,
+        rules: Some(rules),
+    }
+}
+
+/// `started` is what the forwarder was started with, for what a reload cannot change.
 fn for_runtime(
     settings: &ForwardSettings,
+    started: &ForwardSettings,
     workers: usize,
     datapath: Datapath,
     passed: &Arc<PassedSockets>,
@@ -215,6 +364,9 @@ fn for_runtime(
     Settings {
         workers,
         datapath,
+        kernel: started.datapath == DatapathChoice::Kernel,
+        max_kernel_flows: started.kernel_flows,
+        kernel_hook: Hook::Best,
         busy_poll: Duration::from_micros(settings.busy_poll_us.into()),
         access: settings.access.clone(),
         max_connections: settings.max_connections,
@@ -270,13 +422,31 @@ fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dy
     page.say_where();
 }
 
+/// What the kernel forwards itself, if it does, and what that means.
+fn say_kernel(started: &ForwardSettings, forwarder: &Forwarder, rules: &[Rule], datapath: Datapath) -> bool {
+    let by_default = started.datapath == DatapathChoice::Kernel;
+    let asked = |rule: &&Rule| rule.protocol == Protocol::Udp && rule.kernel.unwrap_or(by_default);
+    for rule in rules.iter().filter(asked) {
+        if let Some(obstacle) = rule.kernel_obstacle() {
+            tracing::info!("rule {}: its datagrams stay in user space: {obstacle}", rule.id.0);
+        }
+    }
+    let Some(kernel) = forwarder.kernel() else { return false };
+    kernel_path::say(&kernel, started.kernel_flows, datapath);
+    tracing::warn!(
+        "what the kernel forwards itself never meets this machine's firewall (netfilter), nor its IPsec policies: clients are kept away \
+         by allow and deny alone"
+    );
+    true
+}
+
 /// Each connection has two sockets and, as bulk, two pipes; pipes are pooled, and few connections are bulk at a time.
 fn raise_open_files(settings: &ForwardSettings, workers: usize) {
     let ports: usize =
         settings.rules.iter().map(|rule| usize::from(rule.ports.last - rule.ports.first) + 1).sum();
     let needed = ports * workers + 2 * settings.max_connections + 256 * workers + 64;
     let subject = format!("{} connections", settings.max_connections);
-    rlimit::raise_open_files(needed as u64, &subject, "forward.max_connections");
+    rlimit::raise_open_files(needed as u64, admin::DESCRIPTORS, &subject, "forward.max_connections");
 }
 
 /// The lists, and the file of connections if there is one.
@@ -300,6 +470,11 @@ impl PidFile {
                 .map_err(DaemonError::file("the process ID to", path))?;
         }
         Ok(Self(path.map(Path::to_owned)))
+    }
+
+    /// It names another process by now.
+    fn leave(&mut self) {
+        self.0 = None;
     }
 }
 

@@ -9,29 +9,43 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use turnpike_forward::{CONNECT_BOUNDS, EndReason, Failure, RuleId, RuleSnapshot, TargetSnapshot};
+use turnpike_forward::{
+    CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, TargetSnapshot,
+};
 
 use crate::{
     admin::MetricsPage,
     control::Status,
     exposition::{self, Common, Families, by_name, count, counter},
+    kernel_path,
     log_limit::LogCounts,
 };
 
+/// Of rules, and of the kernel's part where it has one.
+type Snapshots = (Vec<(RuleId, RuleSnapshot)>, Option<KernelSnapshot>);
+
 /// The exposition text of live snapshots.
 pub(crate) fn page(
-    snapshots: impl Fn() -> Vec<(RuleId, RuleSnapshot)> + Send + Sync + 'static,
+    snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
-    let rules = move || snapshots().into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
-    exposition::page(move |common| Scrape { rules: rules(), common }, status, log)
+    exposition::page(
+        move |common| {
+            let (rules, kernel) = snapshots();
+            let rules = rules.into_iter().map(|(id, snapshot)| (id.0, snapshot)).collect();
+            Scrape { rules, kernel, common }
+        },
+        status,
+        log,
+    )
 }
 
 #[derive(Debug)]
 struct Scrape {
     /// By name.
     rules: Vec<(String, RuleSnapshot)>,
+    kernel: Option<KernelSnapshot>,
     common: Common,
 }
 
@@ -44,14 +58,26 @@ impl Collector for Scrape {
             by_name(|reason| ended(rule, reason))
         })?;
         page.by("forward_bytes", "Payload bytes forwarded.", "direction", |rule| {
-            vec![("to_target", rule.to_target_bytes), ("to_client", rule.to_client_bytes)]
+            both_ways([rule.to_target_bytes, rule.to_client_bytes])
         })?;
         page.by("forward_datagrams", "Datagrams forwarded.", "direction", |rule| {
-            vec![("to_target", rule.to_target_datagrams), ("to_client", rule.to_client_datagrams)]
+            both_ways([rule.to_target_datagrams, rule.to_client_datagrams])
         })?;
         page.each("forward_spliced_bytes", "Payload bytes that never entered user space.", |rule| {
             rule.spliced_bytes
         })?;
+        page.by(
+            "kernel_datagrams",
+            "Datagrams that the kernel has forwarded itself, at most a second old; forward_datagrams has them too.",
+            "direction",
+            |rule| both_ways(rule.kernel.datagrams),
+        )?;
+        page.by(
+            "kernel_bytes",
+            "Payload bytes of these, and of TCP that the kernel has passed on itself; forward_bytes has them too.",
+            "direction",
+            |rule| both_ways(rule.kernel.bytes),
+        )?;
         page.each(
             "forward_dropped_datagrams",
             "Datagrams dropped: session limit, full queue, too long for the other side.",
@@ -68,6 +94,9 @@ impl Collector for Scrape {
             |rule| rule.pauses,
         )?;
         self.targets(&mut page.encoder)?;
+        if let Some(kernel) = &self.kernel {
+            kernel_path::encode(&mut page.encoder, kernel)?;
+        }
         self.common.encode(&mut page.encoder)
     }
 }
@@ -139,13 +168,17 @@ impl Scrape {
     }
 }
 
+fn both_ways([to_target, to_client]: [u64; 2]) -> Vec<(&'static str, u64)> {
+    vec![("to_target", to_target), ("to_client", to_client)]
+}
+
 fn ended(rule: &RuleSnapshot, reason: EndReason) -> u64 {
     rule.ended.iter().filter(|(found, _)| *found == reason).map(|(_, count)| count).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use turnpike_forward::{Endpoint, Host, PortRange, Tally};
+    use turnpike_forward::{ByKernel, Endpoint, Host, PortRange, Tally};
 
     use super::*;
 
@@ -164,11 +197,15 @@ mod tests {
             ended: vec![(EndReason::Denied, 2)],
             to_target_bytes: 100,
             to_client_datagrams: 7,
+            kernel: ByKernel { datagrams: [0, 5], bytes: [60, 0] },
             ..RuleSnapshot::default()
         };
         let id = RuleId("tcp://0.0.0.0:9000".to_owned());
         let page = page(
-            move || vec![(id.clone(), snapshot.clone()), (RuleId("b".to_owned()), RuleSnapshot::default())],
+            move || {
+                let other = (RuleId("b".to_owned()), RuleSnapshot::default());
+                (vec![(id.clone(), snapshot.clone()), other], None)
+            },
             Arc::default(),
             Arc::new(LogCounts { lost: 4.into(), ends: 9.into(), ..LogCounts::default() }),
         );
@@ -182,6 +219,8 @@ mod tests {
             "turnpike_forward_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 100",
             "turnpike_forward_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 7",
             "turnpike_forward_spliced_bytes_total{rule=\"b\"} 0",
+            "turnpike_kernel_datagrams_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_client\"} 5",
+            "turnpike_kernel_bytes_total{rule=\"tcp://0.0.0.0:9000\",direction=\"to_target\"} 60",
             "turnpike_forward_dropped_datagrams_total{rule=\"b\"} 0",
             "turnpike_log_lines_lost_total 4",
             "turnpike_log_lines_suppressed_total{kind=\"end\"} 9",
@@ -203,8 +242,11 @@ mod tests {
         let address = std::net::SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5432)).into();
         let targets = vec![TargetSnapshot { target, address, up: true, counts }];
         let snapshot = RuleSnapshot { targets, ..RuleSnapshot::default() };
-        let page =
-            page(move || vec![(RuleId("r".to_owned()), snapshot.clone())], Arc::default(), Arc::default());
+        let page = page(
+            move || (vec![(RuleId("r".to_owned()), snapshot.clone())], None),
+            Arc::default(),
+            Arc::default(),
+        );
         let text = page().expect("encodes");
         let labels = "rule=\"r\",target=\"db.example.org:5432\",address=\"[::1]:5432\"";
         for line in [
@@ -242,7 +284,12 @@ mod tests {
             counts: Tally::default(),
         };
         let rule = RuleSnapshot { targets: vec![target], ..Default::default() };
-        let page = page(move || vec![(RuleId("r".to_owned()), rule.clone())], Arc::default(), Arc::default());
+        let kernel = || Some(KernelSnapshot::default());
+        let page = page(
+            move || (vec![(RuleId("r".to_owned()), rule.clone())], kernel()),
+            Arc::default(),
+            Arc::default(),
+        );
         let text = page().expect("encodes");
         let samples: Vec<&str> = text
             .lines()

@@ -1,4 +1,4 @@
-//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, logs, metrics.
+//! What `serve` and `forward` share as services: one control loop, signals, reload, drain, upgrade, logs, metrics.
 //!
 //! ```text
 //!                   signals ─▶ Request ─▶ control (one tokio thread) ─▶ Service: TURN server or forwarder
@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod carried_metrics;
 mod certificate_expiry;
 mod certificate_watch;
 mod certificates;
@@ -25,7 +26,9 @@ mod error;
 mod exposition;
 mod fleet;
 mod forward;
+mod forward_estate;
 mod forward_metrics;
+mod kernel_path;
 mod log_limit;
 mod log_queue;
 pub mod logging;
@@ -33,21 +36,27 @@ mod own_addresses;
 mod passed;
 mod plan;
 mod process;
+mod refusals;
 mod rlimit;
 mod serve;
+mod serve_estate;
 mod serve_metrics;
 mod service_manager;
 mod session_log;
 mod session_totals;
 mod signals;
 mod store;
+mod upgrade;
 
-pub use admin::{AdminError, AdminInterface, Job, Listening, Program, ServerView};
+pub use admin::{AdminError, AdminInterface, Job, Lent, Listening, Program, ServerView, Serving};
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};
 pub use forward::forward;
 pub use plan::random_password;
+pub use refusals::{Refusal, RefusalFilter, Why};
 pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
 pub use store::{Store, open_store};
+pub use turnpike_forward::{RuleId, RuleSnapshot};
+pub use upgrade::{AskError, Which, ask as upgrade};

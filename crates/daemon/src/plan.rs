@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, realms};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
@@ -29,23 +29,39 @@ pub(crate) const GENERATED_USER: &str = "turnpike";
 pub(crate) struct Plan {
     /// For [`turnpike_relay::Relay::start`].
     pub(crate) config: Config,
+    /// What the numbers of its listeners stand for.
+    pub(crate) layout: Layout,
     /// Why this data path.
     pub(crate) datapath_reason: String,
     /// Sentences about what was found or left out.
     pub(crate) notes: Vec<String>,
 }
 
+/// What a reload must find again as it was.
+#[derive(Clone, Debug)]
+pub(crate) struct Before {
+    /// The relay addresses that were detected, where none were configured.
+    pub(crate) detected: Option<Vec<RelayAddress>>,
+    /// The numbers of listeners so far.
+    pub(crate) layout: Layout,
+}
+
 impl Plan {
-    /// Asks the machine for what the settings do not say. Sends nothing.
+    /// Asks the machine for what the settings do not say, unless that was asked `before`. Sends nothing.
     pub(crate) fn new(
         merged: &Merged,
         keys: NodeKeys,
         tls: Option<Arc<TlsContext>>,
         dtls: Option<Arc<DtlsContext>>,
+        before: Option<&Before>,
     ) -> Self {
         let settings = &merged.settings;
         let mut notes = Vec::new();
-        let relay = relay_addresses(settings, &mut notes);
+        let detected = before.and_then(|before| before.detected.clone());
+        let relay = match detected {
+            Some(detected) if settings.relay_addresses.is_empty() => detected,
+            _ => relay_addresses(settings, &mut notes),
+        };
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
@@ -57,14 +73,14 @@ impl Plan {
             DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
             DatapathChoice::Auto | DatapathChoice::Step(_) => None,
         };
-        if kernel.is_some() {
+        if kernel.is_some() && before.is_none() {
             notes.push(
                 "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
                  peers are kept away by the peer rules alone"
                     .to_owned(),
             );
         }
-        if settings.datapath == DatapathChoice::Xdp {
+        if settings.datapath == DatapathChoice::Xdp && before.is_none() {
             notes.push(
                 "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
                  (ethtool -K INTERFACE rxvlan off)"
@@ -96,7 +112,8 @@ impl Plan {
             idle_ms: u64::from(settings.idle_timeout) * 1000,
         };
         listen.extend(discovery_listeners(settings, &listen));
-        let layout = Layout::new(&listen, &dtls.listen, &streams);
+        let mut layout = before.map_or_else(Layout::default, |before| before.layout.clone());
+        layout.follow(&listen, &dtls.listen, &streams);
         let config = Config {
             dtls,
             workers: workers(settings),
@@ -104,21 +121,24 @@ impl Plan {
             kernel,
             max_kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
+            coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
             server: server_config(merged, &layout, &relay, keys),
             listen,
             streams,
             relay,
             passed: Arc::default(),
             ports: settings.ports.clone(),
+            shared_ports: settings.shared_ports,
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
             max_allocations: settings.max_allocations,
             max_allocations_per_user: settings.max_allocations_per_user,
+            max_allocations_per_prefix: settings.max_allocations_per_prefix,
             realm_limits: realms::limits(settings),
         };
-        Self { config, datapath_reason, notes }
+        Self { config, layout, datapath_reason, notes }
     }
 
     /// Whether the relay will listen here.
@@ -131,8 +151,9 @@ impl Plan {
         one.contains(&address) || other.contains(&address)
     }
 
-    /// File descriptors that the relay may need: each allocation up to two sockets and its client's connection, each reserved port
-    /// and each connection without an allocation one, each connection to a peer two, and some for everything else.
+    /// File descriptors that the relay may need: each allocation up to two sockets, though none without a port, and its client's
+    /// connection, each reserved port and each connection without an allocation one, each connection to a peer two, and some for
+    /// everything else.
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
@@ -144,7 +165,7 @@ impl Plan {
             config.workers * 2 * (config.server.max_total_connections + PIPES)
         };
         let sockets = (config.listen.len() + config.dtls.listen.len() + listeners) * config.workers
-            + 2 * config.max_allocations
+            + (2 * config.max_allocations).min(config.ports.len() * config.relay.len())
             + config.max_reservations()
             + streams
             // Of a full house those who come and those who go are there together, until the tick is over.
@@ -154,13 +175,13 @@ impl Plan {
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same addresses and keys. `layout` says what
-/// the numbers of listeners stand for.
+/// The state machine's part of the settings; a reload makes it anew with the same keys. `layout` says what the numbers of listeners stand
+/// for.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
     relay: &[RelayAddress],
-    NodeKeys { keys, node }: NodeKeys,
+    NodeKeys { own, keys, node }: NodeKeys,
 ) -> ServerConfig {
     let settings = &merged.settings;
     let realms = realms::all(settings);
@@ -169,6 +190,7 @@ pub(crate) fn server_config(
     let profiles = layout.entries().map(|entry| ListenerProfile {
         transport: entry.transport,
         realms: realms::served_at(&realms, entry.address, entry.server_name),
+        ..ListenerProfile::default()
     });
     ServerConfig {
         realm: realms[0].name.to_owned(),
@@ -183,11 +205,16 @@ pub(crate) fn server_config(
         },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth_required,
+        own_key: own,
         nonce_keys: keys,
         node,
         nonce_lifetime: settings.nonce_lifetime,
         default_lifetime: settings.default_lifetime,
         max_lifetime: settings.max_lifetime,
+        max_age: limit_keys::max_age(settings),
+        bandwidth: limit_keys::bandwidth(settings),
+        prefixes: limit_keys::prefixes(settings),
+        refusals: limit_keys::refusals(settings, workers(settings)),
         max_permissions: settings.max_permissions,
         max_channels: settings.max_channels,
         relay_v4: relay.iter().any(|address| address.bind.is_ipv4()),
@@ -210,7 +237,7 @@ pub(crate) fn server_config(
     }
 }
 
-fn workers(settings: &Settings) -> usize {
+pub(crate) fn workers(settings: &Settings) -> usize {
     settings.workers.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
@@ -345,7 +372,11 @@ mod tests {
     use super::*;
     use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
     use turnpike_testkit::randomness;
-    use turnpike_turn::server::{RealmId, Transport};
+    use turnpike_turn::server::{NonceKey, RealmId, Transport};
+
+    fn alone() -> NodeKeys {
+        NodeKeys::alone(NonceKey([7; 32]))
+    }
 
     #[test]
     fn a_credential_is_needed_only_when_nobody_could_authenticate() {
@@ -372,7 +403,7 @@ mod tests {
     #[test]
     fn a_users_share_of_connections_is_each_workers() {
         let settings = Settings { workers: Some(4), ..Settings::default() };
-        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], NodeKeys::alone());
+        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
         assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
     }
 
@@ -414,7 +445,7 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&Merged::of(&settings), &Layout::default(), &[], NodeKeys::alone());
+            let server = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
@@ -437,7 +468,7 @@ mod tests {
             discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
         assert_eq!(more, ["127.0.0.1:3479"]);
         let layout = Layout::new(&listen, &[], &StreamConfig::default());
-        let server = server_config(&Merged::of(&settings), &layout, &[], NodeKeys::alone());
+        let server = server_config(&Merged::of(&settings), &layout, &[], alone());
         assert_eq!(server.nat_discovery.len(), 1);
         assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
         assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
@@ -451,7 +482,7 @@ mod tests {
         let settings =
             Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
         let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
-        let profiles = server_config(&Merged::of(&settings), &layout, &[], NodeKeys::alone()).listeners;
+        let profiles = server_config(&Merged::of(&settings), &layout, &[], alone()).listeners;
         assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
         assert_eq!((profiles[1].transport, &profiles[1].realms[..]), (Transport::Dtls, &[RealmId(1)][..]));
     }
@@ -460,12 +491,12 @@ mod tests {
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
         let config =
-            server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, NodeKeys::alone());
+            server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
         assert!(
-            !server_config(&Merged::of(&timed), &Layout::default(), &relay, NodeKeys::alone())
+            !server_config(&Merged::of(&timed), &Layout::default(), &relay, alone())
                 .username_anonymity
         );
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));

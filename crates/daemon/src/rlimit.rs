@@ -1,11 +1,10 @@
 //! Room for as many files as the configuration may need.
 
-use crate::admin;
-
-/// Raises the limit of open files to `needed`, and says so where that is not possible: `subject` needs them, `key` is what can be
-/// lowered instead. Some are set apart for the admin interface and for files that a reload reads: who connects shall not take them.
-pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
-    let needed = needed + admin::DESCRIPTORS;
+/// Raises the limit of open files to `needed` and those that are set `apart`, and says so where that is not possible: `subject` needs
+/// them, `key` is what can be lowered instead. Set apart they are for the admin interface and for files that a reload reads: who connects
+/// shall not take them.
+pub(crate) fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
+    let needed = needed + apart;
     match turnpike_net::limits::raise_open_files(needed) {
         Ok(limit) if limit < needed => tracing::warn!(
             "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
@@ -14,7 +13,7 @@ pub(crate) fn raise_open_files(needed: u64, subject: &str, key: &str) {
         Ok(_) => {}
         Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
     }
-    if let Err(error) = turnpike_net::limits::set_apart(admin::DESCRIPTORS) {
+    if let Err(error) = turnpike_net::limits::set_apart(apart) {
         tracing::warn!("cannot set descriptors apart for the admin interface: {error}");
     }
 }

@@ -1,31 +1,37 @@
-//! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads and drains it.
+//! `turnpike serve`: starts the TURN server, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
+    fmt::Display,
     io::Write,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, realms};
-use turnpike_net::PassedSockets;
-use turnpike_relay::{Attachment, CredentialStore, Hook, Kernel, Layout, Relay, RelayAddress, SessionLog};
-use turnpike_turn::server::Effect;
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
+use turnpike_net::{Datapath, PassedSockets};
+use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog, TurnedAway};
+use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::{AdminInterface, Job, Listening, Program, Server},
-    certificates::Certificates,
+    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Server, Serving},
+    certificates::{Certificates, Contexts},
     changes::ServeChanges,
-    control::{self, Control, Reloaded, Service, say_warnings},
+    control::{self, Control, Reloaded, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
-    fleet::{self, Fleet, StatusLines},
+    fleet::{self, Fleet, FleetEstate, StatusLines},
+    kernel_path, logging,
     own_addresses::OwnAddresses,
     passed,
-    plan::{self, Plan},
-    rlimit, serve_metrics,
+    plan::{self, Before, Plan},
+    refusals::Refusals,
+    rlimit,
+    serve_estate::{ServeEstate, ServeInheritance},
+    serve_metrics::{self, Snapshots},
     session_log::{SessionLogger, session_log},
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
+    upgrade::{self, Estate, Heir},
 };
 
 /// Runs a TURN server until a signal or an administrator ends it. A generated credential goes to `out`, once.
@@ -37,14 +43,23 @@ pub fn serve(
     out: &mut dyn Write,
     interface: &dyn AdminInterface,
 ) -> Result<(), DaemonError> {
-    // Before anything else is opened.
-    let passed = PassedSockets::from_service_manager()?;
-    let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
-    let loaded = sources.load()?;
-    check_store(&loaded.settings)?;
-    let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-    control::run((&level, format), async |control| {
-        TurnServer::start(sources, loaded, Arc::new(passed), control, out, interface).await
+    upgrade::begin("serve", |heir| {
+        // Before anything else is opened.
+        let (before, passed) = match heir {
+            Some(heir) => {
+                let (before, passed) = ServeInheritance::new(heir)?;
+                (Some(before), passed)
+            }
+            None => (None, PassedSockets::from_service_manager()?),
+        };
+        let sources = sources.clone().with_fallback(passed::settings_of_serve(&passed));
+        let loaded = sources.load()?;
+        check_store(&loaded.settings)?;
+        let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        let found = Found { sources, loaded, passed: Arc::new(passed), before };
+        control::run((&level, format), async |control| {
+            TurnServer::start(found, control, out, interface, heir).await
+        })
     })
 }
 
@@ -55,6 +70,16 @@ pub fn serve(
 pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings)?;
     fleet::address(settings).map(drop)
+}
+
+/// What a server begins with.
+struct Found {
+    sources: Sources,
+    loaded: Loaded,
+    /// By a service manager.
+    passed: Arc<PassedSockets>,
+    /// In place of which it begins.
+    before: Option<ServeInheritance>,
 }
 
 struct TurnServer {
@@ -71,40 +96,69 @@ struct TurnServer {
     shared_store: SharedStore,
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
-    /// What the listeners and relay addresses of the settings came to.
-    layout: Layout,
+    /// What a service manager has passed.
+    passed: Arc<PassedSockets>,
+    /// What the relay addresses of the settings came to.
     addresses: Vec<RelayAddress>,
     certificates: Certificates,
+    /// For applications, and the admin interface.
+    pages: [Arc<dyn Serving>; 2],
+    metrics: MetricsPage,
 }
 
 impl TurnServer {
     async fn start(
-        sources: Sources,
-        loaded: Loaded,
-        passed: Arc<PassedSockets>,
+        found: Found,
         control: &Control,
         out: &mut dyn Write,
         interface: &dyn AdminInterface,
+        heir: &mut Option<Heir>,
     ) -> Result<(Self, JoinHandle<()>), DaemonError> {
+        let Found { sources, loaded, passed, mut before } = found;
         let Loaded { mut settings, certificates, warnings } = loaded;
         say_warnings(&warnings);
+        let started = settings.clone();
+        if let Some(before) = &before {
+            before.keep(&mut settings);
+        }
         let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
             OpenError::Address(errors) => DaemonError::Config(errors),
             OpenError::Store(error) => DaemonError::Store(error),
         })?;
-        let generated = generate_credential(&mut settings, store.as_ref()).await;
+        let generated = match &before {
+            None => generate_credential(&mut settings, store.as_ref()).await,
+            Some(before) => inherit_credential(&mut settings, store.as_ref(), before)?,
+        };
         let merged = merge(&settings, store.as_mut());
+        let own_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::own_key);
         let certificates = Certificates::new(&settings, certificates)?;
-        let (fleet, begun) = Fleet::join(&settings).await?;
-        let mut plan = Plan::new(&merged, fleet.keys(), certificates.tls.clone(), certificates.dtls.clone());
+        let (fleet, begun) =
+            Fleet::join(&settings, own_key, before.as_ref().map(ServeInheritance::fleet)).await?;
+        let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
+        let as_before = before.as_ref().map(ServeInheritance::before);
+        let mut plan = Plan::new(&merged, fleet.keys(), tls, dtls, as_before.as_ref());
         passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
-        plan.config.passed = passed;
-        raise_open_files(&plan);
+        plan.config.passed = Arc::clone(&passed);
+        if let Some(before) = &before {
+            plan.config.datapath = before.datapath();
+            plan.datapath_reason = "that of the process before".to_owned();
+            if let (Some(tls), Some(keys)) = (&certificates.tls, before.tickets()) {
+                tls.take_over(keys);
+            }
+        }
+        raise_open_files(&plan, &settings);
 
+        let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
         let is_explicit = settings.is_explicit("admin.listen");
-        let page = interface.listen(Job::Serve, &settings.admin, is_explicit).map_err(DaemonError::Admin)?;
-        // It takes loopback for this machine, and a client that has TCP relayed would come from the server's own address.
-        plan.config.listeners_beside = page.addresses();
+        let for_applications =
+            |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
+        let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
+        let page =
+            interface.listen(Job::Serve, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
+        let applications = interface.listen_for_applications(&settings, lent_to_applications);
+        let applications = applications.map_err(DaemonError::Admin)?;
+        // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
+        plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let own = OwnAddresses::new()
             .inspect(|own| plan.config.addresses = own.list())
             .inspect_err(|error| {
@@ -114,16 +168,30 @@ impl TurnServer {
                 );
             })
             .ok();
-        let (logger, writer) = session_log();
+        let refusals = Arc::<Refusals>::default();
+        let (logger, writer) = session_log(Arc::clone(&refusals));
         let (log_counts, totals) = (logger.counts(), logger.totals());
         let (lines, publisher) = fleet.status_lines().unzip();
         let log: Arc<dyn SessionLog> = Arc::new(Logs { logger, lines });
         let credentials = credentials(&merged, store.as_ref());
-        let others: Arc<dyn turnpike_relay::Fleet> = Arc::<Fleet>::clone(&fleet);
-        let relay = Arc::new(Relay::start_in(Some(others), &plan.config, credentials, log)?);
-        say_what_started(&plan, &relay, &*page);
+        let others: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(&fleet));
+        let is_first = before.is_none();
+        let relay = Arc::new(match before {
+            None => Relay::start_in(others, &plan.config, credentials, log)?,
+            Some(before) => {
+                let inheritance = before.into_relay();
+                Relay::start_as_heir(others, &plan.config, &plan.layout, credentials, log, inheritance)?
+            }
+        });
+        let is_attached = heir.is_none();
+        take_over(heir, control.status(), &relay, &plan)?;
+        say_what_started(&plan, &relay, &[&*page, &*applications]);
+        if is_attached {
+            say_where_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
+        }
+        say_notes(&plan);
         certificates.say();
-        if let Some(generated) = &generated {
+        if let Some(generated) = generated.as_ref().filter(|_| is_first) {
             generated.print(&settings.realm, out);
         }
         let shared_store = SharedStore::default();
@@ -135,9 +203,23 @@ impl TurnServer {
         if let Some(own) = own {
             tokio::spawn(own.keep_current(Weak::clone(&weak)));
         }
-        let shown = watch::Sender::new(Shown::new(&settings, &merged));
+        let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
         let told = certificates.told();
-        page.serve(Program {
+        let metrics = {
+            let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
+            let snapshots = move || {
+                relay.upgrade().map_or_else(Default::default, |relay| {
+                    let kernel = relay.kernel().map(Kernel::snapshot);
+                    let workers = relay.snapshots();
+                    let listeners = relay.by_listener(&workers);
+                    Snapshots { workers, realms: relay.realms(), listeners, kernel }
+                })
+            };
+            let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
+            let fleet = Arc::clone(&fleet);
+            serve_metrics::page(snapshots, told, move || fleet.counts(), status, log_counts)
+        };
+        let program = Program {
             job: Job::Serve,
             control: control.clone(),
             admin: {
@@ -152,32 +234,23 @@ impl TurnServer {
                 let relay = Weak::clone(&weak);
                 Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
             },
-            metrics: {
-                let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
-                let snapshots = move || {
-                    relay.upgrade().map_or_else(Default::default, |relay| {
-                        let kernel = relay.kernel().map(Kernel::snapshot);
-                        (relay.snapshots(), relay.realms(), kernel)
-                    })
-                };
-                let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-                let fleet = Arc::clone(&fleet);
-                serve_metrics::page(snapshots, told, move || fleet.counts(), status, log_counts)
-            },
+            metrics: Arc::clone(&metrics),
             server: Some(Server {
                 relay: weak,
                 shown: shown.subscribe(),
                 store: Arc::clone(&shared_store),
                 certificates: told,
-                addresses: plan.config.relay.clone().into(),
                 datapath: plan.config.datapath,
                 datapath_reason: plan.datapath_reason.as_str().into(),
                 fleet: orders,
+                refusals,
             }),
-        });
+            rules: None,
+        };
+        let pages = [applications.serve(program.clone()), page.serve(program)];
         let server = Self {
             sources,
-            started: settings.clone(),
+            started,
             settings,
             shown,
             generated: generated.and_then(Generated::not_kept),
@@ -185,9 +258,11 @@ impl TurnServer {
             shared_store,
             fleet,
             relay,
-            layout: plan.config.layout(),
+            passed,
             addresses: plan.config.relay,
             certificates,
+            pages,
+            metrics,
         };
         let writing = async move {
             match publisher {
@@ -198,66 +273,111 @@ impl TurnServer {
         Ok((server, tokio::spawn(writing)))
     }
 
-    /// What has changed, or why it cannot be taken.
+    /// What has changed, or why it cannot be taken: then nothing has changed.
     async fn take(&mut self, loaded: Loaded, problems: &[Mistake]) -> Result<Reloaded, Vec<String>> {
         let Loaded { settings: mut new, certificates, warnings } = loaded;
         let unchangeable = self.started.unchangeable(&new);
-        // Where the embedded store is, is for a restart.
-        new.store.state.clone_from(&self.started.store.state);
-        let store =
-            if new.store == self.settings.store { None } else { Some(OpenStore::open(&new, true).await) };
-        let store = store.transpose().map_err(|error| {
-            control::say_refused(&error, "configuration not reloaded: the old one stays in force")
-        })?;
+        new.keep_unchangeable(&self.settings);
+        let refused = |error: &dyn Display| control::say_refused(error, NOT_RELOADED);
+        let store = if new.store == self.settings.store {
+            None
+        } else {
+            Some(OpenStore::open(&new, true).await.map_err(|error| refused(&error))?)
+        };
         let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
         if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {
-                let refused = "configuration not reloaded: it names neither users nor secrets, so nobody could authenticate";
-                tracing::error!("{refused}");
-                return Err(vec![refused.to_owned()]);
+                return Err(refused(&"it names neither users nor secrets, so nobody could authenticate"));
             }
             new.users.extend(self.generated.clone());
         }
+        let contexts = self.certificates.contexts(&new, &certificates, problems);
+        let contexts = contexts.map_err(|error| refused(&error))?;
+        let (relistened, notes) =
+            self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
         let mut reloaded = Reloaded::default();
         reloaded.warn_all(warnings);
-        reloaded.warn_all(plan::alternates_that_are_us(&new));
+        reloaded.warn_all(notes);
         reloaded.need_restart(&unchangeable);
-        if let Some(store) = store {
-            self.store = store;
-            store::share(&self.shared_store, self.store.as_ref());
-        }
+        say_relistened(&relistened);
         let old = std::mem::replace(&mut self.settings, new);
         self.fleet.set(&self.settings);
-        self.put_into_force();
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
         changes.say(&self.settings);
+        // Last, so that nobody misses what has changed because the level has.
+        if old.log_level != self.settings.log_level
+            && let Err(error) = logging::set_level(&self.settings.log_level)
+        {
+            reloaded.warn(format!("log.level stays {}: {error}", old.log_level));
+        }
         Ok(reloaded)
     }
 
-    /// Settings and store as they are.
-    fn put_into_force(&mut self) {
-        let merged = merge(&self.settings, self.store.as_mut());
-        self.layout.add_server_names(realms::server_names(&merged.settings));
-        let server = plan::server_config(&merged, &self.layout, &self.addresses, self.fleet.keys());
-        let credentials = credentials(&merged, self.store.as_ref());
-        self.relay.reconfigure(&server, &self.layout, &credentials, &realms::limits(&merged.settings));
-        self.shown.send_replace(Shown::new(&self.settings, &merged));
+    /// Settings with what the store says, be it the one that there was or a `new` one: all of a reload that can fail. Where it does, nothing
+    /// has changed. What the log should say.
+    fn put_into_force(
+        &mut self,
+        settings: &Settings,
+        new: Option<Option<OpenStore>>,
+        (tls, dtls): Contexts,
+    ) -> Result<(Relistened, Vec<String>), DaemonError> {
+        let (is_new, mut store) = match new {
+            Some(new) => (true, new),
+            None => (false, self.store.take()),
+        };
+        let before = Before {
+            detected: self.settings.relay_addresses.is_empty().then(|| self.addresses.clone()),
+            layout: self.relay.layout(),
+        };
+        let merged = merge(settings, store.as_mut());
+        let plan = Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&before));
+        let is_served = |transport, at| plan.listens(transport, at);
+        let relistened = passed::check(&self.passed, plan.config.workers, is_served).and_then(|()| {
+            let credentials = credentials(&merged, store.as_ref());
+            Ok(self.relay.reconfigure(&plan.config, &plan.layout, &credentials)?)
+        });
+        if is_new && relistened.is_ok() {
+            store::share(&self.shared_store, store.as_ref());
+        }
+        if !is_new || relistened.is_ok() {
+            self.store = store;
+        }
+        let relistened = relistened.inspect_err(|_| {
+            // What it says is not in force.
+            if let Some(store) = &mut self.store {
+                store.not_in_force();
+            }
+        })?;
+        (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
+        raise_open_files(&plan, settings);
+        self.shown.send_replace(Shown::new(settings, &merged, &plan.config.relay));
+        self.fleet.listens(&self.relay, &plan);
+        self.addresses = plan.config.relay;
+        Ok((relistened, plan.notes))
     }
 }
 
-/// Settings, for whoever looks at them.
+const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
+
+/// What holds, for whoever looks at it.
 #[derive(Clone)]
 pub(crate) struct Shown {
     pub(crate) configured: Arc<Settings>,
     /// With what the store adds.
     pub(crate) in_force: Arc<Settings>,
+    /// Those that relayed transport addresses are made on.
+    pub(crate) addresses: Arc<[RelayAddress]>,
 }
 
 impl Shown {
-    fn new(configured: &Settings, merged: &Merged) -> Self {
-        Self { configured: Arc::new(configured.clone()), in_force: Arc::new(merged.settings.clone()) }
+    fn new(configured: &Settings, merged: &Merged, addresses: &[RelayAddress]) -> Self {
+        Self {
+            configured: Arc::new(configured.clone()),
+            in_force: Arc::new(merged.settings.clone()),
+            addresses: addresses.into(),
+        }
     }
 }
 
@@ -280,6 +400,26 @@ enum Generated {
     ForThisRun(User),
     /// In the embedded store.
     Kept(MadeUp),
+}
+
+/// The same in the place of another process, which may have made somebody up.
+fn inherit_credential(
+    settings: &mut Settings,
+    store: Option<&OpenStore>,
+    before: &ServeInheritance,
+) -> Result<Option<Generated>, DaemonError> {
+    if !plan::names_nobody(settings) {
+        return Ok(None);
+    }
+    if let Some(user) = before.generated() {
+        settings.users.push(user.clone());
+        return Ok(Some(Generated::ForThisRun(user)));
+    }
+    if store.is_some_and(OpenStore::is_in_use) {
+        return Ok(None);
+    }
+    let nobody = "the configuration names neither users nor secrets any more, so nobody could authenticate";
+    Err(DaemonError::Upgrade(nobody.to_owned()))
 }
 
 /// Where nobody could authenticate, somebody is made up: in the embedded store if that can be, else for as long as this process lives.
@@ -309,9 +449,7 @@ impl Service for TurnServer {
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         match self.sources.load_but_certificates() {
             Ok((loaded, problems)) => self.take(loaded, &problems).await,
-            Err(errors) => {
-                Err(control::say_refused(&errors, "configuration not reloaded: the old one stays in force"))
-            }
+            Err(errors) => Err(control::say_refused(&errors, NOT_RELOADED)),
         }
     }
 
@@ -319,7 +457,10 @@ impl Service for TurnServer {
         self.certificates.look(&self.settings);
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
             tracing::info!("the store has other realms, limits, token keys or peer rules now");
-            self.put_into_force();
+            let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
+            if let Err(error) = self.put_into_force(&self.settings.clone(), None, contexts) {
+                tracing::error!("what the store says now is not in force: {error}");
+            }
         }
     }
 
@@ -353,6 +494,43 @@ impl Service for TurnServer {
     async fn leave(&mut self) {
         self.fleet.leave().await;
     }
+
+    fn estate(&self) -> Arc<dyn Estate> {
+        Arc::new(ServeEstate {
+            relay: Arc::clone(&self.relay),
+            fleet: FleetEstate::new(Arc::clone(&self.fleet)),
+            generated: self.generated.clone(),
+            tickets: self.certificates.tls.as_ref().map(|tls| tls.ticket_keys()),
+            pages: self.pages.clone(),
+            passed: Arc::clone(&self.passed),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+
+    fn patience_after_upgrade(&self) -> Duration {
+        Duration::from_secs(self.settings.upgrade_deadline.into())
+    }
+
+    fn handed_over(&mut self, patience: Duration) {
+        self.pages.iter().for_each(|page| page.leave());
+        let (allocations, connections) = self.relay.left();
+        let deadline_s = patience.as_secs();
+        tracing::info!(
+            allocations,
+            connections,
+            deadline_s,
+            "handed over; sessions over streams and DTLS live on here"
+        );
+    }
+
+    fn left(&self) -> u64 {
+        let (allocations, connections) = self.relay.left();
+        allocations + connections
+    }
 }
 
 /// The session log, and what is published of sessions.
@@ -368,18 +546,64 @@ impl SessionLog for Logs {
         }
         self.logger.effect(worker, effect);
     }
+
+    fn turned_away(&self, worker: usize, turned: &TurnedAway) {
+        self.logger.turned_away(worker, turned);
+    }
+}
+
+/// Goes on where the process before stops, if there is one.
+fn take_over(
+    heir: &mut Option<Heir>,
+    status: &Status,
+    relay: &Arc<Relay>,
+    plan: &Plan,
+) -> Result<(), DaemonError> {
+    if let Some(heir) = heir {
+        let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
+        heir.take_over(status.carried(), inherited, || relay.serve())?;
+    }
+    // From now on nothing goes back to that one.
+    if let Some(heir) = heir.take() {
+        let (weak, room, datapath) =
+            (Arc::downgrade(relay), plan.config.max_kernel_flows, plan.config.datapath);
+        heir.listen(Arc::clone(status.carried()), move || {
+            let Some(relay) = weak.upgrade() else { return };
+            match relay.attach_kernel() {
+                Ok(()) => say_where_attached(&relay, room, datapath),
+                Err(error) => tracing::error!("the kernel relays nothing from now on: {error}"),
+            }
+        });
+    }
+    Ok(())
 }
 
 fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
 }
 
-fn raise_open_files(plan: &Plan) {
-    let subject = format!("{} allocations", plan.config.max_allocations);
-    rlimit::raise_open_files(plan.open_files(), &subject, "limits.allocations");
+fn say_relistened(relistened: &Relistened) {
+    for (protocol, address) in &relistened.opened {
+        tracing::info!("listening on {protocol} {address}");
+    }
+    for (protocol, address) in &relistened.closed {
+        let until = match *protocol {
+            "udp" | "dtls" => "takes no new clients, and is closed when its last one is gone",
+            _ => "closed; its connections live on",
+        };
+        tracing::info!("no longer listening on {protocol} {address}: {until}");
+    }
 }
 
-fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
+fn raise_open_files(plan: &Plan, settings: &Settings) {
+    let subject = format!("{} allocations", plan.config.max_allocations);
+    let for_applications =
+        if settings.credentials.listen.is_empty() { 0 } else { admin::CREDENTIALS_DESCRIPTORS };
+    let apart = admin::DESCRIPTORS + for_applications;
+    rlimit::raise_open_files(plan.open_files(), apart, &subject, "limits.allocations");
+}
+
+fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
     let config = &plan.config;
     let listeners = relay.listeners();
     let turnpike_relay::runtime::Listeners { udp, tcp, tls, dtls } = listeners;
@@ -401,47 +625,29 @@ fn say_what_started(plan: &Plan, relay: &Relay, page: &dyn Listening) {
             None => tracing::info!("relaying on {}, ports {first}-{last}", address.bind),
         }
     }
-    tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
-    if let Some(kernel) = relay.kernel() {
-        let attached = kernel.attached();
-        let where_to = if attached.is_empty() {
-            "to no interface yet: none is Ethernet, up, and has an address".to_owned()
-        } else {
-            format!("to {}", named_by_hook(&attached))
-        };
-        let flows = config.max_kernel_flows;
+    if config.shared_ports > 0 {
         tracing::info!(
-            "data path kernel: attached {where_to}; room for {flows} flows; everything else by {}",
-            config.datapath
+            "allocations of a worker share {} ports on each of these; there, an address of peers is one client's alone",
+            config.shared_ports
         );
-        for Attachment { interface, hook, why } in &attached {
-            if let Some(why) = why {
-                tracing::warn!(
-                    "data path kernel: not in the driver of {interface}, but at {}: {why}",
-                    hook.name()
-                );
-            }
-        }
     }
-    page.say_where();
-    for note in &plan.notes {
-        tracing::warn!("{note}");
-    }
-    if !config.server.authenticate {
-        tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
+    tracing::info!("data path {}: {}; workers: {}", config.datapath, plan.datapath_reason, config.workers);
+    beside.iter().for_each(|listening| listening.say_where());
+}
+
+fn say_where_attached(relay: &Relay, room: u32, datapath: Datapath) {
+    if let Some(kernel) = relay.kernel() {
+        kernel_path::say(kernel, room, datapath);
     }
 }
 
-/// As `eth0, eth1 (xdp), docker0 (tcx)`.
-fn named_by_hook(attached: &[Attachment]) -> String {
-    let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
-    hooks.sort_by_key(|hook| !hook.is_xdp());
-    hooks.dedup();
-    let named = hooks.into_iter().map(|hook| {
-        let of_it = attached.iter().filter(|it| it.hook == hook).map(|it| &it.interface[..]);
-        format!("{} ({})", of_it.collect::<Vec<_>>().join(", "), hook.name())
-    });
-    named.collect::<Vec<_>>().join(", ")
+fn say_notes(plan: &Plan) {
+    for note in &plan.notes {
+        tracing::warn!("{note}");
+    }
+    if !plan.config.server.authenticate {
+        tracing::warn!("auth.required is false: anybody who reaches this server may relay through it");
+    }
 }
 
 impl Generated {

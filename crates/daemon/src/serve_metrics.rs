@@ -3,16 +3,15 @@
 //! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
 //! value that a client chooses, so the number of time series is bounded.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, NoLabelSet},
     metrics::MetricType,
 };
-use strum::VariantArray as _;
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelCount, KernelSnapshot,
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount,
     WorkerSnapshot,
 };
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
@@ -23,13 +22,11 @@ use crate::{
     control::Status,
     exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
     fleet::FleetCounts,
+    kernel_path,
     log_limit::LogCounts,
     session_totals::{LENGTHS, SessionTotals, Totals},
     store::{self, SharedStore},
 };
-
-/// Of workers, of allocations by realm, and of the kernel's part where it has one.
-type Snapshots = (Vec<WorkerSnapshot>, Vec<(Box<str>, usize)>, Option<KernelSnapshot>);
 
 /// The exposition text of live snapshots.
 pub(crate) fn page(
@@ -41,15 +38,28 @@ pub(crate) fn page(
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let (workers, realms, kernel) = snapshots();
+            let Snapshots { workers, realms, listeners, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store::shared(&store).map(|store| store.counts());
             let (sessions, fleet) = (sessions.get(), fleet());
-            Scrape { workers, realms, sessions, kernel, certificates, store, fleet, common }
+            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, fleet, common }
         },
         status,
         log,
     )
+}
+
+/// What is read of a relay.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshots {
+    /// By number.
+    pub(crate) workers: Vec<WorkerSnapshot>,
+    /// Allocations by realm.
+    pub(crate) realms: Vec<(Box<str>, usize)>,
+    /// Allocations by listener.
+    pub(crate) listeners: Vec<ListenerCount>,
+    /// The kernel's part, where it has one.
+    pub(crate) kernel: Option<KernelSnapshot>,
 }
 
 /// Everything that one scrape shows.
@@ -59,6 +69,7 @@ struct Scrape {
     workers: Vec<(String, WorkerSnapshot)>,
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
+    listeners: Vec<ListenerCount>,
     sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
@@ -73,6 +84,7 @@ impl Collector for Scrape {
         let mut page = Families { encoder, label: "worker", snapshots: &self.workers };
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
+        page.listeners(&self.listeners)?;
         page.sessions(&self.sessions)?;
         page.turn()?;
         page.allocation_times()?;
@@ -115,6 +127,23 @@ impl Families<'_, '_, WorkerSnapshot> {
         Ok(())
     }
 
+    /// Told apart by transport and port, whatever addresses and server names there are.
+    fn listeners(&mut self, listeners: &[ListenerCount]) -> fmt::Result {
+        let mut sums: BTreeMap<(&'static str, u16), u64> = BTreeMap::new();
+        for ListenerCount { transport, address, allocations, .. } in listeners {
+            *sums.entry(((*transport).into(), address.port())).or_default() += allocations;
+        }
+        let help = "Allocations that exist, by where and how their clients come in.";
+        let mut metric =
+            self.encoder.encode_descriptor("listener_allocations", help, None, MetricType::Gauge)?;
+        for ((transport, port), allocations) in &sums {
+            let port = port.to_string();
+            let labels = [("transport", *transport), ("port", &*port)];
+            metric.encode_family(&labels)?.encode_gauge(allocations)?;
+        }
+        Ok(())
+    }
+
     /// Those that have ended; listeners are told apart by transport and port.
     #[expect(clippy::cast_precision_loss, reason = "a histogram's sum is a float by format")]
     fn sessions(&mut self, sessions: &Totals) -> fmt::Result {
@@ -151,31 +180,12 @@ impl Families<'_, '_, WorkerSnapshot> {
             "direction",
             |snapshot| vec![("to_peer", snapshot.across[0].1), ("to_client", snapshot.across[1].1)],
         )?;
-        let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
-        let passes =
-            counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
-        let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
-        counts(&mut self.encoder, "kernel_passes", help, "reason", passes)?;
-        let dropped = [KernelCount::Failed, KernelCount::Behind];
-        let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
-        let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
-        counts(&mut self.encoder, "kernel_dropped", help, "reason", dropped)?;
-        let mut single = |name, help: &str, value: u64| {
-            counter(&mut self.encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
-        };
-        single(
-            "kernel_flows_refused",
-            "Flows that stay in user space because the kernel's table was full.",
-            kernel.refused,
+        self.each(
+            "kernel_channels_limited",
+            "Channels that stay in user space because their allocation has a limit of bits per second.",
+            |snapshot| snapshot.kernel_limited,
         )?;
-        for (name, help, value) in [
-            ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
-            ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
-        ] {
-            let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            metric.encode_gauge(&value)?;
-        }
-        Ok(())
+        kernel_path::encode(&mut self.encoder, kernel)
     }
 
     /// Files are named as the configuration names them.
@@ -341,6 +351,7 @@ impl Families<'_, '_, WorkerSnapshot> {
     fn received(&mut self) -> fmt::Result {
         each!(self;
             "wakeups" "Times that the worker woke up." wakeups;
+            "pauses" "Times that the worker paused so that its next wake-up carries more (server.coalesce_us)." pauses;
             "rx_calls" "Receive calls." rx.calls;
             "rx_would_block" "Receive calls that had nothing." rx.would_block;
             "rx_buffers" "Buffers received; a GRO super-packet is one." rx.buffers;
@@ -520,6 +531,7 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "drain_refusals" => "Allocations refused because the server drains.",
         "loop_refusals" => "Requests for an allocation, or to move one, from our own relayed addresses.",
         "limit_refusals" => "Requests refused because a limit was reached, by limit.",
+        "bandwidth_pauses" => "How often streams had to wait for their bits per second, by limit.",
         "requests" => "Well-formed requests, by method.",
         "successes" => "Success responses, by method.",
         "error_responses" => "Error responses, by STUN error code.",
@@ -547,6 +559,8 @@ fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
 mod tests {
     use std::collections::HashMap;
 
+    use turnpike_turn::server::Transport;
+
     use super::*;
     use crate::{exposition::encode, fleet::NodeCounts};
 
@@ -561,9 +575,22 @@ mod tests {
         first.rx.batch[11] = 2;
         first.tx.too_big = 5;
         first.across = [(70, 7000), (90, 9000)];
+        first.kernel_limited = 8;
+        let listener = |transport, server_name: Option<&str>| ListenerCount {
+            transport,
+            address: ([192, 0, 2, 1], 3478).into(),
+            server_name: server_name.map(str::to_owned),
+            allocations: 2,
+        };
+        let listeners = vec![
+            listener(Transport::Udp, None),
+            listener(Transport::Tls, None),
+            listener(Transport::Tls, Some("a.example")),
+        ];
         Scrape {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
+            listeners,
             sessions: Totals {
                 ended: [(("example.org".into(), "udp", 3478), 4)].into(),
                 bytes: [("example.org".into(), [500, 600])].into(),
@@ -594,7 +621,12 @@ mod tests {
                     ..NodeCounts::default()
                 }),
             },
-            common: Common { log_lost: 2, reloads: Status::default().reloads(), ..Common::default() },
+            common: Common {
+                log_lost: 2,
+                reloads: Status::default().reloads(),
+                upgrades: Status::default().upgrades(),
+                ..Common::default()
+            },
         }
     }
 
@@ -662,6 +694,8 @@ mod tests {
             ("turnpike_allocations{worker=\"0\"}", 3.0),
             ("turnpike_allocations{worker=\"1\"}", 0.0),
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
+            ("turnpike_listener_allocations{transport=\"udp\",port=\"3478\"}", 2.0),
+            ("turnpike_listener_allocations{transport=\"tls\",port=\"3478\"}", 4.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),
@@ -687,6 +721,8 @@ mod tests {
             ("turnpike_kernel_passes_total{reason=\"super_packet\"}", 0.0),
             ("turnpike_kernel_flows", 6.0),
             ("turnpike_kernel_flows_refused_total", 2.0),
+            ("turnpike_kernel_channels_limited_total{worker=\"0\"}", 8.0),
+            ("turnpike_bandwidth_pauses_total{worker=\"0\",limit=\"realm\"}", 0.0),
         ] {
             let found = samples.iter().find(|(name, _)| same_series(name, series));
             assert_eq!(found.map(|(_, value)| *value), Some(value), "{series} in {samples:#?}");

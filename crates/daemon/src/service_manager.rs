@@ -14,7 +14,21 @@ const STATUS: Duration = Duration::from_secs(5);
 /// What a stop may take beyond the time that sessions get: workers end, the log is written.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
+/// Whose signs of life the watchdog waits for (sd_watchdog_enabled(3)). Where it is not set they are those of any main process: also of one
+/// that takes another one's place.
+pub(crate) const WATCHDOG_PID: &str = "WATCHDOG_PID";
+
 type Say = Box<dyn Fn(&[NotifyState<'_>]) + Send>;
+
+/// The main process of the service is another one from now on. Only the one before may say so (`NotifyAccess=main`); nothing that it says
+/// behind that counts.
+pub(crate) fn main_process(id: u32) {
+    if env::var_os("NOTIFY_SOCKET").is_some()
+        && let Err(error) = sd_notify::notify(&[NotifyState::MainPid(id)])
+    {
+        tracing::warn!("cannot tell the service manager that process {id} is the main one: {error}");
+    }
+}
 
 pub(crate) struct ServiceManager {
     /// `None` where nobody listens.

@@ -3,35 +3,47 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_relay::SessionLog;
+use turnpike_relay::{SessionLog, TurnedAway};
 use turnpike_turn::{
     rates::{Rate, Rates},
-    server::{ClosedReason, CredentialRefusal, Effect, PeerDenial, TokenProblem},
+    server::{ClosedReason, Effect},
 };
 
 use crate::{
     log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
+    refusals::{Refusals, credentials_reason, peer_name, peer_reason, request_reason},
     session_totals::SessionTotals,
 };
 
 /// The workers' end.
 pub(crate) struct SessionLogger {
-    lines: LogSender<(usize, Effect)>,
+    lines: LogSender<Entry>,
     totals: Arc<SessionTotals>,
 }
 
 /// The control thread's end.
-pub(crate) struct SessionLogWriter(LogReceiver<(usize, Effect)>);
+pub(crate) struct SessionLogWriter {
+    entries: LogReceiver<Entry>,
+    /// Kept for whoever asks, whatever becomes a line.
+    refusals: Arc<Refusals>,
+}
+
+/// What workers tell.
+enum Entry {
+    /// Which worker.
+    Effect(usize, Effect),
+    TurnedAway(TurnedAway),
+}
 
 /// Both ends of a session log.
-pub(crate) fn session_log() -> (SessionLogger, SessionLogWriter) {
-    let (sender, receiver) = log_queue(BACKLOG);
-    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter(receiver))
+pub(crate) fn session_log(refusals: Arc<Refusals>) -> (SessionLogger, SessionLogWriter) {
+    let (sender, entries) = log_queue(BACKLOG);
+    (SessionLogger { lines: sender, totals: Arc::default() }, SessionLogWriter { entries, refusals })
 }
 
 impl SessionLogger {
@@ -50,16 +62,26 @@ impl SessionLog for SessionLogger {
     fn effect(&self, worker: usize, effect: &Effect) {
         self.totals.effect(effect);
         let wanted = match effect {
-            Effect::Opened { .. } | Effect::PeerRefused { .. } => {
-                tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
-            }
-            Effect::Closed { .. } | Effect::Refused { .. } => true,
+            Effect::Opened { .. } => is_debugged(),
+            Effect::Closed { .. }
+            | Effect::Refused { .. }
+            | Effect::PeerRefused { .. }
+            | Effect::RequestRefused { .. } => true,
             _ => false,
         };
         if wanted {
-            self.lines.send((worker, effect.clone()));
+            self.lines.send(Entry::Effect(worker, effect.clone()));
         }
     }
+
+    fn turned_away(&self, _: usize, turned: &TurnedAway) {
+        self.lines.send(Entry::TurnedAway(*turned));
+    }
+}
+
+/// Whether lines about sessions that nobody needs every day are wanted.
+fn is_debugged() -> bool {
+    tracing::enabled!(target: "turnpike::session", tracing::Level::DEBUG)
 }
 
 /// Realm, and whom quotas count there.
@@ -70,6 +92,7 @@ struct Limits {
     /// Each worker bounds its own refusals; these are for servers with many cores.
     credentials: RefusalLimit,
     peers: RefusalLimit,
+    requests: RefusalLimit,
     sessions: EndLimit<User>,
 }
 
@@ -86,6 +109,7 @@ impl Limits {
         Self {
             credentials: RefusalLimit::new(Arc::clone(counts)),
             peers: RefusalLimit::new(Arc::clone(counts)),
+            requests: RefusalLimit::new(Arc::clone(counts)),
             sessions: EndLimit::new(rates, Arc::clone(counts)),
         }
     }
@@ -95,8 +119,13 @@ impl Limits {
             Effect::Refused { client, suppressed, .. } => {
                 self.credentials.admit(now, client.address.ip(), suppressed)
             }
+            // Not counted as suppressed where nobody wants them.
+            Effect::PeerRefused { .. } | Effect::RequestRefused { .. } if !is_debugged() => false,
             Effect::PeerRefused { client, suppressed, .. } => {
                 self.peers.admit(now, client.address.ip(), suppressed)
+            }
+            Effect::RequestRefused { client, suppressed, .. } => {
+                self.requests.admit(now, client.address.ip(), suppressed)
             }
             // A server stops once, and then says what became of everybody.
             Effect::Closed { reason: ClosedReason::Shutdown, .. } => true,
@@ -115,12 +144,20 @@ impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
     pub(crate) async fn run(self) {
         let start = Instant::now();
-        let mut limits = Limits::new(&self.0.counts());
-        self.0
+        let Self { entries, refusals } = self;
+        let mut limits = Limits::new(&entries.counts());
+        entries
             .run(|batch, lost| {
-                for (worker, mut effect) in batch.drain(..) {
-                    if limits.admit(start.elapsed(), &mut effect) {
-                        write(worker, &effect);
+                let unix_ms = unix_ms();
+                for entry in batch.drain(..) {
+                    match entry {
+                        Entry::Effect(worker, mut effect) => {
+                            refusals.hear(unix_ms, &effect);
+                            if limits.admit(start.elapsed(), &mut effect) {
+                                write(worker, &effect);
+                            }
+                        }
+                        Entry::TurnedAway(turned) => refusals.turned_away(unix_ms, &turned),
                     }
                 }
                 limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
@@ -131,6 +168,11 @@ impl SessionLogWriter {
             .await;
         limits.sessions.take().iter().for_each(write_sums);
     }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn write_sums(summary: &Summary<User>) {
@@ -185,31 +227,27 @@ fn write(worker: usize, effect: &Effect) {
         Effect::Refused { client, username, why, suppressed } => {
             tracing::warn!(
                 target: "turnpike::auth",
-                user = &**username, client = %client.address, reason = refusal(*why), suppressed, worker,
+                user = &**username, client = %client.address, reason = credentials_reason(*why), suppressed, worker,
                 "credential refused"
             );
         }
         Effect::PeerRefused { client, realm, username, peer, by, suppressed } => {
-            // A permission is for an address, without a port.
-            let peer = if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() };
             tracing::debug!(
                 target: "turnpike::session",
-                realm = &**realm, user = &**username, client = %client.address, peer, by = denial(*by), suppressed,
-                worker,
+                realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
+                by = peer_reason(*by), suppressed, worker,
                 "peer refused"
             );
         }
-        _ => {}
-    }
-}
-
-fn denial(by: PeerDenial) -> String {
-    match by {
-        PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
-        PeerDenial::Own => {
-            "default: a service of this server's own machine, and not named in peers.allow".to_owned()
+        Effect::RequestRefused { client, realm, username, method, code, why, suppressed } => {
+            tracing::debug!(
+                target: "turnpike::session",
+                realm = &**realm, user = &**username, client = %client.address, request = <&str>::from(*method),
+                code, reason = request_reason(*code, *why), suppressed, worker,
+                "request refused"
+            );
         }
-        PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
+        _ => {}
     }
 }
 
@@ -220,26 +258,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Shutdown => "server stopped",
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
-    }
-}
-
-fn refusal(why: CredentialRefusal) -> String {
-    match why {
-        CredentialRefusal::NoSuchUser => "no such user".to_owned(),
-        CredentialRefusal::Expired { ago } => format!("expired {ago} s ago"),
-        CredentialRefusal::WrongKey => "wrong key".to_owned(),
-        CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
-        CredentialRefusal::WrongUser => "wrong user".to_owned(),
-        CredentialRefusal::Token(problem) => match problem {
-            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
-            TokenProblem::Malformed => "access token malformed".to_owned(),
-            TokenProblem::NotAuthentic => {
-                "access token not authentic: another key or another oauth.server_name".to_owned()
-            }
-            TokenProblem::Future { ahead } => {
-                format!("access token made {ahead} s in the future: set the clocks, or raise oauth.skew")
-            }
-        },
+        ClosedReason::MaxAge => "as long as a session may last",
     }
 }
 
@@ -250,7 +269,10 @@ mod tests {
         sync::{Mutex, PoisonError},
     };
 
-    use turnpike_turn::server::{AllocationId, Client, ListenerId, RelayTransport, Transport};
+    use turnpike_turn::server::{
+        AllocationId, Client, CredentialRefusal, ListenerId, PeerDenial, RelayTransport, RequestRefusal,
+        TokenProblem, Transport, request::Method,
+    };
 
     use super::*;
 
@@ -327,7 +349,7 @@ mod tests {
 
     #[test]
     fn sessions_are_counted_by_realm_and_listener_and_by_their_length() {
-        let (logger, _writer) = session_log();
+        let (logger, _writer) = session_log(Arc::default());
         for reason in [ClosedReason::Expired, ClosedReason::Deleted] {
             logger.effect(0, &ended("alice", reason));
         }
@@ -374,6 +396,24 @@ mod tests {
         );
         assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
         assert!(by(PeerDenial::Own, "10.1.2.3:9").contains("by=\"default: "));
+    }
+
+    #[test]
+    fn a_refused_request_says_its_code_and_why() {
+        let line = lines_of(&[Effect::RequestRefused {
+            client: client(),
+            realm: "example.org".into(),
+            username: "alice".into(),
+            method: Method::Allocate,
+            code: 486,
+            why: RequestRefusal::UserQuota,
+            suppressed: 0,
+        }]);
+        assert_eq!(
+            line.trim(),
+            "DEBUG turnpike::session: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
+             request=\"allocate\" code=486 reason=\"the user has as many allocations as each may have\" suppressed=0 worker=0"
+        );
     }
 
     #[test]

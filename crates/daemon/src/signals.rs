@@ -1,4 +1,4 @@
-//! The signals that a program obeys: SIGTERM and SIGINT end it, SIGHUP has a daemon reload.
+//! The signals that a program obeys: SIGTERM and SIGINT end it, SIGHUP has a daemon reload, SIGUSR2 go on in a new process.
 
 use std::{
     io::{self, IsTerminal},
@@ -10,12 +10,13 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::control::Request;
+use crate::control::{Asked, Request};
 
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    user2: Signal,
 }
 
 impl Signals {
@@ -25,6 +26,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            user2: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -41,6 +43,7 @@ impl Signals {
                 Request::Drain(io::stdin().is_terminal().then_some(Duration::ZERO))
             }
             _ = self.hangup.recv() => Request::Reload(None),
+            _ = self.user2.recv() => Request::Upgrade(Asked::default()),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_config::{
     Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
-    UserSecret, WhenUnavailable, realms,
+    UserSecret, WhenUnavailable, limit_keys, realms,
 };
 use turnpike_stores::{
     Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError, UserKeys,
@@ -122,6 +122,11 @@ impl OpenStore {
     /// Whether it says something else than when it was taken last.
     pub(crate) fn has_news(&self) -> bool {
         self.taken != Some((self.directory.generation(), self.is_in_use()))
+    }
+
+    /// What was taken last is not in force after all.
+    pub(crate) fn not_in_force(&mut self) {
+        self.taken = None;
     }
 
     /// Adds what it says to the settings, and tells of it what the log has not been told yet.
@@ -249,20 +254,21 @@ impl Merged {
         settings.stored.md5_only =
             rules.md5_only.as_ref().map(|realms| realms.iter().map(|realm| realm.to_string()).collect());
         for (name, realm) in &rules.realms {
-            if realm.max_bps.is_some() {
-                notes.push(format!("max-bps of realm {name:?} is not held: there is no such limit yet"));
-            }
+            let rate = realm.max_bps.map(limit_keys::of_bytes);
             if **name == *settings.realm {
                 settings.stored.allocations = realm.total_quota;
                 settings.stored.allocations_per_user = realm.user_quota;
+                settings.stored.rate_per_allocation = rate;
             } else if let Some(own) = settings.realms.iter_mut().find(|own| own.name == **name) {
                 own.max_allocations = own.max_allocations.or(realm.total_quota);
                 own.max_allocations_per_user = own.max_allocations_per_user.or(realm.user_quota);
+                own.rate_per_allocation = own.rate_per_allocation.or(rate.map(Some));
             } else if realm.named && settings.realms.len() < MOST_REALMS {
                 settings.realms.push(RealmSettings {
                     name: name.to_string(),
                     max_allocations: realm.total_quota,
                     max_allocations_per_user: realm.user_quota,
+                    rate_per_allocation: rate.map(Some),
                     ..RealmSettings::default()
                 });
             }
@@ -299,8 +305,12 @@ impl Merged {
     /// The peer rules by which packets go, and those of each realm: without any in the store, the configuration's hold for all.
     pub(crate) fn peers(&self) -> (PeerRules, HashMap<Box<str>, PeerRules>) {
         let Self { settings, rules, .. } = self;
-        let configured =
-            PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), ..PeerRules::default() };
+        let configured = PeerRules {
+            allow: settings.allow.clone(),
+            deny: settings.deny.clone(),
+            allow_only: settings.allow_only,
+            ..PeerRules::default()
+        };
         let nothing = PeerRanges::default();
         if rules.everywhere == nothing && rules.realms.values().all(|realm| *realm == nothing) {
             return (configured, HashMap::new());
@@ -354,13 +364,23 @@ mod tests {
     }
 
     fn limited(total: usize, user: usize) -> RealmRules {
-        RealmRules { named: true, total_quota: Some(total), user_quota: Some(user), ..RealmRules::default() }
+        RealmRules {
+            named: true,
+            total_quota: Some(total),
+            user_quota: Some(user),
+            max_bps: Some(1000 * total as u64),
+            ..RealmRules::default()
+        }
     }
 
     #[test]
     fn realms_of_the_store_are_served_with_its_limits_unless_the_configuration_has_its_own() {
-        let own =
-            RealmSettings { name: "own".to_owned(), max_allocations: Some(7), ..RealmSettings::default() };
+        let own = RealmSettings {
+            name: "own".to_owned(),
+            max_allocations: Some(7),
+            rate_per_allocation: Some(None),
+            ..RealmSettings::default()
+        };
         let settings = Settings { realms: vec![own], ..Settings::default() };
         let only_peers = RealmRules::default();
         let stored = rules(&[
@@ -382,6 +402,8 @@ mod tests {
                 ("new".to_owned(), Some(300), Some(30)),
             ]
         );
+        let rates = ["turnpike", "own", "new"].map(|realm| limit_keys::rates(&merged, realm).per_allocation);
+        assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "bytes a second are told there");
         assert_eq!(merged.realms.len(), 2, "a realm that is named for its peers alone is none to serve");
         assert_eq!(Merged::new(&settings, false, None).settings, settings, "nothing read, nothing added");
     }

@@ -19,9 +19,10 @@
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
 
 /// What is counted together: all allocations, those of a realm, or those of a user. The name says nothing of whose it is ([`crate::Sealer`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket(pub [u8; 16]);
 
 /// How much of a bucket all nodes hold, as the store has last said of it.
@@ -102,6 +103,19 @@ pub struct Grant {
     pub sum: u32,
 }
 
+/// What the store knows of a bucket of a node, for the process that takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Which.
+    pub bucket: Bucket,
+    /// As it was last.
+    pub limit: u32,
+    /// What was used.
+    pub told: u32,
+    /// What may be.
+    pub held: u32,
+}
+
 /// What a client may open at once that has several interfaces and transports: so much of a calm bucket is taken unasked, as far as others can hold no
 /// more than the rest.
 const BURST: u32 = 8;
@@ -113,6 +127,8 @@ struct Share {
     held: u32,
     /// What was used when the store heard of it last; 0 if it has not.
     told: u32,
+    /// It is being told, and may have heard it although it has not answered.
+    asked: bool,
     limit: u32,
     /// What was left for all, then.
     room: u32,
@@ -129,6 +145,11 @@ impl Share {
             Level::Full => 0,
         };
         self.used < self.held.max(unasked)
+    }
+
+    /// Whether the store may have heard of it: then it has to hear of the end of it, too.
+    fn is_known(&self) -> bool {
+        self.held > 0 || self.told > 0 || self.asked
     }
 
     /// Whether the store need not know of it.
@@ -207,7 +228,7 @@ impl Ledger {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
         if terms.enforced && !share.allows(level, terms.nodes) {
-            if share.used == 0 && share.held == 0 {
+            if share.used == 0 && !share.is_known() {
                 self.shares.remove(&bucket);
             } else if level != Level::Full {
                 // It held too little for as many as came: it asks for more.
@@ -228,7 +249,7 @@ impl Ledger {
     pub fn release(&mut self, bucket: Bucket) {
         let Some(share) = self.shares.get_mut(&bucket) else { return };
         share.used = share.used.saturating_sub(1);
-        if share.held > 0 || share.told > 0 {
+        if share.is_known() {
             self.dirty.insert(bucket);
         } else if share.used == 0 {
             self.shares.remove(&bucket);
@@ -244,7 +265,7 @@ impl Ledger {
             let Some(share) = self.shares.get_mut(&bucket) else { continue };
             let want = share.want(levels.get(&bucket), terms.nodes);
             asks.push(Ask { bucket, limit: share.limit, used: share.used, want });
-            share.recent = 0;
+            (share.recent, share.asked) = (0, true);
         }
         asks
     }
@@ -253,7 +274,7 @@ impl Ledger {
     pub fn granted(&mut self, grant: Grant, levels: &Levels, terms: Terms) {
         let Grant { bucket, told, held, sum } = grant;
         let Some(share) = self.shares.get_mut(&bucket) else { return };
-        (share.told, share.held) = (told, held);
+        (share.told, share.held, share.asked) = (told, held, false);
         share.room = share.limit.saturating_sub(sum);
         if share.used == 0 && held == 0 {
             self.shares.remove(&bucket);
@@ -288,6 +309,23 @@ impl Ledger {
             (!share.is_small(terms.nodes)).then_some(*bucket)
         });
         self.dirty.extend(told);
+    }
+
+    /// What the store has been told, or may have been, and has granted.
+    pub fn told(&self) -> impl Iterator<Item = Told> {
+        let known = self.shares.iter().filter(|(_, share)| share.is_known());
+        known.map(|(bucket, share)| {
+            let Share { held, told, limit, .. } = *share;
+            Told { bucket: *bucket, limit, told, held }
+        })
+    }
+
+    /// Another process of this node has told so much. What it used is counted by [`Self::acquire`] if it comes here, and what has not come
+    /// is given back when the store is told of it.
+    pub fn take_over(&mut self, Told { bucket, limit, told, held }: Told) {
+        let share = Share { held, told, limit, asked: true, ..Share::default() };
+        self.shares.insert(bucket, share);
+        self.dirty.insert(bucket);
     }
 
     /// Buckets, what is used of them, and what is held.
@@ -491,6 +529,55 @@ mod tests {
         world.exchange_all();
         assert!(world.sums[&B] >= 80, "{}", world.sums[&B]);
         assert_eq!(world.used(), 80);
+    }
+
+    #[test]
+    fn what_ends_while_the_store_is_told_of_it_is_given_back() {
+        for is_heard in [true, false] {
+            let mut world = World::new(2);
+            assert!(world.acquire(0, 1));
+            let asks = world.nodes[0].asks(usize::MAX, &world.levels, world.terms);
+            let [ask] = asks[..] else { panic!("{asks:?}") };
+            let (held, sum, level) = grant(ask.limit, 2, 0, 0, ask.used, ask.want);
+            world.held[0].insert(B, held);
+            world.sums.insert(B, sum);
+            world.levels.put(B, level);
+            world.nodes[0].release(B);
+            assert!(!world.acquire(1, 1), "it is full");
+            if is_heard {
+                let grant = Grant { bucket: B, told: ask.used, held, sum };
+                world.nodes[0].granted(grant, &world.levels, world.terms);
+            } else {
+                world.nodes[0].unheard(&asks);
+            }
+            world.settle();
+            assert_eq!((world.sums[&B], world.nodes[0].totals()), (0, (0, 0, 0)));
+            assert!(world.acquire(1, 1));
+        }
+    }
+
+    #[test]
+    fn who_takes_a_nodes_place_holds_what_it_held_and_gives_back_what_has_not_come() {
+        let mut world = World::new(2);
+        while world.acquire(0, 100) {
+            world.exchange_all();
+        }
+        let told: Vec<Told> = world.nodes[0].told().collect();
+        world.nodes[0] = Ledger::default();
+        told.iter().for_each(|told| world.nodes[0].take_over(*told));
+        // Seventy of a hundred sessions come along, whatever the limit says meanwhile.
+        let terms = Terms { enforced: false, ..world.terms };
+        for _ in 0..70 {
+            assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms));
+        }
+        assert!(!world.acquire(1, 100), "it counts for full until the store has heard");
+        world.settle();
+        let mut taken = 0;
+        for _ in 0..60 {
+            taken += u32::from(world.acquire(1, 100));
+            world.exchange_all();
+        }
+        assert_eq!((taken, world.used()), (30, 100));
     }
 
     /// Requests anywhere, exchanges at any time: how far beyond the limit it can get.

@@ -21,7 +21,7 @@ mod spread;
 
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Subject};
 pub use keyring::{Key, KeyRing};
-pub use lease::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, grant};
+pub use lease::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant};
 pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
 pub use notice::{Answer, Message, Notice, Question, Rights};

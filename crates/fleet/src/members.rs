@@ -33,6 +33,8 @@ pub struct Member {
     /// Milliseconds for which it has said nothing new.
     pub silent_ms: u64,
     stamp_ms: u64,
+    /// It has another card by now, which counts as soon as it has been read.
+    has_new_card: bool,
 }
 
 /// What has changed among them.
@@ -74,7 +76,7 @@ impl Members {
                 Some(known) if known.stamp_ms == stamp_ms => {}
                 Some(known) => (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat),
                 None if age_ms < GONE_MS => {
-                    let member = Member { card: None, beat, silent_ms: age_ms, stamp_ms };
+                    let member = Member { card: None, beat, silent_ms: age_ms, stamp_ms, has_new_card: false };
                     self.nodes.insert(name.clone(), member);
                     changes.push(Change::Joined(name));
                 }
@@ -86,10 +88,17 @@ impl Members {
         changes
     }
 
-    /// Alive nodes whose card has not been read.
+    /// Nodes whose card is to be read.
     pub fn without_card(&self) -> Vec<NodeName> {
-        let missing = self.nodes.iter().filter(|(_, member)| member.card.is_none());
+        let missing = self.nodes.iter().filter(|(_, member)| member.card.is_none() || member.has_new_card);
         missing.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// A node has said that its card is another now.
+    pub fn has_new_card(&mut self, name: &NodeName) {
+        if let Some(member) = self.nodes.get_mut(name) {
+            member.has_new_card = true;
+        }
     }
 
     /// A card was read. One of another process of that name is of no use.
@@ -97,7 +106,7 @@ impl Members {
         if let Some(member) = self.nodes.get_mut(&card.name)
             && member.beat.incarnation == card.incarnation
         {
-            member.card = Some(Arc::new(card));
+            (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
         }
     }
 
@@ -278,6 +287,28 @@ mod tests {
         assert_eq!(members.left(&name("a"), 1), None);
         assert_eq!(members.left(&name("a"), 2), Some(gone("a")));
         assert!(members.is_empty());
+    }
+
+    #[test]
+    fn a_card_that_is_another_by_now_counts_until_the_new_one_is_read() {
+        let mut members = Members::default();
+        let card = |version: &str| Card {
+            name: name("a"),
+            incarnation: 1,
+            zone: String::new(),
+            version: version.to_owned(),
+            entrances: Vec::new(),
+            domain: None,
+        };
+        look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
+        members.put_card(card("1"));
+        members.has_new_card(&name("b"));
+        assert!(members.without_card().is_empty(), "nobody is called so");
+        members.has_new_card(&name("a"));
+        let version = |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
+        assert_eq!((members.without_card(), version(&members)), (vec![name("a")], "1".to_owned()));
+        members.put_card(card("2"));
+        assert_eq!((members.without_card(), version(&members)), (vec![], "2".to_owned()));
     }
 
     #[test]

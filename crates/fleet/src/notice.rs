@@ -36,6 +36,8 @@ pub enum Notice {
         /// Its process.
         incarnation: u64,
     },
+    /// This node has another card than before: a new version, or other addresses.
+    Card,
     /// A node is to take nobody new, or to take clients again.
     Drain {
         /// Which.
@@ -156,6 +158,7 @@ mod tests {
         let subject: Subject = "user alice@here".parse().unwrap();
         for notice in [
             Notice::Left { incarnation: 7 },
+            Notice::Card,
             Notice::Drain { node: name("b"), drains: true },
             Notice::Ban { ban: Ban { subject: subject.clone(), until: 9, reason: "spam".to_owned() } },
             Notice::Unban { subject },

@@ -93,6 +93,23 @@ impl Clients {
         Ok(())
     }
 
+    /// One more that another process let in, whatever the limits are.
+    pub(crate) fn resume(&self, client: IpAddr) {
+        let key = network(client);
+        let mut shard = self.shard(key);
+        let Shard { clients, quiet } = &mut *shard;
+        match clients.entry(key) {
+            Entry::Vacant(vacant) => _ = vacant.insert(Client { open: 1, rested: 0 }),
+            Entry::Occupied(mut known) => {
+                let client = known.get_mut();
+                if client.open == 0 {
+                    *quiet -= 1;
+                }
+                client.open += 1;
+            }
+        }
+    }
+
     /// One less.
     pub(crate) fn leave(&self, client: IpAddr) {
         let key = network(client);
@@ -208,6 +225,19 @@ mod tests {
         }
         assert!(clients.known() <= SHARDS * QUIET + 1, "{}", clients.known());
         assert_eq!(clients.enter(lasting, 1), Err(EndReason::ClientLimit));
+    }
+
+    #[test]
+    fn what_another_process_let_in_counts_and_is_not_refused() {
+        let clients = clients(Some(2), Some(1));
+        let one = ip("192.0.2.1");
+        (0..3).for_each(|_| clients.resume(one));
+        assert_eq!(clients.enter(one, 0), Err(EndReason::ClientLimit));
+        (0..2).for_each(|_| clients.leave(one));
+        assert_eq!(clients.enter(one, 0), Ok(()));
+        (0..2).for_each(|_| clients.leave(one));
+        clients.resume(one);
+        assert_eq!(clients.enter(one, 0), Err(EndReason::ClientRate));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+use serde::{Deserialize, Serialize};
 use turnpike_net::TcpSocket;
 
 /// Longest payload of a UDP datagram over IPv4: 65535 - 20 - 8.
@@ -47,6 +48,16 @@ pub(crate) struct Stream {
     pub(crate) interest: (bool, bool),
     deframer: Deframer,
     queue: VecDeque<u8>,
+}
+
+/// What a stream holds beside its socket, for another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Held {
+    connecting: bool,
+    /// An incomplete frame.
+    partial: Vec<u8>,
+    /// What a slow reader has not taken.
+    queue: Vec<u8>,
 }
 
 /// What became of datagrams to send.
@@ -93,6 +104,23 @@ impl Stream {
             interest: (true, connecting),
             deframer: Deframer::default(),
             queue: VecDeque::new(),
+        }
+    }
+
+    /// One that was another process's.
+    pub(crate) fn resume(socket: TcpSocket, framed: bool, held: Held) -> Self {
+        let mut this = Self::new(socket, framed, held.connecting);
+        this.deframer.partial = held.partial;
+        this.queue = held.queue.into();
+        this
+    }
+
+    /// What goes to another process with the socket.
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            connecting: self.connecting,
+            partial: self.deframer.partial.clone(),
+            queue: self.queue.iter().copied().collect(),
         }
     }
 

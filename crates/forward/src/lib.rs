@@ -14,6 +14,7 @@ mod cross;
 mod datagram_check;
 mod gather;
 mod handover;
+mod kernel;
 mod listen;
 mod preflight;
 mod rate;
@@ -28,6 +29,7 @@ mod tcp;
 #[cfg(test)]
 mod testing;
 pub mod udp;
+pub mod upgrade;
 mod worker;
 
 pub use access::{Access, Pattern};
@@ -37,8 +39,9 @@ pub use rule::{
     RuleId,
 };
 pub use runtime::{
-    ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
+    ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
 pub use turnpike_net::UnixName;
+pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use turnpike_net::{
@@ -35,6 +35,13 @@ pub(crate) enum Acceptor {
 }
 
 impl Acceptor {
+    fn take_over(socket: OwnedFd, rule: &Rule) -> io::Result<Self> {
+        match &rule.bind {
+            Bind::Ip(_) => TcpListener::take_over(socket).map(Self::Tcp),
+            Bind::Unix(name) => UnixListener::take_over(socket, name).map(Self::Unix),
+        }
+    }
+
     /// Takes one connection; `None` when none waits. Its client comes from where it says, or by this socket.
     pub(crate) fn accept(&self) -> io::Result<Option<(TcpSocket, Address)>> {
         match self {
@@ -68,6 +75,27 @@ impl AsFd for Acceptor {
             Self::Unix(listener) => listener.as_fd(),
         }
     }
+}
+
+/// Takes over the listeners of a rule that another process has bound, those of each worker in the order of its range. The file of a
+/// Unix socket is the other one's still.
+pub(crate) fn take_over(rule: &Rule, of_workers: Vec<Vec<OwnedFd>>) -> io::Result<BoundRule> {
+    let mut all = Vec::with_capacity(of_workers.len());
+    let mut addresses = Vec::new();
+    for sockets in of_workers {
+        let bound = if Kind::of(rule.protocol) == Kind::Tcp {
+            let sockets = sockets.into_iter().map(|socket| Acceptor::take_over(socket, rule));
+            let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
+            addresses = sockets.iter().map(Acceptor::address).collect();
+            Bound::Tcp((0..).zip(sockets.into_iter().map(Tcp::Fresh)).collect())
+        } else {
+            let listeners = Listeners::take_over(rule, sockets)?;
+            addresses = listeners.addresses().into_iter().map(Address::Ip).collect();
+            Bound::Udp(listeners)
+        };
+        all.push(bound);
+    }
+    Ok((addresses, None, all))
 }
 
 /// Where a forwarder listens already, for rules that are about to leave.

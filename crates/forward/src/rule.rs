@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 pub use turnpike_net::CopyMode;
 use turnpike_net::{ConnectOptions, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
@@ -17,7 +18,8 @@ use crate::{Access, Address, Bind, Pattern};
 pub struct RuleId(pub String);
 
 /// What comes in, and what goes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// TCP to TCP.
     Tcp,
@@ -216,6 +218,8 @@ pub struct Rule {
     pub limits: Limits,
     /// How bytes move (TCP).
     pub copy: CopyMode,
+    /// Whether the kernel forwards lone datagrams itself (UDP); `None` is as [`crate::Settings::kernel`] says, where the rule allows it.
+    pub kernel: Option<bool>,
 }
 
 /// From any TCP port of this machine to nobody.
@@ -247,6 +251,7 @@ impl Default for Rule {
             max_connections: usize::MAX,
             limits: Limits::default(),
             copy: CopyMode::Auto,
+            kernel: None,
         }
     }
 }
@@ -265,6 +270,22 @@ impl Rule {
             (Proxy::Unix, Address::Unix(_)) => true,
             _ => false,
         })
+    }
+
+    /// What keeps the kernel from forwarding this rule's datagrams itself, whatever is asked for.
+    pub fn kernel_obstacle(&self) -> Option<&'static str> {
+        let Limits { bytes_per_second, bytes_per_second_per_connection, .. } = self.limits;
+        let obstacles = [
+            (self.protocol != Protocol::Udp, "only from UDP to UDP nothing but addresses has to be changed"),
+            (
+                bytes_per_second.or(bytes_per_second_per_connection).is_some(),
+                "a limit of bytes a second is kept in user space",
+            ),
+            (self.transparent, "packets with the client's own address have a route of their own"),
+            (self.device.is_some(), "device may lead by another route than the kernel's"),
+            (self.mark.is_some(), "mark may lead by another route than the kernel's"),
+        ];
+        obstacles.into_iter().find_map(|(is_there, what)| is_there.then_some(what))
     }
 
     /// Whether what goes out is UDP.

@@ -9,17 +9,20 @@ use std::{
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{Datapath, PassedSockets, SocketFile, worker::Workers};
+use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
     Access, Address, Rule, RuleId,
     common::Common,
+    kernel::Loaded,
     listen::{self, Bound, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
     state::{Gauge, RuleState},
     tally::TargetSnapshot,
     targets::Targets,
-    worker::{Change, Command, Snapshots, Worker},
+    upgrade::{Inheritance, Matched},
+    worker::{Change, Command, Heir, Snapshots, Worker},
 };
 
 /// What holds for all rules.
@@ -29,13 +32,19 @@ pub struct Settings {
     pub workers: usize,
     /// How datagrams enter and leave.
     pub datapath: Datapath,
+    /// Whether the kernel forwards lone datagrams itself, in rules that do not say ([`Rule::kernel`]); `datapath` is for all others.
+    pub kernel: bool,
+    /// Flows that it may have, two a session; sessions beyond stay in user space.
+    pub max_kernel_flows: u32,
+    /// How its program is attached.
+    pub kernel_hook: Hook,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
     /// Asked before each rule's own.
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath` and
+    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath`, the three of the kernel and
     /// `busy_poll`.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
@@ -55,6 +64,18 @@ pub enum StartError {
     /// A rule's sockets towards its targets cannot be made as it asks.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
+    /// What another process serves is not configured here.
+    #[error(
+        "the process to be upgraded has the rule {rule} ({addresses}), which is gone or has another protocol or other ports: reload that \
+         process first (SIGHUP)"
+    )]
+    RuleGone { rule: String, addresses: String },
+    /// The kernel cannot forward datagrams itself.
+    #[error("--datapath kernel: {0}")]
+    Datapath(#[source] OffloadError),
+    /// The kernel cannot pass streams on itself.
+    #[error("--copy kernel: {0}")]
+    Copy(#[source] OffloadError),
     /// Threads, epoll or the like.
     #[error(
         "cannot start a worker: {0}; raise the limit of open files (ulimit -n) or of threads (ulimit -u)"
@@ -131,7 +152,24 @@ pub trait ConnectionLog: Send + Sync {
     fn ended(&self, report: ConnectionReport);
 }
 
-/// Counters of one rule, over all workers, at most 100 ms old.
+/// What the kernel has moved itself, to the target and to the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByKernel {
+    /// Datagrams (UDP).
+    pub datagrams: [u64; 2],
+    /// Bytes of UDP's payload and of TCP.
+    pub bytes: [u64; 2],
+}
+
+impl ByKernel {
+    pub(crate) fn add(&mut self, datagrams: [u64; 2], bytes: [u64; 2]) {
+        for (sum, more) in [(&mut self.datagrams, datagrams), (&mut self.bytes, bytes)] {
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+}
+
+/// Counters of one rule, over all workers, at most 100 ms old; what the kernel moves itself at most a second more.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
     /// Connections and sessions now.
@@ -148,8 +186,10 @@ pub struct RuleSnapshot {
     pub to_target_datagrams: u64,
     /// Datagrams to clients (UDP).
     pub to_client_datagrams: u64,
-    /// Bytes moved by splice.
+    /// Bytes of TCP that never entered user space.
     pub spliced_bytes: u64,
+    /// Of all these what the kernel has moved itself, without waking a worker up.
+    pub kernel: ByKernel,
     /// Datagrams dropped: session limit, queue overflow, too long for the other side.
     pub dropped_datagrams: u64,
     /// By address of a target, those that had none of it included. An address that a name has lost is among them until its
@@ -177,6 +217,7 @@ impl RuleSnapshot {
         self.to_target_datagrams += other.to_target_datagrams;
         self.to_client_datagrams += other.to_client_datagrams;
         self.spliced_bytes += other.spliced_bytes;
+        self.kernel.add(other.kernel.datagrams, other.kernel.bytes);
         self.dropped_datagrams += other.dropped_datagrams;
         other.targets.iter().for_each(|target| target.clone().merge_into(&mut self.targets));
         self.limited_datagrams += other.limited_datagrams;
@@ -189,19 +230,24 @@ const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
 pub struct Forwarder {
-    workers: Workers<Command, Snapshots>,
-    datapath: Datapath,
+    pub(crate) workers: Workers<Command, Snapshots>,
+    pub(crate) datapath: Datapath,
+    /// When its clock was 0.
+    pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
     resolver: Resolver,
     rules: Mutex<Rules>,
+    /// Of an heir: what its workers say of their inheritance.
+    pub(crate) heirs: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
 /// The rules in force.
 #[derive(Default)]
-struct Rules {
-    active: Vec<Active>,
+pub(crate) struct Rules {
+    pub(crate) active: Vec<Active>,
     next_key: u32,
+    loaded: Loaded,
 }
 
 /// Rules that come.
@@ -213,11 +259,11 @@ struct Come {
     failed: Vec<StartError>,
 }
 
-struct Active {
-    state: Arc<RuleState>,
+pub(crate) struct Active {
+    pub(crate) state: Arc<RuleState>,
     addresses: Vec<Address>,
     /// Of a Unix socket; gone with the rule.
-    file: Option<SocketFile>,
+    pub(crate) file: Option<SocketFile>,
 }
 
 impl Forwarder {
@@ -231,7 +277,35 @@ impl Forwarder {
         rules: &[Rule],
         log: Arc<dyn ConnectionLog>,
     ) -> Result<(Self, Vec<StartError>), StartError> {
+        Self::begin(settings, rules, log, None)
+    }
+
+    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
+    /// ([`crate::upgrade`]). There are as many workers as were offered, and the data path is the same.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other process goes on.
+    pub fn start_as_heir(
+        settings: &Settings,
+        rules: &[Rule],
+        log: Arc<dyn ConnectionLog>,
+        inheritance: Inheritance,
+    ) -> Result<(Self, Vec<StartError>), StartError> {
+        Self::begin(settings, rules, log, Some(inheritance))
+    }
+
+    fn begin(
+        settings: &Settings,
+        rules: &[Rule],
+        log: Arc<dyn ConnectionLog>,
+        inheritance: Option<Inheritance>,
+    ) -> Result<(Self, Vec<StartError>), StartError> {
         let count = settings.workers.max(1);
+        let is_heir = inheritance.is_some();
+        // One clock, so that buckets of tokens can be shared.
+        let began = inheritance.as_ref().map_or_else(Instant::now, Inheritance::began);
+        let mut matched =
+            inheritance.map(|inheritance| inheritance.matched(rules)).transpose()?.unwrap_or_default();
         let total = Arc::new(Gauge::new(settings.max_connections));
         let common = Arc::new(Common {
             access: settings.access.clone(),
@@ -240,11 +314,9 @@ impl Forwarder {
         });
         let mut workers = Vec::with_capacity(count);
         let mut senders = Vec::with_capacity(count);
-        // One clock, so that buckets of tokens can be shared.
-        let started = Instant::now();
         for number in 0..count {
             let (worker, sender) =
-                Worker::new((number, started), settings.datapath, settings.busy_poll, &common)?;
+                Worker::new((number, began), settings.datapath, settings.busy_poll, &common)?;
             workers.push(worker);
             senders.push(sender);
         }
@@ -254,23 +326,54 @@ impl Forwarder {
         let mut forwarder = Self {
             workers: Workers::default(),
             datapath: settings.datapath,
+            began,
             total,
             log,
             resolver,
             rules: Mutex::new(Rules::default()),
+            heirs: Mutex::default(),
         };
         let mut next_key = 0;
+        let mut held = Held::default();
         let Come { active, of_workers, failed } =
-            forwarder.bind_all(rules.iter(), settings, count, &mut Held::default(), &mut next_key)?;
-        for (worker, come) in workers.iter_mut().zip(of_workers) {
+            forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
+        let mut loaded = Loaded::default();
+        let states = active.iter().map(|active| &*active.state);
+        let parts = loaded.provide(settings, count, !is_heir, states)?;
+        for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
+            worker.take(parts)?;
             for (state, bound) in come {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
             }
         }
-        forwarder.rules = Mutex::new(Rules { active, next_key });
+        let key = |rule: &Rule| {
+            active.iter().find(|active| active.state.rule == *rule).map(|active| active.state.key)
+        };
+        let keys: Vec<Option<u32>> = rules.iter().map(key).collect();
+        // A rule that was offered has been taken over, or all has failed.
+        let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let mut channels = matched.into_channels().into_iter();
+        if is_heir && channels.len() != count {
+            // One more would change which worker a client comes to.
+            return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
+        }
+        let (answer, answers) = mpsc::channel();
+        if is_heir {
+            forwarder.heirs = Mutex::new(Some(answers));
+        }
+        forwarder.rules = Mutex::new(Rules { active, next_key, loaded });
         for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
             let snapshots = worker.snapshots();
-            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, move || worker.run())?;
+            let heir = channels.next().map(|channel| Heir {
+                channel,
+                rules: Arc::clone(&keys),
+                answer: answer.clone(),
+            });
+            let run = move || match heir {
+                None => worker.run(),
+                Some(heir) => worker.run_as_heir(heir),
+            };
+            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
         }
         Ok((forwarder, failed))
     }
@@ -302,14 +405,22 @@ impl Forwarder {
         }
         let mut next_key = in_force.next_key;
         let new = rules.iter().filter(is_new);
-        let Come { active: mut newcomers, of_workers, mut failed } =
-            self.bind_all(new, settings, self.workers.count(), &mut held, &mut next_key)?;
+        let Come { active: mut newcomers, of_workers, mut failed } = self.bind_all(
+            new,
+            settings,
+            self.workers.count(),
+            &mut held,
+            &mut next_key,
+            &mut Matched::default(),
+        )?;
         if newcomers.is_empty()
             && !in_force.active.iter().any(is_kept)
             && let Some(error) = failed.pop()
         {
             return Err(error);
         }
+        let states = newcomers.iter().map(|active| &*active.state);
+        let parts = in_force.loaded.provide(settings, self.workers.count(), true, states)?;
         // Nothing can fail from here on.
         in_force.next_key = next_key;
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
@@ -323,11 +434,11 @@ impl Forwarder {
             log: Arc::clone(&self.log),
         });
         let leave: Vec<_> = left.iter().map(|active| Arc::clone(&active.state)).collect();
-        let mut of_workers = of_workers.into_iter();
+        let (mut of_workers, mut parts) = (of_workers.into_iter(), parts.into_iter());
         self.tell_all(|done| {
             let (common, leave) = (Arc::clone(&common), leave.clone());
-            let come = of_workers.next().unwrap_or_default();
-            Command::Change(Box::new(Change { common, leave, come, done: done.clone() }))
+            let (come, parts) = (of_workers.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            Command::Change(Box::new(Change { common, parts, leave, come, done: done.clone() }))
         });
         Ok(failed)
     }
@@ -350,6 +461,11 @@ impl Forwarder {
             }
         }
         all
+    }
+
+    /// The path through the kernel, where some rule has asked for it.
+    pub fn kernel(&self) -> Option<Arc<Kernel>> {
+        self.rules().loaded.kernel().map(Arc::clone)
     }
 
     /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
@@ -405,12 +521,15 @@ impl Forwarder {
         workers: usize,
         held: &mut Held,
         next_key: &mut u32,
+        matched: &mut Matched,
     ) -> Result<Come, StartError> {
         let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
         let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
-        for rule in rules {
-            let bound = preflight::check(rule)
-                .and_then(|()| listen::bind(rule, workers, self.datapath, held, &settings.passed));
+        for (place, rule) in rules.enumerate() {
+            let bound = preflight::check(rule).and_then(|()| match matched.listeners(place) {
+                Some(listeners) => Ok(listen::take_over(rule, listeners)?),
+                None => listen::bind(rule, workers, self.datapath, held, &settings.passed),
+            });
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
@@ -419,7 +538,8 @@ impl Forwarder {
                 }
                 Err(error) => return Err(error),
             };
-            let state = Arc::new(RuleState::new(*next_key, rule.clone(), Targets::new(rule, &self.resolver)));
+            let targets = Targets::new(rule, &self.resolver);
+            let state = Arc::new(RuleState::new(*next_key, rule.clone(), targets, settings.kernel));
             *next_key = next_key.wrapping_add(1);
             for (of_worker, bound) in come.of_workers.iter_mut().zip(bound) {
                 of_worker.push((Arc::clone(&state), bound));
@@ -429,7 +549,7 @@ impl Forwarder {
         Ok(come)
     }
 
-    fn rules(&self) -> MutexGuard<'_, Rules> {
+    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

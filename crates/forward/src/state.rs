@@ -26,6 +26,8 @@ pub(crate) struct RuleState {
     pub(crate) clients: Option<Clients>,
     /// Bytes a second, where the rule limits them.
     pub(crate) rates: Option<Arc<Rates>>,
+    /// The kernel forwards its datagrams where it can.
+    pub(crate) goes_across: bool,
     /// No target could be reached at the last try.
     unreachable: AtomicBool,
     /// How often a target was found to be unhealthy, or healthy again.
@@ -33,10 +35,12 @@ pub(crate) struct RuleState {
 }
 
 impl RuleState {
-    pub(crate) fn new(key: u32, rule: Rule, targets: Targets) -> Self {
+    /// `kernel` as in [`crate::Settings::kernel`].
+    pub(crate) fn new(key: u32, rule: Rule, targets: Targets, kernel: bool) -> Self {
         let connect = rule.connect_options();
         Self {
             key,
+            goes_across: rule.kernel.unwrap_or(kernel) && rule.kernel_obstacle().is_none(),
             active: Gauge::new(rule.max_connections),
             clients: Clients::new(&rule.limits),
             rates: Rates::new(&rule.limits),
@@ -98,6 +102,11 @@ impl Gauge {
         true
     }
 
+    /// One more, whatever the limit is: it was let in by another process.
+    pub(crate) fn resume(&self) {
+        self.now.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn leave(&self) {
         self.now.fetch_sub(1, Ordering::Relaxed);
     }
@@ -153,6 +162,8 @@ pub(crate) struct Counters {
     pub(crate) to_target_datagrams: u64,
     pub(crate) to_client_datagrams: u64,
     pub(crate) spliced_bytes: u64,
+    /// Bytes that the kernel passed from socket to socket, to the target and to the client.
+    pub(crate) kernel_bytes: [u64; 2],
     pub(crate) dropped_datagrams: u64,
     pub(crate) pauses: u64,
 }
@@ -199,6 +210,7 @@ impl Counters {
         snapshot.to_target_datagrams += self.to_target_datagrams;
         snapshot.to_client_datagrams += self.to_client_datagrams;
         snapshot.spliced_bytes += self.spliced_bytes;
+        snapshot.kernel.add([0; 2], self.kernel_bytes);
         snapshot.dropped_datagrams += self.dropped_datagrams;
         snapshot.pauses += self.pauses;
     }

@@ -105,6 +105,25 @@ impl Surroundings for WorkerRules {
         }
     }
 
+    fn resume(
+        &mut self,
+        rule: RuleKey,
+        client: IpAddr,
+        port: u16,
+        target: Option<SocketAddr>,
+    ) -> Option<Choice> {
+        let entry = self.rules.get_mut(&rule)?;
+        self.common.total.resume();
+        entry.state.active.resume();
+        entry.sessions += 1;
+        if let Some(clients) = &entry.state.clients {
+            clients.resume(client);
+        }
+        let address = target?;
+        let seat = entry.state.targets.at(address, port)?;
+        Some(Choice { target: seat.keep(), address })
+    }
+
     /// A name without an answer is passed over: a datagram cannot wait for it.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
         match self.targets(rule)?.pick(Some(client.ip()), port, &[], false) {

@@ -176,6 +176,13 @@ impl Targets {
         }
     }
 
+    /// A seat at this very address, for a session that another process began with it.
+    pub(crate) fn at(&self, address: SocketAddr, offset: u16) -> Option<Seat> {
+        let members = self.up_to_date();
+        let found = members.current.iter().find(|member| member.address(offset) == Address::Ip(address));
+        found.map(Seat::take)
+    }
+
     /// The seat that a session without a [`Seat`] of its own has held.
     pub(crate) fn leave(&self, slot: Slot) {
         if let Some(member) = self.member(slot) {

@@ -1,6 +1,8 @@
 //! One worker: one thread, one epoll, its own listeners, connections and sessions. A wake-up is [`Worker::run`], read from top
 //! to bottom.
 
+mod upgrade;
+
 use std::{
     io,
     sync::{Arc, mpsc},
@@ -19,16 +21,22 @@ use crate::{
     Address, RuleId, RuleSnapshot,
     common::Common,
     gather::{self, Gather},
+    kernel::Parts,
     listen::{Acceptor, Bound, Kind, Tcp},
     state::RuleState,
     surroundings::WorkerRules,
     tcp, udp,
 };
 
+pub(crate) use upgrade::{Heir, Step};
+
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
 /// The token of the inbox; it has [`udp::TOKENS`] too, but no other token has all bits.
 const WAKER: u64 = u64::MAX;
+
+/// That of connections which the kernel does not pass on any more: no other has all these bits either.
+const RAISED: u64 = u64::MAX - 2;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
@@ -40,12 +48,15 @@ pub(crate) enum Command {
     /// Close the listeners; only after [`Command::Drain`].
     Unlisten(mpsc::Sender<()>),
     Answer(Question),
+    Upgrade(Step),
     Stop,
 }
 
 /// Rules that leave and rules that come, at once.
 pub(crate) struct Change {
     pub(crate) common: Arc<Common>,
+    /// For those that come.
+    pub(crate) parts: Parts,
     pub(crate) leave: Vec<Arc<RuleState>>,
     pub(crate) come: Vec<(Arc<RuleState>, Bound)>,
     /// Told when it is done.
@@ -113,6 +124,20 @@ impl Worker {
         Arc::clone(&self.snapshots)
     }
 
+    /// What the rules that come next need of the kernel.
+    pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
+        let now = self.now();
+        if let Some(flows) = flows {
+            let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
+            engine.use_kernel(flows, now, !waits);
+        }
+        if let Some(sockmap) = sockmap {
+            self.poller.add(&sockmap, RAISED)?;
+            self.tcp.use_sockmap(sockmap);
+        }
+        Ok(())
+    }
+
     /// Serves a rule; `inherited` are the listeners of rules that left by the same command.
     pub(crate) fn add_rule(
         &mut self,
@@ -142,6 +167,9 @@ impl Worker {
                 let key = udp::RuleKey(state.key);
                 engine.add_rule(key, &state.rule, listeners, &self.poller)?;
                 engine.limit_rates(key, state.rates.as_ref());
+                if state.goes_across {
+                    engine.offload_rule(key);
+                }
                 Ok(())
             }
         }
@@ -151,9 +179,11 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
+        self.keep_time();
         loop {
             let due = self.due();
-            match self.poller.wait_until(now, due) {
+            let at_most = self.udp.as_mut().and_then(udp::Engine::before_wait);
+            match self.poller.wait_until_within(now, due, at_most) {
                 Ok(ready) => {
                     events.clear();
                     events.extend_from_slice(ready);
@@ -165,10 +195,16 @@ impl Worker {
             }
             now = self.now();
             self.dirty |= !events.is_empty();
+            if let Some(engine) = &mut self.udp {
+                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                self.dirty |= engine.after_wait(&events, events.len() < Poller::FULL, &mut tick);
+            }
             let (mut woken, mut newcomers, mut datagrams) = (false, false, 0);
             for event in &events {
                 if event.token == WAKER {
                     woken = true;
+                } else if event.token == RAISED {
+                    self.tcp.on_raised(tcp::Tick { now, poller: &self.poller });
                 } else if event.token & udp::TOKENS != 0 {
                     datagrams += 1;
                     if let Some(engine) = &mut self.udp {
@@ -183,10 +219,11 @@ impl Worker {
             }
             if let Some(engine) = &mut self.udp {
                 engine.flush();
-                engine.on_tick(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                self.dirty |= engine.on_tick(&mut tick);
             }
             let tick = tcp::Tick { now, poller: &self.poller };
-            self.tcp.on_tick(tick);
+            self.dirty |= self.tcp.on_tick(tick);
             if newcomers {
                 let listening =
                     |event: &&Event| event.token & udp::TOKENS == 0 && tcp::Engine::is_listener(event);
@@ -210,38 +247,50 @@ impl Worker {
         }
     }
 
+    /// What the kernel path waits for is due within tens of microseconds. On the worker's own thread.
+    fn keep_time(&self) {
+        if self.udp.as_ref().is_some_and(udp::Engine::goes_across) {
+            let _ = turnpike_net::limits::exact_timers();
+        }
+    }
+
     /// Carries out what the control thread wants; `true` to stop.
     fn run_commands(&mut self, now: u64) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::Change(change) => self.change(*change, now),
-                Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
-                Command::Drain(done) => {
-                    self.tcp.drain(tcp::Tick { now, poller: &self.poller });
-                    if let Some(engine) = &mut self.udp {
-                        engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
-                    }
-                    let _ = done.send(());
+            if self.carry_out(command, now) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// True means the end.
+    fn carry_out(&mut self, command: Command, now: u64) -> bool {
+        match command {
+            Command::Change(change) => self.change(*change, now),
+            Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
+            Command::Drain(done) => {
+                self.tcp.drain(tcp::Tick { now, poller: &self.poller });
+                if let Some(engine) = &mut self.udp {
+                    engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
-                Command::Unlisten(done) => {
-                    if let Some(engine) = &mut self.udp {
-                        engine.unlisten(&mut udp::Tick {
-                            now,
-                            poller: &self.poller,
-                            around: &mut self.around,
-                        });
-                    }
-                    let _ = done.send(());
+                let _ = done.send(());
+            }
+            Command::Unlisten(done) => {
+                if let Some(engine) = &mut self.udp {
+                    engine.unlisten(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
-                Command::Answer(question) => drop(question),
-                Command::Stop => {
-                    self.tcp.stop(tcp::Tick { now, poller: &self.poller });
-                    if let Some(engine) = &mut self.udp {
-                        engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
-                    }
-                    return true;
+                let _ = done.send(());
+            }
+            Command::Answer(question) => drop(question),
+            Command::Upgrade(step) => return self.upgrade(step),
+            Command::Stop => {
+                self.tcp.stop(tcp::Tick { now, poller: &self.poller });
+                if let Some(engine) = &mut self.udp {
+                    engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
                 }
+                return true;
             }
         }
         false
@@ -250,6 +299,11 @@ impl Worker {
     fn change(&mut self, change: Change, now: u64) {
         self.tcp.set_common(&change.common);
         self.around.common = change.common;
+        if let Err(error) = self.take(change.parts) {
+            tracing::error!(worker = self.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
+                (fs.epoll.max_user_watches); copy is as auto");
+        }
+        self.keep_time();
         let mut inherited = HashMap::new();
         for state in &change.leave {
             if Kind::of(state.rule.protocol) == Kind::Tcp {

@@ -4,12 +4,12 @@ use crate::support;
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::Shutdown,
+    net::{Shutdown, UdpSocket},
     time::Duration,
 };
 
 use crate::support::{Running, eventually, greeter, listener, read_all, read_exactly, rule, settings};
-use turnpike_forward::{Access, EndReason, Limits, Pattern, Proxy};
+use turnpike_forward::{Access, EndReason, Limits, Pattern, Protocol, Proxy, Rule};
 
 fn denies(pattern: &str) -> Access {
     Access { allow: Vec::new(), deny: vec![Pattern::Wildcard(pattern.to_owned())] }
@@ -199,6 +199,26 @@ fn a_peer_that_reads_nothing_is_ended_too() {
     };
     assert!(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
+}
+
+#[test]
+fn an_end_that_no_event_announces_is_counted_all_the_same() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let (_server, target) = listener();
+        let idle_timeout = Some(Duration::from_millis(400));
+        let running = Running::start(&[Rule { protocol, idle_timeout, ..rule("r", target) }]);
+        let address = running.address("r");
+        let (_stream, _datagrams) = if protocol == Protocol::Tcp {
+            (Some(running.connect("r")), None)
+        } else {
+            // Whom it is sent to takes it and has nothing to say.
+            let target = UdpSocket::bind(target).unwrap();
+            UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"once", address).unwrap();
+            (None, Some(target))
+        };
+        eventually("it is counted", || running.snapshot("r").ended == [(EndReason::Idle, 1)]);
+        assert_eq!(running.snapshot("r").active, 0);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod support;
 mod udp_common;
 
 mod balance;
+mod chatter;
 mod dual_stack;
 mod exhaustion;
 mod idle_crowd;
@@ -26,4 +27,5 @@ mod udp_echo;
 mod udp_exhaustion;
 mod udp_sessions;
 mod unix;
+mod upgrade;
 mod vanishing;

@@ -7,20 +7,29 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Running, accept, eventually, listener, pattern, read_all, read_exactly, reset, rule};
+use crate::support::{
+    Running, accept, chat, copy_modes, eventually, listener, pattern, read_all, read_exactly, reset, rule,
+};
 use turnpike_forward::{CopyMode, EndReason};
 
-const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
-
 /// A forwarder, a client and the server's end of its connection.
-fn pair(copy: CopyMode) -> (Running, TcpStream, TcpStream) {
+struct Pair {
+    running: Running,
+    client: TcpStream,
+    server: TcpStream,
+    /// Bytes that each has said to the other before the test begins, so that the kernel passes on what follows.
+    said: u64,
+}
+
+fn pair(copy: CopyMode) -> Pair {
     let (server, target) = listener();
     let mut rule = rule("r", target);
     rule.copy = copy;
     let running = Running::start(&[rule]);
-    let client = running.connect("r");
-    let server = accept(&server);
-    (running, client, server)
+    let mut client = running.connect("r");
+    let mut server = accept(&server);
+    let said = if copy == CopyMode::Kernel { chat(&running, "r", &mut client, &mut server) } else { 0 };
+    Pair { running, client, server, said }
 }
 
 /// Sends `total` bytes of a pattern in pieces of changing size.
@@ -59,7 +68,7 @@ fn receive(mut from: TcpStream, total: usize, seed: u64, slow: bool) {
 
 fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     let total = 12 << 20;
-    let (running, client, server) = pair(copy);
+    let Pair { running, client, server, said } = pair(copy);
     let ends = [(&client, 1), (&server, 2)].map(|(stream, seed)| {
         let stream = stream.try_clone().unwrap();
         thread::spawn(move || send(stream, total, seed, slow_send))
@@ -74,39 +83,41 @@ fn both_ways(copy: CopyMode, slow_send: bool, slow_receive: bool) {
     drop(server);
     let report = running.log.wait(1).remove(0);
     assert_eq!(report.reason, EndReason::Finished);
-    assert_eq!((report.to_target, report.to_client), (total as u64, total as u64));
+    let all = total as u64 + said;
+    assert_eq!((report.to_target, report.to_client), (all, all), "{copy:?}");
     // Published together with the end of the connection.
     eventually("counters", || {
         (running.snapshot("r").active == 0 && running.snapshot("r").accepted == 1).then_some(())
     });
-    assert_eq!(running.snapshot("r").to_client_bytes, total as u64);
+    assert_eq!(running.snapshot("r").to_client_bytes, all);
     let spliced = running.snapshot("r").spliced_bytes;
     match copy {
         CopyMode::Buffer => assert_eq!(spliced, 0),
         CopyMode::Splice => assert_eq!(spliced, 2 * total as u64),
         CopyMode::Auto => {}
+        CopyMode::Kernel => assert!(spliced > 0 && spliced < 2 * all, "{spliced} of {all}"),
     }
     assert_eq!(running.forwarder.active(), 0);
 }
 
 #[test]
 fn every_byte_arrives_both_ways_at_once_at_full_speed() {
-    MODES.into_iter().for_each(|mode| both_ways(mode, false, false));
+    copy_modes().into_iter().for_each(|mode| both_ways(mode, false, false));
 }
 
 #[test]
 fn every_byte_arrives_at_a_slow_reader() {
-    MODES.into_iter().for_each(|mode| both_ways(mode, false, true));
+    copy_modes().into_iter().for_each(|mode| both_ways(mode, false, true));
 }
 
 #[test]
 fn every_byte_arrives_from_a_slow_writer() {
-    MODES.into_iter().for_each(|mode| both_ways(mode, true, false));
+    copy_modes().into_iter().for_each(|mode| both_ways(mode, true, false));
 }
 
 #[test]
 fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
-    let (running, mut client, mut server) = pair(CopyMode::Auto);
+    let Pair { running, mut client, mut server, .. } = pair(CopyMode::Auto);
     for round in 0..200 {
         client.write_all(&pattern(round, 32, 0)).unwrap();
         assert_eq!(read_exactly(&mut server, 32), pattern(round, 32, 0));
@@ -132,8 +143,8 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
 
 #[test]
 fn a_client_that_has_said_all_still_hears_the_answer() {
-    for mode in MODES {
-        let (running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"question").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(read_all(&mut server), b"question");
@@ -146,8 +157,8 @@ fn a_client_that_has_said_all_still_hears_the_answer() {
 
 #[test]
 fn a_server_that_has_said_all_still_hears_the_client() {
-    for mode in MODES {
-        let (running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running, mut client, mut server, .. } = pair(mode);
         server.write_all(b"go on").unwrap();
         server.shutdown(Shutdown::Write).unwrap();
         assert_eq!(read_all(&mut client), b"go on");
@@ -161,7 +172,7 @@ fn a_server_that_has_said_all_still_hears_the_client() {
 
 #[test]
 fn an_end_without_a_byte_is_passed_on() {
-    let (running, client, mut server) = pair(CopyMode::Auto);
+    let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     drop(client);
     assert_eq!(read_all(&mut server), b"");
     drop(server);
@@ -171,8 +182,8 @@ fn an_end_without_a_byte_is_passed_on() {
 
 #[test]
 fn a_reset_by_the_client_resets_the_server() {
-    for mode in MODES {
-        let (running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"x").unwrap();
         read_exactly(&mut server, 1);
         reset(client);
@@ -183,8 +194,8 @@ fn a_reset_by_the_client_resets_the_server() {
 
 #[test]
 fn a_reset_by_the_server_resets_the_client() {
-    for mode in MODES {
-        let (running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"x").unwrap();
         read_exactly(&mut server, 1);
         reset(server);
@@ -195,8 +206,8 @@ fn a_reset_by_the_server_resets_the_client() {
 
 #[test]
 fn what_a_server_says_before_it_resets_is_heard() {
-    for mode in MODES {
-        let (running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running, mut client, mut server, .. } = pair(mode);
         server.write_all(b"too large").unwrap();
         assert_eq!(read_exactly(&mut client, 9), b"too large");
         server.write_all(b", sorry").unwrap();
@@ -209,9 +220,9 @@ fn what_a_server_says_before_it_resets_is_heard() {
 
 #[test]
 fn a_reset_in_mid_transfer_ends_both_sides_though_buffers_are_full() {
-    for mode in MODES {
+    for mode in copy_modes() {
         for by_reader in [false, true] {
-            let (running, client, server) = pair(mode);
+            let Pair { running, client, server, .. } = pair(mode);
             // Nobody reads: everything between fills up.
             client.set_nonblocking(true).unwrap();
             let mut writer = &client;
@@ -250,7 +261,7 @@ fn a_reset_in_mid_transfer_ends_both_sides_though_buffers_are_full() {
 #[test]
 fn a_client_that_vanishes_after_its_end_is_noticed() {
     // FIN first, then RST: the second one comes to a side that has nothing left to read.
-    let (running, client, mut server) = pair(CopyMode::Auto);
+    let Pair { running, client, mut server, .. } = pair(CopyMode::Auto);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&mut server), b"");
     reset(client);
@@ -261,8 +272,8 @@ fn a_client_that_vanishes_after_its_end_is_noticed() {
 
 #[test]
 fn an_urgent_byte_stays_in_the_stream() {
-    for mode in MODES {
-        let (_running, mut client, mut server) = pair(mode);
+    for mode in copy_modes() {
+        let Pair { running: _running, mut client, mut server, .. } = pair(mode);
         client.write_all(b"abc").unwrap();
         socket2::SockRef::from(&client).send_out_of_band(b"!").unwrap();
         client.write_all(b"def").unwrap();

@@ -9,11 +9,14 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Running, accept, eventually, listener, patient, read_exactly, rule};
-use turnpike_forward::{EndReason, Rule};
+use crate::support::{Running, accept, eventually, kernel_passes_on, listener, patient, read_exactly, rule};
+use turnpike_forward::{CopyMode, EndReason, Rule};
 use turnpike_testkit::alone::{self, run};
 
 const TEST: &str = "vanishing::who_vanishes_without_a_word_is_given_up_and_the_other_side_is_reset";
+
+/// What is said before a connection falls silent, or a transfer begins.
+const WORDS: u64 = 10;
 
 /// Addresses of this namespace that are taken away in mid-connection: packets to them then go nowhere, and no answer comes.
 fn address(number: u8) -> String {
@@ -43,12 +46,14 @@ fn server_at(running: &Running, id: &str, server: &TcpListener) -> Pair {
     greeted(Pair { client: running.connect(id), server: accept(server) })
 }
 
-/// A byte each way, so that nothing is still being set up.
+/// Some words each way, so that nothing is still being set up, and it is chatter by now.
 fn greeted(mut pair: Pair) -> Pair {
-    pair.client.write_all(b"?").unwrap();
-    assert_eq!(read_exactly(&mut pair.server, 1), b"?");
-    pair.server.write_all(b"!").unwrap();
-    assert_eq!(read_exactly(&mut pair.client, 1), b"!");
+    for _ in 0..WORDS {
+        pair.client.write_all(b"?").unwrap();
+        assert_eq!(read_exactly(&mut pair.server, 1), b"?");
+        pair.server.write_all(b"!").unwrap();
+        assert_eq!(read_exactly(&mut pair.client, 1), b"!");
+    }
     pair
 }
 
@@ -79,9 +84,17 @@ fn vanish() {
             return alone::skip(&format!("cannot set {name}: {error}"));
         }
     }
+    vanish_from(CopyMode::Auto);
+    if kernel_passes_on() {
+        vanish_from(CopyMode::Kernel);
+    }
+}
+
+fn vanish_from(copy: CopyMode) {
     for number in 1..=5 {
         run("ip", &["address", "add", &format!("{}/32", address(number)), "dev", "lo"]);
     }
+    let rule = |id: &str, target| Rule { copy, ..rule(id, target) };
     let (here, target) = listener();
     let [upload_to, idle_at] = [2, 4].map(|number| TcpListener::bind((address(number), 0)).unwrap());
     let impatient = Rule { idle_timeout: Some(Duration::from_secs(1)), ..rule("impatient", target) };
@@ -120,7 +133,7 @@ fn vanish() {
         let mut reasons: Vec<_> = reports
             .iter()
             .filter(|report| report.rule.0 == rule)
-            .map(|report| (report.reason, report.to_client > 1, report.to_target > 1))
+            .map(|report| (report.reason, report.to_client > WORDS, report.to_target > WORDS))
             .collect();
         reasons.sort_by_key(|(_, downloaded, _)| *downloaded);
         reasons

@@ -29,18 +29,25 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "kernel-rate" "kernel-xdp" "kernel-calls" "kernel-burst" "kernel-flood"
-        "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect" "forward-udp" "forward-memory"
+        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "kernel-rate" "kernel-xdp"
+        "kernel-calls" "kernel-burst" "kernel-flood" "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect"
+        "forward-udp" "forward-udp-thin" "forward-memory" "net-sockets" "net-spread" "net-zerocopy" "net-io-uring" "net-lookup"
     ],
 };
 
 /// Programs that several experiments share.
-pub(crate) const PARTS: Shelf =
-    Shelf { kind: "part", folder: "parts", texts: texts!["parts/": "relays" "datapaths" "forwarders"] };
+pub(crate) const PARTS: Shelf = Shelf {
+    kind: "part",
+    folder: "parts",
+    texts: texts!["parts/": "relays" "datapaths" "forwarders" "datagram-forwarders"],
+};
 
 /// Tables of experiments.
-pub(crate) const SUITES: Shelf =
-    Shelf { kind: "suite", folder: "suites", texts: texts!["suites/": "relay" "kernel" "forward"] };
+pub(crate) const SUITES: Shelf = Shelf {
+    kind: "suite",
+    folder: "suites",
+    texts: texts!["suites/": "relay" "relay-thin-user-space" "kernel" "forward" "forward-kernel" "net"],
+};
 
 /// A file as it was read, or would be if there were one.
 #[derive(Clone, Debug, PartialEq, Eq)]

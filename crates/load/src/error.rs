@@ -220,7 +220,8 @@ fn hint(code: u16) -> &'static str {
         440 | 443 => "; server and peer are of different address families",
         486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",
         508 => {
-            "; the server's port range, file descriptors or total allocations are exhausted, or it is about to stop"
+            "; the server's port range, file descriptors or total allocations are exhausted, or it is about to stop; or its relay \
+             ports are shared (relay.shared_ports), and another client has the peer: give each its own (--peer-prefix)"
         }
         _ => "",
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::common::{
-    PASSWORD, Wishes, load, loopback, reflector, reflector_on, relay, relay_of, wait_until_empty,
+    PASSWORD, Wishes, load, loopback, reflector, reflector_on, relay, relay_of, relay_with, wait_until_empty,
 };
 use turnpike_load::{
     LoadError, Rate, Stop, TlsOptions, Transport,
@@ -55,6 +55,28 @@ fn ipv6_works_from_end_to_end() {
         let report = quiet(&config).unwrap().report;
         assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
     }
+}
+
+#[test]
+fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
+    let relay = relay_with(&Wishes::default(), |config| config.shared_ports = 1);
+    let reflector = reflector_on(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let port = reflector.listeners()[0].port();
+    for via in [Via::Channel, Via::Send] {
+        let config = Config {
+            via,
+            clients: 40,
+            peer: loopback(port),
+            peer_prefix: Some("127.9.0.0/16".parse().unwrap()),
+            ..load(&relay, &reflector)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
+    }
+    // All with one peer, all but one are refused.
+    let config = Config { clients: 2, peer: loopback(port), ..load(&relay, &reflector) };
+    let error = quiet(&config).unwrap_err().to_string();
+    assert!(error.contains("Peer Taken on Shared Port") && error.contains("--peer-prefix"), "{error}");
 }
 
 #[test]

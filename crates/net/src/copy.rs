@@ -57,6 +57,8 @@ pub enum CopyMode {
     Splice,
     /// The shared buffer, always.
     Buffer,
+    /// As `Auto`; and the owner of a connection has the kernel pass its chatter from socket to socket.
+    Kernel,
 }
 
 /// One direction of a connection: from its source to its sink.
@@ -86,6 +88,11 @@ pub struct Flow {
     /// Bytes that may still be taken from the source; `None` is as many as there are. [`Mover::pump`] counts it down and stops
     /// at zero with [`Pumped::Spent`]; what has been taken is passed on whatever it says.
     pub budget: Option<u64>,
+    /// An end that a read shows may be none, for the source has bytes that no read shows yet. Then [`Mover::pump`] stops there, sets
+    /// [`Flow::end_read`] and says [`Pumped::Idle`]; [`Flow::believe_end`] has it go on.
+    pub doubts_end: bool,
+    /// See [`Flow::doubts_end`]; cleared by whoever looks.
+    pub end_read: bool,
 }
 
 /// Bytes on their way.
@@ -171,6 +178,22 @@ impl Flow {
         self.thorough = true;
     }
 
+    /// From now on no pipes, for the source has its bytes where splice(2) does not find them.
+    pub fn forgo_pipes(&mut self) {
+        self.plain = true;
+    }
+
+    /// Whether neither an urgent byte, nor an error, nor the kind of its source asks for special care.
+    pub fn is_ordinary(&self) -> bool {
+        !self.thorough
+    }
+
+    /// The end that was read is one.
+    pub fn believe_end(&mut self) {
+        self.doubts_end = false;
+        self.ended = true;
+    }
+
     /// The source is broken: its queue is read to the end, and the error behind it found.
     pub fn on_error(&mut self) {
         self.readable = true;
@@ -179,10 +202,18 @@ impl Flow {
 
     /// How much of `room` may be filled.
     #[inline]
-    fn within_budget(&self, room: usize) -> usize {
+    pub fn within_budget(&self, room: usize) -> usize {
         match self.budget {
             None => room,
             Some(left) => usize::try_from(left).map_or(room, |left| left.min(room)),
+        }
+    }
+
+    /// Takes so much from the budget: for an owner that reads by itself.
+    #[inline]
+    pub fn spend(&mut self, n: usize) {
+        if let Some(left) = &mut self.budget {
+            *left = left.saturating_sub(n as u64);
         }
     }
 
@@ -190,9 +221,7 @@ impl Flow {
     #[inline]
     fn took(&mut self, n: usize, spliced: bool) {
         self.bytes += n as u64;
-        if let Some(left) = &mut self.budget {
-            *left = left.saturating_sub(n as u64);
-        }
+        self.spend(n);
         let against = if spliced { n < CHATTER } else { n >= BULK };
         self.streak = if against { self.streak + 1 } else { 0 };
         if self.streak >= if spliced { CHATTER_READS } else { BULK_READS } {
@@ -276,6 +305,10 @@ impl Mover {
                 Ok(false) => return Pumped::Blocked,
                 Err(_) => return self.stop(flow, Pumped::SinkFailed),
             }
+            if flow.ended && flow.doubts_end {
+                (flow.ended, flow.end_read, flow.readable) = (false, true, false);
+                return self.stop(flow, Pumped::Idle);
+            }
             if flow.ended {
                 if !flow.shut {
                     flow.shut = true;
@@ -298,7 +331,7 @@ impl Mover {
             let by_pipe = match copy {
                 CopyMode::Buffer => false,
                 CopyMode::Splice => true,
-                CopyMode::Auto => flow.bulk,
+                CopyMode::Auto | CopyMode::Kernel => flow.bulk,
             };
             let moved = if by_pipe && !flow.plain && self.lend(flow) {
                 // What came meanwhile is a small piece: it grows while the others have their turn.

@@ -8,10 +8,12 @@
 //! ```
 //!
 //! Streams have a life of their own: [`tcp`] makes the sockets, [`copy`] moves bytes from one to the other. Whose threads these are:
-//! [`worker`] starts, tells and stops them.
+//! [`worker`] starts, tells and stops them. Sockets go to another process by a [`channel`], and are taken over there as they are.
 //!
 //! This crate knows no TURN and no forwarding. It is the only one that calls the kernel with `unsafe`.
 
+pub mod channel;
+pub mod coalesce;
 pub mod copy;
 pub mod datapath;
 pub mod error_queue;
@@ -28,6 +30,8 @@ pub mod tx;
 pub mod unix;
 pub mod worker;
 
+pub use channel::{Channel, Message};
+pub use coalesce::Coalescer;
 pub use copy::{CopyMode, Flow, Mover, Pumped, Turns};
 pub use datapath::Datapath;
 pub use passed::{PassedError, PassedSocket, PassedSockets};

@@ -101,6 +101,14 @@ impl PassedSockets {
         self.0.iter()
     }
 
+    /// All of them again, for [`PassedSockets::new`] of a process that takes this one's place.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn lend(&self) -> io::Result<Vec<(OwnedFd, String)>> {
+        self.0.iter().map(|one| Ok((one.descriptor.try_clone()?, one.name.clone()))).collect()
+    }
+
     /// How many are bound to this address.
     #[must_use]
     pub fn count(&self, transport: Transport, address: SocketAddr) -> usize {

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -132,6 +132,15 @@ impl Poller {
     pub fn add_edge_writable(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
         let both = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
         self.control(libc::EPOLL_CTL_MOD, fd, token, both | libc::EPOLLET)
+    }
+
+    /// From either of the two to nothing but a stream's end and its errors: bytes that come wake nobody up.
+    /// [`Poller::add_edge_writable`] leads back.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn set_edge_end(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, libc::EPOLLRDHUP | libc::EPOLLET)
     }
 
     /// Also watches for writability, or stops to.
@@ -294,6 +303,13 @@ impl Poller {
             )
         };
         if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+    }
+}
+
+/// For what epoll itself can be told (ioctl EPIOCSPARAMS of Linux 6.9), and for another poller that waits for this one.
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -103,12 +103,12 @@ impl UdpSocket {
         set_options(socket.as_fd(), address.is_ipv6(), options)?;
         prepare(socket.as_fd())?;
         socket.bind(&address.into())?;
-        Self::bound(socket.into())
+        Self::of(socket.into(), 0)
     }
 
     /// Takes a socket that somebody else has bound. What has to be said before that, SO_REUSEPORT and IPV6_V6ONLY, stays as it is.
     pub(crate) fn adopt(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
-        let socket = Self::bound(descriptor)?;
+        let socket = Self::of(descriptor, 0)?;
         let adopted = SockRef::from(&socket);
         passed::check_families(&adopted, socket.local, options.dual_stack)?;
         adopted.set_nonblocking(true)?;
@@ -116,14 +116,44 @@ impl UdpSocket {
         Ok(socket)
     }
 
-    fn bound(fd: OwnedFd) -> io::Result<Self> {
+    /// Takes over a socket that another process has made and lent: as it is, with what waits in it. `drops` is what
+    /// [`UdpSocket::lend`] said there.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no UDP socket; those of getsockname(2).
+    pub fn take_over(fd: OwnedFd, drops: u32) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        if (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?) != (libc::SOCK_DGRAM, libc::IPPROTO_UDP) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no UDP socket"));
+        }
+        Self::of(fd, drops)
+    }
+
+    /// Makes it what a process expects that takes it over: nothing is set that only this one knows of. The kernel's drop counter as
+    /// last seen, so that no drop is counted twice and none is missed. It goes on here as before if nobody takes it.
+    pub fn lend(&self) -> u32 {
+        if self.ttl.get().set != 0 {
+            let (level, name) = self.ttl_option();
+            // Where it fails, datagrams that name no TTL keep the one that was usual.
+            let _ = sys::set_option(self.as_fd(), level, name, -1);
+            self.ttl.set(TtlHabit::default());
+        }
+        self.drops_seen.get()
+    }
+
+    /// The kernel's drop counter as [`UdpSocket::lend`] has told it, where that was not known yet.
+    pub fn expect_drops(&self, drops: u32) {
+        self.drops_seen.set(drops);
+    }
+
+    fn of(fd: OwnedFd, drops: u32) -> io::Result<Self> {
         Ok(Self {
             local: sys::local_address(fd.as_fd())?,
             fd,
             gso_limit: Cell::new(u16::MAX),
             appetite: Cell::new(1),
             singles: Cell::new(0),
-            drops_seen: Cell::new(0),
+            drops_seen: Cell::new(drops),
             ttl: Cell::default(),
         })
     }
@@ -131,6 +161,14 @@ impl UdpSocket {
     /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// The address that datagrams leave from: of a connected socket the one that the route has.
+    ///
+    /// # Errors
+    /// Those of getsockname(2).
+    pub fn source(&self) -> io::Result<SocketAddr> {
+        sys::local_address(self.fd.as_fd())
     }
 
     /// connect(2): datagrams from elsewhere are refused by the kernel, [`crate::Route::to`] may be `None`.
@@ -216,12 +254,16 @@ impl UdpSocket {
         name
     }
 
-    fn set_ttl(&self, habit: &mut TtlHabit, wanted: u8) -> io::Result<()> {
-        let (level, name) = if self.is_v6() {
+    fn ttl_option(&self) -> (i32, i32) {
+        if self.is_v6() {
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)
         } else {
             (libc::IPPROTO_IP, libc::IP_TTL)
-        };
+        }
+    }
+
+    fn set_ttl(&self, habit: &mut TtlHabit, wanted: u8) -> io::Result<()> {
+        let (level, name) = self.ttl_option();
         if habit.set == 0 {
             let default = sys::get_option(self.as_fd(), level, name)?;
             habit.default = u8::try_from(default).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -290,7 +332,7 @@ fn set_options(fd: BorrowedFd<'_>, is_v6: bool, options: &UdpOptions) -> io::Res
 }
 
 /// SO_RCVBUFFORCE needs CAP_NET_ADMIN and passes net.core.rmem_max; without it the kernel gives what it allows.
-fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
+pub(crate) fn set_buffer(fd: BorrowedFd<'_>, bytes: Option<usize>, force: i32, plain: i32) -> io::Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     sys::set_option(fd, libc::SOL_SOCKET, force, bytes)

@@ -82,6 +82,19 @@ impl TcpListener {
         Ok(this)
     }
 
+    /// Takes over a listening socket that another process has made, with the clients that wait in it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no listening TCP socket; those of getsockname(2).
+    pub fn take_over(fd: OwnedFd) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        let found = (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?, option(libc::SO_ACCEPTCONN)?);
+        if found != (libc::SOCK_STREAM, libc::IPPROTO_TCP, 1) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening TCP socket"));
+        }
+        Ok(Self { local: sys::local_address(fd.as_fd())?, fd })
+    }
+
     /// Whether nobody else has this address, and the port that the kernel would choose for port 0. Without SO_REUSEPORT,
     /// so that a second program on the same port is told so instead of silently sharing it.
     ///
@@ -204,7 +217,7 @@ pub struct ConnectOptions {
     pub transparent: bool,
 }
 
-/// A connected or connecting, non-blocking socket: TCP's, or a Unix stream ([`crate::unix`]), where what only TCP has (TCP_NODELAY,
+/// A connected or connecting, non-blocking socket: TCP's, or one of [`crate::unix`], where what only TCP has (TCP_NODELAY,
 /// a reset, addresses) fails or does nothing. Dropping it closes it.
 #[derive(Debug)]
 pub struct TcpSocket {
@@ -367,6 +380,40 @@ impl TcpSocket {
     /// Those of setsockopt(2).
     pub fn set_oob_inline(&self, on: bool) -> io::Result<()> {
         sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into())
+    }
+
+    /// Bytes that the kernel has taken to be sent, whether they are on their way, acknowledged or neither. Counted from somewhere: only
+    /// differences mean something. While others write it may say less than there is, never more.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2) and ioctl(2).
+    pub fn written(&self) -> io::Result<u64> {
+        // In this order: what is acknowledged in between is missed, and not counted twice.
+        let acknowledged = self.acknowledged()?;
+        let mut queued: libc::c_int = 0;
+        // SAFETY: SIOCOUTQ (tcp(7)) writes an integer.
+        sys::check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) })?;
+        Ok(acknowledged + u64::from(queued.unsigned_abs()))
+    }
+
+    /// TCP_INFO's tcpi_bytes_acked (Linux 4.1), behind what the C library's structure has of it.
+    fn acknowledged(&self) -> io::Result<u64> {
+        const AT: usize = 120;
+        const MOST: u32 = 256;
+        let mut info = [0_u8; MOST as usize];
+        let mut len = MOST;
+        // SAFETY: the pointers and length describe `info`.
+        sys::check(unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        })?;
+        let told = info[..len as usize].get(AT..).and_then(|rest| rest.first_chunk());
+        told.map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// TCP_USER_TIMEOUT: how long sent data may stay unacknowledged before the connection is dropped.

@@ -15,6 +15,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::{
     limits,
+    socket::set_buffer,
+    sys,
     tcp::{self, TcpSocket},
 };
 
@@ -93,6 +95,20 @@ impl UnixListener {
         Ok((Self { fd: socket.into(), name: name.clone() }, file))
     }
 
+    /// Takes over a listener of this name that another process has made, with the clients that wait in it. [`SocketFile::take_over`]
+    /// goes with it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no listening Unix socket; those of getsockopt(2).
+    pub fn take_over(fd: OwnedFd, name: &UnixName) -> io::Result<Self> {
+        let option = |name| sys::get_option(fd.as_fd(), libc::SOL_SOCKET, name);
+        let found = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
+        if found != (libc::AF_UNIX, libc::SOCK_STREAM, 1) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no listening Unix socket"));
+        }
+        Ok(Self { fd, name: name.clone() })
+    }
+
     /// The same listener once more, for another worker.
     ///
     /// # Errors
@@ -136,6 +152,19 @@ impl SocketFile {
         Ok(Self { name: name.clone(), id })
     }
 
+    /// The file of a listener that another process has made, which leaves it.
+    ///
+    /// # Errors
+    /// Those of lstat(2).
+    pub fn take_over(name: &UnixName) -> io::Result<Self> {
+        Self::of(name)
+    }
+
+    /// Leaves the file to a process that has taken it over.
+    pub fn leave(mut self) {
+        self.id = None;
+    }
+
     /// Changes its permissions.
     ///
     /// # Errors
@@ -166,6 +195,20 @@ pub fn connect(name: &UnixName) -> io::Result<TcpSocket> {
     let socket = stream()?;
     socket.connect(&name.address()?)?;
     Ok(TcpSocket::from(OwnedFd::from(socket)))
+}
+
+/// A pair of connected sockets that keep messages apart (SOCK_SEQPACKET) and never wait. Each holds up to `buffer` bytes on their way to the
+/// other, as far as the kernel allows.
+///
+/// # Errors
+/// Those of socketpair(2) and fcntl(2).
+pub fn messages(buffer: usize) -> io::Result<(TcpSocket, TcpSocket)> {
+    let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
+    for end in [&one, &other] {
+        end.set_nonblocking(true)?;
+        set_buffer(end.as_fd(), Some(buffer), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
+    }
+    Ok((TcpSocket::from(OwnedFd::from(one)), TcpSocket::from(OwnedFd::from(other))))
 }
 
 fn stream() -> io::Result<Socket> {

@@ -5,6 +5,7 @@ use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use crate::poll::{Poller, Waker};
@@ -81,6 +82,11 @@ impl<C> Inbox<C> {
     /// Has the poller tell of it again: the worker leaves the rest for later.
     pub fn wake_again(&self) {
         self.waker.wake();
+    }
+
+    /// The next command, which is waited for. `None` when nobody is left who could send one.
+    pub fn wait(&self) -> Option<C> {
+        self.commands.recv().ok()
     }
 
     /// The next command, if there is one. No system call.
@@ -165,6 +171,32 @@ impl<C: Command, S> Workers<C, S> {
         self.running.iter().map(|worker| &*worker.shared)
     }
 
+    /// Asks all at once, and waits for the answers, altogether for so long; `what` says what they are to do.
+    ///
+    /// # Errors
+    /// `TimedOut` where one does not answer: it is stuck or gone.
+    pub fn ask<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut command: impl FnMut(mpsc::Sender<T>) -> C,
+    ) -> io::Result<Vec<T>> {
+        let asked = |sender: &Sender<C>| {
+            let (answer, answered) = mpsc::channel();
+            sender.tell(command(answer));
+            answered
+        };
+        let asked: Vec<_> = self.senders().map(asked).collect();
+        let until = Instant::now() + patience;
+        let answer = |answer: mpsc::Receiver<T>| {
+            let left = until.saturating_duration_since(Instant::now());
+            answer.recv_timeout(left).map_err(|_| {
+                io::Error::new(io::ErrorKind::TimedOut, format!("a worker did not {what} in time"))
+            })
+        };
+        asked.into_iter().map(answer).collect()
+    }
+
     /// Whether one has ended though nobody stopped it.
     pub fn have_failed(&self) -> bool {
         self.running.iter().any(|worker| worker.thread.as_ref().is_none_or(JoinHandle::is_finished))
@@ -212,6 +244,8 @@ mod tests {
         Add(u32),
         Wait(mpsc::Receiver<()>),
         Answer(Question),
+        /// What the sum is now.
+        Ask(mpsc::Sender<u32>),
         Panic,
         Stop,
     }
@@ -241,6 +275,7 @@ mod tests {
                         Told::Add(number) => published.update(|(sum, _)| *sum += number),
                         Told::Wait(until) => _ = until.recv(),
                         Told::Answer(question) => drop(question),
+                        Told::Ask(answer) => _ = answer.send(published.get().0),
                         Told::Panic => panic!("as told"),
                         Told::Stop => return published.update(|(_, stopped)| *stopped = true),
                     }
@@ -263,6 +298,23 @@ mod tests {
         for shared in shared {
             assert_eq!(shared.get(), (499_500, true));
         }
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_workers_and_one_that_is_missing_is_told() {
+        let mut workers = Workers::default();
+        (0..3).for_each(|_| spawn(&mut workers));
+        for (number, sender) in (0..).zip(workers.senders()) {
+            sender.tell(Told::Add(number));
+        }
+        let soon = Duration::from_secs(60);
+        assert_eq!(workers.ask(soon, "add up", Told::Ask).unwrap(), [0, 1, 2]);
+        workers.senders().take(1).for_each(|sender| sender.tell(Told::Panic));
+        let error = workers.ask(soon, "add up", Told::Ask).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string()),
+            (io::ErrorKind::TimedOut, "a worker did not add up in time".to_owned())
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod common;
 
 mod addresses;
+mod channel;
 mod dont_fragment;
 mod full_buffers;
 mod icmp_errors;
@@ -18,4 +19,5 @@ mod set_apart;
 mod step_down;
 mod streams;
 mod super_packets;
+mod take_over;
 mod thin_flows;

@@ -156,6 +156,39 @@ fn edges_tell_of_data_of_the_end_and_of_an_urgent_byte() {
 }
 
 #[test]
+fn who_waits_for_the_end_alone_is_not_told_of_bytes_and_may_ask_for_them_again() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    let mut poller = Poller::new().unwrap();
+    poller.add_edge(&server, 7).unwrap();
+    poller.set_edge_end(&server, 7).unwrap();
+    client.write_all(b"abc").unwrap();
+    eventually("they are there", || server.peek(&mut [0; 8]).is_ok_and(|seen| seen == 3));
+    assert!(poller.wait(Some(Duration::ZERO)).unwrap().is_empty());
+    poller.add_edge_writable(&server, 7).unwrap();
+    let event = poller.wait(Some(Duration::ZERO)).unwrap()[0];
+    assert!(event.readable && event.writable && !event.closed, "{event:?}");
+    poller.set_edge_end(&server, 7).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let event = eventually("the end", || poller.wait(Some(Duration::ZERO)).unwrap().first().copied());
+    assert!(event.closed, "{event:?}");
+}
+
+#[test]
+fn what_is_written_is_counted_whether_or_not_it_has_arrived() {
+    let (mut client, server) = pair(&ListenOptions::default());
+    let before = server.written().unwrap();
+    assert_eq!(server.write(b"12345").unwrap(), 5);
+    assert_eq!(server.written().unwrap() - before, 5);
+    client.read_exact(&mut [0; 5]).unwrap();
+    // Nobody reads this.
+    let mut sent = 5;
+    while let Ok(more) = server.write(&[7; 1 << 16]) {
+        sent += more as u64;
+    }
+    eventually("nothing is between two queues", || server.written().unwrap() - before == sent);
+}
+
+#[test]
 fn a_full_socket_tells_when_it_takes_bytes_again() {
     let (mut client, server) = pair(&ListenOptions::default());
     let mut poller = Poller::new().unwrap();

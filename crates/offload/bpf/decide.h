@@ -117,8 +117,8 @@ struct way {
 	struct hop hop;
 	/* UDP's, and the payload's. */
 	u16 length, check, payload;
-	/* By how many the TTL is less. */
-	u8 hops;
+	/* By how many the TTL is less; the TOS that it leaves with. */
+	u8 hops, tos;
 };
 
 INLINE void count(u32 what) {
@@ -458,6 +458,8 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
 	way->interface = INTERFACE(READ_ONCE(*route));
 	way->hops = 1;
+	/* A forwarder's sockets send with none. */
+	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
 	if (!way->interface) {
 		reason = way->came_with ? turn_back(way) : PASS_NO_ROUTE;
 		if (reason != COUNTS)
@@ -517,7 +519,7 @@ INLINE int write_headers(void *data, void *end, const struct packet *packet, con
 		if ((void *)(udp + 1) > end)
 			return -1;
 		ethernet->protocol = HTONS(ETH_IPV6);
-		ip->first = HTONL((u32)6 << 28 | (u32)packet->tos << 20);
+		ip->first = HTONL((u32)6 << 28 | (u32)way->tos << 20);
 		ip->payload_length = HTONS(way->length);
 		ip->next = IPPROTO_UDP;
 		ip->hop_limit = packet->ttl - way->hops;
@@ -533,7 +535,7 @@ INLINE int write_headers(void *data, void *end, const struct packet *packet, con
 			return -1;
 		ethernet->protocol = HTONS(ETH_IPV4);
 		ip->version_length = 0x45;
-		ip->tos = packet->tos;
+		ip->tos = way->tos;
 		ip->total_length = HTONS(way->length + IPV4_LEN);
 		/* It may be cut into fragments further down: a socket's datagrams have no DF either, and an ID. */
 		ip->id = get_prandom_u32();
@@ -574,5 +576,5 @@ INLINE void book(const struct way *way) {
 		add(way->state, way->payload);
 	if (way->next)
 		add(way->next, way->payload);
-	count(way->next ? COUNT_TURNED_BACK : way->came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
+	count(way->next ? COUNT_TURNED_BACK : way->flow.kind == FORWARD ? COUNT_FORWARDED : way->came_with ? COUNT_TO_PEER : COUNT_TO_CLIENT);
 }

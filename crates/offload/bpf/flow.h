@@ -20,6 +20,8 @@ enum kind {
 	TO_PEER = 1,
 	/* A peer's datagram: becomes ChannelData. */
 	TO_CLIENT = 2,
+	/* A datagram of a forwarder's session, either way: it gets other addresses, and nothing else. */
+	FORWARD = 3,
 };
 
 struct flow {
@@ -92,6 +94,7 @@ enum count {
 	COUNT_TO_CLIENT,
 	/* From a client by two relayed addresses of ours to another client. */
 	COUNT_TURNED_BACK,
+	COUNT_FORWARDED,
 	/* Dropped by the program itself: the kernel refused a change when others had been made already. */
 	COUNT_FAILED,
 	/* Dropped, so that user space can catch up: see BEHIND. */

@@ -129,7 +129,7 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	set_hash_invalid(skb);
 	skb->mark = 0;
 	if (!way->out_v6)
-		skb->priority = priority_of(packet->tos);
+		skb->priority = priority_of(way->tos);
 	return 0;
 }
 

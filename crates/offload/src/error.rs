@@ -44,6 +44,12 @@ pub enum OffloadError {
         "the kernel would interpret the program, which is slower than user space: turn the compiler on (sysctl net.core.bpf_jit_enable=1)"
     )]
     Interpreted,
+    /// Passing a stream on is not sound in this kernel.
+    #[error(
+        "before Linux 6.16 the kernel sends bytes twice where a reader is slow (sockmap), so that copy = \"kernel\" would damage streams: \
+         run a newer kernel, or leave copy at \"auto\""
+    )]
+    Unsound,
     /// The program could not be attached.
     #[error("the program cannot be attached to {interface}: {said}; it needs CAP_NET_ADMIN")]
     Attach {

@@ -180,6 +180,9 @@ impl Flows {
             self.refuse();
             return Err(Full);
         };
+        if kind == Kind::Forward {
+            self.shared.ports.hold(local.port());
+        }
         let to_client = kind == Kind::ToClient;
         let mut installed = Installed(Flow {
             stamp: 0,
@@ -204,11 +207,7 @@ impl Flows {
         if has_room && self.extend(&mut installed, expires_ns).is_ok() {
             return Ok(installed);
         }
-        self.shared.routes.give_back(route);
-        self.shared.routes.give_back(back);
-        if is_counted {
-            self.shared.held.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.let_go(&installed.0);
         self.refuse();
         Err(Full)
     }
@@ -233,11 +232,7 @@ impl Flows {
     pub fn remove(&mut self, Installed(flow): Installed) {
         // It is ours alone, so that it is there.
         let _ = self.map.remove(&flow.key);
-        self.shared.routes.give_back(flow.route);
-        self.shared.routes.give_back(flow.back);
-        if flow.kind != Kind::Client as u8 {
-            self.shared.held.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.let_go(&flow);
     }
 
     /// Keys of all flows in the map, those of other workers too. For tests: the kernel walks the whole map.
@@ -249,6 +244,18 @@ impl Flows {
     #[must_use]
     pub fn routes(&self) -> usize {
         self.shared.routes.len()
+    }
+
+    /// Gives back what a flow holds beside its place in the map.
+    fn let_go(&self, flow: &Flow) {
+        self.shared.routes.give_back(flow.route);
+        self.shared.routes.give_back(flow.back);
+        if flow.kind == Kind::Forward as u8 {
+            self.shared.ports.give_back(u16::from_be_bytes(flow.key.local_port));
+        }
+        if flow.kind != Kind::Client as u8 {
+            self.shared.held.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     fn refuse(&self) {

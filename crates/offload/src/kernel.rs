@@ -33,6 +33,7 @@ use crate::{
     flows::Flows,
     layout::{self, Count, HOP_WORDS, STATE_WORDS},
     netlink::{Interface, NeighbourNews, Netlink, News},
+    ports::Ports,
     routes::Routes,
     slots::Slots,
     words::Words,
@@ -56,9 +57,9 @@ const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
 /// What the program is made for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients send their datagrams.
+    /// Where a server's clients send their datagrams; a forwarder has none here.
     pub listeners: Vec<SocketAddr>,
-    /// Ports of relayed transport addresses.
+    /// Ports of relayed transport addresses; may be empty.
     pub relay_ports: RangeInclusive<u16>,
     /// Flows that there may be, each in one direction.
     pub flows: u32,
@@ -114,11 +115,18 @@ pub struct Attachment {
     pub why: Option<String>,
 }
 
-/// A program that is attached. Dropped, it is not.
+/// A program that is loaded, and mostly attached. Dropped, it is not.
 pub struct Kernel {
     shared: Arc<Shared>,
-    watcher: Option<JoinHandle<()>>,
+    stage: Mutex<Stage>,
     stop: OwnedFd,
+}
+
+enum Stage {
+    Loaded(Box<Watcher>),
+    /// By the watcher on that thread.
+    Attached(JoinHandle<()>),
+    Detached,
 }
 
 /// What workers and the watcher share.
@@ -128,6 +136,8 @@ pub(crate) struct Shared {
     pub(crate) states: Words,
     pub(crate) drained: Words,
     pub(crate) routes: Routes,
+    /// Classes of ports.
+    pub(crate) ports: Ports,
     pub(crate) state_slots: Mutex<Slots>,
     pub(crate) socket_slots: Mutex<Slots>,
     pub(crate) most_flows: u32,
@@ -162,6 +172,16 @@ impl Kernel {
     /// # Errors
     /// [`OffloadError`], which says what to change; then nothing is left attached.
     pub fn start(settings: &Settings) -> Result<Self, OffloadError> {
+        let kernel = Self::load(settings)?;
+        kernel.attach()?;
+        Ok(kernel)
+    }
+
+    /// Loads the program, for [`Kernel::attach`]: another process may have its own attached until then.
+    ///
+    /// # Errors
+    /// As for [`Kernel::start`].
+    pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
         let words = |count: u32| count as usize;
         let by_xdp = settings.hook.is_xdp();
         let hops = if by_xdp { settings.flows } else { 1 };
@@ -187,11 +207,8 @@ impl Kernel {
             xdp::check_kernel()?;
             xdp_program(&mut object)?.load().map_err(OffloadError::program)?;
         }
-        let classes = array(&mut object, "ports", 2048)?;
         let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
-        for (word, class) in classes.iter().zip(layout::classes(&listeners, settings.relay_ports.clone())) {
-            word.store(class, Ordering::Relaxed);
-        }
+        let ports = array(&mut object, "ports", 2048)?;
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
         let at_tc = match settings.hook {
             asked @ (Hook::Tcx | Hook::Clsact) => asked,
@@ -205,6 +222,7 @@ impl Kernel {
                 array(&mut object, "routes", words(settings.flows))?,
                 by_xdp.then(|| array(&mut object, "hops", words(hops) * HOP_WORDS)).transpose()?,
             )?,
+            ports: Ports::new(ports, &listeners, settings.relay_ports.clone()),
             flows: data(take(&mut object, "flows")?)?,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
@@ -221,7 +239,7 @@ impl Kernel {
         // News first: what changes in between is then seen once more, and not missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        let mut watcher = Watcher {
+        let watcher = Watcher {
             shared: Arc::clone(&shared),
             object,
             netlink: Netlink::new()?,
@@ -232,10 +250,36 @@ impl Kernel {
             links: BTreeMap::new(),
             complained: BTreeSet::new(),
         };
-        watcher.attach(true)?;
-        watcher.follow_routes()?;
-        let watcher = thread::Builder::new().name("offload".to_owned()).spawn(move || watcher.run())?;
-        Ok(Self { shared, watcher: Some(watcher), stop })
+        Ok(Self { shared, stage: Mutex::new(Stage::Loaded(Box::new(watcher))), stop })
+    }
+
+    /// Attaches what was only loaded. Filters must not meet those of another process: of two with our name the older one goes.
+    ///
+    /// # Errors
+    /// As for [`Kernel::start`].
+    pub fn attach(&self) -> Result<(), OffloadError> {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *stage, Stage::Detached) {
+            Stage::Loaded(mut watcher) => {
+                watcher.attach(true)?;
+                watcher.follow_routes()?;
+                let run = move || watcher.run();
+                *stage = Stage::Attached(thread::Builder::new().name("offload".to_owned()).spawn(run)?);
+            }
+            other => *stage = other,
+        }
+        Ok(())
+    }
+
+    /// Takes the program from all interfaces, for good. What it has counted can still be asked for.
+    pub fn detach(&self) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let Stage::Attached(watcher) = std::mem::replace(&mut *stage, Stage::Detached) else { return };
+        if let Ok(mut stop) = self.stop.try_clone().map(File::from) {
+            let _ = stop.write_all(&1_u64.to_ne_bytes());
+        }
+        let _ = watcher.join();
+        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// A worker's way to the flows.
@@ -244,6 +288,12 @@ impl Kernel {
     /// No more file descriptors.
     pub fn flows(&self) -> Result<Flows, OffloadError> {
         Flows::new(Arc::clone(&self.shared))
+    }
+
+    /// Clients send to these listeners from now on, and relayed transport addresses have these ports. Flows there are stay where they are.
+    pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
+        let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
+        self.shared.ports.set(&listeners, relay_ports);
     }
 
     /// The interfaces on which it relays, by name.
@@ -271,12 +321,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Ok(mut stop) = self.stop.try_clone().map(File::from) {
-            let _ = stop.write_all(&1_u64.to_ne_bytes());
-        }
-        if let Some(watcher) = self.watcher.take() {
-            let _ = watcher.join();
-        }
+        self.detach();
     }
 }
 
@@ -483,7 +528,7 @@ fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
     program.try_into().map_err(OffloadError::program)
 }
 
-fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
+pub(crate) fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {
     object.take_map(name).ok_or_else(|| OffloadError::Object(format!("no map {name}")))
 }
 
@@ -494,7 +539,7 @@ fn data(map: Map) -> Result<MapData, OffloadError> {
     }
 }
 
-fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
+pub(crate) fn array(object: &mut Ebpf, name: &'static str, len: usize) -> Result<Words, OffloadError> {
     let data = data(take(object, name)?)?;
     Words::map(data.fd().as_fd(), len)
         .map_err(|source| OffloadError::Kernel { what: "maps in memory (BPF_F_MMAPABLE)", source })

@@ -53,6 +53,8 @@ pub enum Kind {
     ToPeer = 1,
     /// A datagram of a peer: becomes ChannelData.
     ToClient = 2,
+    /// A datagram of a forwarder's session, either way: it gets other addresses, and nothing else.
+    Forward = 3,
 }
 
 /// A flow.
@@ -163,6 +165,8 @@ pub enum Count {
     ToClient,
     /// From a client by two relayed addresses of this machine to another client.
     TurnedBack,
+    /// Of a forwarder's session.
+    Forwarded,
     /// Dropped: the kernel refused a change when others had been made already.
     Failed,
     /// Dropped: user space is overloaded, and its flow goes across as soon as that has sent what it has.
@@ -306,6 +310,7 @@ mod tests {
             format!("\tCLIENT = {},", Kind::Client as u8),
             format!("\tTO_PEER = {},", Kind::ToPeer as u8),
             format!("\tTO_CLIENT = {},", Kind::ToClient as u8),
+            format!("\tFORWARD = {},", Kind::Forward as u8),
         ] {
             assert!(source.contains(&line), "{line}");
         }

@@ -9,24 +9,30 @@
 //! ```
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
-//! - [`Flows`] is a worker's way to its flows.
+//! - [`Flows`] is a worker's way to its flows; [`Emptied`] tells the programs what has been sent.
+//! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
 //! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
 
+pub mod emptied;
 pub mod error;
 pub mod flows;
 pub mod kernel;
 pub mod layout;
 pub mod mirror;
 mod netlink;
+mod ports;
 mod routes;
 mod slots;
+pub mod sockmap;
 mod words;
 mod xdp;
 
+pub use emptied::Emptied;
 pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
 pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
+pub use sockmap::{Joined, Sockmap};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(

@@ -270,12 +270,14 @@ struct Way<'t> {
     /// One of our relayed addresses sends to another.
     turned_back: bool,
     to_peer: bool,
+    /// A forwarder's.
+    forwards: bool,
     payload: usize,
 }
 
 impl Way<'_> {
     fn leaves_with_header(&self) -> bool {
-        !self.to_peer || self.turned_back
+        self.flow.kind == Kind::ToClient as u8
     }
 
     fn hops(&self) -> u8 {
@@ -399,6 +401,7 @@ fn judge<'t>(
         hop: [0; HOP_WORDS],
         turned_back: false,
         to_peer,
+        forwards: flow.kind == Kind::Forward as u8,
         payload: packet.udp.len().wrapping_sub(taken),
     };
     if interface == 0 {
@@ -484,19 +487,42 @@ fn across(
         }
     };
     udp[6..8].copy_from_slice(&check.to_be_bytes());
+    let mut bytes = lower_headers(place, frame, packet, way, moment);
+    bytes.extend(udp);
+    bytes.extend(payload);
+    let count = match (way.turned_back, way.to_peer) {
+        (true, _) => Count::TurnedBack,
+        (false, _) if way.forwards => Count::Forwarded,
+        (false, true) => Count::ToPeer,
+        (false, false) => Count::ToClient,
+    };
+    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
+}
+
+/// What stands before UDP's header: Ethernet's and IP's.
+fn lower_headers(
+    place: Place,
+    frame: &Frame<'_>,
+    packet: &Packet<'_>,
+    way: &Way<'_>,
+    moment: &Moment<'_>,
+) -> Vec<u8> {
+    let leaving = way.flow;
+    // A forwarder's sockets send with none.
+    let tos = if way.forwards { 0 } else { packet.tos };
     let mut bytes = match place {
         Place::Tc => frame.bytes[..12].to_vec(),
         Place::Xdp => way.hop.iter().flat_map(|word| word.to_le_bytes().into_iter().take(6)).collect(),
     };
     if leaving.leaves_by_v6() {
         bytes.extend(ETH_IPV6.to_be_bytes());
-        bytes.extend([0x60 | packet.tos >> 4, packet.tos << 4, 0, 0]);
+        bytes.extend([0x60 | tos >> 4, tos << 4, 0, 0]);
         bytes.extend(to_be16(way.udp_length()));
         bytes.extend([PROTOCOL, packet.ttl - way.hops()]);
         bytes.extend([leaving.from, leaving.to].as_flattened());
     } else {
         let mut header = [0; IPV4];
-        header[..2].copy_from_slice(&[0x45, packet.tos]);
+        header[..2].copy_from_slice(&[0x45, tos]);
         header[2..4].copy_from_slice(&to_be16(way.ip_length()));
         header[4..6].copy_from_slice(&moment.id);
         header[8..10].copy_from_slice(&[packet.ttl - way.hops(), PROTOCOL]);
@@ -507,14 +533,7 @@ fn across(
         bytes.extend(ETH_IPV4.to_be_bytes());
         bytes.extend(header);
     }
-    bytes.extend(udp);
-    bytes.extend(payload);
-    let count = match (way.turned_back, way.to_peer) {
-        (true, _) => Count::TurnedBack,
-        (false, true) => Count::ToPeer,
-        (false, false) => Count::ToClient,
-    };
-    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
+    bytes
 }
 
 /// The peer is a relayed address of ours: leads on to the client behind that.

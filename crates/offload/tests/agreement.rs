@@ -59,7 +59,8 @@ fn of_family(address: SocketAddr, among: &[&str], other: SocketAddr) -> SocketAd
 }
 
 fn flow() -> impl Strategy<Value = FlowRecipe> {
-    let kind = prop_oneof![1 => Just(Kind::Client), 4 => Just(Kind::ToPeer), 4 => Just(Kind::ToClient)];
+    let kind = prop_oneof![1 => Just(Kind::Client), 4 => Just(Kind::ToPeer), 4 => Just(Kind::ToClient),
+        3 => Just(Kind::Forward)];
     let ends = (address(&OTHERS), address(&SERVERS), address(&RELAYS), address(&OTHERS));
     let channel = prop_oneof![4 => 0x4000..0x4003_u16, 1 => 0x4000..0x8000_u16];
     let places = [0..4_u32, 0..4_u32, 0..4_u32, 0..4_u32];
@@ -72,7 +73,8 @@ fn flow() -> impl Strategy<Value = FlowRecipe> {
             let (remote, local, from, to) = match kind {
                 Kind::Client => (client, server, server, client),
                 Kind::ToPeer => (client, server, relay, peer),
-                Kind::ToClient => (peer, relay, server, client),
+                // Of a forwarder the way of the answers; the other one looks alike.
+                Kind::ToClient | Kind::Forward => (peer, relay, server, client),
             };
             FlowRecipe { kind, remote, local, channel, from, to, places, alive, torn }
         },

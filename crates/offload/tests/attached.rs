@@ -185,6 +185,32 @@ fn below_linux_6_6_filters_do_it_and_go_with_it() {
     nothing_is_left(&["one", "lo"]);
 }
 
+/// Two processes of ours, one after the other: what the first one had goes by its own doing alone.
+#[test]
+fn a_successor_is_loaded_beside_it_and_attached_behind_it() {
+    if !with_a_link() {
+        return;
+    }
+    let programs = || links("one") + filters("one") + in_drivers("one").into_iter().filter(|it| *it).count();
+    for hook in [Hook::Tcx, Hook::Clsact, Hook::Xdp] {
+        let Some(old) = start(hook) else { return };
+        let new = Kernel::load(&settings(hook)).expect("as the old one");
+        assert_eq!((programs(), attached(&new)), (1, vec![]), "{hook:?}");
+        old.detach();
+        // A process that is just being started may hold a copy of a link until it is another program.
+        eventually("the old one is gone", || programs() == 0);
+        assert_eq!(attached(&old), [], "{hook:?}");
+        new.attach().expect("as the old one");
+        assert_eq!((programs(), attached(&new)), (1, vec![("one".to_owned(), hook)]), "{hook:?}");
+        // Neither what it could have left behind, nor once more.
+        drop(old);
+        new.attach().expect("it is");
+        assert_eq!(programs(), 1, "{hook:?}");
+        drop(new);
+        eventually("and so is the new one", || programs() == 0);
+    }
+}
+
 /// No test, but what the next one starts.
 #[test]
 fn holder() {

@@ -82,6 +82,45 @@ const GOLDEN: &[Golden] = &[
         arrives: "0000000000000000000000000800450000230000000040118e8ec6336407c000020113880d96000f00004abc00036f6464",
         leaves: "00000000000000000000000008004500001f000000003f117dc2c0000202cb007109c0081770000b00006f6464",
     },
+    Golden {
+        name: "forwards v4, what looks like ChannelData",
+        kind: Kind::Forward,
+        families: [0, 0],
+        arrives: "000000000000000000000000080045b900231234400040113ba1c6336407c000020113880d96000fd4514abc00036f6464",
+        leaves: "000000000000000000000000080045000023000000003f117dbec0000202cb007109c0081770000f0c274abc00036f6464",
+    },
+    Golden {
+        name: "forwards v4 to v6",
+        kind: Kind::Forward,
+        families: [0, 1],
+        arrives: "000000000000000000000000080045b900231234400040113ba1c6336407c000020113880d96000fd4514abc00036f6464",
+        leaves: "00000000000000000000000086dd60000000000f113f20010db800000000000000000000000220010db8000900000000 \
+                  000000000009c0081770000faead4abc00036f6464",
+    },
+    Golden {
+        name: "forwards v6 to v4",
+        kind: Kind::Forward,
+        families: [1, 0],
+        arrives: "00000000000000000000000086dd6b900000000f114020010db800070000000000000000000720010db8000000000000 \
+                  00000000000113880d96000f650d4abc00036f6464",
+        leaves: "000000000000000000000000080045000023000000003f117dbec0000202cb007109c0081770000f0c274abc00036f6464",
+    },
+    Golden {
+        name: "forwards v6",
+        kind: Kind::Forward,
+        families: [1, 1],
+        arrives: "00000000000000000000000086dd6b900000000f114020010db800070000000000000000000720010db8000000000000 \
+                  00000000000113880d96000f650d4abc00036f6464",
+        leaves: "00000000000000000000000086dd60000000000f113f20010db800000000000000000000000220010db8000900000000 \
+                  000000000009c0081770000faead4abc00036f6464",
+    },
+    Golden {
+        name: "forwards no checksum",
+        kind: Kind::Forward,
+        families: [0, 0],
+        arrives: "00000000000000000000000008004500001e000000000211cc93c6336407c000020113880d96000a00006e6f",
+        leaves: "00000000000000000000000008004500001e000000000111bbc3c0000202cb007109c0081770000a00006e6f",
+    },
 ];
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -109,7 +148,7 @@ fn tables(golden: &Golden) -> Tables {
     let number = ChannelNumber::new(CHANNEL).expect("in range");
     let (remote, local, from, to): (std::net::SocketAddr, _, std::net::SocketAddr, std::net::SocketAddr) =
         match golden.kind {
-            Kind::ToPeer => (client, server, relay, peer),
+            Kind::ToPeer | Kind::Forward => (client, server, relay, peer),
             _ => (peer, relay, server, client),
         };
     let to_peer = golden.kind == Kind::ToPeer;
@@ -200,5 +239,10 @@ fn check(golden: &Golden, place: Place, verdict: Verdict) {
         leaves[..12].fill(0);
     }
     assert_eq!(masked(leaves), masked(bytes(golden.leaves)), "{}", golden.name);
-    assert_eq!(count, if golden.kind == Kind::ToPeer { Count::ToPeer } else { Count::ToClient });
+    let counted = match golden.kind {
+        Kind::ToPeer => Count::ToPeer,
+        Kind::Forward => Count::Forwarded,
+        _ => Count::ToClient,
+    };
+    assert_eq!(count, counted, "{}", golden.name);
 }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_offload::Hook;
 use turnpike_turn::server::ServerConfig;
@@ -14,7 +15,7 @@ use turnpike_turn::server::ServerConfig;
 use crate::{DtlsConfig, Layout, StreamConfig};
 
 /// An address that relayed transport addresses are made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayAddress {
     /// Address to bind.
     pub bind: IpAddr,
@@ -31,6 +32,9 @@ pub struct RealmLimits {
     pub allocations: Option<usize>,
     /// Allocations of each of its users; `None` for [`Config::max_allocations_per_user`].
     pub allocations_per_user: Option<usize>,
+    /// Ports of its relayed transport addresses, within [`Config::ports`]: nobody else's but those of realms that name them too. `None`
+    /// for those that no realm names.
+    pub relay_ports: Option<RangeInclusive<u16>>,
 }
 
 /// Settings of the runtime, already validated.
@@ -54,15 +58,20 @@ pub struct Config {
     pub max_kernel_flows: u32,
     /// How long a worker that has just had something to do looks for more before it sleeps; zero sleeps at once.
     pub busy_poll: Duration,
+    /// By how long a worker may delay a datagram so that its next wake-up carries more ([`turnpike_net::Coalescer`]); zero by none.
+    pub coalesce: Duration,
     /// Relay addresses; several of a family are used in turn.
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
+    /// Relay sockets on each relay address that each worker has for all its allocations together, told apart by their peers; 0 gives
+    /// each allocation its own.
+    pub shared_ports: usize,
     /// Addresses of this machine at the start: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
     /// Listeners of this process beside the relay's own, which no peer reaches either.
     pub listeners_beside: Vec<SocketAddr>,
-    /// Receive and send buffer of each listener in bytes.
+    /// Receive and send buffer of each listener, and of each relay socket that is shared, in bytes.
     pub listener_buffer: usize,
     /// Receive and send buffer of each relay socket in bytes.
     pub relay_buffer: usize,
@@ -70,6 +79,8 @@ pub struct Config {
     pub max_allocations: usize,
     /// Allocations of one user.
     pub max_allocations_per_user: usize,
+    /// Allocations of clients of one address prefix ([`ServerConfig::prefixes`]); `None` for any number.
+    pub max_allocations_per_prefix: Option<usize>,
     /// Realms with limits of their own.
     pub realm_limits: Vec<RealmLimits>,
     /// The state machine's settings.
@@ -89,14 +100,17 @@ impl Default for Config {
             kernel: None,
             max_kernel_flows: 65_536,
             busy_poll: Duration::ZERO,
+            coalesce: Duration::ZERO,
             relay: Vec::new(),
             ports: 49152..=65535,
+            shared_ports: 0,
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: 1 << 20,
             relay_buffer: 256 << 10,
             max_allocations: 1000,
             max_allocations_per_user: 1000,
+            max_allocations_per_prefix: None,
             realm_limits: Vec::new(),
             server: ServerConfig::default(),
         }
@@ -112,22 +126,5 @@ impl Config {
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.
     pub fn max_reservations(&self) -> usize {
         (self.ports.len() * self.relay.len() / 16).max(1)
-    }
-
-    /// Whether listeners need SO_REUSEPORT: to be bound by several workers, or because all addresses and one of them are listened
-    /// on at one port. There the kernel prefers the latter, but lets nobody bind both without.
-    pub(crate) fn reuses_ports(&self) -> bool {
-        let datagrams = [&self.listen[..], &self.dtls.listen].concat();
-        let streams = [&self.streams.listen[..], &self.streams.tls_listen].concat();
-        let overlap = |one: &SocketAddr, other: &SocketAddr| {
-            one.port() == other.port()
-                && one.port() != 0
-                && one.is_ipv4() == other.is_ipv4()
-                && one.ip().is_unspecified() != other.ip().is_unspecified()
-        };
-        self.workers > 1
-            || [datagrams, streams]
-                .iter()
-                .any(|all| all.iter().any(|one| all.iter().any(|other| overlap(one, other))))
     }
 }

@@ -3,24 +3,43 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
 use turnpike_turn::server::{ListenerId, ListenerProfile, Transport};
 
-use crate::{StreamConfig, runtime::Listeners};
+use crate::StreamConfig;
 
-/// The numbers of all listeners of a relay. A number means nothing but its entry here: server names that a reload adds get further ones,
-/// and none ever changes. A stream listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares
-/// the socket of a UDP listener.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The numbers of all listeners of a relay. A number means nothing but its entry here: listeners and server names that a reload adds get
+/// further ones, and none ever changes. A listener that a reload takes away keeps its numbers, for it may come back. A stream
+/// listener has two, for TCP and TLS, and a DTLS listener has one of its own even where it shares the socket of a UDP listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout(Vec<Numbered>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Numbered {
     transport: Transport,
     /// Among the UDP, DTLS or stream listeners.
     place: usize,
     address: SocketAddr,
     server_name: Option<String>,
+    /// Whether it takes new clients.
+    open: bool,
+    /// Of streams: whether it is one of [`StreamConfig::tls_listen`].
+    secure: bool,
 }
+
+/// One listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// Among those of its kind.
+    pub(crate) place: usize,
+    /// As it is configured.
+    pub(crate) address: SocketAddr,
+    pub(crate) open: bool,
+    pub(crate) secure: bool,
+}
+
+/// Which numbers a listener of a kind has.
+const KINDS: [&[Transport]; 3] = [&[Transport::Udp], &[Transport::Dtls], &[Transport::Tcp, Transport::Tls]];
 
 /// One number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,34 +56,84 @@ impl Layout {
     /// UDP listeners, those for DTLS, and those for streams: TCP before TLS.
     pub fn new(udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) -> Self {
         let mut layout = Self::default();
-        layout.add(Transport::Udp, udp);
-        layout.add(Transport::Dtls, dtls);
-        let all = [&streams.listen[..], &streams.tls_listen].concat();
-        layout.add(Transport::Tcp, &all);
-        layout.add(Transport::Tls, &all);
-        layout.add_server_names(streams.server_names.iter().map(String::as_str));
+        layout.follow(udp, dtls, streams);
         layout
     }
 
-    fn add(&mut self, transport: Transport, addresses: &[SocketAddr]) {
-        let entry = |(place, address): (usize, &SocketAddr)| Numbered {
-            transport,
-            place,
-            address: *address,
-            server_name: None,
-        };
-        self.0.extend(addresses.iter().enumerate().map(entry));
+    /// From now on the listeners are these. Those that there were keep their places and numbers, the others are open no more.
+    pub fn follow(&mut self, udp: &[SocketAddr], dtls: &[SocketAddr], streams: &StreamConfig) {
+        let plain = |addresses: &[SocketAddr]| addresses.iter().map(|at| (*at, false)).collect::<Vec<_>>();
+        let mut by_stream = plain(&streams.listen);
+        by_stream.extend(streams.tls_listen.iter().map(|at| (*at, true)));
+        for (kind, wanted) in KINDS.into_iter().zip([plain(udp), plain(dtls), by_stream]) {
+            let mut placed: Vec<Placed> =
+                self.placed(kind[0]).map(|it| Placed { open: false, ..it }).collect();
+            for (address, secure) in wanted {
+                // The same address may stand there several times, with port 0.
+                match placed.iter_mut().find(|it| it.address == address && !it.open) {
+                    Some(known) => (known.open, known.secure) = (true, secure),
+                    None => placed.push(Placed { place: placed.len(), address, open: true, secure }),
+                }
+            }
+            self.place(kind, &placed);
+        }
+        let names: Vec<String> = self.0.iter().filter_map(|entry| entry.server_name.clone()).collect();
+        self.add_server_names(names.iter().chain(&streams.server_names).map(String::as_str));
+    }
+
+    fn place(&mut self, kind: &[Transport], placed: &[Placed]) {
+        for entry in self.0.iter_mut().filter(|entry| kind.contains(&entry.transport)) {
+            (entry.open, entry.secure) = (placed[entry.place].open, placed[entry.place].secure);
+        }
+        let known = self.placed(kind[0]).count();
+        for transport in kind {
+            let entry = |it: &Placed| Numbered {
+                transport: *transport,
+                place: it.place,
+                address: it.address,
+                server_name: None,
+                open: it.open,
+                secure: it.secure,
+            };
+            self.0.extend(placed[known..].iter().map(entry));
+        }
+    }
+
+    /// The listeners of a kind in the order of their places, whether or not they are open. Those of streams are told by TCP.
+    pub(crate) fn placed(&self, transport: Transport) -> impl Iterator<Item = Placed> + '_ {
+        let is_it = move |entry: &&Numbered| entry.transport == transport && entry.server_name.is_none();
+        self.0.iter().filter(is_it).map(|entry| Placed {
+            place: entry.place,
+            address: entry.address,
+            open: entry.open,
+            secure: entry.secure,
+        })
+    }
+
+    /// The numbers of a listener of this kind, those for server names included.
+    pub(crate) fn numbers(
+        &self,
+        transport: Transport,
+        place: usize,
+    ) -> impl Iterator<Item = ListenerId> + '_ {
+        let numbered = (0..).zip(&self.0);
+        numbered
+            .filter(move |(_, entry)| (entry.transport, entry.place) == (transport, place))
+            .map(|(number, _)| ListenerId(number))
     }
 
     /// Gives numbers to server names that have none so far.
     pub fn add_server_names<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
         for name in names {
             let name = name.to_ascii_lowercase();
-            if self.0.iter().any(|entry| entry.server_name.as_ref() == Some(&name)) {
-                continue;
-            }
+            let has_name = |entry: &Numbered| {
+                let is_it =
+                    |other: &Numbered| (other.transport, other.place) == (entry.transport, entry.place);
+                self.0.iter().any(|other| is_it(other) && other.server_name.as_ref() == Some(&name))
+            };
             let nameable = |entry: &&Numbered| {
                 matches!((entry.transport, &entry.server_name), (Transport::Tls | Transport::Dtls, None))
+                    && !has_name(entry)
             };
             let named = |entry: &Numbered| Numbered { server_name: Some(name.clone()), ..entry.clone() };
             let named: Vec<_> = self.0.iter().filter(nameable).map(named).collect();
@@ -81,28 +150,19 @@ impl Layout {
         })
     }
 
-    /// Which of [`Listeners::all`] each number belongs to.
-    pub(crate) fn places(&self, listeners: &Listeners) -> Vec<usize> {
-        let streams = listeners.udp.len();
-        let dtls = streams + listeners.tcp.len() + listeners.tls.len();
-        let place = |entry: &Numbered| {
-            let first = match entry.transport {
-                Transport::Udp => 0,
-                Transport::Tcp | Transport::Tls => streams,
-                Transport::Dtls => dtls,
-            };
-            first + entry.place
-        };
-        self.0.iter().map(place).collect()
+    /// The place of each number's listener among those of its kind, and whether it is open, in the order of [`Layout::entries`].
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
+        self.0.iter().map(|entry| (entry.place, entry.open))
     }
 
     /// What all numbers are to the state machine: the realms are those of `wanted`, where it has this number.
     pub(crate) fn profiles(&self, wanted: &[ListenerProfile]) -> Vec<ListenerProfile> {
-        let profile = |(number, entry): (usize, Entry<'_>)| ListenerProfile {
+        let profile = |(number, entry): (usize, &Numbered)| ListenerProfile {
             transport: entry.transport,
+            closing: !entry.open,
             ..wanted.get(number).cloned().unwrap_or_default()
         };
-        self.entries().enumerate().map(profile).collect()
+        self.0.iter().enumerate().map(profile).collect()
     }
 
     /// Which DTLS listener this number belongs to, if it is one of theirs.
@@ -146,26 +206,6 @@ mod tests {
     }
 
     #[test]
-    fn every_number_belongs_to_a_listener() {
-        let at = |text: &str| vec![text.parse().unwrap()];
-        let listeners = Listeners {
-            udp: at("10.0.0.1:3478"),
-            tcp: at("10.0.0.1:3478"),
-            tls: at("10.0.0.1:5349"),
-            dtls: [at("10.0.0.1:3478"), at("10.0.0.1:443")].concat(),
-        };
-        let all: Vec<_> = listeners.all().collect();
-        let layout = layout();
-        for (entry, place) in layout.entries().zip(layout.places(&listeners)) {
-            let (transport, address) = all[place];
-            let is_stream = |transport| matches!(transport, Transport::Tcp | Transport::Tls);
-            assert_eq!(address, entry.address);
-            assert!(transport == entry.transport || is_stream(transport) && is_stream(entry.transport));
-        }
-        assert_eq!(layout.places(&listeners).len(), layout.entries().count());
-    }
-
-    #[test]
     fn every_number_is_where_the_list_has_it() {
         let layout = layout();
         let entries: Vec<_> = layout.entries().collect();
@@ -206,6 +246,61 @@ mod tests {
         let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), after.entries().collect());
         assert_eq!(new[..old.len()], old);
         assert_eq!(new.len(), old.len() + 2 + 2);
+    }
+
+    #[test]
+    fn a_reload_changes_no_number_and_gives_back_to_each_its_own() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let mut now = layout();
+        let before = now.clone();
+        let streams = |listen: &[&str], tls: &[&str]| StreamConfig {
+            listen: listen.iter().copied().map(at).collect(),
+            tls_listen: tls.iter().copied().map(at).collect(),
+            server_names: vec!["c.example".to_owned()],
+            ..StreamConfig::default()
+        };
+        // UDP goes and another comes; a stream listener for both becomes one for TLS.
+        now.follow(&[at("10.0.0.9:3478")], &[at("10.0.0.1:443")], &streams(&["10.0.0.1:5349"], &[]));
+        let (old, new): (Vec<_>, Vec<_>) = (before.entries().collect(), now.entries().collect());
+        assert_eq!(new[..old.len()], old);
+        let placed = |layout: &Layout, transport| {
+            layout
+                .placed(transport)
+                .map(|it| (it.address.to_string(), it.open, it.secure))
+                .collect::<Vec<_>>()
+        };
+        let listener = |address: &str, open, secure| (address.to_owned(), open, secure);
+        assert_eq!(
+            placed(&now, Transport::Udp),
+            [listener("10.0.0.1:3478", false, false), listener("10.0.0.9:3478", true, false)]
+        );
+        assert_eq!(
+            placed(&now, Transport::Tcp),
+            [listener("10.0.0.1:3478", false, false), listener("10.0.0.1:5349", true, false)]
+        );
+        assert_eq!(
+            placed(&now, Transport::Dtls),
+            [listener("10.0.0.1:3478", false, false), listener("10.0.0.1:443", true, false)]
+        );
+        // Names that came later, and listeners that did, have numbers for one another.
+        for (transport, place) in [(Transport::Dtls, 1), (Transport::Tls, 0), (Transport::Tls, 1)] {
+            assert_eq!(now.numbers(transport, place).count(), 1 + 3, "{transport:?} {place}");
+            let number = now.number(transport, place, Some("c.example"));
+            assert_eq!(new[usize::from(number.0)].server_name, Some("c.example"));
+        }
+        assert!(
+            now.profiles(&[])[0].closing
+                && !now.profiles(&[])[usize::from(now.number(Transport::Udp, 1, None).0)].closing
+        );
+        // All of it back again.
+        let mut again = now.clone();
+        let first = layout();
+        let tls = streams(&["10.0.0.1:3478"], &["10.0.0.1:5349"]);
+        again.follow(&[at("10.0.0.1:3478")], &["10.0.0.1:3478", "10.0.0.1:443"].map(at), &tls);
+        assert_eq!(again.0.len(), now.0.len());
+        assert_eq!(again.number(Transport::Udp, 0, None), first.number(Transport::Udp, 0, None));
+        assert_eq!(placed(&again, Transport::Dtls), placed(&first, Transport::Dtls));
+        assert_eq!(placed(&again, Transport::Tcp), placed(&first, Transport::Tcp));
     }
 
     #[test]

@@ -12,11 +12,14 @@ pub mod dtls;
 mod gate;
 pub mod layout;
 mod link;
+mod listening;
 mod peers;
 mod ports;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
+mod turned_away;
+pub mod upgrade;
 mod worker;
 
 pub use config::{Config, RealmLimits, RelayAddress};
@@ -24,11 +27,14 @@ pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailur
 pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{
-    CredentialStore, Fleet, PendingLookup, Relay, SessionLog, SharedQuota, StartError, WorkerSnapshot,
+    CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota, StartError,
+    WorkerSnapshot,
 };
 pub use stream::{
-    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TlsContext,
+    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,
+    TlsContext,
 };
+pub use turned_away::TurnedAway;
 pub use turnpike_offload::{
     Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
 };

@@ -5,8 +5,9 @@ use std::{
     io,
     net::SocketAddr,
     ops::RangeInclusive,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -14,10 +15,11 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
-use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport};
+use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key};
 
-use crate::{Config, RelayAddress, gate::user_key};
+use crate::{Config, RelayAddress};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
@@ -59,13 +61,25 @@ impl Refusal {
 
 /// All ports of all relay addresses; shared by the workers.
 pub(crate) struct Ports {
-    pools: Vec<Pool>,
-    range: RangeInclusive<u16>,
+    plan: RwLock<Arc<Plan>>,
     options: UdpOptions,
+    /// Of sockets that several allocations share.
+    shared_options: UdpOptions,
     /// Whose turn it is, by family: one count for both would give every dual-stack allocation the same two addresses.
     next: [AtomicUsize; 2],
-    most_reservations: usize,
     reservations: Mutex<Reservations>,
+}
+
+/// Which addresses and ports there are: what a reload may change.
+struct Plan {
+    pools: Vec<Pool>,
+    range: RangeInclusive<u16>,
+    /// Ranges of before, of which something was still open at the last reload.
+    former: Vec<RangeInclusive<u16>>,
+    /// Ranges of realms that have their own, and all ports of these.
+    realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
+    owned: Bits,
+    most_reservations: usize,
 }
 
 /// By token.
@@ -78,11 +92,36 @@ struct Reservation {
     expires_ms: u64,
 }
 
+/// What relayed transport addresses were made of, on its way to another process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) addresses: Vec<RelayAddress>,
+    pub(crate) ranges: Vec<RangeInclusive<u16>>,
+}
+
+/// A reservation on its way to another process, beside its socket.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Reserved {
+    token: [u8; 8],
+    owner: Box<str>,
+    left_ms: u64,
+    relayed: SocketAddr,
+    drops: u32,
+}
+
 /// Realm and user, as quotas count them.
 type Owner<'a> = (&'a str, &'a str);
 
+#[derive(Clone)]
 struct Pool {
     address: RelayAddress,
+    /// Whether ports are drawn from it. One that a reload has taken away is kept for as long as something is open there.
+    drawn: bool,
+    /// Of the address that is bound, whatever clients are told.
+    bits: Arc<PoolBits>,
+}
+
+struct PoolBits {
     /// Not to be drawn.
     taken: Bits,
     /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
@@ -90,28 +129,110 @@ struct Pool {
     open: [Bits; 2],
 }
 
+/// What of a range somebody may have.
+struct Span<'a> {
+    range: &'a RangeInclusive<u16>,
+    /// Not these.
+    but: Option<&'a Bits>,
+}
+
+impl Span<'_> {
+    fn has(&self, port: u16) -> bool {
+        self.range.contains(&port) && self.but.is_none_or(|but| !but.has(port))
+    }
+}
+
+impl Plan {
+    /// In place of one that had these pools, and these ranges.
+    fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
+        let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
+        let bits =
+            |address: &RelayAddress| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
+        let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
+        let is_left =
+            |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
+        let left = before.iter().filter(is_left).map(|pool| Pool { drawn: false, ..pool.clone() });
+        let has_open = |range: &RangeInclusive<u16>| before.iter().any(|pool| pool.bits.has_open(range));
+        let former = ranges.into_iter().filter(has_open).collect();
+        let limits = config.realm_limits.iter();
+        let realms: HashMap<_, _, _> = limits
+            .filter_map(|limits| Some((limits.realm.as_str().into(), limits.relay_ports.clone()?)))
+            .collect();
+        let owned = Bits::new();
+        realms.values().cloned().flatten().for_each(|port| _ = owned.set(port));
+        Self {
+            pools: config.relay.iter().map(drawn).chain(left).collect(),
+            range: config.ports.clone(),
+            former: Vec::new(),
+            realms,
+            owned,
+            most_reservations: config.max_reservations(),
+        }
+        .with_former(former)
+    }
+
+    /// With these ranges of before, but for those that lie within its own.
+    fn with_former(mut self, mut ranges: Vec<RangeInclusive<u16>>) -> Self {
+        ranges.retain(|range| !(self.range.contains(range.start()) && self.range.contains(range.end())));
+        self.former = ranges;
+        self
+    }
+
+    /// Ports of this realm.
+    fn span(&self, realm: &str) -> Span<'_> {
+        match self.realms.get(realm) {
+            Some(range) => Span { range, but: None },
+            None => self.common(),
+        }
+    }
+
+    /// Ports of realms that have none of their own.
+    fn common(&self) -> Span<'_> {
+        Span { range: &self.range, but: Some(&self.owned) }
+    }
+}
+
 impl Ports {
     pub(crate) fn new(config: &Config) -> Self {
+        let options = |buffer| UdpOptions {
+            gro: config.datapath == Datapath::Gso,
+            ip_header: true,
+            errors: true,
+            recv_buffer: Some(buffer),
+            send_buffer: Some(buffer),
+            ..UdpOptions::default()
+        };
         Self {
-            pools: config.relay.iter().copied().map(Pool::new).collect(),
-            range: config.ports.clone(),
-            options: UdpOptions {
-                gro: config.datapath == Datapath::Gso,
-                ip_header: true,
-                errors: true,
-                recv_buffer: Some(config.relay_buffer),
-                send_buffer: Some(config.relay_buffer),
-                ..UdpOptions::default()
-            },
+            plan: RwLock::new(Arc::new(Plan::new(config, &[], Vec::new()))),
+            options: options(config.relay_buffer),
+            shared_options: options(config.listener_buffer),
             next: Default::default(),
-            most_reservations: config.max_reservations(),
             reservations: Mutex::default(),
         }
     }
 
-    /// Opens a listening socket for connections of peers (RFC 6062), on any port.
-    pub(crate) fn open_tcp(&self, family: Family) -> Result<(TcpListener, SocketAddr), Refusal> {
-        self.in_turn(family, |pool| self.draw(pool, |_| true, Self::listen))
+    /// From now on addresses and ports are those of this configuration. What is open stays open.
+    pub(crate) fn reconfigure(&self, config: &Config) {
+        let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
+        let ranges = plan.former.iter().chain([&plan.range]).cloned().collect();
+        *plan = Arc::new(Plan::new(config, &plan.pools, ranges));
+    }
+
+    /// Ranges of before a reload, of which something was still open then.
+    pub(crate) fn former_ranges(&self) -> Vec<RangeInclusive<u16>> {
+        self.plan().former.clone()
+    }
+
+    /// All addresses, those included on which something is still open.
+    pub(crate) fn addresses(&self) -> Vec<RelayAddress> {
+        self.plan().pools.iter().map(|pool| pool.address).collect()
+    }
+
+    /// Opens a listening socket for connections of peers (RFC 6062), on any port of the realm's.
+    pub(crate) fn open_tcp(&self, family: Family, realm: &str) -> Result<(TcpListener, SocketAddr), Refusal> {
+        let plan = self.plan();
+        let span = plan.span(realm);
+        self.in_turn(&plan, family, |pool| self.draw(pool, &span, |_| true, Self::listen))
     }
 
     /// Opens what was wished for, for datagrams. What `owner` reserves, nobody else can have.
@@ -121,30 +242,123 @@ impl Ports {
         (realm, user): Owner<'_>,
         now_ms: u64,
     ) -> Result<Opened, Refusal> {
+        let plan = self.plan();
+        let span = plan.span(realm);
         match wish.port {
-            PortWish::Any => self.in_turn(wish.family, |pool| self.draw(pool, |_| true, Self::bind)),
+            PortWish::Any | PortWish::Own => {
+                self.in_turn(&plan, wish.family, |pool| self.draw(pool, &span, |_| true, Self::bind))
+            }
             PortWish::Even => {
-                self.in_turn(wish.family, |pool| self.draw(pool, |port| port.is_multiple_of(2), Self::bind))
+                let is_even = |port: u16| port.is_multiple_of(2);
+                self.in_turn(&plan, wish.family, |pool| self.draw(pool, &span, is_even, Self::bind))
             }
             PortWish::EvenAndReserveNext(token) => {
-                let owner = user_key(realm, user);
-                self.in_turn(wish.family, |pool| self.draw_pair(pool, token, &owner, now_ms))
+                let (owner, most) = (user_key(realm, user), plan.most_reservations);
+                self.in_turn(&plan, wish.family, |pool| {
+                    self.draw_pair(pool, &span, token, (&owner, most), now_ms)
+                })
             }
             PortWish::Reserved(token) => self.take_reserved(token, &user_key(realm, user), now_ms),
         }
+    }
+
+    /// Opens a socket for datagrams that several allocations are to share, on any port that no realm has for itself.
+    pub(crate) fn open_shared(&self, family: Family) -> Result<Opened, Refusal> {
+        let plan = self.plan();
+        let span = plan.common();
+        let bind = |ports: &Self, pool: &Pool, port| ports.bind_with(&ports.shared_options, pool, port);
+        self.in_turn(&plan, family, |pool| self.draw(pool, &span, |_| true, bind))
+    }
+
+    /// Whether a realm has ports of its own.
+    pub(crate) fn has_own(&self, realm: &str) -> bool {
+        self.plan().realms.contains_key(realm)
     }
 
     /// Whether this is a relayed transport address of somebody, as bound or as clients are told.
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
-        self.pools.iter().filter(is_of).any(|pool| pool.open[transport as usize].has(address.port()))
+        self.plan()
+            .pools
+            .iter()
+            .filter(is_of)
+            .any(|pool| pool.bits.open[transport as usize].has(address.port()))
     }
 
     /// Gives back the port of a closed socket.
     pub(crate) fn release(&self, bound: SocketAddr) {
-        if let Some(pool) = self.pools.iter().find(|pool| pool.address.bind == bound.ip()) {
-            pool.free(bound.port());
+        if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
+            pool.bits.free(bound.port());
+        }
+    }
+
+    /// Addresses and ranges of which something may be open, for [`Ports::take_over`] of another process.
+    pub(crate) fn known(&self) -> Known {
+        let plan = self.plan();
+        let addresses = plan.pools.iter().map(|pool| pool.address).collect();
+        Known { addresses, ranges: plan.former.iter().chain([&plan.range]).cloned().collect() }
+    }
+
+    /// Knows what another process did, where this configuration has it no more: until a reload finds that nothing is open there.
+    pub(crate) fn take_over(&self, config: &Config, known: Known) {
+        let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
+        let bits = |address: &RelayAddress| {
+            let same = plan.pools.iter().find(|pool| pool.address.bind == address.bind);
+            same.map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits))
+        };
+        let left = known.addresses.iter().filter(|address| !config.relay.contains(address));
+        let left = left.map(|address| Pool { address: *address, drawn: false, bits: bits(address) });
+        let pools = plan.pools.iter().cloned().chain(left).collect();
+        *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
+    }
+
+    /// A relay socket for datagrams that another process has bound is ours from now on.
+    pub(crate) fn adopt(&self, bound: SocketAddr) {
+        if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
+            pool.bits.taken.set(bound.port());
+            pool.bits.open[RelayTransport::Udp as usize].set(bound.port());
+        }
+    }
+
+    /// All reservations as data, with their sockets, which stay open here.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub(crate) fn lend_reserved(&self, now_ms: u64) -> io::Result<Vec<(Reserved, OwnedFd)>> {
+        let reservations = self.reservations();
+        let lend = |(token, reservation): (&[u8; 8], &Reservation)| {
+            let Reservation { opened: Opened { socket, relayed }, owner, expires_ms } = reservation;
+            let reserved = Reserved {
+                token: *token,
+                owner: owner.clone(),
+                left_ms: expires_ms.saturating_sub(now_ms),
+                relayed: *relayed,
+                drops: socket.lend(),
+            };
+            Ok((reserved, socket.as_fd().try_clone_to_owned()?))
+        };
+        reservations.iter().map(lend).collect()
+    }
+
+    /// Takes in a reservation of another process.
+    ///
+    /// # Errors
+    /// Those of [`UdpSocket::take_over`].
+    pub(crate) fn adopt_reserved(&self, now_ms: u64, reserved: Reserved, socket: OwnedFd) -> io::Result<()> {
+        let Reserved { token, owner, left_ms, relayed, drops } = reserved;
+        let socket = UdpSocket::take_over(socket, drops)?;
+        self.adopt(socket.local_addr());
+        let expires_ms = now_ms + left_ms.min(RESERVATION_MS);
+        let reservation = Reservation { opened: Opened { socket, relayed }, owner, expires_ms };
+        self.reservations().insert(token, reservation);
+        Ok(())
+    }
+
+    /// Another process has them all now.
+    pub(crate) fn surrender_reserved(&self) {
+        for (_, reservation) in self.reservations().drain() {
+            self.release(reservation.opened.socket.local_addr());
         }
     }
 
@@ -161,10 +375,14 @@ impl Ports {
 
     /// Whether this user may reserve one more. No quota counts reservations, and they outlive their allocations: without bounds of
     /// their own, one user who allocates and deletes in turn would hold every port, or every one that may be reserved.
-    fn may_reserve(&self, reservations: &Reservations, owner: &str) -> bool {
-        let most = MOST_PER_USER.min(self.most_reservations / 4).max(1);
-        reservations.len() < self.most_reservations
-            && reservations.values().filter(|held| *held.owner == *owner).count() < most
+    fn may_reserve(reservations: &Reservations, (owner, most): (&str, usize)) -> bool {
+        let most_per_user = MOST_PER_USER.min(most / 4).max(1);
+        reservations.len() < most
+            && reservations.values().filter(|held| *held.owner == *owner).count() < most_per_user
+    }
+
+    fn plan(&self) -> Arc<Plan> {
+        Arc::clone(&self.plan.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn reservations(&self) -> MutexGuard<'_, Reservations> {
@@ -174,11 +392,12 @@ impl Ports {
     fn draw<T>(
         &self,
         pool: &Pool,
+        span: &Span<'_>,
         suits: impl Fn(u16) -> bool,
         bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
     ) -> Result<T, Refusal> {
         for _ in 0..BIND_ATTEMPTS {
-            let port = pool.claim(&self.range, &suits).ok_or(Refusal::Port)?;
+            let port = pool.bits.claim(span, &suits).ok_or(Refusal::Port)?;
             match bind(self, pool, port) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => self.after_bind_error(pool, port, &error)?,
@@ -187,23 +406,32 @@ impl Ports {
         Err(Refusal::Port)
     }
 
-    fn draw_pair(&self, pool: &Pool, token: [u8; 8], owner: &str, now_ms: u64) -> Result<Opened, Refusal> {
+    /// `owner` may reserve, and all together so many.
+    fn draw_pair(
+        &self,
+        pool: &Pool,
+        span: &Span<'_>,
+        token: [u8; 8],
+        owner: (&str, usize),
+        now_ms: u64,
+    ) -> Result<Opened, Refusal> {
         self.expire(now_ms);
-        if !self.may_reserve(&self.reservations(), owner) {
+        if !Self::may_reserve(&self.reservations(), owner) {
             return Err(Refusal::Reservation);
         }
+        let bits = &pool.bits;
         for _ in 0..BIND_ATTEMPTS {
-            let suits =
-                |port: u16| port.is_multiple_of(2) && port < *self.range.end() && !pool.is_taken(port + 1);
-            let port = pool.claim(&self.range, suits).ok_or(Refusal::Port)?;
-            if !pool.take(port + 1) {
-                pool.free(port);
+            let has_next = |port: u16| port < u16::MAX && span.has(port + 1) && !bits.taken.has(port + 1);
+            let suits = |port: u16| port.is_multiple_of(2) && has_next(port);
+            let port = bits.claim(span, suits).ok_or(Refusal::Port)?;
+            if !bits.taken.set(port + 1) {
+                bits.free(port);
                 continue;
             }
             let opened = match self.bind(pool, port) {
                 Ok(opened) => opened,
                 Err(error) => {
-                    pool.free(port + 1);
+                    bits.free(port + 1);
                     self.after_bind_error(pool, port, &error)?;
                     continue;
                 }
@@ -212,18 +440,19 @@ impl Ports {
                 Ok(next) => {
                     let mut reservations = self.reservations();
                     // Nobody waited for these binds, and another worker may have taken the last place meanwhile.
-                    if !self.may_reserve(&reservations, owner) {
+                    if !Self::may_reserve(&reservations, owner) {
                         drop((opened, next));
-                        pool.free(port);
-                        pool.free(port + 1);
+                        bits.free(port);
+                        bits.free(port + 1);
                         return Err(Refusal::Reservation);
                     }
                     let expires_ms = now_ms + RESERVATION_MS;
-                    reservations.insert(token, Reservation { opened: next, owner: owner.into(), expires_ms });
+                    reservations
+                        .insert(token, Reservation { opened: next, owner: owner.0.into(), expires_ms });
                     return Ok(opened);
                 }
                 Err(error) => {
-                    pool.free(port);
+                    bits.free(port);
                     self.after_bind_error(pool, port + 1, &error)?;
                 }
             }
@@ -249,17 +478,18 @@ impl Ports {
     /// Tries the pools of a family, beginning with another one each time, until one has what is wished for.
     fn in_turn<T>(
         &self,
+        plan: &Plan,
         family: Family,
         attempt: impl Fn(&Pool) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let suits = |pool: &&Pool| pool.address.bind.is_ipv4() == (family == Family::V4);
-        let count = self.pools.iter().filter(suits).count();
+        let suits = |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
+        let count = plan.pools.iter().filter(suits).count();
         if count == 0 {
             return Err(Refusal::Family);
         }
         let turn = self.next[family as usize].fetch_add(1, Ordering::Relaxed) % count;
         let mut refused = Refusal::Family;
-        for pool in self.pools.iter().filter(suits).cycle().skip(turn).take(count) {
+        for pool in plan.pools.iter().filter(suits).cycle().skip(turn).take(count) {
             match attempt(pool) {
                 // This address is full, or is gone from the machine; that says nothing about the next.
                 Err(Refusal::Port) => refused = Refusal::Port,
@@ -271,8 +501,12 @@ impl Ports {
     }
 
     fn bind(&self, pool: &Pool, port: u16) -> io::Result<Opened> {
-        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), &self.options)?;
-        pool.opened(port, RelayTransport::Udp);
+        self.bind_with(&self.options, pool, port)
+    }
+
+    fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
+        let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
+        pool.bits.open[RelayTransport::Udp as usize].set(port);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
@@ -289,14 +523,14 @@ impl Ports {
             ..ListenOptions::default()
         };
         let socket = TcpListener::bind(address, &options)?;
-        pool.opened(port, RelayTransport::Tcp);
+        pool.bits.open[RelayTransport::Tcp as usize].set(port);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
 
     /// A port that another program has is passed over; anything else ends the search.
     fn after_bind_error(&self, pool: &Pool, port: u16, error: &io::Error) -> Result<(), Refusal> {
-        pool.free(port);
+        pool.bits.free(port);
         match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
             io::ErrorKind::AddrNotAvailable => Err(Refusal::Family),
@@ -305,17 +539,13 @@ impl Ports {
     }
 }
 
-impl Pool {
-    fn new(address: RelayAddress) -> Self {
-        Self { address, taken: Bits::new(), open: [Bits::new(), Bits::new()] }
+impl PoolBits {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { taken: Bits::new(), open: [Bits::new(), Bits::new()] })
     }
 
-    fn is_taken(&self, port: u16) -> bool {
-        self.taken.has(port)
-    }
-
-    fn take(&self, port: u16) -> bool {
-        self.taken.set(port)
+    fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
+        self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
 
     fn free(&self, port: u16) {
@@ -324,23 +554,19 @@ impl Pool {
         }
     }
 
-    /// A socket of ours has it from now on.
-    fn opened(&self, port: u16, transport: RelayTransport) {
-        self.open[transport as usize].set(port);
-    }
-
     /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
     /// from a random start.
-    fn claim(&self, range: &RangeInclusive<u16>, suits: impl Fn(u16) -> bool) -> Option<u16> {
-        let mut random = rand::rng();
+    fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
+        let (mut random, range) = (rand::rng(), span.range);
+        let take = |port: u16| span.has(port) && suits(port) && self.taken.set(port);
         for _ in 0..DRAWS {
             let port = random.random_range(range.clone());
-            if suits(port) && self.take(port) {
+            if take(port) {
                 return Some(port);
             }
         }
         let start = random.random_range(range.clone());
-        (start..=*range.end()).chain(*range.start()..start).find(|port| suits(*port) && self.take(*port))
+        (start..=*range.end()).chain(*range.start()..start).find(|port| take(*port))
     }
 }
 
@@ -379,6 +605,8 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
     use turnpike_testkit::randomness;
 
+    use crate::RealmLimits;
+
     const ALICE: Owner<'static> = ("here", "alice");
 
     fn ports(range: RangeInclusive<u16>) -> Ports {
@@ -396,6 +624,31 @@ mod tests {
 
     fn wish(port: PortWish) -> OpenRelay {
         OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
+    }
+
+    #[test]
+    fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
+        let (here, there) = (ports(42_140..=42_147), ports(42_140..=42_147));
+        let token = [5; 8];
+        let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
+        let lent = here.lend_reserved(11_000).unwrap();
+        for (reserved, socket) in lent {
+            let text = serde_json::to_string(&reserved).unwrap();
+            there.adopt_reserved(500, serde_json::from_str(&text).unwrap(), socket).unwrap();
+        }
+        there.adopt(opened.socket.local_addr());
+        here.surrender_reserved();
+        let next = opened.relayed.port() + 1;
+        assert!(there.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        assert!(!here.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+        let reserved = wish(PortWish::Reserved(token));
+        assert_eq!(here.open(&reserved, ALICE, 11_000).err(), Some(Refusal::Reservation));
+        there.expire(20_499);
+        assert_eq!(there.open(&reserved, ALICE, 20_499).unwrap().relayed.port(), next);
+        // Both ports are somebody's there.
+        let others: Vec<_> = (0..6).map(|_| there.open(&wish(PortWish::Any), ALICE, 0).unwrap()).collect();
+        assert_eq!(others.len(), 6);
+        assert_eq!(there.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
     }
 
     #[test]
@@ -482,7 +735,7 @@ mod tests {
         ports.release(bound);
         assert!(!ports.are_relayed(bound, udp) && !ports.are_relayed(told, udp));
 
-        let (listener, told) = ports.open_tcp(Family::V4).unwrap_or_else(|e| panic!("{e:?}"));
+        let (listener, told) = ports.open_tcp(Family::V4, "here").unwrap_or_else(|e| panic!("{e:?}"));
         assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
         assert!(!ports.are_relayed(told, udp));
         // Who is in the way of another draw is not taken for it.
@@ -547,7 +800,7 @@ mod tests {
     #[test]
     fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
         let ports = ports(42_800..=43_311);
-        assert_eq!(ports.most_reservations, 32);
+        assert_eq!(ports.plan().most_reservations, 32);
         let reserve = |owner: Owner<'_>, token: u64| {
             let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, 0)?;
             // The allocation is deleted at once; the port next to it stays reserved.
@@ -567,13 +820,13 @@ mod tests {
         // All together have their bound, too.
         let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
         let all: usize = users.iter().map(|user| taken(("here", user))).sum();
-        assert_eq!(all, ports.most_reservations - 3 * MOST_PER_USER);
+        assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
     }
 
     #[test]
     fn a_short_range_of_ports_is_shared_out_too() {
         let ports = ports(43_400..=43_463);
-        assert_eq!(ports.most_reservations, 4);
+        assert_eq!(ports.plan().most_reservations, 4);
         let reserve = |owner, token: [u8; 8]| {
             ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, 0).map(drop)
         };
@@ -601,5 +854,88 @@ mod tests {
         );
         assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok(), "who reserves nothing is not refused");
         assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, 30_000).is_ok());
+    }
+
+    fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
+        RealmLimits { realm: realm.to_owned(), relay_ports: Some(range), ..RealmLimits::default() }
+    }
+
+    fn drawn(ports: &Ports, owner: Owner<'_>) -> Vec<u16> {
+        let open = std::iter::from_fn(|| ports.open(&wish(PortWish::Any), owner, 0).ok());
+        // All of them at once, or one would be drawn twice.
+        let open: Vec<_> = open.collect();
+        open.iter().for_each(|opened| ports.release(opened.socket.local_addr()));
+        let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
+        drawn.sort_unstable();
+        drawn
+    }
+
+    #[test]
+    fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
+        let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let config = Config {
+            relay: vec![RelayAddress { bind, external: None }],
+            ports: 43_500..=43_547,
+            realm_limits: vec![
+                realm("blue", 43_510..=43_519),
+                realm("red", 43_520..=43_529),
+                realm("also red", 43_520..=43_529),
+            ],
+            ..Config::default()
+        };
+        let ports = Ports::new(&config);
+        for (of, range) in
+            [("blue", 43_510..=43_519), ("red", 43_520..=43_529), ("also red", 43_520..=43_529)]
+        {
+            let drawn = drawn(&ports, (of, "alice"));
+            // Other programs may have a few.
+            assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
+        }
+        let others = drawn(&ports, ALICE);
+        let is_others = |port: &u16| (43_500..=43_509).contains(port) || (43_530..=43_547).contains(port);
+        assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
+        // A pair lies within the range as a whole.
+        for token in 0..4_u64 {
+            let pair = PortWish::EvenAndReserveNext(token.to_be_bytes());
+            let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), 0) else { continue };
+            assert!((43_510..=43_518).contains(&opened.relayed.port()), "{}", opened.relayed);
+        }
+    }
+
+    #[test]
+    fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
+        let external = |text: &str| text.parse().ok();
+        let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
+        let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
+        let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 43_600..=43_619));
+        let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        let bound = opened.socket.local_addr();
+        // The same address is told otherwise from now on, and there is another one.
+        let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
+        ports.reconfigure(&config(next, 43_700..=43_719));
+        assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "as it was told");
+        assert!(ports.are_relayed(bound, RelayTransport::Udp));
+        let mut told = std::collections::HashSet::new();
+        for _ in 0..4 {
+            let new = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+            assert!((43_700..=43_719).contains(&new.relayed.port()));
+            told.insert(new.relayed.ip().to_string());
+            ports.release(new.socket.local_addr());
+        }
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(ports.addresses().len(), 3);
+        assert_eq!(ports.former_ranges(), [43_600..=43_619]);
+        // Taken away, an address is forgotten with what is open there.
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        assert!(ports.are_relayed(bound, RelayTransport::Udp));
+        ports.release(bound);
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
+        assert!(ports.former_ranges().is_empty());
+        assert!(!ports.are_relayed(bound, RelayTransport::Udp));
+        // Back again, and no port is given twice.
+        ports.reconfigure(&config(vec![at("127.0.0.1", None)], 43_600..=43_619));
+        drop(opened);
+        assert!(drawn(&ports, ALICE).len() >= 16);
     }
 }

@@ -4,29 +4,32 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc},
+    time::Instant,
 };
 
 use turnpike_net::{
-    PassedSockets, TcpListener, UdpOptions, UdpSocket, passed,
+    UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Destination, Effect, Lookup, LookupId, NatDiscovery, Newcomer, NonceKeys,
-    OwnEndpoints, QuotaRefusal, ServerConfig, Stats, Transport, User,
+    CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId, NatDiscovery, Newcomer,
+    NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
-    Config, DtlsConfig, DtlsStats, Layout, RealmLimits, RelayAddress, StreamConfig, discovery,
+    Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, TurnedAway, discovery,
     gate::{Quotas, SharedStore},
+    listening::{Change, Places, Sockets},
     peers::PeerStats,
     ports::Ports,
     stream::{Admission, StreamStats},
-    worker::{Command, Mailbox, Snapshot, Worker},
+    upgrade::{Inheritance, Inherited, Unfit},
+    worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},
 };
 
 /// Users and their keys; shared by all workers, asked on requests only.
@@ -95,6 +98,8 @@ impl CredentialStore for () {
 pub trait SessionLog: Send + Sync {
     /// One effect of worker number `worker`.
     fn effect(&self, worker: usize, effect: &Effect);
+    /// Clients whose connection or DTLS handshake came to nothing.
+    fn turned_away(&self, _worker: usize, _turned: &TurnedAway) {}
 }
 
 /// Writes nothing.
@@ -148,6 +153,12 @@ pub enum StartError {
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
+    /// What another process listens on is not configured here.
+    #[error(
+        "the process to be upgraded listens on {protocol} {address}, which is not configured any more: put it back, or restart, which \
+         ends its sessions"
+    )]
+    ListenerGone { protocol: &'static str, address: SocketAddr },
     /// The path through the kernel cannot be had.
     #[error("--datapath kernel (or xdp): {0}")]
     Kernel(#[from] OffloadError),
@@ -171,6 +182,8 @@ pub struct WorkerSnapshot {
     pub tx: TxStats,
     /// Times that the worker woke up.
     pub wakeups: u64,
+    /// Times that it paused, so that its next wake-up carries more.
+    pub pauses: u64,
     /// Allocations refused because every port of the range is taken.
     pub ports_exhausted: u64,
     /// Allocations refused because the process may open no more files.
@@ -188,26 +201,44 @@ pub struct WorkerSnapshot {
     /// Datagrams and bytes of their payload that the kernel has relayed, at most a second old: to peers, to clients. They are in
     /// `turn` too.
     pub across: [(u64, u64); 2],
+    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    pub kernel_limited: u64,
+    /// Allocations by listener, in the order of [`Layout`]; those at the end may be missing.
+    pub listeners: Vec<u32>,
+}
+
+/// How many allocations have clients that come by this listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerCount {
+    /// How they come.
+    pub transport: Transport,
+    /// Where they come to.
+    pub address: SocketAddr,
+    /// The server name that they asked for, where that leads to realms of its own.
+    pub server_name: Option<String>,
+    /// How many.
+    pub allocations: u64,
 }
 
 /// A running relay. Dropping it stops the workers.
 pub struct Relay {
-    listeners: Listeners,
-    workers: Workers<Command, Snapshot>,
+    pub(crate) workers: Workers<Command, Snapshot>,
     store: SharedStore,
     quotas: Arc<Quotas>,
-    own: Own,
-    discovery: Vec<NatDiscovery>,
+    pub(crate) ports: Arc<Ports>,
+    admission: Arc<Admission>,
     in_force: Mutex<InForce>,
+    /// Of an heir: what its workers say of their inheritance.
+    pub(crate) heirs: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
     /// Behind the workers, so that it is dropped after them.
-    kernel: Option<Arc<Kernel>>,
+    pub(crate) kernel: Option<Arc<Kernel>>,
 }
 
 /// What all workers of a relay share, or have in common.
 pub(crate) struct Common {
     pub(crate) config: Config,
-    /// With real ports.
-    pub(crate) listeners: Listeners,
+    /// When their clock began, which buckets and reservations go by on all of them.
+    pub(crate) started: Instant,
     pub(crate) layout: Arc<Layout>,
     pub(crate) store: SharedStore,
     pub(crate) quotas: Arc<Quotas>,
@@ -218,22 +249,23 @@ pub(crate) struct Common {
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
+    /// Whether another process serves until it is told otherwise.
+    pub(crate) is_heir: bool,
 }
 
 impl Common {
     pub(crate) fn new(
         config: Config,
-        listeners: Listeners,
         layout: Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         kernel: Option<Arc<Kernel>>,
+        is_heir: bool,
     ) -> Self {
-        let quotas = Quotas::new(config.max_allocations, config.max_allocations_per_user);
-        quotas.limit(&config.realm_limits);
+        let quotas = Quotas::new(&config);
         let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
         Self {
-            listeners,
+            started: Instant::now(),
             layout: Arc::new(layout),
             store: Arc::new(RwLock::new(credentials)),
             quotas: Arc::new(quotas),
@@ -244,17 +276,48 @@ impl Common {
             log,
             fleet: None,
             kernel,
+            is_heir,
             config,
         }
     }
 }
 
 /// What the workers have, to be sent again when a part of it changes.
-struct InForce {
-    server: ServerConfig,
-    layout: Layout,
-    /// Of this machine.
-    addresses: Vec<IpAddr>,
+pub(crate) struct InForce {
+    /// The whole configuration, but for what the fields below say; what only a start takes is that of the start.
+    pub(crate) config: Config,
+    pub(crate) layout: Layout,
+    pub(crate) places: Places,
+    streams: Arc<StreamConfig>,
+    dtls: Arc<DtlsConfig>,
+}
+
+impl InForce {
+    /// Makes what each worker is told of it, with its new sockets.
+    fn commands(&self) -> impl Fn(Sockets) -> Command + use<> {
+        let (server, layout) = (Arc::new(self.config.server.clone()), Arc::new(self.layout.clone()));
+        let (streams, dtls) = (Arc::clone(&self.streams), Arc::clone(&self.dtls));
+        let config = Arc::new(self.config.clone());
+        move |sockets| {
+            Command::Reconfigure(Box::new(Reconfigure {
+                server: Arc::clone(&server),
+                layout: Arc::clone(&layout),
+                streams: Arc::clone(&streams),
+                dtls: Arc::clone(&dtls),
+                config: Arc::clone(&config),
+                sockets,
+            }))
+        }
+    }
+}
+
+/// What a reload has changed of the listeners, by protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Relistened {
+    /// Listened on from now on.
+    pub opened: Vec<(&'static str, SocketAddr)>,
+    /// Closed: streams at once, UDP and DTLS when their last client is gone; they take no new ones.
+    pub closed: Vec<(&'static str, SocketAddr)>,
 }
 
 /// Where a relay listens, with real ports where the configuration said 0.
@@ -268,16 +331,6 @@ pub struct Listeners {
     pub tls: Vec<SocketAddr>,
     /// DTLS; an address that is in `udp` too is one socket for both.
     pub dtls: Vec<SocketAddr>,
-}
-
-impl Listeners {
-    /// All of them, in the order of the fields.
-    pub fn all(&self) -> impl Iterator<Item = (Transport, SocketAddr)> {
-        let Self { udp, tcp, tls, dtls } = self;
-        let kinds =
-            [(Transport::Udp, udp), (Transport::Tcp, tcp), (Transport::Tls, tls), (Transport::Dtls, dtls)];
-        kinds.into_iter().flat_map(|(transport, all)| all.iter().map(move |address| (transport, *address)))
-    }
 }
 
 impl Relay {
@@ -303,56 +356,111 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
-        for relay in &config.relay {
-            UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
-                .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
+        Self::begin(fleet, config, &config.layout(), credentials, log, None)
+    }
+
+    /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
+    /// ([`crate::upgrade`]). The configuration has as many workers as were offered, and the same data path; `layout` is the one that was
+    /// offered, and has followed the listeners of this configuration.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other process goes on.
+    pub fn start_as_heir(
+        fleet: Option<Arc<dyn Fleet>>,
+        config: &Config,
+        layout: &Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Inheritance,
+    ) -> Result<Self, StartError> {
+        Self::begin(fleet, config, layout, credentials, log, Some(inheritance))
+    }
+
+    fn begin(
+        fleet: Option<Arc<dyn Fleet>>,
+        config: &Config,
+        layout: &Layout,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+        inheritance: Option<Inheritance>,
+    ) -> Result<Self, StartError> {
+        probe_relay_addresses(&config.relay)?;
+        let is_heir = inheritance.is_some();
+        let inherited = inheritance.map(|inheritance| inheritance.open(config.workers)).transpose()?;
+        let Inherited { places, sockets: lent, channels, known } = inherited.unwrap_or_default();
+        let Change { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
+        if let Some((protocol, address)) = closing.first().copied() {
+            return Err(StartError::ListenerGone { protocol, address });
         }
-        let listeners = probe_listeners(config)?;
-        let own = Own::new(config, &listeners);
-        let layout = config.layout();
-        let number = |place| layout.number(Transport::Udp, place, None);
-        let discovery = discovery::resolve(&config.server.nat_discovery, &listeners.udp, number)?;
+        held.keep();
+        for (all, lent) in sockets.iter_mut().zip(lent) {
+            all.extend(lent);
+        }
         let mut config = config.clone();
-        config.server.set_own_endpoints(&own.endpoints(&config.addresses));
-        config.server.nat_discovery.clone_from(&discovery);
-        config.server.listeners = layout.profiles(&config.server.listeners);
-        let in_force = Mutex::new(InForce {
-            server: config.server.clone(),
-            layout: layout.clone(),
-            addresses: config.addresses.clone(),
-        });
-        let kernel = config.kernel.map(|hook| offload(&config, &listeners, hook)).transpose()?.map(Arc::new);
-        let common =
-            Common::new(config, listeners.clone(), layout, credentials, log, kernel.as_ref().map(Arc::clone));
+        settle(&mut config, layout, &places)?;
+        let relays = [&config.relay[..], &known.addresses].concat();
+        let own = own_endpoints(&config, &places, &relays, known.ranges.clone());
+        config.server.set_own_endpoints(&own);
+        let kernel =
+            config.kernel.map(|hook| offload(&config, &places.listeners(), hook)).transpose()?.map(Arc::new);
+        if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
+            kernel.attach()?;
+        }
+        let of_workers = kernel.as_ref().map(Arc::clone);
+        let common = Common::new(config, layout.clone(), credentials, log, of_workers, is_heir);
         let common = Common { fleet, ..common };
-        let (store, quotas) = (Arc::clone(&common.store), Arc::clone(&common.quotas));
-        let workers = Workers::default();
-        let mut relay = Self { listeners, workers, store, quotas, own, discovery, in_force, kernel };
+        common.ports.take_over(&common.config, known);
+        let in_force = InForce {
+            config: common.config.clone(),
+            layout: layout.clone(),
+            places,
+            streams: Arc::clone(&common.streams),
+            dtls: Arc::clone(&common.dtls),
+        };
+        // What is refused here, or lasts longer than it may here, ends before anybody is served.
+        let command = in_force.commands();
+        let firsts: Vec<Command> = channels.iter().map(|_| command(Sockets::default())).collect();
+        let mut relay = Self {
+            workers: Workers::default(),
+            store: Arc::clone(&common.store),
+            quotas: Arc::clone(&common.quotas),
+            ports: Arc::clone(&common.ports),
+            admission: Arc::clone(&common.admission),
+            in_force: Mutex::new(in_force),
+            heirs: Mutex::default(),
+            kernel,
+        };
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
-        for number in 0..common.config.workers.max(1) {
-            let (worker, mailbox, snapshot) = Worker::new(number, &common)?;
-            bound.push((worker, mailbox.worker.clone(), snapshot));
+        let (answer, answers) = mpsc::channel();
+        let (mut heirs, mut firsts) = (channels.into_iter(), firsts.into_iter());
+        for (number, sockets) in sockets.into_iter().enumerate() {
+            let (worker, mailbox, snapshot) = Worker::new(number, &common, sockets)?;
+            let heir = heirs.next().zip(firsts.next());
+            let heir = heir.map(|(channel, first)| Heir { channel, answer: answer.clone(), first });
+            bound.push((worker, mailbox.worker.clone(), snapshot, heir));
             mailboxes.push(mailbox);
         }
+        drop(answer);
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
+        if is_heir {
+            relay.heirs = Mutex::new(Some(answers));
+        }
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
-        for (number, (mut worker, sender, snapshot)) in bound.into_iter().enumerate() {
+        for (number, (mut worker, sender, snapshot, heir)) in bound.into_iter().enumerate() {
             worker.set_mailboxes(Arc::clone(&mailboxes));
-            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, move || worker.run())?;
+            let run = move || match heir {
+                None => worker.run(),
+                Some(heir) => worker.run_as_heir(heir),
+            };
+            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
         }
         Ok(relay)
     }
 
     /// The addresses listened on.
-    pub fn listeners(&self) -> &Listeners {
-        &self.listeners
-    }
-
-    /// Which of [`Listeners::all`] each number of a listener belongs to.
-    pub(crate) fn places(&self) -> Vec<usize> {
-        let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        in_force.layout.places(&self.listeners)
+    pub fn listeners(&self) -> Listeners {
+        self.in_force().places.listeners()
     }
 
     /// The way to each worker.
@@ -363,6 +471,34 @@ impl Relay {
     /// What each worker has counted.
     pub fn snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.shared().map(Published::get).collect()
+    }
+
+    /// How many allocations each listener has, as `snapshots` say: one entry for each transport of an address, and one more for each server
+    /// name that leads to realms of its own. A listener that a reload has taken away is among them as long as it has any.
+    #[must_use]
+    pub fn by_listener(&self, snapshots: &[WorkerSnapshot]) -> Vec<ListenerCount> {
+        let in_force = self.in_force();
+        let counted = |number: usize| {
+            let counts = snapshots.iter().filter_map(|snapshot| snapshot.listeners.get(number));
+            counts.map(|count| u64::from(*count)).sum::<u64>()
+        };
+        let mut counts = Vec::new();
+        for (number, (entry, (place, is_open))) in
+            in_force.layout.entries().zip(in_force.layout.places()).enumerate()
+        {
+            let allocations = counted(number);
+            if is_open || allocations > 0 {
+                // As bound, with the real port.
+                let bound = in_force.places.bound_to(entry.transport, place);
+                counts.push(ListenerCount {
+                    transport: entry.transport,
+                    address: bound.unwrap_or(entry.address),
+                    server_name: entry.server_name.map(str::to_owned),
+                    allocations,
+                });
+            }
+        }
+        counts
     }
 
     /// The path through the kernel, where that was asked for.
@@ -382,45 +518,95 @@ impl Relay {
         self.quotas.users()
     }
 
-    /// New settings of the state machine, users and limits of realms, from now on. Where NAT can be discovered stays. `layout` is
-    /// that of the start, with more server names perhaps.
+    /// The numbers of all listeners there have been.
+    pub fn layout(&self) -> Layout {
+        self.in_force().layout.clone()
+    }
+
+    /// Another configuration from now on: listeners, relay addresses and ports, limits, the state machine's settings, users. What is in
+    /// [`Config`] beside these stays as it was at the start. `layout` is [`Relay::layout`] that has followed the new listeners; the
+    /// configuration's [`turnpike_turn::server::ServerConfig::listeners`] are by its numbers.
+    ///
+    /// # Errors
+    /// [`StartError`], if something cannot be bound; then nothing has changed.
     pub fn reconfigure(
         &self,
-        server: &ServerConfig,
+        config: &Config,
         layout: &Layout,
         credentials: &Arc<dyn CredentialStore>,
-        realm_limits: &[RealmLimits],
-    ) {
-        self.quotas.limit(realm_limits);
+    ) -> Result<Relistened, StartError> {
+        let mut in_force = self.in_force();
+        let before = &in_force.config;
+        let new: Vec<_> =
+            config.relay.iter().filter(|relay| !before.relay.contains(relay)).copied().collect();
+        probe_relay_addresses(&new)?;
+        let mut config = Config {
+            workers: before.workers,
+            datapath: before.datapath,
+            kernel: before.kernel,
+            max_kernel_flows: before.max_kernel_flows,
+            busy_poll: before.busy_poll,
+            coalesce: before.coalesce,
+            shared_ports: before.shared_ports,
+            listener_buffer: before.listener_buffer,
+            relay_buffer: before.relay_buffer,
+            addresses: before.addresses.clone(),
+            listeners_beside: before.listeners_beside.clone(),
+            passed: Arc::clone(&before.passed),
+            ..config.clone()
+        };
+        let Change { places, sockets, opened, closing, held } = in_force.places.change(layout, &config)?;
+        settle(&mut config, layout, &places)?;
+        // Nothing can fail from here on.
+        held.keep();
+        self.quotas.limit(&config);
+        self.ports.reconfigure(&config);
+        let own = self.own_endpoints(&config, &places);
+        config.server.set_own_endpoints(&own);
+        let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
+        self.admission.limit(max_idle, max_idle_per_address);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
-        let mut server = server.clone();
-        server.nat_discovery.clone_from(&self.discovery);
-        server.listeners = layout.profiles(&server.listeners);
-        self.change(|in_force| {
-            in_force.server = server;
-            in_force.layout = layout.clone();
-        });
+        if let Some(kernel) = &self.kernel {
+            let bound: Vec<_> = places.bound_by_udp().collect();
+            kernel.set_ports(&bound, config.ports.clone());
+        }
+        (in_force.streams, in_force.dtls) = (Arc::new(config.streams.clone()), Arc::new(config.dtls.clone()));
+        (in_force.config, in_force.layout, in_force.places) = (config, layout.clone(), places);
+        self.put_into_force(&in_force, sockets);
+        Ok(Relistened { opened, closed: closing })
     }
 
     /// What nonces, tickets and cookies are made with from now on, and which node of a fleet this is.
     pub fn set_keys(&self, keys: NonceKeys, node: Option<u16>) {
-        self.change(|in_force| (in_force.server.nonce_keys, in_force.server.node) = (keys, node));
+        let mut in_force = self.in_force();
+        (in_force.config.server.nonce_keys, in_force.config.server.node) = (keys, node);
+        self.put_into_force(&in_force, Vec::new());
     }
 
     /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
-        self.change(|in_force| in_force.addresses = addresses);
+        let mut in_force = self.in_force();
+        in_force.config.addresses = addresses;
+        let own = self.own_endpoints(&in_force.config, &in_force.places);
+        in_force.config.server.set_own_endpoints(&own);
+        self.put_into_force(&in_force, Vec::new());
     }
 
-    fn change(&self, change: impl FnOnce(&mut InForce)) {
-        // Held until all have it, so that two changes reach each worker in the same order.
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut in_force);
-        let own = self.own.endpoints(&in_force.addresses);
-        in_force.server.set_own_endpoints(&own);
-        let (server, layout) = (Arc::new(in_force.server.clone()), Arc::new(in_force.layout.clone()));
+    /// With what is left of before a reload.
+    fn own_endpoints(&self, config: &Config, places: &Places) -> OwnEndpoints {
+        own_endpoints(config, places, &self.ports.addresses(), self.ports.former_ranges())
+    }
+
+    /// Held until all workers have been told, so that two changes reach each of them in the same order.
+    pub(crate) fn in_force(&self) -> MutexGuard<'_, InForce> {
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells each worker, and gives it its new sockets.
+    fn put_into_force(&self, in_force: &InForce, sockets: Vec<Sockets>) {
+        let (command, mut sockets) = (in_force.commands(), sockets.into_iter());
         for worker in self.workers.senders() {
-            worker.tell(Command::Reconfigure(Arc::clone(&server), Arc::clone(&layout)));
+            worker.tell(command(sockets.next().unwrap_or_default()));
         }
     }
 
@@ -446,11 +632,11 @@ impl Relay {
     }
 }
 
-/// Loads the program for what is configured.
+/// Loads the program for what is configured; it is still to be attached.
 fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
-    Kernel::start(&turnpike_offload::Settings {
+    Kernel::load(&turnpike_offload::Settings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,
@@ -459,211 +645,39 @@ fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel,
     })
 }
 
-/// What is ours beside the addresses of this machine, and stays as it was at the start.
-struct Own {
-    relays: Vec<RelayAddress>,
-    listeners: Vec<SocketAddr>,
-    ports: RangeInclusive<u16>,
+/// Whether each can be bound.
+fn probe_relay_addresses(relays: &[RelayAddress]) -> Result<(), StartError> {
+    for relay in relays {
+        UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
+            .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
+    }
+    Ok(())
 }
 
-impl Own {
-    /// `listeners` are the relay's, with real ports.
-    fn new(config: &Config, listeners: &Listeners) -> Self {
-        let Listeners { udp, tcp, tls, dtls } = listeners;
-        let listeners = [udp, tcp, tls, dtls, &config.listeners_beside].into_iter().flatten();
-        // Clients are told more addresses than those of relays where NAT can be discovered.
-        let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
-        let told = config.server.nat_discovery.iter().flat_map(of);
-        let discovery = told.filter_map(|(bind, external)| {
-            external.map(|external| RelayAddress { bind, external: Some(external) })
-        });
-        Self {
-            relays: config.relay.iter().copied().chain(discovery).collect(),
-            listeners: listeners.copied().collect(),
-            ports: config.ports.clone(),
-        }
-    }
-
-    fn endpoints(&self, addresses: &[IpAddr]) -> OwnEndpoints {
-        let relays = self.relays.iter().map(|relay| (relay.bind, relay.external));
-        let listeners = self.listeners.iter().copied();
-        OwnEndpoints::new(addresses.iter().copied(), relays, listeners, self.ports.clone())
-    }
-}
-
-/// Ports that the kernel may choose before one is free for both UDP and TCP.
-const PORT_ATTEMPTS: usize = 16;
-
-/// Binds once without SO_REUSEPORT: a second server on the same port is told so, instead of silently sharing it. Gives the real
-/// ports where the configuration said 0: for an address that is listened on by UDP and by TCP, the same one. Where a socket was
-/// passed there is nothing to find out.
-fn probe_listeners(config: &Config) -> Result<Listeners, StartError> {
-    let mut listeners = Listeners::default();
-    let wanted = &config.streams.listen;
-    let mut tcp: Vec<Option<SocketAddr>> = vec![None; wanted.len()];
-    let secure = &config.dtls.listen;
-    let mut dtls: Vec<Option<SocketAddr>> = vec![None; secure.len()];
-    for address in &config.listen {
-        let place = (0..wanted.len()).find(|place| wanted[*place] == *address && tcp[*place].is_none());
-        let (udp, also) = probe_pair(config, *address, place.is_some())?;
-        listeners.udp.push(udp);
-        if let Some(place) = place {
-            tcp[place] = also;
-        }
-        let shared = (0..secure.len()).find(|place| secure[*place] == *address && dtls[*place].is_none());
-        if let Some(place) = shared {
-            dtls[place] = Some(udp);
-        }
-    }
-    for (address, found) in secure.iter().zip(dtls) {
-        listeners.dtls.push(found.map_or_else(|| probe_dtls(config, *address), Ok)?);
-    }
-    for (address, found) in wanted.iter().zip(tcp) {
-        listeners.tcp.push(found.map_or_else(|| probe_stream(config, "tcp", *address), Ok)?);
-    }
-    for address in &config.streams.tls_listen {
-        listeners.tls.push(probe_stream(config, "tls", *address)?);
-    }
-    Ok(listeners)
-}
-
-fn probe_pair(
-    config: &Config,
-    address: SocketAddr,
-    also_tcp: bool,
-) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
-    let named_by = udp_setting(config, address);
-    let mut attempts = 0;
-    loop {
-        let udp = match probe_udp(config, address) {
-            Ok(udp) => udp,
-            Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
-        };
-        if !also_tcp {
-            return Ok((udp, None));
-        }
-        match probe_tcp(config, udp) {
-            Ok(tcp) => return Ok((udp, Some(tcp))),
-            Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
-            Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
-        }
-    }
-}
-
-fn probe_dtls(config: &Config, address: SocketAddr) -> Result<SocketAddr, StartError> {
-    probe_udp(config, address).map_err(|source| listen_error("dtls", address, source))
-}
-
-fn probe_stream(
-    config: &Config,
-    protocol: &'static str,
-    address: SocketAddr,
-) -> Result<SocketAddr, StartError> {
-    probe_tcp(config, address).map_err(|source| listen_error(protocol, address, source))
-}
-
-fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
-    if config.passed.count(passed::Transport::Udp, address) > 0 {
-        return Ok(address);
-    }
-    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
-}
-
-fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
-    if config.passed.count(passed::Transport::Tcp, address) > 0 {
-        return Ok(address);
-    }
-    TcpListener::probe(address)
-}
-
-/// The flag that names the listeners of a protocol.
-fn setting(protocol: &str) -> &'static str {
-    match protocol {
-        "tls" => "--tls-listen",
-        "dtls" => "--dtls-listen",
-        _ => "--listen",
-    }
-}
-
-/// What names this UDP listener. Those of NAT discovery stand among the others, which serve TCP too unless nobody wants that.
-fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
-    let of_discovery =
-        |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
-    let is_discovery = config.server.nat_discovery.iter().any(of_discovery);
-    if is_discovery && !config.streams.listen.contains(&address) {
-        "nat_discovery.addresses and nat_discovery.ports"
-    } else {
-        setting("udp")
-    }
-}
-
-/// Says what to do about a listener that cannot be bound.
-fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
-    cannot_listen(protocol, setting(protocol), address, source)
-}
-
-/// The same for a listener of which sockets may have been passed.
-pub(crate) fn passed_error(
-    sockets: &PassedSockets,
-    protocol: &'static str,
-    address: SocketAddr,
-    source: io::Error,
-) -> StartError {
-    let by_udp = matches!(protocol, "udp" | "dtls");
-    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
-    match sockets.remedy(transport, address, source.kind()) {
-        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
-        None => listen_error(protocol, address, source),
-    }
-}
-
-/// The same for one that `named_by` names.
-fn cannot_listen(
-    protocol: &'static str,
-    named_by: &str,
-    address: SocketAddr,
-    source: io::Error,
-) -> StartError {
-    let remedy = match source.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("another program has this port: stop it, or choose another port with {named_by}")
-        }
-        io::ErrorKind::PermissionDenied => format!(
-            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
-             higher port with {named_by}"
-        ),
-        io::ErrorKind::AddrNotAvailable => {
-            format!("choose an address of this machine (ip address) with {named_by}")
-        }
-        _ => format!("choose another address with {named_by}"),
+/// Fills in what a configuration says of listeners once they are bound: their numbers and profiles.
+fn settle(config: &mut Config, layout: &Layout, places: &Places) -> Result<(), StartError> {
+    let (numbers, udp) = places.udp();
+    let number = |at: usize| {
+        numbers.get(at).map_or(ListenerId(u16::MAX), |place| layout.number(Transport::Udp, *place, None))
     };
-    StartError::Listen { protocol, address, source, remedy }
+    config.server.nat_discovery = discovery::resolve(&config.server.nat_discovery, &udp, number)?;
+    config.server.listeners = layout.profiles(&config.server.listeners);
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_remedy_names_the_setting_of_the_listener() {
-        let told = |protocol, kind: io::ErrorKind| {
-            listen_error(protocol, ([10, 0, 0, 1], 443).into(), kind.into()).to_string()
-        };
-        for kind in [
-            io::ErrorKind::AddrInUse,
-            io::ErrorKind::PermissionDenied,
-            io::ErrorKind::AddrNotAvailable,
-            io::ErrorKind::Other,
-        ] {
-            for (protocol, flag) in [
-                ("udp", " --listen"),
-                ("tcp", " --listen"),
-                ("tls", " --tls-listen"),
-                ("dtls", " --dtls-listen"),
-            ] {
-                let text = told(protocol, kind);
-                assert!(text.ends_with(flag) && text.contains(&format!("{protocol} 10.0.0.1:443")), "{text}");
-            }
-        }
-    }
+/// What is ours: the addresses of this machine, these relay addresses with their ports and those of before, and all listeners.
+fn own_endpoints(
+    config: &Config,
+    places: &Places,
+    relays: &[RelayAddress],
+    former: Vec<RangeInclusive<u16>>,
+) -> OwnEndpoints {
+    // Clients are told more addresses than those of relays where NAT can be discovered.
+    let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
+    let told = config.server.nat_discovery.iter().flat_map(of);
+    let discovery = told.filter(|(_, external)| external.is_some());
+    let relays = relays.iter().map(|relay| (relay.bind, relay.external)).chain(discovery);
+    let listeners = places.bound().chain(config.listeners_beside.iter().copied());
+    OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
+        .with_former_ports(former)
 }

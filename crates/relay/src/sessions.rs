@@ -13,7 +13,11 @@ use turnpike_turn::{
     time::Now,
 };
 
-use crate::{Relay, gate::WorkerGate, worker::Command};
+use crate::{
+    Relay,
+    gate::WorkerGate,
+    worker::{Command, Probe},
+};
 
 /// Slots that a worker looks at before it goes back to its packets.
 pub const SLICE: u32 = 1024;
@@ -181,6 +185,19 @@ pub struct Looked {
     pub took: Duration,
 }
 
+/// What one session has relayed so far, for whoever compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionTraffic {
+    /// Its name.
+    pub id: SessionId,
+    /// Where it is found, for now.
+    pub slot: u32,
+    /// Payload datagrams and bytes to peers.
+    pub to_peer: (u64, u64),
+    /// Payload datagrams and bytes to the client.
+    pub to_client: (u64, u64),
+}
+
 /// What the sessions that came in by one listener have relayed, of those that there are now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenerTraffic {
@@ -190,6 +207,19 @@ pub struct ListenerTraffic {
     pub to_peer: (u64, u64),
     /// Payload datagrams and bytes to clients.
     pub to_client: (u64, u64),
+}
+
+/// A listener that takes clients, or one by which clients came that are still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerState {
+    /// TCP, where both TCP and TLS come.
+    pub transport: Transport,
+    /// With its real port.
+    pub address: SocketAddr,
+    /// Whether it takes no new clients, because a reload has taken it away.
+    pub closing: bool,
+    /// Of its sessions.
+    pub traffic: ListenerTraffic,
 }
 
 impl ListenerTraffic {
@@ -209,12 +239,21 @@ impl ListenerTraffic {
 }
 
 /// What a slice of one worker's sessions adds up to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// In the order of [`crate::runtime::Listeners::all`].
+    /// By the number of the listener.
     pub listeners: Vec<ListenerTraffic>,
     /// Where to go on; `None` when these were the last.
     pub next: Option<u32>,
+}
+
+impl Tally {
+    /// Adds another slice's sums.
+    pub fn merge(&mut self, other: &Self) {
+        let len = self.listeners.len().max(other.listeners.len());
+        self.listeners.resize(len, ListenerTraffic::default());
+        self.listeners.iter_mut().zip(&other.listeners).for_each(|(sum, more)| sum.merge(more));
+    }
 }
 
 impl Relay {
@@ -228,7 +267,7 @@ impl Relay {
     /// ended.
     pub fn look(&self, worker: usize, look: Look, answer: impl FnOnce(Looked) + Send + 'static) {
         let asked = Instant::now();
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let begun = Instant::now();
             let (sessions, next) = slice(server, now, worker, &look);
             answer(Looked { sessions, next, waited: begun - asked, took: begun.elapsed() });
@@ -238,20 +277,71 @@ impl Relay {
     /// Has one worker add up what its sessions have relayed, slice by slice: from slot 0, and then from [`Tally::next`]. `answer` as in
     /// [`Relay::look`].
     pub fn tally(&self, worker: usize, from: u32, answer: impl FnOnce(Tally) + Send + 'static) {
-        let (places, listeners) = (self.places(), self.listeners().all().count());
-        self.ask(worker, move |server, now| answer(tally(server, now, from, &places, listeners)));
+        let numbers = self.in_force().layout.entries().count();
+        self.question(worker, move |server, now| answer(tally(server, now, from, numbers)));
+    }
+
+    /// The listeners with these sums of all workers, UDP before streams before DTLS.
+    #[must_use]
+    pub fn listening(&self, sums: &Tally) -> Vec<ListenerState> {
+        let in_force = self.in_force();
+        let mut listeners = Vec::new();
+        for (kind, transports) in [
+            (Transport::Udp, &[Transport::Udp][..]),
+            (Transport::Tcp, &[Transport::Tcp, Transport::Tls]),
+            (Transport::Dtls, &[Transport::Dtls]),
+        ] {
+            for placed in in_force.layout.placed(kind) {
+                let mut traffic = ListenerTraffic::default();
+                let numbers = |transport: &Transport| in_force.layout.numbers(*transport, placed.place);
+                transports
+                    .iter()
+                    .flat_map(numbers)
+                    .filter_map(|number| sums.listeners.get(usize::from(number.0)))
+                    .for_each(|sum| traffic.merge(sum));
+                if placed.open || traffic.sessions > 0 {
+                    let transport = if placed.secure { Transport::Tls } else { kind };
+                    let bound = in_force.places.bound_to(kind, placed.place);
+                    let address = bound.unwrap_or(placed.address);
+                    listeners.push(ListenerState { transport, address, closing: !placed.open, traffic });
+                }
+            }
+        }
+        listeners
+    }
+
+    /// What each session has relayed, in the same slices; `answer` gets them, and where to go on.
+    pub fn traffic(
+        &self,
+        worker: usize,
+        from: u32,
+        answer: impl FnOnce(Vec<SessionTraffic>, Option<u32>) + Send + 'static,
+    ) {
+        self.question(worker, move |server, now| {
+            let (sessions, next) = traffic(server, now, from);
+            answer(sessions, next);
+        });
+    }
+
+    /// Has a worker publish what it has counted, so that [`Relay::snapshots`] are of this moment. `answer` gets, as by [`Relay::look`], how
+    /// long the question waited for the worker: what a datagram waits that comes now.
+    pub fn probe(&self, worker: usize, answer: impl FnOnce(Duration) + Send + 'static) {
+        if let Some(sender) = self.senders().nth(worker) {
+            let probe = Probe { asked: Instant::now(), answer: Box::new(answer) };
+            sender.tell(Command::Publish(probe));
+        }
     }
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
     pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
-        self.ask(worker, move |server, now| {
+        self.question(worker, move |server, now| {
             let view = server.view(now, slot).filter(|view| view.id() == id);
             let allocation = view.map(|view| view.allocation());
             answer(allocation.is_some_and(|it| server.close_one(now, it, ClosedReason::Administrator)));
         });
     }
 
-    fn ask(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
+    fn question(&self, worker: usize, question: impl FnOnce(&mut Server<WorkerGate>, Now) + Send + 'static) {
         if let Some(sender) = self.senders().nth(worker) {
             sender.tell(Command::Answer(Box::new(question)));
         }
@@ -277,19 +367,45 @@ fn slice(
     (sessions, (slot < end).then_some(slot))
 }
 
-/// `places` has the listener of each listener's number.
-fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, places: &[usize], listeners: usize) -> Tally {
-    let mut all = vec![ListenerTraffic::default(); listeners];
+/// `numbers` is how many numbers listeners have.
+fn tally(server: &mut Server<WorkerGate>, now: Now, from: u32, numbers: usize) -> Tally {
+    let mut listeners = vec![ListenerTraffic::default(); numbers];
+    let next = walk(server, now, from, |_, view| {
+        if let Some(sum) = listeners.get_mut(usize::from(view.client().listener.0)) {
+            sum.merge(&ListenerTraffic::of(view));
+        }
+    });
+    Tally { listeners, next }
+}
+
+fn traffic(server: &mut Server<WorkerGate>, now: Now, from: u32) -> (Vec<SessionTraffic>, Option<u32>) {
+    let mut sessions = Vec::new();
+    let next = walk(server, now, from, |slot, view| {
+        sessions.push(SessionTraffic {
+            id: view.id(),
+            slot,
+            to_peer: view.to_peer(),
+            to_client: view.to_client(),
+        });
+    });
+    (sessions, next)
+}
+
+/// Shows each session of a slice, and says where the next one begins.
+fn walk(
+    server: &mut Server<WorkerGate>,
+    now: Now,
+    from: u32,
+    mut show: impl FnMut(u32, &SessionView<'_>),
+) -> Option<u32> {
     let end = server.slots();
     let last = end.min(from.saturating_add(SLICE));
     for slot in from..last {
-        let Some(view) = server.view(now, slot) else { continue };
-        let place = places.get(usize::from(view.client().listener.0));
-        if let Some(sum) = place.and_then(|place| all.get_mut(*place)) {
-            sum.merge(&ListenerTraffic::of(&view));
+        if let Some(view) = server.view(now, slot) {
+            show(slot, &view);
         }
     }
-    Tally { listeners: all, next: (last < end).then_some(last) }
+    (last < end).then_some(last)
 }
 
 #[cfg(test)]
@@ -314,9 +430,10 @@ mod tests {
     /// With so many sessions, and no sockets.
     fn server(sessions: u32) -> Server<WorkerGate> {
         let server = ServerConfig { authenticate: false, ..ServerConfig::default() };
-        let config = Config { server, ..Config::default() };
+        let config =
+            Config { server, max_allocations: 10_000, max_allocations_per_user: 10_000, ..Config::default() };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
-        let quotas = Arc::new(Quotas::new(10_000, 10_000));
+        let quotas = Arc::new(Quotas::new(&config));
         let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)), None);
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
         for number in 0..sessions {
@@ -371,20 +488,42 @@ mod tests {
     }
 
     #[test]
+    fn what_each_session_has_relayed_comes_slice_by_slice() {
+        let mut server = server(SLICE + 10);
+        let (first, next) = traffic(&mut server, NOW, 0);
+        assert_eq!((first.len(), next), (SLICE as usize, Some(SLICE)));
+        let (rest, next) = traffic(&mut server, NOW, SLICE);
+        assert_eq!((rest.len(), next), (10, None));
+        let mut ids: Vec<String> = first.iter().chain(&rest).map(|session| session.id.to_string()).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), SLICE as usize + 10);
+        assert_eq!((rest[0].slot, rest[0].to_peer), (SLICE, (0, 0)));
+        assert_eq!(traffic(&mut server, NOW, 5000), (Vec::new(), None));
+    }
+
+    #[test]
     fn sums_of_slices_are_sums_of_all() {
         let mut server = server(2 * SLICE + 100);
-        let mut sessions = Vec::new();
+        let (mut sessions, mut sum) = (Vec::new(), Tally::default());
         let mut from = Some(0);
         while let Some(slot) = from {
-            let Tally { listeners, next } = tally(&mut server, NOW, slot, &[1], 2);
-            assert_eq!(listeners[0], ListenerTraffic::default(), "its clients came by the other one");
-            sessions.push(listeners[1].sessions);
-            from = next;
+            let slice = tally(&mut server, NOW, slot, 2);
+            assert_eq!(slice.listeners[1], ListenerTraffic::default(), "its clients came by the other one");
+            sessions.push(slice.listeners[0].sessions);
+            sum.merge(&slice);
+            from = slice.next;
         }
         assert_eq!(sessions, [u64::from(SLICE), u64::from(SLICE), 100]);
-        assert_eq!(tally(&mut server, NOW, u32::MAX, &[1], 2).next, None);
-        let elsewhere = tally(&mut server, NOW, 0, &[], 2).listeners;
-        assert_eq!(elsewhere, [ListenerTraffic::default(); 2], "of a number that a reload has just made");
+        assert_eq!(
+            sum.listeners.iter().map(|it| it.sessions).collect::<Vec<_>>(),
+            [2 * u64::from(SLICE) + 100, 0]
+        );
+        assert_eq!(tally(&mut server, NOW, u32::MAX, 2).next, None);
+        assert!(
+            tally(&mut server, NOW, 0, 0).listeners.is_empty(),
+            "of a number that a reload has just made"
+        );
     }
 
     #[test]

@@ -2,32 +2,34 @@
 //! bottom.
 
 mod dtls;
-mod emptied;
 mod handoff;
+mod listeners;
 pub(crate) mod offload;
 mod out;
 mod peers;
+mod relays;
+mod shared;
 mod streams;
+mod tunnel;
+mod upgrade;
 
 use std::{
     io,
-    net::SocketAddr,
-    sync::Arc,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use turnpike_net::{
-    CopyMode, Datapath, ListenOptions, Rx, SocketId, Sockets, Span, Tx, UdpOptions, UdpSocket,
-    error_queue::{self, IcmpError},
+    Coalescer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket, limits,
     poll::{Event, Poller},
     worker::{self, Inbox, Published},
 };
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
-        LookupId, OpenRelay, OpenRequest, OpenResult, RelayId, RelayTransport, Seat, Server, ServerConfig,
-        Source, Transport,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
+        ListenerId, LookupId, RelayId, Seat, Server, Source,
     },
     time::Now,
 };
@@ -37,33 +39,51 @@ use crate::{
     Config, Layout, PendingLookup, SessionLog, StartError, WorkerSnapshot,
     dtls::Associations,
     gate::WorkerGate,
+    listening,
     peers::{FIRST_TOKEN as FIRST_PEER_TOKEN, Peers},
-    ports::{Opened, Ports, Refusal},
-    runtime::{Common, Listeners, passed_error},
+    ports::Ports,
+    runtime::Common,
     sessions::Question,
-    stream::{StreamListeners, Streams},
+    stream::Streams,
 };
 use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
+use listeners::Lingering;
+pub(crate) use listeners::Reconfigure;
 use offload::Offload;
-use out::{Out, side};
+use out::Out;
+use relays::Holder;
+use shared::SharedPorts;
+use tunnel::Tunnels;
+pub(crate) use upgrade::{Heir, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
-/// Datagrams taken from one listener in one tick, so that relay sockets get their turn.
-const LISTENER_SHARE: usize = 512;
-/// ICMP errors read from one socket in one tick.
-const ERRORS: usize = 16;
+/// Datagrams taken in one tick from one listener, or from one relay socket that several allocations have, so that others get their
+/// turn.
+const SHARE: usize = 512;
 /// The token of the waker; sockets use their id.
 const WAKER: u64 = u64::MAX;
+
+/// When somebody has asked, and who gets the answer.
+pub(crate) struct Probe {
+    pub(crate) asked: Instant,
+    pub(crate) answer: ToldWait,
+}
+
+/// Gets how long a question had waited for the worker.
+type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     SetDraining(bool),
-    Reconfigure(Arc<ServerConfig>, Arc<Layout>),
+    Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
     Answer(Question),
+    /// Lets everybody see what has been counted by the end of this tick, and calls this.
+    Publish(Probe),
+    Upgrade(Step),
     Stop,
 }
 
@@ -90,7 +110,7 @@ enum Role {
     Dtls(usize),
     /// For plain UDP and DTLS.
     Both(usize, usize),
-    Relay(RelayId),
+    Relay(Holder),
 }
 
 /// What came behind a message, on a stream.
@@ -119,45 +139,74 @@ struct Listener {
     number: ListenerId,
 }
 
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
+}
+
 pub(crate) struct Worker {
     number: usize,
     server: Server<WorkerGate>,
     poller: Poller,
+    /// Where its wake-ups are to carry more.
+    coalescer: Option<Coalescer>,
     rx: Rx,
     out: Out,
     sockets: Sockets,
+    layout: Arc<Layout>,
+    /// By place.
     listeners: Vec<Listener>,
+    lingering: Lingering,
     roles: Vec<Role>,
     peers: Peers,
     ports: Arc<Ports>,
+    shared: SharedPorts,
     mailboxes: Arc<[Mailbox]>,
     log: Arc<dyn SessionLog>,
     /// Where the data path is the kernel's.
     offload: Option<Offload>,
+    /// Told when the kernel relays nothing any more.
+    suspended: Option<mpsc::Sender<()>>,
+    /// To clients over DTLS that another process has.
+    tunnels: Tunnels,
+    /// What another process is about to have.
+    given: Vec<AllocationId>,
+    granted: GrantedAllocates,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
     started: Instant,
     published_ms: u64,
+    /// Who waits for the next publication, and how long each had waited for the worker.
+    asked: Vec<(Duration, ToldWait)>,
     /// Whether something happened since the last publication.
     dirty: bool,
     complained: bool,
 }
 
 impl Worker {
-    /// A worker that has bound its sockets and does not serve yet; how it is reached, and what it lets others see.
-    pub(crate) fn new(number: usize, common: &Common) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
+    /// A worker that has its sockets and does not serve yet; how it is reached, and what it lets others see.
+    pub(crate) fn new(
+        number: usize,
+        common: &Common,
+        sockets: listening::Sockets,
+    ) -> Result<(Self, Mailbox, Arc<Snapshot>), StartError> {
         let config = &common.config;
         let mut poller = Poller::new()?;
         poller.set_busy_poll(config.busy_poll);
         let (sender, inbox) = worker::inbox(&poller, WAKER)?;
-        let started = Instant::now();
+        let started = common.started;
+        let (layout, streams) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
         let out = Out {
             tx: Tx::new(config.datapath),
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Self::listen_streams(number, common, &poller)?,
+            streams: Streams::new(Arc::clone(&layout), streams, Arc::clone(&common.admission)),
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -177,99 +226,57 @@ impl Worker {
             let since = u64::try_from(started.elapsed().as_nanos()).unwrap_or_default();
             turnpike_offload::now_ns().saturating_sub(since)
         };
-        let offload = offload.map(|flows| Offload::new(flows, base_ns(), config.server.channels));
+        let (range, is_active) = (config.server.channels, !common.is_heir);
+        let offload = offload.map(|flows| Offload::new(flows, base_ns(), range, is_active));
         let mut worker = Self {
             number,
             server: Server::of_many(settings, gate, seat(number, config), seed),
             poller,
+            coalescer: (!config.coalesce.is_zero()).then(|| Coalescer::new(config.coalesce)),
             rx: Rx::new(config.datapath),
             out,
             sockets: Sockets::default(),
+            layout,
             listeners: Vec::new(),
+            lingering: Lingering::default(),
             roles: Vec::new(),
             peers: Peers::new(CopyMode::Auto),
             ports: Arc::clone(ports),
+            shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),
             log: Arc::clone(&common.log),
             offload,
+            suspended: None,
+            tunnels: Tunnels::default(),
+            given: Vec::new(),
+            granted: config.server.granted.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
             started,
             published_ms: 0,
+            asked: Vec::new(),
             dirty: true,
             complained: false,
         };
-        let Listeners { udp, dtls, .. } = &common.listeners;
-        for address in udp {
-            worker.listen(*address, config)?;
-        }
-        for address in dtls {
-            worker.listen_dtls(*address, udp.iter().position(|udp| udp == address), config)?;
-        }
+        worker.listen(sockets)?;
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
-    }
-
-    fn listen_streams(number: usize, common: &Common, poller: &Poller) -> Result<Streams, StartError> {
-        let Listeners { tcp, tls, .. } = &common.listeners;
-        let passed = &common.config.passed;
-        let bind = |address, options: &ListenOptions| passed.tcp(number, address, options);
-        let bound = StreamListeners::bind(tcp, tls, &common.streams, common.config.reuses_ports(), bind);
-        let listeners = bound.map_err(|(address, source)| {
-            let protocol = if tcp.contains(&address) { "tcp" } else { "tls" };
-            passed_error(passed, protocol, address, source)
-        })?;
-        let (layout, config) = (Arc::clone(&common.layout), Arc::clone(&common.streams));
-        Ok(Streams::new(layout, config, Arc::clone(&common.admission), listeners, poller)?)
-    }
-
-    fn listen(&mut self, address: SocketAddr, config: &Config) -> Result<(), StartError> {
-        let place = self.listeners.len();
-        let number = config.layout().number(Transport::Udp, place, None);
-        let (socket, bound) = self.bind_udp("udp", address, Role::Listener(place), config)?;
-        self.listeners.push(Listener { socket, bound, number });
-        let index = usize::from(number.0);
-        if self.out.listeners.len() <= index {
-            self.out.listeners.resize(index + 1, None);
-        }
-        self.out.listeners[index] = Some((socket, address.ip().is_unspecified()));
-        Ok(())
-    }
-
-    fn bind_udp(
-        &mut self,
-        protocol: &'static str,
-        address: SocketAddr,
-        role: Role,
-        config: &Config,
-    ) -> Result<(SocketId, SocketAddr), StartError> {
-        let options = UdpOptions {
-            reuse_port: config.reuses_ports(),
-            recv_buffer: Some(config.listener_buffer),
-            send_buffer: Some(config.listener_buffer),
-            gro: config.datapath == Datapath::Gso,
-            packet_info: address.ip().is_unspecified(),
-            ip_header: true,
-            errors: false,
-            dual_stack: false,
-        };
-        let socket = config
-            .passed
-            .udp(self.number, address, &options)
-            .map_err(|error| passed_error(&config.passed, protocol, address, error))?;
-        let bound = socket.local_addr();
-        Ok((self.adopt(socket, role)?, bound))
     }
 
     /// Serves until told to stop.
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
-        if self.offload.is_some() {
-            // Its looks are due within tens of microseconds.
-            let _ = turnpike_net::limits::exact_timers();
+        // Whoever is served by a stream, another worker or the control thread shall not wait for datagrams.
+        let mut by_datagrams = true;
+        if self.coalescer.is_some() || self.offload.is_some() {
+            // Pauses, and looks at what has been emptied, are due within tens of microseconds.
+            let _ = limits::exact_timers();
         }
         loop {
+            if let Some(coalescer) = self.coalescer.as_mut().filter(|_| by_datagrams) {
+                coalescer.pause(self.rx.stats().datagrams);
+            }
             let at_most = self.offload.as_mut().and_then(Offload::before_wait);
             match self.poller.wait_until_within(now.ms, self.due(), at_most) {
                 Ok(ready) => {
@@ -282,12 +289,17 @@ impl Worker {
                 }
             }
             now = self.now();
+            by_datagrams = true;
+            if let Some(coalescer) = &mut self.coalescer {
+                coalescer.woke();
+            }
             self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
                 offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
+            self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
             events.rotate_left(first);
             for event in &events {
@@ -297,40 +309,26 @@ impl Worker {
                 let role = usize::try_from(event.token).ok().and_then(|index| self.roles.get(index)).copied();
                 match role {
                     Some(Role::Listener(place)) => self.receive_from_clients(now, place),
-                    Some(Role::Relay(relay)) => self.receive_from_peers(now, relay, event),
+                    Some(Role::Relay(holder)) => self.receive_from_peers(now, holder, event),
                     Some(Role::Dtls(place)) => self.receive_by_dtls(now, place, None),
                     Some(Role::Both(plain, place)) => self.receive_by_dtls(now, place, Some(plain)),
-                    _ if event.token == WAKER => {
-                        if self.handle_commands(now) {
+                    _ => {
+                        by_datagrams = false;
+                        if self.serve_others(now, event) {
                             return;
                         }
                     }
-                    _ if event.token >= FIRST_PEER_TOKEN => self.serve_peers(now, event),
-                    _ => self.serve_stream(now, event),
                 }
             }
             self.serve_accepted(now);
-            if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.streams.handle_timeout(now.ms, &self.poller);
-                self.dirty = true;
-            }
-            if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
-                self.dirty = true;
-            }
-            if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.resume_peers(now);
-            }
-            if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
-                self.server.handle_timeout(now);
-                self.dirty = true;
-            }
+            self.handle_timeouts(now);
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
             self.flush();
             while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
                 self.server.disconnected(now, &client);
             }
+            self.tell_ended_associations();
             self.carry_out_effects(now, NOTHING);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
@@ -340,9 +338,44 @@ impl Worker {
         }
     }
 
+    /// Does what is due.
+    fn handle_timeouts(&mut self, now: Now) {
+        if self.out.streams.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.streams.handle_timeout(now.ms, &self.poller);
+            self.resume_streams(now);
+            self.dirty = true;
+        }
+        if self.out.dtls.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.out.dtls.handle_timeout(now.ms, &mut self.out.tx);
+            self.dirty = true;
+        }
+        if self.peers.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.resume_peers(now);
+        }
+        if self.server.poll_timeout().is_some_and(|due| due <= now.ms) {
+            self.server.handle_timeout(now);
+            self.dirty = true;
+        }
+        if self.lingering.due().is_some_and(|due| due <= now.ms) {
+            self.close_forsaken(now);
+        }
+    }
+
+    /// What is no datagram: the control thread, other workers, streams of clients and of peers. True means the end.
+    fn serve_others(&mut self, now: Now, event: &Event) -> bool {
+        match event.token {
+            WAKER => return self.handle_commands(now),
+            tunnel::TO_OLD => self.hear_of_old(),
+            tunnel::TO_NEW => self.receive_from_new(now),
+            FIRST_PEER_TOKEN.. => self.serve_peers(now, event),
+            _ => self.serve_stream(now, event),
+        }
+        false
+    }
+
     fn receive_from_clients(&mut self, now: Now, place: usize) {
         let Listener { socket, .. } = self.listeners[place];
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
@@ -389,30 +422,6 @@ impl Worker {
         }
     }
 
-    fn receive_from_peers(&mut self, now: Now, relay: RelayId, event: &Event) {
-        let Some(socket) = self.out.relay_socket(relay) else { return };
-        let Some(socket) = self.sockets.get(socket) else { return };
-        if event.error {
-            let mut errors = [None; ERRORS];
-            let mut count = 0;
-            let _ = error_queue::read(socket, ERRORS, |error| {
-                errors[count] = Some(error);
-                count += 1;
-            });
-            for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
-                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
-                self.out.reply(verdict);
-            }
-        }
-        let Ok(received) = self.rx.recv(socket) else { return };
-        for buffer in self.rx.buffers(received) {
-            for datagram in buffer.datagrams() {
-                let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
-                self.out.carry_out(&self.rx, &buffer, verdict);
-            }
-        }
-    }
-
     fn flush(&mut self) {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.out.streams.flush(&self.rx, &self.poller);
@@ -421,63 +430,6 @@ impl Worker {
         if let Some(offload) = &mut self.offload {
             offload.flushed();
         }
-    }
-
-    /// Opens the relay sockets of a new allocation and answers its client.
-    fn open(&mut self, now: Now, request: &OpenRequest) {
-        let first = self.open_one(now, request.allocation, &request.first);
-        let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
-        let verdict = self.server.opened(now, request.allocation, first, second);
-        self.out.reply(verdict);
-    }
-
-    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
-        if wish.transport == RelayTransport::Tcp {
-            return self.open_tcp(allocation, wish);
-        }
-        let owner = self.server.owner(allocation).unwrap_or_default();
-        let opened = match self.ports.open(wish, owner, now.ms) {
-            Ok(opened) => opened,
-            Err(refusal) => return self.refuse(refusal),
-        };
-        let Opened { socket, relayed } = opened;
-        let bound = socket.local_addr();
-        let relay = RelayId { allocation, family: wish.family };
-        match self.adopt(socket, Role::Relay(relay)) {
-            Ok(id) => {
-                self.out.set_relay(allocation, wish.family, id);
-                if let Some(offload) = &mut self.offload {
-                    offload.relay_opened(relay, id, bound);
-                }
-                OpenResult::Opened { relayed }
-            }
-            Err(_) => {
-                self.ports.release(bound);
-                self.refuse(Refusal::File)
-            }
-        }
-    }
-
-    fn refuse(&mut self, refusal: Refusal) -> OpenResult {
-        let remedy = match refusal {
-            Refusal::Port => {
-                self.counted.ports_exhausted += 1;
-                "every relay port is taken: widen --relay-ports or add a --relay-ip"
-            }
-            Refusal::File => {
-                self.counted.files_exhausted += 1;
-                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
-            }
-            Refusal::Family | Refusal::Reservation => return refusal.result(),
-        };
-        if !self.complained {
-            self.complained = true;
-            tracing::warn!(
-                worker = self.number,
-                "allocation refused with 508: {remedy}; said once, counted on"
-            );
-        }
-        refusal.result()
     }
 
     /// Takes a socket into the table and watches it.
@@ -550,61 +502,50 @@ impl Worker {
         self.server.gate_mut().look_up(query, answer);
     }
 
-    fn close(&mut self, relay: RelayId) {
-        let pair = self.out.relays.get_mut(relay.allocation.index as usize);
-        let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
-        if let Some(offload) = &mut self.offload {
-            offload.relay_closed(relay);
-        }
-        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
-        self.out.tx.flush(&mut self.sockets, &self.rx);
-        self.roles[id.0 as usize] = Role::Free;
-        if let Some(socket) = self.sockets.remove(id) {
-            self.ports.release(socket.local_addr());
-        }
-    }
-
     /// Carries out what the control thread and other workers ask for; true means the end.
     fn handle_commands(&mut self, now: Now) -> bool {
         self.inbox.acknowledge();
         while let Some(command) = self.inbox.command() {
-            match command {
-                Command::SetDraining(draining) => self.server.set_draining(draining),
-                Command::Reconfigure(config, layout) => {
-                    let (channels, keys) = (config.channels, config.nonce_keys.clone());
-                    self.server.reconfigure(now, config);
-                    if let Some(offload) = &mut self.offload {
-                        offload.restrict(channels, &mut self.server);
-                    }
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.lay_out(Arc::clone(&layout));
-                    self.out.dtls.reconfigure(layout, keys);
-                }
-                Command::Handoff(handoff) => self.take_handoff(now, *handoff),
-                Command::Credentials(lookup, credentials) => {
-                    let verdict = self.server.credentials(now, lookup, credentials);
-                    self.out.reply(verdict);
-                    self.carry_out_effects(now, NOTHING);
-                    self.dirty = true;
-                }
-                Command::Answer(question) => {
-                    question(&mut self.server, now);
-                    self.carry_out_effects(now, NOTHING);
-                    // One a tick, so that packets wait for one at most.
-                    self.inbox.wake_again();
-                    return false;
-                }
-                Command::Stop => {
-                    self.flush();
-                    self.server.close_all(now, ClosedReason::Shutdown);
-                    self.carry_out_effects(now, NOTHING);
-                    self.out.streams.shutdown(&self.poller);
-                    self.out.dtls.shutdown(&mut self.out.tx);
-                    self.flush();
-                    self.dirty = true;
-                    self.publish(self.published_ms + PUBLISH_MS);
-                    return true;
-                }
+            // Questions are answered one a tick, so that packets wait for one at most.
+            let is_question = matches!(command, Command::Answer(_));
+            if self.handle_command(now, command) {
+                return true;
+            }
+            if is_question {
+                self.inbox.wake_again();
+                return false;
+            }
+        }
+        false
+    }
+
+    /// True means the end.
+    fn handle_command(&mut self, now: Now, command: Command) -> bool {
+        match command {
+            Command::SetDraining(draining) => self.server.set_draining(draining),
+            Command::Reconfigure(new) => self.reconfigure(now, *new),
+            Command::Handoff(handoff) => self.take_handoff(now, *handoff),
+            Command::Credentials(lookup, credentials) => {
+                let verdict = self.server.credentials(now, lookup, credentials);
+                self.out.reply(verdict);
+                self.carry_out_effects(now, NOTHING);
+                self.dirty = true;
+            }
+            Command::Answer(question) => {
+                question(&mut self.server, now);
+                self.carry_out_effects(now, NOTHING);
+            }
+            Command::Publish(Probe { asked, answer }) => self.asked.push((asked.elapsed(), answer)),
+            Command::Upgrade(step) => return self.upgrade(now, step),
+            Command::Stop => {
+                self.flush();
+                self.server.close_all(now, ClosedReason::Shutdown);
+                self.carry_out_effects(now, NOTHING);
+                self.out.streams.shutdown(&self.poller);
+                self.out.dtls.shutdown(&mut self.out.tx);
+                self.flush();
+                self.publish_now(now.ms);
+                return true;
             }
         }
         false
@@ -622,27 +563,39 @@ impl Worker {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let (streams, dtls) = (self.out.streams.poll_timeout(), self.out.dtls.poll_timeout());
         let offload = self.offload.as_ref().and_then(Offload::due);
-        [timer, publish, streams, dtls, self.peers.poll_timeout(), offload].into_iter().flatten().min()
+        let (peers, lingering) = (self.peers.poll_timeout(), self.lingering.due());
+        [timer, publish, streams, dtls, peers, offload, lingering].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now_ms: u64) {
-        if !self.dirty || now_ms < self.published_ms + PUBLISH_MS {
-            return;
+        if !self.asked.is_empty() || (self.dirty && now_ms >= self.published_ms + PUBLISH_MS) {
+            self.publish_now(now_ms);
+            self.asked.drain(..).for_each(|(waited, answer)| answer(waited));
         }
+    }
+
+    fn publish_now(&mut self, now_ms: u64) {
         self.published_ms = now_ms;
         self.dirty = false;
         self.ports.expire(now_ms);
+        for turned in self.out.streams.turned_away().chain(self.out.dtls.turned_away()) {
+            self.log.turned_away(self.number, &turned);
+        }
         for (connection, to_peer, to_client) in self.peers.carried() {
             self.server.connection_carried(connection, to_peer, to_client);
         }
         let counted = &mut self.counted;
         counted.peers = self.peers.stats();
         counted.allocations = self.server.allocations() as u64;
+        counted.listeners.clear();
+        counted.listeners.extend_from_slice(self.server.allocations_by_listener());
         counted.turn.clone_from(self.server.stats());
         counted.rx = *self.rx.stats();
         counted.tx = *self.out.tx.stats();
+        counted.pauses = self.coalescer.as_ref().map_or(0, Coalescer::pauses);
         counted.ttl_expired = self.out.ttl_expired;
         counted.across = self.offload.as_ref().map(|offload| offload.across().pairs()).unwrap_or_default();
+        counted.kernel_limited = self.offload.as_ref().map_or(0, Offload::limited);
         counted.streams = self.out.streams.stats();
         counted.dtls = self.out.dtls.stats();
         self.snapshot.update(|snapshot| snapshot.clone_from(counted));

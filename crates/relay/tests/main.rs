@@ -6,6 +6,8 @@
 
 mod support;
 
+mod bandwidth;
+mod coalescing;
 mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
@@ -13,10 +15,13 @@ mod dtls_messages;
 mod loops;
 mod mobility;
 mod mobility_client;
+mod observed;
 mod padding;
 mod pending_credentials;
+mod reload;
 mod reservations;
 mod sessions;
+mod shared_ports;
 mod stream_attacks;
 mod stream_limits;
 mod stream_memory;
@@ -25,3 +30,4 @@ mod stream_proxy;
 mod stream_splits;
 mod stream_tls;
 mod tcp_relaying;
+mod upgrade;

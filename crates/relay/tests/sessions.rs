@@ -152,7 +152,7 @@ fn traffic_is_told_of_the_listener_that_its_clients_came_by() {
     let tally = answer.recv_timeout(SOON).expect("an answer");
     assert_eq!(tally.next, None);
     let found: Vec<_> =
-        world.relay.listeners().all().map(|(transport, _)| transport).zip(tally.listeners).collect();
+        world.relay.listening(&tally).into_iter().map(|it| (it.transport, it.traffic)).collect();
     let udp = ListenerTraffic { sessions: 1, to_peer: (1, 7), to_client: (1, 1) };
     let tcp = ListenerTraffic { sessions: 2, ..ListenerTraffic::default() };
     let none = ListenerTraffic::default();

@@ -7,6 +7,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
+    time::Instant,
 };
 
 use crate::support::{
@@ -14,6 +15,7 @@ use crate::support::{
 };
 use turnpike_net::{ConnectOptions, TcpSocket};
 use turnpike_relay::CloseReason;
+use turnpike_turn::server::{Bandwidth, Rates};
 
 const CONNECT: u16 = 0x000A;
 const CONNECTION_BIND: u16 = 0x000B;
@@ -268,6 +270,59 @@ fn bulk_arrives_as_it_was_sent() {
             }
         });
     }
+}
+
+/// Bytes that may not pass yet stay where they are, each way, for both kinds of client.
+#[test]
+fn a_limit_slows_connections_down_and_loses_nothing() {
+    const LEN: usize = 3 << 20;
+    /// Bytes a millisecond, and at once.
+    const RATE: u128 = 8_000;
+    const BURST: u128 = 80_000;
+    for workers in [1, 2] {
+        let world = support::start_with(|config| {
+            config.workers = workers;
+            config.streams.tls = Some(support::context(&[support::identity(&["turn.example.org"])]));
+            let rates = Rates { per_allocation: Some(64_000_000), ..Rates::default() };
+            config.server.bandwidth = Bandwidth { rates, burst_ms: 10, ..Bandwidth::default() };
+        });
+        for tls in [false, true] {
+            let started = Instant::now();
+            let (mut client, _) = control(&world);
+            let listener = listener();
+            let connection = connection_to(&mut client, listener.local_addr().unwrap(), 2);
+            let (mut peer, _) = accepted(&listener);
+            let bytes: Vec<u8> = (0..LEN).map(|at| (at * 31 + at / 251).to_le_bytes()[0]).collect();
+            if tls {
+                let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+                passes(bound(stream, &connection), &mut peer, &bytes);
+            } else {
+                passes(data(&world, &connection), &mut peer, &bytes);
+            }
+            // Each way has it all.
+            let most = (BURST + RATE * (started.elapsed().as_millis() + 1)) * 21 / 20 + (1 << 16);
+            assert!(LEN as u128 <= most, "{LEN} bytes, of which {most} may pass");
+        }
+        world.wait_whether("bandwidth_pauses", "allocation", true);
+        world.wait_for_counter("connection_bytes", "to_peer", 2 * LEN as u64);
+        world.wait_for_counter("connection_bytes", "to_client", 2 * LEN as u64);
+        assert_eq!(world.counter("dropped_datagrams", "allocation_bandwidth"), 0);
+    }
+}
+
+/// First to the peer, then to the client.
+fn passes(mut client: impl Read + Write + Send, peer: &mut TcpStream, bytes: &[u8]) {
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(peer, bytes.len()));
+        client.write_all(bytes).unwrap();
+        client.flush().unwrap();
+        assert!(reader.join().unwrap() == bytes);
+    });
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&mut client, bytes.len()));
+        peer.write_all(bytes).unwrap();
+        assert!(reader.join().unwrap() == bytes);
+    });
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! What every database can do, whatever it is: four questions, a list, and a change.
 
-use zeroize::Zeroizing;
-
-use crate::{Edit, Rules, StoreError, UserKeys};
+use crate::{Edit, Rules, StoreError, StoredSecret, UserKeys};
 
 /// A database. All of it is asked on the control thread's runtime, and may wait there.
 pub trait Backend: Send + Sync + 'static {
@@ -14,8 +12,7 @@ pub trait Backend: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<UserKeys>, StoreError>> + Send;
 
     /// The secrets of a realm.
-    fn secrets(&self, realm: &str)
-    -> impl Future<Output = Result<Vec<Zeroizing<String>>, StoreError>> + Send;
+    fn secrets(&self, realm: &str) -> impl Future<Output = Result<Vec<StoredSecret>, StoreError>> + Send;
 
     /// Everything but users. Says also whether the schema is the right one.
     fn rules(&self) -> impl Future<Output = Result<Rules, StoreError>> + Send;

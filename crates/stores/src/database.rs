@@ -1,9 +1,7 @@
 //! One of the databases, whichever it is.
 
-use zeroize::Zeroizing;
-
 use crate::{
-    Backend, Edit, Rules, SqliteUse, StoreAddress, StoreError, UserKeys, UserRow,
+    Backend, Edit, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
     directory::Limits,
     redis::Redis,
     sql::{Mysql, Postgres},
@@ -28,11 +26,11 @@ impl Database {
     pub fn new(address: &StoreAddress, connections: usize, file: SqliteUse, limits: &Limits) -> Self {
         let name = address.to_string();
         Self(match address {
-            StoreAddress::Sqlite(path) => Kind::Sqlite(Tables(Sqlite::new(path, file, name))),
+            StoreAddress::Sqlite(path) => Kind::Sqlite(Tables::new(Sqlite::new(path, file, name))),
             StoreAddress::Postgres(server) => {
-                Kind::Postgres(Tables(Postgres::new(server, connections, name)))
+                Kind::Postgres(Tables::new(Postgres::new(server, connections, name)))
             }
-            StoreAddress::Mysql(server) => Kind::Mysql(Tables(Mysql::new(server, connections, name))),
+            StoreAddress::Mysql(server) => Kind::Mysql(Tables::new(Mysql::new(server, connections, name))),
             StoreAddress::Redis(server) => {
                 Kind::Redis(Box::new(Redis::new(server, limits.deadline.mul_f32(0.75), name)))
             }
@@ -57,7 +55,7 @@ impl Backend for Database {
         each!(self, backend => backend.user(realm, name).await)
     }
 
-    async fn secrets(&self, realm: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
+    async fn secrets(&self, realm: &str) -> Result<Vec<StoredSecret>, StoreError> {
         each!(self, backend => backend.secrets(realm).await)
     }
 

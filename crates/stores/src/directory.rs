@@ -14,11 +14,13 @@ use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
 };
+use zeroize::Zeroizing;
 
 use crate::{
-    Backend, Edit, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
+    ApiKey, ApiKeys, Backend, Edit, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
     breaker::{self, Breaker},
     cache::{self, Cache, Cached, Lifetimes},
+    secrets::{signing, unix},
 };
 
 /// How long somebody who is known, if not as of late, is made to wait for the store. The client repeats its request after 500 ms.
@@ -26,7 +28,7 @@ const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
 /// For how long such a one is then taken as known, before the store is asked once more.
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// How often a realm's secrets are asked for because a key did not fit.
-const SECRETS_PAUSE: Duration = Duration::from_secs(1);
+const SECRETS_PAUSE: Duration = Duration::from_millis(100);
 /// How often a backend is asked whether anything has been written, if it can tell.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
 /// All rules of a large store take longer than one user.
@@ -35,6 +37,8 @@ const RULES_DEADLINE: Duration = Duration::from_secs(30);
 const LIST_DEADLINE: Duration = Duration::from_secs(20);
 /// Reading the rules may take this share of the time, one in so many.
 const RULES_SHARE: u32 = 20;
+/// Who may only read does not remove secrets either, and tries again so late.
+const REMOVAL_PAUSE: Duration = Duration::from_secs(3600);
 
 /// How much is kept, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +109,10 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// As of `rules`, or later.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
+    /// As of `rules`.
+    api_keys: RwLock<Arc<ApiKeys>>,
+    /// Before that no secret is removed whose time is over.
+    removes_after: Mutex<Option<Instant>>,
     /// When a realm's were last asked for because a key did not fit.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
     /// Held by who asks for some.
@@ -137,6 +145,8 @@ impl<B: Backend> Directory<B> {
             breaker: Mutex::default(),
             rules: RwLock::default(),
             secrets: RwLock::default(),
+            api_keys: RwLock::default(),
+            removes_after: Mutex::default(),
             secrets_asked: Mutex::default(),
             asks_for_secrets: tokio::sync::Mutex::default(),
             generation: AtomicU64::new(0),
@@ -153,7 +163,15 @@ impl<B: Backend> Directory<B> {
     /// # Errors
     /// Why not; [`StoreError::may_pass`] tells whether [waiting](Self::wait_for_it) helps.
     pub async fn read(&self) -> Result<(), StoreError> {
-        self.0.read_rules().await
+        let version = self.0.backend.version().await;
+        self.0.read_rules().await?;
+        // Or the first refresh would take it for news, and forget whoever has been looked up by then.
+        if let Some(version) = version
+            && self.0.version.swap(version, Ordering::Relaxed) != version
+        {
+            self.0.cache.clear();
+        }
+        Ok(())
     }
 
     /// The store cannot be reached now: nobody asks it before a probe finds that it answers.
@@ -198,7 +216,27 @@ impl<B: Backend> Directory<B> {
         found.or_else(|| self.rules().map(|_| Secrets::default()))
     }
 
-    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than once a second.
+    /// The secret that credentials of a realm are made with, if it has one: the same on all servers of the store that have read it since
+    /// it was rotated.
+    #[must_use]
+    pub fn signing_secret(&self, realm: &str) -> Option<Zeroizing<String>> {
+        let secrets = read(&self.0.secrets).get(realm).cloned()?;
+        signing(&secrets).map(|secret| secret.value.clone())
+    }
+
+    /// The key of an application, if there is one of this name.
+    #[must_use]
+    pub fn api_key(&self, name: &str) -> Option<ApiKey> {
+        read(&self.0.api_keys).get(name).cloned()
+    }
+
+    /// All keys of applications.
+    #[must_use]
+    pub fn api_keys(&self) -> Arc<ApiKeys> {
+        Arc::clone(&read(&self.0.api_keys))
+    }
+
+    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than ten times a second.
     #[must_use]
     pub fn may_have_new_secrets(&self, realm: &str) -> bool {
         if self.0.is_away() {
@@ -377,6 +415,7 @@ impl<B: Backend> Inner<B> {
     async fn read_rules(&self) -> Result<(), StoreError> {
         let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
         *write(&self.secrets) = std::mem::take(&mut rules.secrets).into_iter().collect();
+        *write(&self.api_keys) = Arc::new(std::mem::take(&mut rules.api_keys));
         let mut held = write(&self.rules);
         if held.as_deref() != Some(&rules) {
             *held = Some(Arc::new(rules));
@@ -400,6 +439,41 @@ impl<B: Backend> Inner<B> {
             }
             Err(error) => self.fail(&error),
         }
+    }
+
+    /// Removes secrets whose time is over. Each server of a store does it, and whoever comes first has done it.
+    async fn remove_ended(&self) {
+        let may = lock(&self.removes_after).is_none_or(|after| Instant::now() >= after);
+        // Somebody may have added one again meanwhile.
+        if !may || self.ended().is_empty() || self.read_rules().await.is_err() {
+            return;
+        }
+        for (realm, secret) in self.ended() {
+            let told = format!("a secret of realm {realm:?} whose time is over");
+            let removal = Edit::RemoveSecret { realm, secret };
+            match self.within(LIST_DEADLINE, self.backend.edit(&removal)).await {
+                Ok(true) => tracing::info!("{told} is removed from {}", self.name),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!("{told} cannot be removed: {error}; here it counts no more");
+                    *lock(&self.removes_after) = Some(Instant::now() + REMOVAL_PAUSE);
+                    return;
+                }
+            }
+        }
+        if let Err(error) = self.read_rules().await {
+            tracing::warn!("{error}; the rules that were read before stay in force");
+        }
+    }
+
+    /// With their realms.
+    fn ended(&self) -> Vec<(String, Zeroizing<String>)> {
+        let (secrets, unix) = (read(&self.secrets), unix());
+        let ended = secrets.iter().flat_map(|(realm, secrets)| {
+            let ended = secrets.iter().filter(|secret| !secret.counts(unix));
+            ended.map(|secret| (realm.to_string(), secret.value.clone()))
+        });
+        ended.collect()
     }
 
     /// Reads the rules again, if anything has changed where that can be told.
@@ -509,6 +583,7 @@ async fn keep_current<B: Backend>(weak: Weak<Inner<B>>) {
         }
         let begun = Instant::now();
         inner.refresh().await;
+        inner.remove_ended().await;
         let tells = inner.version.load(Ordering::Relaxed) != u64::MAX;
         let wanted = if tells { VERSION_PAUSE.min(inner.limits.refresh) } else { inner.limits.refresh };
         pause = wanted.max(begun.elapsed() * RULES_SHARE);

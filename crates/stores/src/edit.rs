@@ -1,8 +1,8 @@
-//! What `turnpike user`, `secret` and `realm` write.
+//! What `turnpike user`, `secret`, `realm` and `key` write.
 
 use zeroize::Zeroizing;
 
-use crate::UserKeys;
+use crate::{ApiKey, UserKeys};
 
 /// A change of a store.
 #[derive(Clone, Debug)]
@@ -37,6 +37,24 @@ pub enum Edit {
         /// Which.
         secret: Zeroizing<String>,
     },
+    /// Another secret that signs; those that there are count a while longer.
+    RotateSecret {
+        /// Where.
+        realm: String,
+        /// Which.
+        secret: Zeroizing<String>,
+        /// Now, in Unix seconds.
+        since: u64,
+        /// The last Unix second of the others, but for those that have an end already.
+        until: u64,
+    },
+    /// A key of an application, in place of one of the same name.
+    PutApiKey(ApiKey),
+    /// A key no more.
+    RemoveApiKey {
+        /// Which.
+        name: String,
+    },
     /// A realm, with limits in place of those that it has.
     PutRealm {
         /// Its name.
@@ -58,4 +76,14 @@ pub struct RealmOptions {
     pub total_quota: u64,
     /// Allocations of each of its users.
     pub user_quota: u64,
+    /// Bytes a second of each of its allocations, each way.
+    pub max_bps: u64,
+}
+
+impl RealmOptions {
+    /// By coturn's names.
+    pub(crate) fn named(self) -> [(&'static str, u64); 3] {
+        let Self { total_quota, user_quota, max_bps } = self;
+        [("total-quota", total_quota), ("user-quota", user_quota), ("max-bps", max_bps)]
+    }
 }

@@ -1,5 +1,6 @@
-//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place. And what the nodes of a
-//! fleet share ([`FleetStore`]).
+//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place; what coturn
+//! has no place for, in tables and keys of ours beside them: rotated secrets and API keys; and what the nodes of a fleet share
+//! ([`FleetStore`]).
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api_keys;
 mod backend;
 mod breaker;
 mod cache;
@@ -24,11 +26,13 @@ mod fleet;
 mod keys;
 mod redis;
 mod rules;
+mod secrets;
 mod sql;
 mod sqlite;
 mod tables;
 
 pub use address::{ServerAddress, StoreAddress, TlsMode};
+pub use api_keys::{ApiKey, ApiKeys};
 pub use backend::{Backend, PAGE, UserRow};
 pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
@@ -36,5 +40,6 @@ pub use edit::{Edit, RealmOptions};
 pub use error::{Fault, StoreError};
 pub use fleet::{Beaten, Beating, FleetAddress, FleetStore, Heard, Look, News};
 pub use keys::UserKeys;
-pub use rules::{PeerRanges, RealmRules, Rules, Secrets, StoredTokenKey};
+pub use rules::{PeerRanges, RealmRules, Rules, StoredTokenKey};
+pub use secrets::{Secrets, StoredSecret, signing};
 pub use sqlite::SqliteUse;

@@ -1,4 +1,4 @@
-//! Redis and Valkey, with coturn's keys: one connection that carries all questions at once.
+//! Redis and Valkey, with coturn's keys, and ours for what coturn has none: one connection that carries all questions at once.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -7,10 +7,12 @@ use redis::{
     IntoConnectionInfo as _, RedisConnectionInfo, RedisError, TlsCertificates, aio::MultiplexedConnection,
 };
 use tokio::sync::Mutex;
+use url::form_urlencoded;
 use zeroize::Zeroizing;
 
 use crate::{
-    Backend, Edit, Fault, Rules, ServerAddress, StoreError, TlsMode, UserKeys, UserRow,
+    ApiKey, Backend, Edit, Fault, Rules, ServerAddress, StoreError, StoredSecret, TlsMode, UserKeys, UserRow,
+    api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
     tables::bad_key,
@@ -112,6 +114,50 @@ impl Redis {
         })
     }
 
+    /// What is known of the secrets of a realm.
+    async fn marks(&self, realm: &str, reader: &mut RulesReader<'_>) -> Result<(), StoreError> {
+        let marks: Vec<(String, String)> = self.ask(redis::cmd("HGETALL").arg(marks_key(realm))).await?;
+        for (secret, times) in &marks {
+            let (since, until) = times.split_once(' ').unwrap_or((times, ""));
+            reader.mark(Some(realm), Some(secret), Some(since), Some(until))?;
+        }
+        Ok(())
+    }
+
+    async fn api_keys(&self, reader: &mut RulesReader<'_>) -> Result<(), StoreError> {
+        let keys: Vec<(String, String)> = self.ask(redis::cmd("HGETALL").arg(API_KEYS)).await?;
+        for (name, words) in &keys {
+            let words: Vec<_> = form_urlencoded::parse(words.as_bytes()).collect();
+            let word = |wanted: &str| {
+                words.iter().find(|(word, _)| word == wanted).map_or("", |(_, value)| &**value)
+            };
+            reader.api_key(&ApiKeyRow {
+                name,
+                hash: word(API_KEY_WORDS[0]),
+                realm: word(API_KEY_WORDS[1]),
+                max_ttl: word(API_KEY_WORDS[2]),
+                rate: word(API_KEY_WORDS[3]),
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether another secret was there before. The new one is there before the others have an end: whatever fails in between can be done
+    /// again.
+    async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
+        let held = self.secrets(realm).await?;
+        let marks = marks_key(realm);
+        let mark = |secret: &str, since: u64, until: &str| {
+            of("HSET", &[&marks, secret, &format!("{since} {until}")])
+        };
+        let mut commands = vec![mark(secret, since, ""), of("SADD", &[&secrets_key(realm), secret])];
+        for other in held.iter().filter(|held| held.until.is_none() && *held.value != *secret) {
+            commands.push(mark(&other.value, other.since, &until.to_string()));
+        }
+        self.run(&commands).await?;
+        Ok(!held.is_empty())
+    }
+
     /// How many of these commands have changed something.
     async fn run(&self, commands: &[Cmd]) -> Result<u64, StoreError> {
         let mut changed = 0;
@@ -130,6 +176,11 @@ const OPTIONS: [&str; 3] = ["total-quota", "user-quota", "max-bps"];
 const ALLOWED: &str = "allowed-peer-ip";
 const DENIED: &str = "denied-peer-ip";
 
+/// A hash of ours: a name, and its words as in a query.
+const API_KEYS: &str = "turnpike/api-keys";
+/// In the order of [`ApiKey::written`].
+const API_KEY_WORDS: [&str; 4] = ["sha256", "realm", "max_ttl", "rate"];
+
 impl Backend for Redis {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
         let Some(hmackey) = self.get(&user_key(realm, name)).await?.map(Zeroizing::new) else {
@@ -141,9 +192,13 @@ impl Backend for Redis {
         })))
     }
 
-    async fn secrets(&self, realm: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
-        let members = self.members(&format!("{REALM}{realm}/secret")).await?;
-        Ok(members.into_iter().filter(|secret| !secret.is_empty()).map(Zeroizing::new).collect())
+    async fn secrets(&self, realm: &str) -> Result<Vec<StoredSecret>, StoreError> {
+        let mut reader = RulesReader::new(&self.name);
+        for secret in self.members(&secrets_key(realm)).await? {
+            reader.secret(Some(realm), Some(&secret));
+        }
+        self.marks(realm, &mut reader).await?;
+        Ok(reader.finish().secrets.into_values().flat_map(|secrets| secrets.to_vec()).collect())
     }
 
     /// Two walks over all keys, because Redis finds none by its beginning otherwise: all but the users, whose keys end in `/key`.
@@ -161,6 +216,7 @@ impl Backend for Redis {
                         for secret in self.members(key).await? {
                             reader.secret(Some(realm), Some(&secret));
                         }
+                        self.marks(realm, &mut reader).await?;
                     }
                     ALLOWED | DENIED => {
                         for range in self.members(key).await? {
@@ -183,6 +239,7 @@ impl Backend for Redis {
                 admins += 1;
             }
         }
+        self.api_keys(&mut reader).await?;
         if admins > 0 {
             reader.ignore(format!(
                 "{ADMIN}* has {admins} users of coturn's web page, which there is none of here"
@@ -216,16 +273,26 @@ impl Backend for Redis {
             }
             Edit::RemoveUser { realm, name } => self.run(&[of("DEL", &[&user_key(realm, name)])]).await?,
             Edit::AddSecret { realm, secret } => {
-                return Ok(self.run(&[of("SADD", &[&key(realm, "secret"), secret])]).await? == 0);
+                self.run(&[of("HDEL", &[&marks_key(realm), secret])]).await?;
+                return Ok(self.run(&[of("SADD", &[&secrets_key(realm), secret])]).await? == 0);
             }
             Edit::RemoveSecret { realm, secret } => {
-                self.run(&[of("SREM", &[&key(realm, "secret"), secret])]).await?
+                let removed = self.run(&[of("SREM", &[&secrets_key(realm), secret])]).await?;
+                self.run(&[of("HDEL", &[&marks_key(realm), secret])]).await?;
+                removed
             }
+            Edit::RotateSecret { realm, secret, since, until } => {
+                return self.rotate(realm, secret, *since, *until).await;
+            }
+            Edit::PutApiKey(key) => {
+                return Ok(self.run(&[of("HSET", &[API_KEYS, &key.name, &words(key)])]).await? == 0);
+            }
+            Edit::RemoveApiKey { name } => self.run(&[of("HDEL", &[API_KEYS, name])]).await?,
             Edit::PutRealm { realm, options } => {
                 let set = |option: &str, value: u64| of("GETSET", &[&key(realm, option), &value.to_string()]);
                 let mut was_there = false;
-                for set in [set("total-quota", options.total_quota), set("user-quota", options.user_quota)] {
-                    was_there |= self.ask::<Option<String>>(&set).await?.is_some();
+                for (option, value) in options.named() {
+                    was_there |= self.ask::<Option<String>>(&set(option, value)).await?.is_some();
                 }
                 return Ok(was_there);
             }
@@ -278,6 +345,22 @@ fn of(command: &str, arguments: &[&str]) -> Cmd {
 
 fn user_key(realm: &str, name: &str) -> String {
     format!("{REALM}{realm}/user/{name}/key")
+}
+
+fn secrets_key(realm: &str) -> String {
+    format!("{REALM}{realm}/secret")
+}
+
+/// A hash of ours: a secret, and its two times with a blank between them.
+fn marks_key(realm: &str) -> String {
+    format!("turnpike/realm/{realm}/secrets")
+}
+
+fn words(key: &ApiKey) -> String {
+    let mut words = form_urlencoded::Serializer::new(String::new());
+    let written = key.written();
+    words.extend_pairs(API_KEY_WORDS.iter().zip(&written).filter(|(_, value)| !value.is_empty()));
+    words.finish()
 }
 
 /// Realm and name of a user's key. Names may have slashes, and so may realms: the first `/user/` divides them.

@@ -4,20 +4,19 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::Arc,
-    time::SystemTime,
 };
 
 use base64::{Engine as _, alphabet, engine};
 use turnpike_turn::{access_token::TokenKey, ip_range::IpRange, server::canonical_origin};
 use zeroize::Zeroizing;
 
-use crate::{Fault, StoreError};
+use crate::{
+    Fault, StoreError,
+    api_keys::{ApiKey, ApiKeyRow, ApiKeys},
+    secrets::{Secrets, StoredSecret, unix},
+};
 
-/// The secrets of a realm. Overwritten when nobody has them any more.
-pub type Secrets = Arc<[Zeroizing<String>]>;
-
-/// Realms with their limits and peers, origins, secrets and token keys.
+/// Realms with their limits and peers, origins, secrets, token keys and API keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Realms that have limits, peers or an origin, by name.
@@ -30,6 +29,8 @@ pub struct Rules {
     pub token_keys: Vec<StoredTokenKey>,
     /// Secrets by realm. [`crate::Directory::rules`] has none: they are told by [`crate::Directory::secrets`].
     pub secrets: BTreeMap<Box<str>, Secrets>,
+    /// Keys of applications. [`crate::Directory::rules`] has none: they are told by [`crate::Directory::api_keys`].
+    pub api_keys: ApiKeys,
     /// Realms that have users without a SHA-256 key; `None` where that is not known.
     pub md5_only: Option<BTreeSet<Box<str>>>,
     /// What is there and counts for nothing, for the log.
@@ -83,6 +84,8 @@ pub struct StoredTokenKey {
 pub(crate) struct RulesReader<'a> {
     pub(crate) store: &'a str,
     pub(crate) rules: Rules,
+    /// For [`Rules::secrets`].
+    secrets: BTreeMap<Box<str>, Vec<StoredSecret>>,
 }
 
 /// Of a row: a column that may be null, which counts as empty.
@@ -90,7 +93,7 @@ pub(crate) type Field<'a> = Option<&'a str>;
 
 impl<'a> RulesReader<'a> {
     pub(crate) fn new(store: &'a str) -> Self {
-        Self { store, rules: Rules::default() }
+        Self { store, rules: Rules::default(), secrets: BTreeMap::new() }
     }
 
     /// A peer range; `table` is where it stands, `realm` empty for all.
@@ -153,8 +156,32 @@ impl<'a> RulesReader<'a> {
     pub(crate) fn secret(&mut self, realm: Field<'_>, secret: Field<'_>) {
         let secret = text(secret);
         if !secret.is_empty() {
-            let held = self.rules.secrets.entry(text(realm).into()).or_default();
-            *held = held.iter().cloned().chain([Zeroizing::new(secret.to_owned())]).collect();
+            let held = self.secrets.entry(text(realm).into()).or_default();
+            held.push(StoredSecret::new(Zeroizing::new(secret.to_owned())));
+        }
+    }
+
+    /// What is known of a secret of a realm, behind the secret itself; of one that is not there, it counts for nothing.
+    pub(crate) fn mark(
+        &mut self,
+        realm: Field<'_>,
+        secret: Field<'_>,
+        since: Field<'_>,
+        until: Field<'_>,
+    ) -> Result<(), StoreError> {
+        let (since, until) = read_mark(self.store, text(realm), since, until)?;
+        let held = self.secrets.get_mut(text(realm)).into_iter().flatten();
+        for found in held.filter(|held| *held.value == *text(secret)) {
+            (found.since, found.until) = (since, until);
+        }
+        Ok(())
+    }
+
+    /// A key of an application. One that cannot be read opens nothing.
+    pub(crate) fn api_key(&mut self, row: &ApiKeyRow<'_>) {
+        match ApiKey::read(row) {
+            Some(key) => _ = self.rules.api_keys.insert(row.name.into(), key),
+            None => self.ignore(format!("the API key {:?} cannot be read, and opens nothing", row.name)),
         }
     }
 
@@ -182,8 +209,7 @@ impl<'a> RulesReader<'a> {
                 if length == 16 { "A128GCM" } else { "A256GCM" }
             ))
         })?;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        if lifetime > 0 && timestamp.saturating_add(lifetime) <= now {
+        if lifetime > 0 && timestamp.saturating_add(lifetime) <= unix() {
             self.ignore(format!("the time of oauth_key {kid:?} is over"));
             return Ok(());
         }
@@ -209,11 +235,14 @@ impl<'a> RulesReader<'a> {
             peers.deny.sort_unstable();
         }
         rules.token_keys.sort_unstable_by(|one, other| one.kid.cmp(&other.kid));
-        for secrets in rules.secrets.values_mut() {
-            let mut sorted = secrets.to_vec();
-            sorted.sort_unstable_by(|one, other| one.as_str().cmp(other));
-            *secrets = sorted.into();
-        }
+        rules.secrets = self
+            .secrets
+            .into_iter()
+            .map(|(realm, mut secrets)| {
+                secrets.sort_unstable_by(|one, other| one.value.as_str().cmp(&other.value));
+                (realm, secrets.into())
+            })
+            .collect();
         rules.ignored.sort_unstable();
         self.rules
     }
@@ -227,6 +256,24 @@ pub(crate) struct TokenKeyRow<'a> {
     pub(crate) lifetime: Field<'a>,
     pub(crate) algorithm: Field<'a>,
     pub(crate) realm: Field<'a>,
+}
+
+/// Since when a secret signs, and until when it counts: digits, or nothing.
+pub(crate) fn read_mark(
+    store: &str,
+    realm: &str,
+    since: Field<'_>,
+    until: Field<'_>,
+) -> Result<(u64, Option<u64>), StoreError> {
+    let number = |field: Field<'_>| match text(field) {
+        "" => Ok(None),
+        digits => digits.parse::<u64>().map(Some).map_err(|_| {
+            let said =
+                format_args!("the time {digits:?} of a secret of realm {realm:?} is no number").to_string();
+            StoreError::new(store, Fault::Row, said)
+        }),
+    };
+    Ok((number(since)?.unwrap_or_default(), number(until)?))
 }
 
 /// Keys are written with and without padding.
@@ -360,5 +407,38 @@ mod tests {
         assert_eq!(rules.secrets["a"].len(), 2);
         assert!(rules.realms["a"].named);
         assert!(!format!("{rules:?}").contains("north"));
+    }
+
+    #[test]
+    fn marks_belong_to_a_secret_of_their_realm_and_one_that_cannot_be_read_is_an_error() {
+        let marked = |since, until| {
+            read(|reader| {
+                reader.secret(Some("a"), Some("north"));
+                reader.secret(Some("b"), Some("north"));
+                reader.mark(Some("a"), Some("gone"), Some("1"), None)?;
+                reader.mark(Some("a"), Some("north"), since, until)
+            })
+        };
+        let rules = marked(Some("1000"), Some(" 2000 ")).expect("rules");
+        let times = |realm: &str| (rules.secrets[realm][0].since, rules.secrets[realm][0].until);
+        assert_eq!([times("a"), times("b")], [(1000, Some(2000)), (0, None)]);
+        assert_eq!(marked(None, Some("")).expect("rules").secrets["a"][0].until, None);
+        let error = marked(Some("0"), Some("soon")).expect_err("no number");
+        assert!(error.contains("\"soon\" of a secret of realm \"a\"") && !error.contains("north"), "{error}");
+    }
+
+    #[test]
+    fn an_api_key_that_cannot_be_read_is_told_and_opens_nothing() {
+        let hash = "ab".repeat(32);
+        let row = |name, hash| ApiKeyRow { name, hash, realm: "", max_ttl: "60", rate: "" };
+        let rules = read(|reader| {
+            reader.api_key(&row("good", &hash));
+            reader.api_key(&row("bad", "ab"));
+            Ok(())
+        });
+        let rules = rules.expect("rules");
+        assert_eq!(rules.api_keys.keys().map(AsRef::as_ref).collect::<Vec<&str>>(), ["good"]);
+        assert_eq!(rules.ignored.len(), 1);
+        assert!(rules.ignored[0].contains("\"bad\""), "{:?}", rules.ignored);
     }
 }

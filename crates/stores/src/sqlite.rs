@@ -86,7 +86,10 @@ impl Sql for Sqlite {
             statements.into_iter().map(|(statement, values)| (statement, owned(values))).collect();
         self.run(move |file| {
             // For what is removed no file is made.
-            let adds = statements.iter().any(|(statement, _)| statement.starts_with("insert"));
+            let adds = |(statement, _): &(&str, _)| {
+                statement.starts_with("insert") || statement.starts_with("create")
+            };
+            let adds = statements.iter().any(adds);
             let Some(open) = file.open(adds)? else { return Ok(vec![0; statements.len()]) };
             let changed = change_all(&mut open.connection, &statements);
             changed.map_err(|error| file.error(&error))

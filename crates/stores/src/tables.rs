@@ -1,11 +1,16 @@
-//! coturn's tables (its `schema.sql`), in any database that speaks SQL: one set of statements for all of them, whose values are text.
+//! coturn's tables (its `schema.sql`), in any database that speaks SQL: one set of statements for all of them, whose values are text. Two
+//! tables of ours stand beside them once somebody has written what coturn has no column for.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU8, Ordering},
+};
 
 use zeroize::Zeroizing;
 
 use crate::{
-    Backend, Edit, Fault, RealmOptions, Rules, StoreError, UserKeys, UserRow,
+    ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, UserRow,
+    api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
 };
@@ -47,7 +52,16 @@ pub(crate) trait Sql: Send + Sync + 'static {
 }
 
 /// coturn's schema in a database.
-pub(crate) struct Tables<S>(pub(crate) S);
+pub(crate) struct Tables<S> {
+    sql: S,
+    /// Whether our own tables were there when somebody looked last.
+    own: AtomicU8,
+}
+
+/// [`Tables::own`].
+const NOT_LOOKED: u8 = 0;
+const NOT_THERE: u8 = 1;
+const THERE: u8 = 2;
 
 /// The tables and columns that are read.
 const SCHEMA: &[(&str, &[&str])] = &[
@@ -59,6 +73,30 @@ const SCHEMA: &[(&str, &[&str])] = &[
     ("turn_realm_option", &["realm", "opt", "value"]),
     ("oauth_key", &["kid", "ikm_key", "timestamp", "lifetime", "as_rs_alg", "realm"]),
 ];
+
+/// Of what coturn has no place for. Numbers are text, as all values are; what is not set is empty.
+const OWN_TABLES: [(&str, &str); 2] = [
+    (
+        "turnpike_secret",
+        "create table if not exists turnpike_secret (realm varchar(127), value varchar(256), signs_since varchar(20), \
+         counts_until varchar(20), primary key (realm, value))",
+    ),
+    (
+        "turnpike_api_key",
+        "create table if not exists turnpike_api_key (name varchar(64), sha256 char(64), realm varchar(127), max_ttl varchar(10), \
+         rate varchar(10), primary key (name))",
+    ),
+];
+
+const MARKS_OF: &str = "select value, signs_since, counts_until from turnpike_secret where realm = ?";
+const MARKS: &str = "select realm, value, signs_since, counts_until from turnpike_secret";
+const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
+const ADD_MARK: &str =
+    "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
+const API_KEYS: &str = "select name, sha256, realm, max_ttl, rate from turnpike_api_key";
+const REMOVE_API_KEY: &str = "delete from turnpike_api_key where name = ?";
+const ADD_API_KEY: &str =
+    "insert into turnpike_api_key (name, sha256, realm, max_ttl, rate) values (?, ?, ?, ?, ?)";
 
 const USER: &str = "select name, hmackey from turnusers_lt where realm = ? and name = ?";
 const SECRETS_OF: &str = "select value from turn_secret where realm = ?";
@@ -90,44 +128,51 @@ const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 
 impl<S: Sql> Backend for Tables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
-        let rows = self.0.rows(USER, &[realm, name]).await?;
+        let rows = self.sql.rows(USER, &[realm, name]).await?;
         // MySQL takes "ALICE" for "alice" too, who would be somebody else to quotas.
         let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
         let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
         let hmackey = Zeroizing::new(hmackey);
         Ok(Some(UserKeys::from_hex(&hmackey).unwrap_or_else(|| {
-            tracing::warn!("{}: {}", self.0.name(), bad_key(realm, name));
+            tracing::warn!("{}: {}", self.sql.name(), bad_key(realm, name));
             UserKeys::default()
         })))
     }
 
-    async fn secrets(&self, realm: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
-        let rows = self.0.rows(SECRETS_OF, &[realm]).await?;
-        let secrets = rows.into_iter().flatten().flatten().map(Zeroizing::new);
-        Ok(secrets.filter(|secret| !secret.is_empty()).collect())
+    async fn secrets(&self, realm: &str) -> Result<Vec<StoredSecret>, StoreError> {
+        let mut reader = RulesReader::new(self.sql.name());
+        for row in self.sql.rows(SECRETS_OF, &[realm]).await? {
+            reader.secret(Some(realm), field(&row, 0));
+        }
+        if self.has_own_tables().await? {
+            for row in self.sql.rows(MARKS_OF, &[realm]).await? {
+                reader.mark(Some(realm), field(&row, 0), field(&row, 1), field(&row, 2))?;
+            }
+        }
+        Ok(reader.finish().secrets.into_values().flat_map(|secrets| secrets.to_vec()).collect())
     }
 
     async fn rules(&self) -> Result<Rules, StoreError> {
-        let name = self.0.name();
+        let name = self.sql.name();
         let all = self.check_schema().await?;
         let mut reader = RulesReader::new(name);
-        for row in self.0.rows(OPTIONS, &[]).await? {
+        for row in self.sql.rows(OPTIONS, &[]).await? {
             reader.option(field(&row, 0), field(&row, 1).unwrap_or_default().trim(), field(&row, 2))?;
         }
-        for row in self.0.rows(ORIGINS, &[]).await? {
+        for row in self.sql.rows(ORIGINS, &[]).await? {
             reader.origin(field(&row, 0), field(&row, 1));
         }
         for (denied, table, statement) in
             [(false, "allowed_peer_ip", ALLOWED), (true, "denied_peer_ip", DENIED)]
         {
-            for row in self.0.rows(statement, &[]).await? {
+            for row in self.sql.rows(statement, &[]).await? {
                 reader.peer(denied, table, field(&row, 0), field(&row, 1))?;
             }
         }
-        for row in self.0.rows(SECRETS, &[]).await? {
+        for row in self.sql.rows(SECRETS, &[]).await? {
             reader.secret(field(&row, 0), field(&row, 1));
         }
-        for row in self.0.rows(TOKEN_KEYS, &[]).await? {
+        for row in self.sql.rows(TOKEN_KEYS, &[]).await? {
             reader.token_key(TokenKeyRow {
                 kid: field(&row, 0).unwrap_or_default(),
                 key: field(&row, 1),
@@ -137,8 +182,18 @@ impl<S: Sql> Backend for Tables<S> {
                 realm: field(&row, 5),
             })?;
         }
+        if has_own(&all) {
+            for row in self.sql.rows(MARKS, &[]).await? {
+                reader.mark(field(&row, 0), field(&row, 1), field(&row, 2), field(&row, 3))?;
+            }
+            for row in self.sql.rows(API_KEYS, &[]).await? {
+                let [name, hash, realm, max_ttl, rate] =
+                    [0, 1, 2, 3, 4].map(|index| field(&row, index).unwrap_or_default());
+                reader.api_key(&ApiKeyRow { name, hash, realm, max_ttl, rate });
+            }
+        }
         if all.contains_key("admin_user") {
-            let rows = self.0.rows(ADMIN_USERS, &[]).await?;
+            let rows = self.sql.rows(ADMIN_USERS, &[]).await?;
             let count = rows.first().and_then(|row| field(row, 0)).map_or("0", str::trim);
             if count != "0" {
                 reader.ignore(format!(
@@ -146,23 +201,23 @@ impl<S: Sql> Backend for Tables<S> {
                 ));
             }
         }
-        if self.0.is_small() {
-            let realms = self.0.rows(WITHOUT_SHA256, &[]).await?.into_iter().flatten().flatten();
+        if self.sql.is_small() {
+            let realms = self.sql.rows(WITHOUT_SHA256, &[]).await?.into_iter().flatten().flatten();
             reader.rules.md5_only = Some(realms.map(String::into_boxed_str).collect());
         }
         Ok(reader.finish())
     }
 
     async fn version(&self) -> Option<u64> {
-        self.0.version().await
+        self.sql.version().await
     }
 
     async fn users(&self, realm: Option<&str>, after: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
         let (last_realm, last_name) =
             after.map_or(("", ""), |user| (user.realm.as_str(), user.name.as_str()));
         let rows = match realm {
-            Some(realm) => self.0.rows(USERS_OF, &[realm, last_name]).await?,
-            None => self.0.rows(USERS, &[last_realm, last_name]).await?,
+            Some(realm) => self.sql.rows(USERS_OF, &[realm, last_name]).await?,
+            None => self.sql.rows(USERS, &[last_realm, last_name]).await?,
         };
         debug_assert!(rows.len() <= PAGE);
         let user = |row: &Row| UserRow {
@@ -178,21 +233,35 @@ impl<S: Sql> Backend for Tables<S> {
             Edit::PutUser { realm, name, keys } => {
                 let hmackey = keys.to_hex();
                 let remove = (REMOVE_USER, vec![realm.as_str(), name]);
-                self.0.change(vec![remove, (ADD_USER, vec![realm, name, &hmackey])]).await?
+                self.sql.change(vec![remove, (ADD_USER, vec![realm, name, &hmackey])]).await?
             }
-            Edit::RemoveUser { realm, name } => self.0.change(vec![(REMOVE_USER, vec![realm, name])]).await?,
+            Edit::RemoveUser { realm, name } => {
+                self.sql.change(vec![(REMOVE_USER, vec![realm, name])]).await?
+            }
             Edit::AddSecret { realm, secret } => {
-                let remove = (REMOVE_SECRET, vec![realm.as_str(), secret]);
-                self.0.change(vec![remove, (ADD_SECRET, vec![realm, secret])]).await?
+                let mut statements = self.without_secret(realm, secret).await?;
+                statements.push((ADD_SECRET, vec![realm.as_str(), secret]));
+                self.sql.change(statements).await?
             }
             Edit::RemoveSecret { realm, secret } => {
-                self.0.change(vec![(REMOVE_SECRET, vec![realm, secret])]).await?
+                let statements = self.without_secret(realm, secret).await?;
+                self.sql.change(statements).await?
             }
-            Edit::PutRealm { realm, options } => self.put_realm(realm, *options).await?,
+            Edit::RotateSecret { realm, secret, since, until } => {
+                return self.rotate(realm, secret, *since, *until).await;
+            }
+            Edit::PutApiKey(key) => self.put_api_key(key).await?,
+            Edit::RemoveApiKey { name } => {
+                if !self.has_own_tables().await? {
+                    return Ok(false);
+                }
+                self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])]).await?
+            }
+            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options).await,
             Edit::RemoveRealm { realm } => {
                 let tables = [REMOVE_OPTIONS, REMOVE_ORIGINS, REMOVE_ALLOWED, REMOVE_DENIED];
                 let removed =
-                    self.0.change(tables.map(|table| (table, vec![realm.as_str()])).to_vec()).await?;
+                    self.sql.change(tables.map(|table| (table, vec![realm.as_str()])).to_vec()).await?;
                 return Ok(removed.iter().sum::<u64>() > 0);
             }
         };
@@ -201,29 +270,99 @@ impl<S: Sql> Backend for Tables<S> {
 }
 
 impl<S: Sql> Tables<S> {
+    pub(crate) fn new(sql: S) -> Self {
+        Self { sql, own: AtomicU8::new(NOT_LOOKED) }
+    }
+
+    /// Whether there is something of ours to read. What another server has just made is noticed with the next look at all rules.
+    async fn has_own_tables(&self) -> Result<bool, StoreError> {
+        if self.own.load(Ordering::Relaxed) == NOT_LOOKED {
+            self.check_schema().await?;
+        }
+        Ok(self.own.load(Ordering::Relaxed) == THERE)
+    }
+
+    /// Makes our own tables where they are not there. Who may write rows need not have the right to make tables, once they are there.
+    async fn make_own_tables(&self) -> Result<(), StoreError> {
+        if has_own(&self.check_schema().await?) {
+            return Ok(());
+        }
+        for (_, create) in OWN_TABLES {
+            self.sql.change(vec![(create, Vec::new())]).await?;
+        }
+        self.own.store(THERE, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Statements by which a secret goes, the first of which tells whether it was there.
+    async fn without_secret<'a>(
+        &self,
+        realm: &'a str,
+        secret: &'a str,
+    ) -> Result<Vec<Bound<'a>>, StoreError> {
+        let mut statements = vec![(REMOVE_SECRET, vec![realm, secret])];
+        if self.has_own_tables().await? {
+            statements.push((REMOVE_MARK, vec![realm, secret]));
+        }
+        Ok(statements)
+    }
+
+    /// Whether another secret was there before.
+    async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
+        self.make_own_tables().await?;
+        let held = self.secrets(realm).await?;
+        let times = |since: u64| since.to_string();
+        let others = held.iter().filter(|held| held.until.is_none() && *held.value != *secret);
+        let others: Vec<_> = others.map(|held| (held.value.as_str(), times(held.since))).collect();
+        let (since, until) = (times(since), times(until));
+        let mut statements = self.without_secret(realm, secret).await?;
+        statements.push((ADD_SECRET, vec![realm, secret]));
+        statements.push((ADD_MARK, vec![realm, secret, &since, ""]));
+        for (other, since) in &others {
+            statements.push((REMOVE_MARK, vec![realm, other]));
+            statements.push((ADD_MARK, vec![realm, other, since, &until]));
+        }
+        self.sql.change(statements).await?;
+        Ok(!held.is_empty())
+    }
+
+    async fn put_api_key(&self, key: &ApiKey) -> Result<Vec<u64>, StoreError> {
+        self.make_own_tables().await?;
+        let [hash, realm, max_ttl, rate] = key.written();
+        let name = key.name.as_str();
+        let add = (ADD_API_KEY, vec![name, &hash, &realm, &max_ttl, &rate]);
+        self.sql.change(vec![(REMOVE_API_KEY, vec![name]), add]).await
+    }
+
     /// What tables there are, if all are that are needed.
     async fn check_schema(&self) -> Result<BTreeMap<String, Vec<String>>, StoreError> {
         let mut found = BTreeMap::<String, Vec<String>>::new();
-        for row in self.0.columns().await? {
+        for row in self.sql.columns().await? {
             if let (Some(table), Some(column)) = (field(&row, 0), field(&row, 1)) {
                 let columns = found.entry(table.trim().to_ascii_lowercase()).or_default();
                 columns.push(column.trim().to_ascii_lowercase());
             }
         }
+        self.own.store(if has_own(&found) { THERE } else { NOT_THERE }, Ordering::Relaxed);
         match missing(&found) {
             None => Ok(found),
-            Some(what) => Err(StoreError::new(self.0.name(), Fault::Schema, what)),
+            Some(what) => Err(StoreError::new(self.sql.name(), Fault::Schema, what)),
         }
     }
 
-    async fn put_realm(&self, realm: &str, options: RealmOptions) -> Result<Vec<u64>, StoreError> {
-        // Both have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
-        let named = [("total-quota", options.total_quota), ("user-quota", options.user_quota)];
-        let values = named.map(|(name, value)| (name, value.to_string()));
+    /// Whether it had any of its limits before.
+    async fn put_realm(&self, realm: &str, options: RealmOptions) -> Result<bool, StoreError> {
+        // All have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
+        let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
-        self.0.change(remove.chain(add).collect()).await
+        let changed = self.sql.change(remove.chain(add).collect()).await?;
+        Ok(changed.iter().take(values.len()).any(|removed| *removed > 0))
     }
+}
+
+fn has_own(found: &BTreeMap<String, Vec<String>>) -> bool {
+    OWN_TABLES.iter().all(|(table, _)| found.contains_key(*table))
 }
 
 /// What keeps tables from being coturn's.

@@ -62,7 +62,7 @@ fn what_turnadmin_writes_is_read() {
             UserKeys::new("gorst", REALM, "hero").get(KeyAlgorithm::Md5)
         );
         let secrets = world.wait(database.secrets(REALM)).expect("it answers");
-        assert_eq!(secrets, [Zeroizing::new("logen".to_owned())]);
+        assert_eq!(secrets.iter().map(|secret| secret.value.as_str()).collect::<Vec<_>>(), ["logen"]);
         let rules = world.wait(database.rules()).expect("it answers");
         let realm = &rules.realms[REALM];
         assert_eq!(
@@ -84,13 +84,25 @@ fn what_we_write_turnadmin_reads() {
         let keys = UserKeys::new("whirrun", REALM, "sword");
         world.edit(&Edit::PutUser { realm: realm.clone(), name: "whirrun".to_owned(), keys });
         world.edit(&Edit::AddSecret { realm: realm.clone(), secret: Zeroizing::new("bloody9".to_owned()) });
-        world.edit(&Edit::PutRealm { realm, options: RealmOptions { total_quota: 9, user_quota: 0 } });
+        let options = RealmOptions { total_quota: 9, max_bps: 250_000, ..RealmOptions::default() };
+        world.edit(&Edit::PutRealm { realm, options });
         let users = turnadmin(world, &["-l", "-r", REALM]);
         assert!(users.contains("whirrun"), "{:?}: {users}", world.kind);
         let secrets = turnadmin(world, &["-S", "-r", REALM]);
         assert!(secrets.contains("bloody9"), "{secrets}");
+        // While one takes the place of another, both count for coturn too; afterwards the row is gone.
+        let secret = |text: &str| Zeroizing::new(text.to_owned());
+        let (realm, new) = (REALM.to_owned(), secret("shivers"));
+        world.edit(&Edit::RotateSecret { realm, secret: new, since: 1000, until: 2000 });
+        let secrets = turnadmin(world, &["-S", "-r", REALM]);
+        assert!(secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
+        world.edit(&Edit::RemoveSecret { realm: REALM.to_owned(), secret: secret("bloody9") });
+        let secrets = turnadmin(world, &["-S", "-r", REALM]);
+        assert!(!secrets.contains("bloody9") && secrets.contains("shivers"), "{secrets}");
         let options = turnadmin(world, &["-G", "-r", REALM]);
-        assert!(options.contains("total-quota") && options.contains('9'), "{options}");
+        for said in ["total-quota", "9", "max-bps", "250000"] {
+            assert!(options.contains(said), "{said}: {options}");
+        }
     });
 }
 

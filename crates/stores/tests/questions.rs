@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
-use turnpike_stores::{Backend as _, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, UserKeys};
+use turnpike_stores::{
+    ApiKey, Backend as _, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, StoredSecret, UserKeys,
+    signing,
+};
 use turnpike_wire::integrity::KeyAlgorithm;
 use zeroize::Zeroizing;
 
@@ -56,6 +59,13 @@ fn fill(world: &World) {
     if world.kind == Kind::Redis { world.redis(KEYS) } else { world.sql(ROWS) }
 }
 
+/// In an order of their own.
+fn values(secrets: &[StoredSecret]) -> Vec<&str> {
+    let mut values: Vec<&str> = secrets.iter().map(|secret| secret.value.as_str()).collect();
+    values.sort_unstable();
+    values
+}
+
 fn texts(ranges: &[turnpike_turn::ip_range::IpRange]) -> Vec<String> {
     ranges.iter().map(ToString::to_string).collect()
 }
@@ -93,10 +103,9 @@ fn coturns_rows_are_read_where_they_are() {
         let ignored = rules.ignored.join("; ");
         assert!(ignored.contains("\"gone\"") && ignored.contains("coturn's web page"), "{ignored}");
         assert_eq!((rules.secrets[REALM].len(), rules.secrets["crinna.example"].len()), (2, 1));
-        let mut secrets = world.wait(database.secrets(REALM)).expect("it answers");
-        secrets.sort_by(|one, other| one.as_str().cmp(other));
-        let texts: Vec<&str> = secrets.iter().map(|secret| secret.as_str()).collect();
-        assert_eq!(texts, ["bloody9", "logen"]);
+        let secrets = world.wait(database.secrets(REALM)).expect("it answers");
+        assert_eq!(values(&secrets), ["bloody9", "logen"]);
+        assert!(rules.api_keys.is_empty());
         assert!(world.wait(database.secrets("elsewhere")).expect("it answers").is_empty());
     });
 }
@@ -125,20 +134,106 @@ fn what_is_written_is_read_and_what_is_removed_is_gone() {
         assert_eq!(world.wait(database.secrets(REALM)).expect("it answers").len(), 2);
         let remove = Edit::RemoveSecret { realm: realm.clone(), secret: secret("a") };
         assert!(world.edit(&remove) && !world.edit(&remove));
-        assert_eq!(world.wait(database.secrets(REALM)).expect("it answers"), [secret("b")]);
+        assert_eq!(values(&world.wait(database.secrets(REALM)).expect("it answers")), ["b"]);
 
         let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
-        let options = RealmOptions { total_quota: 7, user_quota: 0 };
+        let options = RealmOptions { total_quota: 7, user_quota: 0, max_bps: 125_000 };
         let put = |options| Edit::PutRealm { realm: "new.example".to_owned(), options };
         assert!(!world.edit(&put(options)));
         let new = rules().realms["new.example"].clone();
-        assert_eq!((new.named, new.total_quota, new.user_quota), (true, Some(7), None));
+        assert_eq!(
+            (new.named, new.total_quota, new.user_quota, new.max_bps),
+            (true, Some(7), None, Some(125_000))
+        );
         assert!(world.edit(&put(RealmOptions::default())));
         let new = rules().realms["new.example"].clone();
-        assert_eq!((new.named, new.total_quota), (true, None), "there without a limit");
+        assert_eq!((new.named, new.total_quota, new.max_bps), (true, None, None), "there without a limit");
         let remove = Edit::RemoveRealm { realm: "new.example".to_owned() };
         assert!(world.edit(&remove) && !world.edit(&remove));
         assert!(!rules().realms.contains_key("new.example"));
+    });
+}
+
+#[test]
+fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
+    each(|world| {
+        fill(world);
+        let database = world.database();
+        let secrets = || -> Vec<StoredSecret> { world.wait(database.secrets(REALM)).expect("it answers") };
+        let signs = || signing(&secrets()).map(|secret| secret.value.to_string());
+        assert_eq!(signs().as_deref(), Some("bloody9"));
+        let rotate = |secret: &str, since, until| {
+            let (realm, secret) = (REALM.to_owned(), Zeroizing::new(secret.to_owned()));
+            world.edit(&Edit::RotateSecret { realm, secret, since, until })
+        };
+        assert!(rotate("new", 1000, 2000), "{:?}: there were others", world.kind);
+        // What another server has made is seen with the rules.
+        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        let times = |secrets: &[StoredSecret]| {
+            let mut times: Vec<_> =
+                secrets.iter().map(|secret| (secret.value.to_string(), secret.since, secret.until)).collect();
+            times.sort_unstable();
+            times
+        };
+        let expected = |list: &[(&str, u64, Option<u64>)]| {
+            list.iter().map(|(value, since, until)| ((*value).to_owned(), *since, *until)).collect::<Vec<_>>()
+        };
+        let first = expected(&[("bloody9", 0, Some(2000)), ("logen", 0, Some(2000)), ("new", 1000, None)]);
+        assert_eq!(times(&rules().secrets[REALM]), first, "{:?}", world.kind);
+        assert_eq!((times(&secrets()), signs().as_deref()), (first, Some("new")));
+        assert_eq!(rules().secrets["crinna.example"][0].until, None, "of another realm");
+        // An end that is set is not put off.
+        assert!(rotate("newer", 1500, 2500));
+        let second = expected(&[
+            ("bloody9", 0, Some(2000)),
+            ("logen", 0, Some(2000)),
+            ("new", 1000, Some(2500)),
+            ("newer", 1500, None),
+        ]);
+        assert_eq!((times(&secrets()), signs().as_deref()), (second, Some("newer")));
+        // What is removed leaves no mark for another of the same name.
+        let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
+        let ((realm, secret), (again, same)) = (of("logen"), of("logen"));
+        assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
+        assert_eq!(values(&secrets()), ["bloody9", "new", "newer"]);
+        assert!(!world.edit(&Edit::AddSecret { realm: again, secret: same }));
+        assert!(times(&secrets()).contains(&("logen".to_owned(), 0, None)), "{:?}", world.kind);
+        // Where there was none, the first one signs.
+        let (realm, secret) = ("empty.example".to_owned(), Zeroizing::new("only".to_owned()));
+        assert!(!world.edit(&Edit::RotateSecret { realm, secret, since: 1, until: 2 }));
+        let only = world.wait(database.secrets("empty.example")).expect("it answers");
+        assert_eq!(times(&only), expected(&[("only", 1, None)]));
+        let user = world.wait(database.user(REALM, "gorst")).expect("it answers");
+        assert!(user.is_some(), "coturn's own are what they were");
+    });
+}
+
+#[test]
+fn api_keys_are_kept_with_all_that_is_said_of_them() {
+    each(|world| {
+        let database = world.database();
+        let rules = || -> Rules { world.wait(database.rules()).expect("it answers") };
+        assert!(rules().api_keys.is_empty());
+        let remove = |name: &str| world.edit(&Edit::RemoveApiKey { name: name.to_owned() });
+        assert!(!remove("shop"), "{:?}: before there is a table", world.kind);
+        let bare = ApiKey { name: "shop".to_owned(), hash: [7; 32], realm: None, max_ttl: None, rate: None };
+        let bound = ApiKey {
+            name: "a-b_c".to_owned(),
+            hash: [255; 32],
+            realm: Some("a & b=c".to_owned()),
+            max_ttl: Some(600),
+            rate: Some(5),
+        };
+        for key in [&bare, &bound] {
+            assert!(!world.edit(&Edit::PutApiKey(key.clone())));
+        }
+        let found = rules().api_keys;
+        assert_eq!((found.get("shop"), found.get("a-b_c")), (Some(&bare), Some(&bound)), "{:?}", world.kind);
+        let changed = ApiKey { rate: Some(1), hash: [8; 32], ..bare };
+        assert!(world.edit(&Edit::PutApiKey(changed.clone())), "in place of the other");
+        assert_eq!(rules().api_keys.get("shop"), Some(&changed));
+        assert!(remove("shop") && !remove("shop"));
+        assert_eq!(rules().api_keys.len(), 1);
     });
 }
 
@@ -224,6 +319,7 @@ fn ten_thousand_users_are_found_by_as_many_queries_and_then_known() {
         let directory =
             world.directory_at(&world.url, Limits { deadline: Duration::from_secs(8), ..impatient() });
         world.wait(async {
+            directory.read().await.expect("it answers");
             // As many at once as one worker lets wait.
             for first in (0..USERS).step_by(1000) {
                 let asking: Vec<_> =
@@ -280,4 +376,33 @@ fn a_file_tells_of_what_others_write() {
         assert!(rules.realms.contains_key("new.example"));
         assert_eq!(rules.md5_only, Some([REALM.into()].into()), "of a file it is known");
     });
+}
+
+/// Whoever may not make tables has them made as the document says.
+#[test]
+fn our_own_tables_are_those_of_the_document() {
+    const DOCUMENT: &str = include_str!("../../../docs/credentials.md");
+    let (_, rest) = DOCUMENT.split_once("```sql\n").expect("the document has them");
+    let tables = rest.split_once("```").expect("and an end of them").0;
+    for kind in [Kind::Sqlite, Kind::Postgres, Kind::Mariadb] {
+        on(kind, |world| {
+            world.sql(tables);
+            let key = ApiKey {
+                name: "x".repeat(64),
+                hash: [9; 32],
+                realm: Some("y".repeat(127)),
+                max_ttl: Some(u32::MAX),
+                rate: Some(u32::MAX),
+            };
+            assert!(!world.edit(&Edit::PutApiKey(key.clone())));
+            let (realm, secret) = (REALM.to_owned(), Zeroizing::new("z".repeat(256)));
+            let (since, until) = (i64::MAX as u64, u64::MAX);
+            assert!(!world.edit(&Edit::RotateSecret { realm: realm.clone(), secret, since, until }));
+            let secret = Zeroizing::new("next".to_owned());
+            assert!(world.edit(&Edit::RotateSecret { realm, secret, since, until }));
+            let rules = world.wait(world.database().rules()).expect("it answers");
+            assert_eq!(rules.api_keys.values().collect::<Vec<_>>(), [&key]);
+            assert_eq!(rules.secrets[REALM].iter().map(|held| held.until).max(), Some(Some(until)));
+        });
+    }
 }

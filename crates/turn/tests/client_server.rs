@@ -1,6 +1,9 @@
 //! Our client and our server, in memory: everything that a session has, in virtual time.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use turnpike_turn::{
     client::{self, Event, Incoming},
@@ -46,10 +49,10 @@ impl Gate for OneUser {
 }
 
 impl Quotas for OneUser {
-    fn acquire(&mut self, _realm: &str, _identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, _realm: &str, _identity: &str, _prefix: IpAddr) -> Result<(), QuotaRefusal> {
         Ok(())
     }
-    fn release(&mut self, _realm: &str, _identity: &str) {}
+    fn release(&mut self, _realm: &str, _identity: &str, _prefix: IpAddr) {}
 }
 
 fn peer() -> SocketAddr {
@@ -113,6 +116,7 @@ impl Bench {
                 None
             }
             Verdict::ToClient { .. } => panic!("a client's datagram comes back to it"),
+            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
             Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
             Verdict::Drop(None) => None,
         };

@@ -41,6 +41,7 @@ fn server() {
                     panic!("there is one worker")
                 }
                 Outcome::LookUp(_) | Outcome::Later => panic!("the gate knows"),
+                Outcome::Wait(_) => panic!("nothing is limited"),
                 Outcome::Drop(_) => {}
             }
             if let (Some(allocation), [first, second, ..]) = (open, &datagram[..]) {

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, ServerConfig, StoreFailure,
-    Transport,
+    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, RequestRefusal,
+    ServerConfig, StoreFailure, Transport,
 };
 use turnpike_turn::wire::integrity::{Key, KeyAlgorithm, userhash};
 
@@ -154,6 +154,14 @@ fn a_store_that_cannot_tell_is_a_500_or_silence() {
                 let reply = Reply(bytes);
                 assert_eq!(reply.code(), Some(500));
                 assert!(!reply.is_signed(&bob), "nobody knows the key");
+                let told = world.all_effects();
+                assert!(
+                    matches!(
+                        &told[..],
+                        [Effect::RequestRefused { username, code: 500, why: RequestRefusal::Store, .. }] if &**username == "bob"
+                    ),
+                    "{told:?}"
+                );
             }
             (StoreFailure::Drop, outcome) => assert_eq!(outcome, Outcome::Drop(DropReason::LookupOver)),
             (_, outcome) => panic!("{outcome:?}"),

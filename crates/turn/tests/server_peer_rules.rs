@@ -161,9 +161,9 @@ fn a_refused_peer_is_told_with_what_refuses_it_and_counted_by_it() {
         };
         assert_eq!((&**username, *peer, *by), ("alice", address(wanted), why));
     }
-    assert_eq!(world.server.stats().peer_refusals, [2, 0, 1]);
+    assert_eq!(world.server.stats().peer_refusals, [2, 0, 1, 0]);
     let again = Ask::permit("10.0.0.1:9").signed(&alice).bytes();
     (0..500).for_each(|_| drop(world.feed(&again)));
     assert!(world.effects().len() < 20, "bounded");
-    assert_eq!(world.server.stats().peer_refusals, [2, 0, 501]);
+    assert_eq!(world.server.stats().peer_refusals, [2, 0, 501, 0]);
 }

@@ -1,6 +1,14 @@
 //! Quotas of allocations (RFC 8656 sections 7.2 and 19: 486 of a user, 508 in total).
 
+use std::net::{IpAddr, SocketAddr};
+
 use crate::common::*;
+use turnpike_turn::server::{Client, ListenerId, ListenerProfile, PrefixLengths, ServerConfig};
+
+fn at(ip: &str, port: u16) -> Client {
+    let ip: IpAddr = ip.parse().unwrap();
+    Client { address: SocketAddr::new(ip, port), ..client(port) }
+}
 
 #[test]
 fn a_user_has_no_more_allocations_than_the_gate_gives() {
@@ -18,15 +26,69 @@ fn a_user_has_no_more_allocations_than_the_gate_gives() {
     let (code, bob) = allocate(4, "bob");
     assert_eq!(code, None);
     assert_eq!(allocate(5, "bob").0, Some(508));
-    assert_eq!(world.server.stats().quota_refusals, [1, 1], "of the user, in total");
+    assert_eq!(world.server.stats().quota_refusals, [1, 1, 0], "of the user, in total");
 
     world.client = client(4);
     world.ask(&Ask::refresh(0).signed(&bob)).success();
     world.client = client(3);
     let alice = world.credentials("alice", Scheme::Md5);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(486));
-    assert_eq!(world.server.stats().quota_refusals, [2, 1]);
+    assert_eq!(world.server.stats().quota_refusals, [2, 1, 0]);
     assert_eq!(world.server.allocations(), 2);
     assert_eq!(world.server.stats().errors_with(486), 2);
     assert_eq!(world.server.stats().errors_with(508), 1);
+}
+
+#[test]
+fn a_prefix_has_no_more_allocations_than_the_gate_gives_whoever_its_users_are() {
+    let gate = TestGate { per_user: 10, total: 10, per_prefix: 2, ..TestGate::default() };
+    let config = ServerConfig { prefixes: PrefixLengths { v4: 24, v6: 56 }, ..config() };
+    let mut world = World::with_gate(config, gate);
+    let mut allocate = |ip: &str, port, user| {
+        world.client = at(ip, port);
+        let credentials = world.credentials(user, Scheme::Md5);
+        let code = world.ask(&Ask::allocate().signed(&credentials)).code();
+        (code, credentials)
+    };
+    let (code, alice) = allocate("198.51.100.1", 1, "alice");
+    assert_eq!(code, None);
+    assert_eq!(allocate("198.51.100.200", 2, "bob").0, None);
+    assert_eq!(allocate("198.51.100.3", 3, "bob").0, Some(486));
+    assert_eq!(allocate("198.51.101.3", 4, "bob").0, None);
+    assert_eq!(allocate("2001:db8:0:1::1", 5, "alice").0, None);
+    assert_eq!(allocate("2001:db8:0:ff::1", 6, "alice").0, None);
+    assert_eq!(allocate("2001:db8:0:2::1", 7, "bob").0, Some(486));
+    assert_eq!(allocate("2001:db8:0:100::1", 8, "bob").0, None);
+    assert_eq!(world.server.stats().quota_refusals, [0, 0, 2]);
+
+    // It counts where it was made: the end of one makes room there.
+    world.client = at("198.51.100.1", 1);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.client = at("198.51.100.9", 9);
+    let bob = world.credentials("bob", Scheme::Md5);
+    world.ask(&Ask::allocate().signed(&bob)).success();
+}
+
+#[test]
+fn a_listener_that_is_to_be_closed_takes_no_new_allocation_and_keeps_those_that_it_has() {
+    let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    assert!(world.server.serves(ListenerId(0)));
+    let listeners = vec![ListenerProfile { closing: true, ..ListenerProfile::default() }];
+    world.server.reconfigure(world.now, ServerConfig { listeners, ..config() }.into());
+    world.ask(&Ask::refresh(600).signed(&alice)).success();
+    assert!(matches!(world.feed(&channel_data(0x4000, b"on")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.peer_sends(relay, PEER, b"back"), Outcome::ToClient { .. }));
+
+    let mut newcomer = |listener| {
+        world.client = Client { listener, ..client(2) };
+        let bob = world.credentials("bob", Scheme::Md5);
+        world.ask(&Ask::allocate().signed(&bob)).code()
+    };
+    assert_eq!(newcomer(ListenerId(0)), Some(508));
+    assert_eq!(newcomer(ListenerId(1)), None, "another listener");
+    world.client = client(40_000);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    assert!(!world.server.serves(ListenerId(0)) && world.server.serves(ListenerId(1)));
 }

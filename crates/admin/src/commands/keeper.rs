@@ -1,4 +1,4 @@
-//! `turnpike user`, `secret` and `realm`: the same questions to a running server, or to a store where none runs.
+//! `turnpike user`, `secret`, `realm` and `key`: the same questions to a running server, or to a store where none runs.
 
 use std::{
     io::{self, Write},
@@ -13,7 +13,10 @@ use super::{CommandError, List, encoded, write_json};
 use crate::{
     accounts::{Accounts, Place, Store},
     client::Client,
-    model::{Change, NewRealm, NewSecret, NewUser, Origin, Realms, Secrets, SharedSecret, StoredRealm, User},
+    model::{
+        Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realms, Rotated, Rotation, Secrets,
+        SharedSecret, StoredRealm, User,
+    },
     routes::{RealmQuery, UserQuery},
 };
 
@@ -30,7 +33,7 @@ pub enum Keeper {
 
 /// What was made up, and is shown this once.
 pub struct MadeUp<'a> {
-    /// `password` or `secret`.
+    /// `password`, `secret` or `key`.
     pub what: &'static str,
     /// It.
     pub text: &'a str,
@@ -131,7 +134,7 @@ impl Keeper {
             Self::Running(client) => client.get(&with_query("/v1/secrets", &RealmQuery { realm }))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.secrets(realm.as_deref()))?,
         };
-        let mut list = List::new(json, ["FINGERPRINT", "REALM", "FROM"]);
+        let mut list = List::new(json, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
         list.show(out, &secrets, row_of_secret)?;
         Ok(list.end(out, "no secrets")?)
     }
@@ -174,6 +177,79 @@ impl Keeper {
         Ok(show_change("secret", &change, Some("removed"), None, json, out)?)
     }
 
+    /// Has another secret make new credentials.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn rotate_secret(
+        &self,
+        rotation: Rotation,
+        shown: Option<MadeUp<'_>>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let rotated: Rotated = match self {
+            Self::Running(client) => client.post("/v1/secrets/rotation", Some(&rotation))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.rotate_secret(rotation))?,
+        };
+        if json {
+            return Ok(write_with(out, &rotated, shown)?);
+        }
+        let Rotated { realm, fingerprint, store, until, note } = &rotated;
+        writeln!(out, "secret {fingerprint} makes new credentials in realm {realm} ({store})")?;
+        match until {
+            Some(until) => writeln!(out, "the others count until {until}, and are removed then")?,
+            None => writeln!(out, "there was no other")?,
+        }
+        show_made_up(out, shown)?;
+        note.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+        Ok(())
+    }
+
+    /// Lists the keys of applications.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn list_keys(&self, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let Keys { keys } = match self {
+            Self::Running(client) => client.get("/v1/keys")?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.keys())?,
+        };
+        let mut list = List::new(json, ["NAME", "REALM", "MAX TTL", "RATE"]);
+        list.show(out, &keys, row_of_key)?;
+        Ok(list.end(out, "no keys")?)
+    }
+
+    /// Takes a key of an application.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn add_key(
+        &self,
+        new: NewKey,
+        shown: Option<MadeUp<'_>>,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.post("/v1/keys", Some(&new))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.put_key(new))?,
+        };
+        Ok(show_change("key", &change, None, shown, json, out)?)
+    }
+
+    /// Removes a key of an application.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn remove_key(&self, name: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let change = match self {
+            Self::Running(client) => client.delete(&path("/v1/keys", name, None))?,
+            Self::Here(runtime, accounts) => runtime.block_on(accounts.remove_key(name))?,
+        };
+        Ok(show_change("key", &change, Some("removed"), None, json, out)?)
+    }
+
     /// Lists the realms of the store.
     ///
     /// # Errors
@@ -183,7 +259,7 @@ impl Keeper {
             Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "ORIGINS"]);
+        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
         list.show(out, &realms, row_of_realm)?;
         Ok(list.end(out, "no realms in the store")?)
     }
@@ -241,16 +317,25 @@ fn row_of_user(user: &User) -> [String; 4] {
     [user.name.clone(), user.realm.clone(), user.keys.clone(), place(user.from).to_owned()]
 }
 
-fn row_of_secret(secret: &SharedSecret) -> [String; 3] {
-    [secret.fingerprint.clone(), secret.realm.clone(), place(secret.from).to_owned()]
+fn row_of_secret(secret: &SharedSecret) -> [String; 5] {
+    let SharedSecret { realm, fingerprint, from, signs, until } = secret.clone();
+    let signs = if signs { "yes" } else { "" };
+    [fingerprint, realm, place(from).to_owned(), signs.to_owned(), until.unwrap_or_default()]
 }
 
-fn row_of_realm(realm: &StoredRealm) -> [String; 4] {
+fn row_of_key(key: &Key) -> [String; 4] {
+    let Key { name, realm, max_ttl, rate } = key.clone();
+    let number = |number: Option<u32>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+    [name, realm.unwrap_or_else(|| "all".to_owned()), number(max_ttl), number(rate)]
+}
+
+fn row_of_realm(realm: &StoredRealm) -> [String; 5] {
     let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [
         realm.name.clone(),
         limit(realm.max_sessions),
         limit(realm.max_sessions_per_user),
+        limit(realm.bits_per_second_per_session),
         realm.origins.join(" "),
     ]
 }
@@ -271,20 +356,28 @@ fn show_change(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     if json {
-        let mut object = serde_json::to_value(change)?;
-        if let Some(MadeUp { what, text }) = shown {
-            object[what] = text.into();
-        }
-        return write_json(out, &object);
+        return write_with(out, change, shown);
     }
     let Change { name, realm, store, existed, note } = change;
     let done = done.unwrap_or(if *existed { "changed" } else { "added" });
-    let place = if what == "realm" { String::new() } else { format!(" in realm {realm}") };
+    let place =
+        if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm}") };
     writeln!(out, "{done} {what} {name}{place} ({store})")?;
-    if let Some(MadeUp { what, text }) = shown {
-        writeln!(out, "{what}: {text}")?;
-    }
+    show_made_up(out, shown)?;
     note.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+}
+
+fn show_made_up(out: &mut dyn Write, shown: Option<MadeUp<'_>>) -> io::Result<()> {
+    shown.iter().try_for_each(|MadeUp { what, text }| writeln!(out, "{what}: {text}"))
+}
+
+/// As JSON, with what was made up beside it.
+fn write_with(out: &mut dyn Write, value: &impl Serialize, shown: Option<MadeUp<'_>>) -> io::Result<()> {
+    let mut object = serde_json::to_value(value)?;
+    if let Some(MadeUp { what, text }) = shown {
+        object[what] = text.into();
+    }
+    write_json(out, &object)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use turnpike_config::{AdminAccess, AdminSettings, Settings};
 use super::*;
 use crate::{
     model::Job,
-    program::{Later, NotReloaded, Program, Reloaded, Server},
+    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
     routes,
 };
 
@@ -31,7 +31,7 @@ const QUICK: Limits =
     Limits { connections: 4, head: Duration::from_secs(1), whole: Duration::from_secs(3), head_bytes: 8192 };
 
 /// Counts something, and drains if it is told to.
-struct Nobody {
+pub(crate) struct Nobody {
     metrics: String,
     draining: Arc<AtomicBool>,
 }
@@ -81,12 +81,18 @@ impl Program for Nobody {
     fn server(&self) -> Option<Server> {
         None
     }
+    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
+        None
+    }
+    fn rules(&self) -> Vec<Rule> {
+        Vec::new()
+    }
 }
 
 async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
-    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits));
+    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits, &ADMIN));
     address
 }
 
@@ -119,7 +125,7 @@ fn is_ok(answer: &str) -> bool {
 }
 
 fn closed_for(wanted: &str) -> u64 {
-    closed().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
+    ADMIN.by_reason().iter().find(|(reason, _)| *reason == wanted).expect("a reason").1
 }
 
 #[tokio::test]
@@ -212,6 +218,40 @@ async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
         assert!(is_ok(&answer), "{answer}");
     }
     assert!(closed_for("crowded") > before + 2 * patient.connections as u64);
+}
+
+/// Watches, and has heard the first event.
+async fn watching(page: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(page).await.expect("it listens");
+    let request = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    stream.write_all(request).await.expect("it is open");
+    hear_until(&mut stream, "event: history").await;
+    stream
+}
+
+async fn hear_until(stream: &mut TcpStream, wanted: &str) {
+    let mut heard = String::new();
+    let mut piece = [0; 4096];
+    while !heard.contains(wanted) {
+        let length = timeout(SOON, stream.read(&mut piece)).await.expect("more").expect("it is open");
+        assert!(length > 0, "it ended after {heard:?}");
+        heard += &String::from_utf8_lossy(&piece[..length]);
+    }
+}
+
+#[tokio::test]
+async fn who_watches_outlives_the_time_for_an_answer_and_gives_way_to_nobody() {
+    let page = start(Nobody::default(), QUICK).await;
+    let mut watching = watching(page).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 * QUICK.connections {
+        idle.push(TcpStream::connect(page).await.expect("it listens"));
+        assert!(is_ok(&get_page(page, "/healthz").await));
+    }
+    // The fourth comes after more than three seconds, which is all that another answer has.
+    for _ in 0..4 {
+        hear_until(&mut watching, "event: live").await;
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Users, secrets and realms. Those of a store can be changed; no answer has a password, a key or a secret in it.
+//! Users, secrets, realms, and keys of applications. Those of a store can be changed; no answer has a password, a key or a secret in it.
 
 use axum::{
     Extension,
@@ -7,14 +7,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use turnpike_config::realms;
+use turnpike_config::{limit_keys, realms};
 use utoipa::IntoParams;
 
 use super::{App, Json, body, query};
 use crate::{
     access::Audit,
     accounts::{Accounts, Place},
-    model::{Change, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Secrets, Users},
+    model::{
+        Change, Keys, NewKey, NewRealm, NewSecret, NewUser, Problem, Realm, Realms, Rotated, Rotation,
+        Secrets, Users,
+    },
 };
 
 /// Which users are wanted.
@@ -173,6 +176,79 @@ pub(super) async fn remove_secret(
     Ok(removed("secret", change))
 }
 
+/// Puts another secret of time-limited credentials in the place of those that there are: it makes new ones from now on, and the others
+/// count until credentials made with them are over, and are removed then.
+#[utoipa::path(
+    post,
+    path = "/v1/secrets/rotation",
+    tag = "accounts",
+    request_body(content = Option<Rotation>),
+    responses(
+        (status = 200, description = "It makes new credentials.", body = Rotated),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let rotation: Rotation = body(request).await?.unwrap_or_default();
+    let rotated = app.accounts()?.rotate_secret(rotation).await?;
+    app.tell_of_rules().await;
+    let Rotated { realm, fingerprint, store, until, .. } = &rotated;
+    let others = until.as_ref().map_or_else(String::new, |until| format!(", the others count until {until}"));
+    let audit =
+        Audit(format!("secret {fingerprint} makes credentials in realm {realm:?} now{others} ({store})"));
+    Ok((Extension(audit), Json(rotated)).into_response())
+}
+
+/// Keys by which applications ask for credentials, without the keys themselves.
+#[utoipa::path(
+    get,
+    path = "/v1/keys",
+    tag = "accounts",
+    responses(
+        (status = 200, description = "All of them.", body = Keys),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> {
+    Ok(Json(app.accounts()?.keys().await?))
+}
+
+/// Takes the hash of a key. A name that is taken is refused: whoever has its key would lose it.
+#[utoipa::path(
+    post,
+    path = "/v1/keys",
+    tag = "accounts",
+    request_body = NewKey,
+    responses(
+        (status = 201, description = "It is there.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let new = needed(request, "{\"name\": \"shop\", \"sha256\": \"...\"}").await?;
+    let change = app.accounts()?.put_key(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("key", change))
+}
+
+/// Removes a key. What was made for it is good until its own end.
+#[utoipa::path(
+    delete,
+    path = "/v1/keys/{name}",
+    tag = "accounts",
+    params(("name" = String, Path, description = "As the list has it.")),
+    responses(
+        (status = 200, description = "It is gone.", body = Change),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Response, Problem> {
+    let name = read_name(name)?;
+    let change = app.accounts()?.remove_key(&name).await?;
+    app.tell_of_rules().await;
+    Ok(removed("key", change))
+}
+
 /// The realms that clients are served in, and what the store says of realms.
 #[utoipa::path(
     get,
@@ -191,6 +267,7 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
     let realms = realms::all(settings).into_iter().map(|realm| {
         let named = settings.realms.iter().find(|named| named.name == realm.name);
         let limit = limits.iter().find(|limit| limit.realm == realm.name);
+        let rates = limit_keys::rates(settings, realm.name);
         let sessions = held.iter().find(|(name, _)| **name == *realm.name).map_or(0, |(_, count)| *count);
         Realm {
             name: realm.name.to_owned(),
@@ -199,6 +276,13 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
             max_sessions_per_user: limit
                 .and_then(|limit| limit.allocations_per_user)
                 .unwrap_or(settings.max_allocations_per_user) as u64,
+            bits_per_second: rates.per_realm,
+            bits_per_second_per_user: rates.per_user,
+            bits_per_second_per_session: rates.per_allocation,
+            session_length: named.and_then(|named| named.session_length).unwrap_or(settings.session_length),
+            relay_ports: named
+                .and_then(|named| named.relay_ports.as_ref())
+                .map(|ports| format!("{}-{}", ports.start(), ports.end())),
             users: realm.users.len() as u64,
             secrets: realm.secrets.len() as u64,
             listen: named.iter().flat_map(|named| &named.listen).map(ToString::to_string).collect(),
@@ -294,6 +378,7 @@ fn removed(what: &str, change: Change) -> Response {
 fn audit(what: &str, change: &Change, done: &str) -> Audit {
     let Change { name, realm, store, .. } = change;
     // Names are what somebody has sent: no line of the log may be made up by them.
-    let place = if what == "realm" { String::new() } else { format!(" in realm {realm:?}") };
+    let place =
+        if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm:?}") };
     Audit(format!("{what} {name:?}{place} is {done} ({store})"))
 }

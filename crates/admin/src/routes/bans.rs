@@ -46,7 +46,7 @@ pub(crate) struct BanQuery {
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn list(State(app): State<App>) -> Result<Json<Bans>, Problem> {
+pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> {
     let bans = app.fleet()?.bans().iter().map(shown).collect();
     Ok(Json(Bans { bans }))
 }
@@ -63,7 +63,7 @@ pub(super) async fn list(State(app): State<App>) -> Result<Json<Bans>, Problem> 
         (status = "default", description = "It was not done; the server that was asked may hold it all the same.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn put(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let example = "a body is missing, such as {\"user\": \"alice\", \"seconds\": 3600}";
     let new: NewBan = body(request).await?.ok_or_else(|| Problem::bad_request(example))?;
     let NewBan { user, realm, client, seconds, reason } = new;
@@ -94,7 +94,7 @@ pub(super) async fn put(State(app): State<App>, request: Request) -> Result<Resp
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn remove(State(app): State<App>, uri: Uri) -> Result<Response, Problem> {
+pub(super) async fn remove_ban(State(app): State<App>, uri: Uri) -> Result<Response, Problem> {
     let subject = app.subject(query(&uri)?)?;
     let fleet = app.fleet()?;
     if !fleet.unban(subject.clone()).await? {

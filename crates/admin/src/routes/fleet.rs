@@ -15,7 +15,7 @@ use turnpike_fleet::{Answer, Rights};
 
 use super::{App, Json, query, sessions::SessionQuery};
 use crate::{
-    access::{Audit, Granted, Via},
+    access::{Audit, Grant, Via},
     model::{Fleet, FleetSessions, NodeOrder, Problem, SessionPage},
     problem::PROBLEM_JSON,
     program::{self, Asked, FleetRefusal},
@@ -66,7 +66,7 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn drain(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+pub(super) async fn drain_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
     app.order(node, true).await
 }
 
@@ -81,7 +81,7 @@ pub(super) async fn drain(State(app): State<App>, node: Node) -> Result<Response
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn uncordon(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
     app.order(node, false).await
 }
 
@@ -101,21 +101,21 @@ pub(super) async fn uncordon(State(app): State<App>, node: Node) -> Result<Respo
 )]
 pub(super) async fn of_node(
     State(app): State<App>,
-    Extension(via): Extension<Via>,
-    Extension(Granted(access)): Extension<Granted>,
+    Extension(grant): Extension<Grant>,
     method: Method,
     uri: Uri,
     node: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Response, Problem> {
     let Path((node, _)) = node.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
-    if via.is_node() {
+    let asker = app.asker(&grant);
+    if asker.via.is_node() {
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     // As it was written: what is encoded stays so.
     let rest = uri.path().splitn(6, '/').nth(5).unwrap_or_default();
     let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
     let path = format!("/{rest}{query}");
-    let answer = app.ask(&via, access, node.clone(), &method, path.clone()).await?;
+    let answer = app.ask(asker, node.clone(), &method, path.clone()).await?;
     let audit = Audit(format!("node {node:?}: {method} {path:?} is {}", answer.status));
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
@@ -148,13 +148,13 @@ pub(super) fn end_of_node() {}
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn sessions(
+pub(super) async fn fleet_sessions(
     State(app): State<App>,
-    Extension(via): Extension<Via>,
-    Extension(Granted(access)): Extension<Granted>,
+    Extension(grant): Extension<Grant>,
     uri: Uri,
 ) -> Result<Json<FleetSessions>, Problem> {
-    if via.is_node() {
+    let asker = app.asker(&grant);
+    if asker.via.is_node() {
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     let mut wanted: SessionQuery = query(&uri)?;
@@ -180,7 +180,7 @@ pub(super) async fn sessions(
         let found = if node == own {
             app.page(&asked).await.map_err(|problem| problem.detail)
         } else {
-            app.page_of(&via, access, &node, &asked).await
+            app.page_of(asker, &node, &asked).await
         };
         match found {
             Ok(SessionPage { sessions, next }) => {
@@ -196,10 +196,21 @@ pub(super) async fn sessions(
     Ok(Json(page))
 }
 
+/// Who asks, and what that one may do.
+#[derive(Clone, Copy)]
+pub(super) struct Asker<'a> {
+    via: &'a Via,
+    access: AdminAccess,
+}
+
 /// A part of a path, or what is wrong with it.
 type Node = Result<Path<String>, PathRejection>;
 
 impl App {
+    pub(super) fn asker<'a>(&self, grant: &'a Grant) -> Asker<'a> {
+        Asker { via: grant.via(), access: grant.access(&self.program.settings()) }
+    }
+
     /// `None` of a program that is no server.
     pub(super) fn fleet(&self) -> Result<std::sync::Arc<dyn program::Fleet>, Problem> {
         self.program.fleet().ok_or_else(Problem::no_server)
@@ -221,16 +232,15 @@ impl App {
 
     async fn ask(
         &self,
-        via: &Via,
-        access: AdminAccess,
+        asker: Asker<'_>,
         node: String,
         method: &Method,
         path: String,
     ) -> Result<Answer, Problem> {
         let fleet = self.fleet()?;
         let own = fleet.status().map(|status| status.node).unwrap_or_default();
-        let by = format!("{via} at node {own}");
-        let rights = if access == AdminAccess::Full { Rights::Full } else { Rights::Read };
+        let by = format!("{} at node {own}", asker.via);
+        let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
         let asked = Asked { node, method: method.to_string(), path, rights, by };
         Ok(fleet.ask(asked).await?)
     }
@@ -238,27 +248,25 @@ impl App {
     /// Sessions of another node; why not, for people.
     async fn page_of(
         &self,
-        via: &Via,
-        access: AdminAccess,
+        asker: Asker<'_>,
         node: &str,
         asked: &SessionQuery,
     ) -> Result<SessionPage, String> {
         let words = serde_urlencoded::to_string(asked).unwrap_or_default();
         let path = format!("/v1/sessions?{words}");
-        let answer = self.ask(via, access, node.to_owned(), &Method::GET, path).await;
+        let answer = self.ask(asker, node.to_owned(), &Method::GET, path).await;
         answer.map_err(|problem| problem.detail).and_then(|answer| read(&answer))
     }
 
     /// Asks the other nodes for what this one does not have, and gives the first good answer and who gave it; and how many did not answer.
     pub(super) async fn ask_others(
         &self,
-        via: &Via,
-        access: AdminAccess,
+        asker: Asker<'_>,
         method: &Method,
         path: &str,
     ) -> (Option<(String, Answer)>, usize) {
         let Ok(status) = self.fleet_status() else { return (None, 0) };
-        if via.is_node() {
+        if asker.via.is_node() {
             return (None, 0);
         }
         let others = status.nodes.into_iter().map(|node| node.name).filter(|name| *name != status.node);
@@ -268,9 +276,10 @@ impl App {
             while asking.len() < AT_A_TIME
                 && let Some(node) = others.pop_front()
             {
+                let Asker { via, access } = asker;
                 let (app, via, method, path) = (self.clone(), via.clone(), method.clone(), path.to_owned());
                 asking.spawn(async move {
-                    let answer = app.ask(&via, access, node.clone(), &method, path).await;
+                    let answer = app.ask(Asker { via: &via, access }, node.clone(), &method, path).await;
                     (node, answer)
                 });
             }

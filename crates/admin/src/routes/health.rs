@@ -10,7 +10,13 @@ use axum::{
 use utoipa::OpenApi as _;
 
 use super::{App, Document};
-use crate::{access::COUNTS, connections, model::Problem, plain_text::plain_text, program::Standing};
+use crate::{
+    access::COUNTS,
+    connections, issue,
+    model::{Job, Problem},
+    plain_text::plain_text,
+    program::Standing,
+};
 
 /// Media type of the metrics, and how whoever takes it says so.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -22,13 +28,11 @@ const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const END: &str = "# EOF\n";
 
 /// What there is to look at.
-#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, description = "One line a path.", body = String, content_type = "text/plain")))]
-pub(super) async fn front() -> &'static str {
-    "/metrics       what the program counts, for Prometheus\n\
+pub(super) const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
      /livez         ok: it runs\n\
      /readyz        ok, alone, or draining; /healthz is the same\n\
-     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n"
-}
+     /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
+     /              in a browser, a page that shows all that\n";
 
 /// Whether the program runs.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`, or it would not answer.", body = String, content_type = "text/plain")))]
@@ -88,7 +92,8 @@ pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Resul
     let failed = |error: std::fmt::Error| {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", error.to_string())
     };
-    let text = app.program.metrics().and_then(with_own).map_err(failed)?;
+    let is_server = app.program.job() == Job::Serve;
+    let text = app.program.metrics().and_then(|text| with_own(text, is_server)).map_err(failed)?;
     let takes = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPENMETRICS_TYPE));
     Ok(if headers.get_all(header::ACCEPT).iter().any(takes) {
         ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
@@ -97,23 +102,47 @@ pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Resul
     })
 }
 
+/// A family of counters: name, help, label, and the counts by its value.
+type Family<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, u64)]);
+
 /// The text, and what this interface itself has counted.
-fn with_own(mut text: String) -> Result<String, std::fmt::Error> {
+fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error> {
     if text.ends_with(END) {
         text.truncate(text.len() - END.len());
     }
-    let families = [
+    let own: [Family<'_>; 2] = [
         (
             "admin_connections_closed",
             "Connections to the admin interface that ended without an answer, or before it was taken, by reason.",
             "reason",
-            &connections::closed()[..],
+            &connections::ADMIN.by_reason(),
         ),
-        ("admin_requests", "Requests to the admin interface, by result.", "result", &COUNTS.requests()[..]),
+        ("admin_requests", "Requests to the admin interface, by result.", "result", &COUNTS.requests()),
     ];
+    let of_applications: [Family<'_>; 3] = [
+        (
+            "credentials_api_connections_closed",
+            "Connections of applications that ended without an answer, or before it was taken, by reason.",
+            "reason",
+            &connections::APPLICATIONS.by_reason(),
+        ),
+        (
+            "credentials_api_issued",
+            "Credentials and tokens made for applications and administrators, by kind.",
+            "kind",
+            &issue::COUNTS.issued(),
+        ),
+        (
+            "credentials_api_refused",
+            "Requests for credentials that were refused, by reason.",
+            "reason",
+            &issue::COUNTS.refused(),
+        ),
+    ];
+    let families = own.iter().chain(of_applications.iter().filter(|_| is_server));
     for (name, help, label, counts) in families {
         write!(text, "# HELP turnpike_{name} {help}\n# TYPE turnpike_{name} counter\n")?;
-        for (value, count) in counts {
+        for (value, count) in *counts {
             writeln!(text, "turnpike_{name}_total{{{label}=\"{value}\"}} {count}")?;
         }
     }

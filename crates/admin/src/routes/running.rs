@@ -14,7 +14,7 @@ use super::{App, Json, body};
 use crate::{
     access::Audit,
     model::{Build, Datapath, Drain, Draining, LogLevel, Problem, Reloaded, Status},
-    program::NotReloaded,
+    program::{NotReloaded, Program},
 };
 
 /// The longest deadline of a drain, in seconds, as the configuration has it.
@@ -31,22 +31,28 @@ const LONGEST: u32 = 86_400;
     ),
 )]
 pub(super) async fn status(State(app): State<App>) -> Json<Status> {
-    let datapath = app.program.server().map(|server| {
-        let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
-        let step = kernel.unwrap_or_else(|| server.datapath.to_string());
-        Datapath { step, why: server.datapath_reason.to_string() }
-    });
-    let (at, since) = app.started;
-    Json(Status {
-        job: app.program.job(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-        started_at: seconds(at),
-        uptime_s: since.elapsed().as_secs(),
-        draining: app.program.is_draining(),
-        open: app.program.open(),
-        datapath,
-    })
+    Json(app.live.status())
+}
+
+impl Status {
+    /// Of a program that was started then, so long ago.
+    pub(crate) fn of(program: &dyn Program, at: Timestamp, uptime: Duration) -> Self {
+        let datapath = program.server().map(|server| {
+            let kernel = server.relay.kernel().map(|_| "kernel".to_owned());
+            let step = kernel.unwrap_or_else(|| server.datapath.to_string());
+            Datapath { step, why: server.datapath_reason.to_string() }
+        });
+        Self {
+            job: program.job(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_at: seconds(at),
+            uptime_s: uptime.as_secs(),
+            draining: program.is_draining(),
+            open: program.open(),
+            datapath,
+        }
+    }
 }
 
 /// Without fractions.
@@ -150,6 +156,11 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
             StatusCode::CONFLICT,
             "draining",
             "the program drains, and reloads nothing any more",
+        )),
+        Err(NotReloaded::Upgrade) => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "upgrade",
+            "another process takes this one's place: ask again, and it will answer",
         )),
     }
 }

@@ -30,9 +30,12 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     let server = app.server()?;
     let (of, workers) = (&server.settings, server.relay.snapshots());
     let sum = |count: fn(&WorkerSnapshot) -> u64| Some(workers.iter().map(count).sum());
-    let limits = [
+    let at_most: [(&str, u64, Option<u64>); 20] = [
         ("limits.allocations", of.max_allocations as u64, sum(|worker| worker.allocations)),
         ("limits.allocations_per_user", of.max_allocations_per_user as u64, None),
+        ("limits.prefix_v4", of.prefix_v4.into(), None),
+        ("limits.prefix_v6", of.prefix_v6.into(), None),
+        ("limits.burst", of.burst_ms.into(), None),
         ("limits.permissions", of.max_permissions as u64, None),
         ("limits.channels", of.max_channels as u64, None),
         ("limits.kernel_flows", of.kernel_flows.into(), None),
@@ -49,8 +52,19 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
         ("limits.default_lifetime", of.default_lifetime.into(), None),
         ("limits.max_lifetime", of.max_lifetime.into(), None),
     ];
-    let limits = limits.map(|(key, most, used)| Limit { key: key.to_owned(), most, used });
-    Ok(Json(Limits { limits: limits.into() }))
+    let where_wanted = [
+        ("limits.allocations_per_prefix", of.max_allocations_per_prefix.map(|most| most as u64)),
+        ("limits.refusals_per_prefix", of.refusals_per_prefix.map(u64::from)),
+        ("limits.bits_per_second", of.rate),
+        ("limits.bits_per_second_per_realm", of.rate_per_realm),
+        ("limits.bits_per_second_per_user", of.rate_per_user),
+        ("limits.bits_per_second_per_allocation", of.rate_per_allocation),
+        ("limits.session_length", of.session_length.map(u64::from)),
+    ];
+    let at_most = at_most.into_iter().map(|(key, most, used)| (key, Some(most), used));
+    let where_wanted = where_wanted.into_iter().map(|(key, most)| (key, most, None));
+    let limit = |(key, most, used): (&str, _, _)| Limit { key: key.to_owned(), most, used };
+    Ok(Json(Limits { limits: at_most.chain(where_wanted).map(limit).collect() }))
 }
 
 /// Where clients come in, what their sessions relay there now, and where they are relayed.
@@ -67,12 +81,13 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
     let sums = app.traffic().await?;
     let server = app.server()?;
     let traffic = |(datagrams, bytes)| Traffic { datagrams, bytes };
-    let listeners = server.relay.listeners().all().zip(sums).map(|((transport, address), sum)| Listener {
-        transport: <&str>::from(transport).to_owned(),
-        address: address.to_string(),
-        sessions: sum.sessions,
-        to_peer: traffic(sum.to_peer),
-        to_client: traffic(sum.to_client),
+    let listeners = server.relay.listening(&sums).into_iter().map(|it| Listener {
+        transport: <&str>::from(it.transport).to_owned(),
+        address: it.address.to_string(),
+        closing: it.closing,
+        sessions: it.traffic.sessions,
+        to_peer: traffic(it.traffic.to_peer),
+        to_client: traffic(it.traffic.to_client),
     });
     let ports = &server.settings.ports;
     let relays = server.addresses.iter().map(|relay| RelayRange {

@@ -10,16 +10,17 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
-use turnpike_config::AdminAccess;
-use turnpike_relay::sessions::{
-    AddressFilter, ListenerTraffic, Look, Looked, Session as Found, SessionFilter, Tally,
-};
+use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
 use turnpike_turn::server::{SessionId, Transport};
 use utoipa::IntoParams;
 
-use super::{App, Json, fleet, query};
+use super::{
+    App, Json,
+    fleet::{self, Asker},
+    query, server_of,
+};
 use crate::{
-    access::{Audit, Granted, Via},
+    access::{Audit, Grant},
     model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
     program::Server,
 };
@@ -134,8 +135,7 @@ pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<Sessio
 )]
 pub(super) async fn one(
     State(app): State<App>,
-    Extension(via): Extension<Via>,
-    Extension(Granted(access)): Extension<Granted>,
+    Extension(grant): Extension<Grant>,
     id: Id,
 ) -> Result<Json<Session>, Problem> {
     let id = read_id(id)?;
@@ -144,7 +144,7 @@ pub(super) async fn one(
             return Ok(Json(Session::with_details(found)));
         }
     }
-    app.at_another_node(&via, access, &Method::GET, id).await.map(Json)
+    app.at_another_node(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
 /// Ends a session, on whichever node of the fleet it is. Its client may make another one at once.
@@ -160,8 +160,7 @@ pub(super) async fn one(
 )]
 pub(super) async fn end(
     State(app): State<App>,
-    Extension(via): Extension<Via>,
-    Extension(Granted(access)): Extension<Granted>,
+    Extension(grant): Extension<Grant>,
     id: Id,
 ) -> Result<Response, Problem> {
     let id = read_id(id)?;
@@ -172,7 +171,7 @@ pub(super) async fn end(
             return Ok(ended(Session::with_details(found)));
         }
     }
-    app.at_another_node(&via, access, &Method::DELETE, id).await.map(ended)
+    app.at_another_node(app.asker(&grant), &Method::DELETE, id).await.map(ended)
 }
 
 fn ended(session: Session) -> Response {
@@ -202,11 +201,7 @@ fn no_such(id: SessionId, silent: usize) -> Problem {
 impl App {
     /// The server, not to be kept while waiting.
     pub(super) fn server(&self) -> Result<Server, Problem> {
-        match self.program.server() {
-            Some(server) => Ok(server),
-            None if self.program.job() == crate::model::Job::Forward => Err(Problem::no_server()),
-            None => Err(Problem::stopping()),
-        }
+        server_of(&*self.program)
     }
 
     /// Sessions of this server.
@@ -236,20 +231,17 @@ impl App {
     }
 
     /// What the sessions of each listener have relayed, over all workers.
-    pub(super) async fn traffic(&self) -> Result<Vec<ListenerTraffic>, Problem> {
-        let (workers, listeners) = {
-            let relay = self.server()?.relay;
-            (relay.workers(), relay.listeners().all().count())
-        };
-        let mut sums = vec![ListenerTraffic::default(); listeners];
+    pub(super) async fn traffic(&self) -> Result<Tally, Problem> {
+        let workers = self.server()?.relay.workers();
+        let mut sums = Tally::default();
         for worker in 0..workers {
             let mut from = Some(0);
             while let Some(slot) = from {
                 let (sender, answer) = oneshot::channel();
                 self.server()?.relay.tally(worker, slot, move |tally| _ = sender.send(tally));
-                let Tally { listeners, next } = answer.await.map_err(|_| Problem::stopping())?;
-                sums.iter_mut().zip(&listeners).for_each(|(sum, more)| sum.merge(more));
-                from = next;
+                let slice = answer.await.map_err(|_| Problem::stopping())?;
+                sums.merge(&slice);
+                from = slice.next;
             }
         }
         Ok(sums)
@@ -258,12 +250,11 @@ impl App {
     /// What another node says of a session that is not here, or has done with it.
     async fn at_another_node(
         &self,
-        via: &Via,
-        access: AdminAccess,
+        asker: Asker<'_>,
         method: &Method,
         id: SessionId,
     ) -> Result<Session, Problem> {
-        let (found, silent) = self.ask_others(via, access, method, &format!("/v1/sessions/{id}")).await;
+        let (found, silent) = self.ask_others(asker, method, &format!("/v1/sessions/{id}")).await;
         let (node, answer) = found.ok_or_else(|| no_such(id, silent))?;
         let session = fleet::read::<Session>(&answer);
         let strange =

@@ -21,12 +21,12 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use turnpike_admin::{
-    Interface, Program, Store,
+    Applications, Interface, Program, Store,
     model::Job,
-    program::{Fleet, Later, NotReloaded, Reloaded, Server},
+    program::{Fleet, Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
 use turnpike_config::{
-    AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, certificates,
+    AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, api_keys, certificates,
 };
 use turnpike_net::{Datapath, UnixName};
 use turnpike_relay::{Config, Relay, RelayAddress};
@@ -85,6 +85,8 @@ pub(crate) struct Double {
     pub(crate) draining: AtomicBool,
     pub(crate) level: Mutex<String>,
     pub(crate) ended: AtomicBool,
+    pub(crate) refusals: Mutex<Vec<Refusal>>,
+    pub(crate) rules: Mutex<Vec<Rule>>,
     /// Of a server.
     fleet: Option<Arc<Member>>,
 }
@@ -150,6 +152,18 @@ impl Program for Double {
             datapath_reason: "as configured".into(),
         })
     }
+    fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+        self.relay.as_ref()?;
+        let refusals = self.refusals.lock().unwrap();
+        let fits = |refusal: &&Refusal| {
+            wanted.client.as_ref().is_none_or(|prefix| prefix.contains(refusal.client.ip()))
+                && wanted.user.as_ref().is_none_or(|user| refusal.user.contains(user))
+        };
+        Some(refusals.iter().filter(fits).take(most).cloned().collect())
+    }
+    fn rules(&self) -> Vec<Rule> {
+        self.rules.lock().unwrap().clone()
+    }
     fn fleet(&self) -> Option<Arc<dyn Fleet>> {
         self.fleet.as_ref().map(|member| Arc::<Member>::clone(member) as Arc<dyn Fleet>)
     }
@@ -159,6 +173,8 @@ impl Program for Double {
 pub(crate) struct Running {
     pub(crate) program: Arc<Double>,
     pub(crate) tcp: Vec<SocketAddr>,
+    /// Where applications ask.
+    pub(crate) applications: Vec<SocketAddr>,
     pub(crate) dir: Dir,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -172,26 +188,34 @@ impl Running {
 
     /// The same, one of several that are one service.
     pub(crate) fn node(together: &Together, name: &str, workers: usize) -> Self {
-        Self::start_as(Some(together.join(name)), Some(workers), with_tokens)
+        Self::start_as(Some(together.join(name)), Some(workers), |settings, dir| {
+            with_tokens(&mut settings.admin, dir);
+        })
     }
 
     /// A server, or a forwarder, that listens on a Unix socket and on loopback if nothing else is said.
     pub(crate) fn start(workers: Option<usize>, change: impl FnOnce(&mut AdminSettings, &Dir)) -> Self {
+        Self::configured(workers, |settings, dir| change(&mut settings.admin, dir))
+    }
+
+    /// The same, of which anything may be configured.
+    pub(crate) fn configured(workers: Option<usize>, change: impl FnOnce(&mut Settings, &Dir)) -> Self {
         Self::start_as(workers.map(|_| Member::alone()), workers, change)
     }
 
     fn start_as(
         fleet: Option<Arc<Member>>,
         workers: Option<usize>,
-        change: impl FnOnce(&mut AdminSettings, &Dir),
+        change: impl FnOnce(&mut Settings, &Dir),
     ) -> Self {
         let dir = Dir::new();
         let mut settings = Settings::default();
         settings.admin.listen =
             vec![dir.socket("a.sock"), AdminAddress::Tcp((Ipv4Addr::LOCALHOST, 0).into())];
         settings.admin.loopback = AdminAccess::Read;
-        change(&mut settings.admin, &dir);
-        let admin = settings.admin.clone();
+        settings.credentials.listen = vec![(Ipv4Addr::LOCALHOST, 0).into()];
+        change(&mut settings, &dir);
+        let began = settings.clone();
         let program = Arc::new(Double {
             relay: workers.map(|workers| Arc::new(relay(workers))),
             settings: Mutex::new(settings),
@@ -202,6 +226,8 @@ impl Running {
             draining: AtomicBool::new(false),
             level: Mutex::new("info".to_owned()),
             ended: AtomicBool::new(false),
+            refusals: Mutex::default(),
+            rules: Mutex::default(),
             fleet,
         });
         let (stop, stopped) = oneshot::channel::<()>();
@@ -210,15 +236,19 @@ impl Running {
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                *served.store.lock().unwrap() = Some(store(&state));
-                let interface = Interface::listen(served.job(), &admin, true).unwrap();
-                found.send(interface.addresses()).unwrap();
-                interface.serve(served);
+                let opened = store(&state);
+                opened.read().await.unwrap();
+                *served.store.lock().unwrap() = Some(opened);
+                let interface = Interface::listen(served.job(), &began.admin, true, Vec::new()).unwrap();
+                let applications = Applications::listen(&began, Vec::new()).unwrap();
+                found.send((interface.addresses(), applications.addresses())).unwrap();
+                let _serving =
+                    [applications.serve(Arc::clone(&served) as Arc<dyn Program>), interface.serve(served)];
                 let _ = stopped.await;
             });
         });
-        let tcp = addresses.recv_timeout(SOON).expect("it listens");
-        Self { program, tcp, dir, stop: Some(stop), thread: Some(thread) }
+        let (tcp, applications) = addresses.recv_timeout(SOON).expect("it listens");
+        Self { program, tcp, applications, dir, stop: Some(stop), thread: Some(thread) }
     }
 
     /// How it stands with others.
@@ -263,6 +293,30 @@ impl Running {
     /// Asks on loopback with these headers.
     pub(crate) fn ask_tcp(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.say_tcp(&request(method, path, &self.tcp[0].to_string(), headers, None))
+    }
+
+    /// Asks where applications ask.
+    pub(crate) fn apply(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> Answer {
+        let at = self.applications[0];
+        let bytes = request(method, path, &at.to_string(), headers, body);
+        exchange(&mut TcpStream::connect(at).unwrap(), &bytes)
+    }
+
+    /// A key of this name, of which the store knows, and all that is said of it beside.
+    pub(crate) fn key(&self, name: &str, more: Value) -> String {
+        let key = api_keys::make(name);
+        let mut body = more;
+        body["name"] = name.into();
+        body["sha256"] = api_keys::hash_digits(&key).into();
+        let answer = self.ask("POST", "/v1/keys", Some(&body.to_string()));
+        assert_eq!(answer.status, 201, "{answer:?}");
+        key.reveal().to_owned()
     }
 
     /// Says this on loopback.

@@ -114,13 +114,14 @@ fn a_reload_says_what_has_changed_and_every_mistake() {
     server.line_with("listening on udp ");
     let reload = || login.run(&["reload"]);
     assert_eq!(reload().stdout, "reloaded; nothing has changed that a reload takes");
-    let text = "[auth]\nusers = [\"alice:two\", \"bob:x\"]\n[[realm]]\nname = \"b.example\"\nusers = [\"carol:x\"]\n[relay]\nports = \"50000-50999\"\n";
+    let text = "[auth]\nusers = [\"alice:two\", \"bob:x\"]\n[[realm]]\nname = \"b.example\"\nusers = [\"carol:x\"]\n[relay]\nports = \"50000-50999\"\nbuffer = 65536\n";
     fs::write(&file, text).expect("our own file");
     let changed = reload();
     assert_eq!(
         changed.stdout.lines().collect::<Vec<_>>(),
         [
-            "relay.ports: takes effect only after a restart",
+            "relay.buffer: takes effect only after a restart",
+            "relay.ports: \"49152-65535\" -> \"50000-50999\"",
             "auth.users: 2 added, 1 changed",
             "realm b.example: added"
         ],
@@ -240,7 +241,7 @@ fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
 fn wrong_words_are_told_before_anybody_is_asked() {
     for (arguments, told) in [
         (&["sessions", "--admin", "192.0.2.1:9641"][..], "not on loopback"),
-        (&["reload", "--admin", "https://127.0.0.1:1"], "no TLS"),
+        (&["reload", "--admin", "https://me@127.0.0.1:1"], "expected unix:/PATH"),
         (&["session", "end"], "<ID>"),
         (&["session"], "Usage"),
         (&["drain", "--deadline", "soon"], "--deadline"),

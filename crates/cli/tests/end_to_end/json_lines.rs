@@ -137,8 +137,7 @@ fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
         .run();
     assert_eq!(churn.code, Some(0), "{}", churn.output());
     serve.program.line_with("more sessions ended");
-    fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nports = \"50000-50999\"\n")
-        .expect("our own");
+    fs::write(&file, "[auth]\nusers = [\"alice:secret\"]\n[relay]\nbuffer = 65536\n").expect("our own");
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
     fs::write(&file, "[auth]\nusrs = []\n").expect("our own");
@@ -169,7 +168,7 @@ fn every_kind_of_line_of_serve_is_an_object_of_the_schema() {
     assert_eq!(reloaded.get("changed"), "auth.users");
     assert_eq!(reloaded.get("users_removed"), 1);
     for message in
-        ["listening on udp", "data path", "relaying on", "relay.ports has changed", "draining", "stopped"]
+        ["listening on udp", "data path", "relaying on", "relay.buffer has changed", "draining", "stopped"]
     {
         of(&lines, message);
     }

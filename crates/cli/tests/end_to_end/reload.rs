@@ -1,8 +1,10 @@
 //! SIGHUP reads the configuration again: a good one is taken while sessions live on, a broken one changes nothing.
 
-use std::fs;
+use std::{fs, net::UdpSocket};
 
-use super::harness::{Dir, Finished, Load, Reflect, SOON, Serve, V4};
+use super::harness::{
+    Dir, Finished, Load, Program, Reflect, SOON, Serve, V4, eventually, fetch, free_port, turnpike,
+};
 
 fn allocate(serve: &Serve, user: &str) -> Finished {
     Load::as_user(serve.address(V4), user)
@@ -30,13 +32,16 @@ fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
     serve.program.line_with("the old one stays in force");
     assert_eq!(allocate(&serve, "a:one").code, Some(0));
 
-    fs::write(&file, "[auth]\nusers = [\"a:two\", \"b:x\"]\n[relay]\nports = \"50000-50999\"\n")
+    fs::write(&file, "[auth]\nusers = [\"a:two\", \"b:x\"]\n[relay]\nbuffer = 100000\n")
         .expect("our own file");
     serve.program.signal("HUP");
-    serve.program.line_with("relay.ports has changed, but takes effect only after a restart");
+    serve.program.line_with("relay.buffer has changed, but takes effect only after a restart");
     let line = serve.program.line_with("configuration reloaded");
     assert!(line.contains("changed=\"auth.users\" users_added=1 users_changed=1"), "{line}");
     assert!(!line.contains("two") && !line.contains("removed"), "{line}");
+    assert!(
+        serve.program.lines().iter().any(|line| line.ends_with("reloaded auth.users: 1 added, 1 changed"))
+    );
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded; nothing in it has changed that a reload takes");
     for (user, code) in [("a:one", 1), ("a:two", 0), ("b:x", 0)] {
@@ -47,4 +52,67 @@ fn a_good_file_changes_who_may_enter_and_a_broken_one_nothing() {
     let session = session.wait(SOON);
     assert_eq!(session.code, Some(0), "{}", session.output());
     assert_eq!(session.result()["lost"], 0);
+}
+
+/// With one that cannot be had, the log level stays as it was too.
+#[test]
+fn a_reload_changes_listeners_relay_ports_and_log_level_or_nothing_at_all() {
+    let [first, second] = [free_port(V4), free_port(V4)];
+    let admin = format!("127.0.0.1:{}", free_port(V4));
+    let dir = Dir::new();
+    let text = |ports: &[u16], more: &str| {
+        let listen: Vec<String> = ports.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect();
+        format!("[server]\nlisten = [{}]\n[auth]\nusers = [\"a:one\"]\n{more}", listen.join(", "))
+    };
+    let file = dir.file("turnpike.toml", text(&[first], ""));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let plain = ["serve", "-c", path, "--relay-ip", "127.0.0.1", "--admin", &admin];
+    let mut serve = Program::start(&mut turnpike(&plain));
+    serve.line_with("data path");
+    let allocates = |port: u16| {
+        let run = Load::as_user(([127, 0, 0, 1], port).into(), "a:one")
+            .with(&["--mode", "allocate", "--rate", "20", "--duration", "1"])
+            .run();
+        assert_eq!(run.code, Some(0), "{}", run.output());
+    };
+    let reload = |serve: &Program, text: String| {
+        fs::write(&file, text).expect("our own file");
+        serve.signal("HUP");
+    };
+
+    // Somebody else has the second port: not even the level changes.
+    let busy = UdpSocket::bind(("127.0.0.1", second)).expect("it was free");
+    reload(&serve, text(&[second, first], "[log]\nlevel = \"debug\"\n"));
+    serve.line_with(&format!("cannot listen on udp 127.0.0.1:{second}"));
+    serve.line_with("configuration not reloaded: the old one stays in force");
+    allocates(first);
+    assert!(!serve.lines().iter().any(|line| line.contains("session opened")));
+    drop(busy);
+
+    reload(&serve, text(&[first, second], "[relay]\nports = \"50000-50099\"\n[log]\nlevel = \"debug\"\n"));
+    serve.line_with("configuration reloaded");
+    for protocol in ["udp", "tcp"] {
+        serve.line_with(&format!("listening on {protocol} 127.0.0.1:{second}"));
+    }
+    for (key, value) in [("server.listen", ""), ("relay.ports", "\"50000-50099\""), ("log.level", "debug")] {
+        let line = serve.line_with(&format!("reloaded {key}: "));
+        assert!(line.contains(" -> ") && line.contains(value), "{line}");
+    }
+    allocates(second);
+    let line = serve.line_with("session opened");
+    assert!(line.contains("relayed=127.0.0.1:500"), "{line}");
+
+    reload(&serve, text(&[second], ""));
+    for protocol in ["udp", "tcp"] {
+        serve.line_with(&format!("no longer listening on {protocol} 127.0.0.1:{first}"));
+    }
+    eventually("it is closed", || UdpSocket::bind(("127.0.0.1", first)).ok());
+    allocates(second);
+    let (status, page) =
+        fetch(admin.parse().expect("an address"), "/metrics").expect("the admin page answers");
+    assert_eq!(status, 200);
+    for (result, count) in [("loaded", 2), ("failed", 1)] {
+        let series = format!("turnpike_config_reloads_total{{result=\"{result}\"}} {count}");
+        assert!(page.contains(&series), "no {series} in {page}");
+    }
 }

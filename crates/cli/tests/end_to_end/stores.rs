@@ -255,7 +255,13 @@ fn lists_are_tables_for_people_and_json_for_programs() {
     let realms = json(&with(&["realm", "list", "--json"], &state));
     assert_eq!(
         realms,
-        serde_json::json!([{ "name": "blue", "max_sessions": 5, "max_sessions_per_user": null, "origins": [] }])
+        serde_json::json!([{
+            "name": "blue",
+            "max_sessions": 5,
+            "max_sessions_per_user": null,
+            "bits_per_second_per_session": null,
+            "origins": [],
+        }])
     );
 
     let missing = run(&with(&["user", "remove", "nobody"], &state));

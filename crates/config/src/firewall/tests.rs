@@ -50,6 +50,9 @@ fn every_transport_is_opened_where_it_listens_and_nowhere_else() {
         ("admin.tls_cert", &["/cert.pem"]),
         ("admin.tls_key", &["/key.pem"]),
         ("admin.tokens", &["0123456789abcdef"]),
+        ("credentials.listen", &["127.0.0.1:8443", "203.0.113.5:8443"]),
+        ("credentials.tls_cert", &["/cert.pem"]),
+        ("credentials.tls_key", &["/key.pem"]),
         ("nat_discovery.addresses", &["203.0.113.5", "203.0.113.6"]),
     ]);
     assert_eq!(
@@ -57,6 +60,7 @@ fn every_transport_is_opened_where_it_listens_and_nowhere_else() {
         [
             "udp 203.0.113.5:3478 (clients, discovery of NAT behaviour)",
             "udp port 443 (clients)",
+            "tcp 203.0.113.5:8443 (applications, for credentials)",
             "udp 203.0.113.5:3479 (discovery of NAT behaviour)",
             "udp 203.0.113.6:3478 (discovery of NAT behaviour)",
             "udp 203.0.113.6:3479 (discovery of NAT behaviour)",
@@ -65,10 +69,11 @@ fn every_transport_is_opened_where_it_listens_and_nowhere_else() {
         ]
     );
     assert_eq!(firewall.openings[1].place, Place::AllV4);
-    assert_eq!(firewall.notes.len(), 2, "{:?}", firewall.notes);
+    assert_eq!(firewall.notes.len(), 3, "{:?}", firewall.notes);
     assert!(
-        firewall.notes[0].starts_with("udp 127.0.0.1:3478") && firewall.notes[1].contains("0.0.0.0:9641")
+        firewall.notes[0].starts_with("udp 127.0.0.1:3478") && firewall.notes[2].contains("0.0.0.0:9641")
     );
+    assert!(firewall.notes[1].starts_with("tcp 127.0.0.1:8443"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Balance, Bind, Host, Pattern, PortRange, Protocol, Proxy, Rule};
+use turnpike_forward::{Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
 use super::{parts, rule_keys::Draft};
 use crate::Mistake;
@@ -24,6 +24,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let asks = rule.health_question.is_some();
     let begins = "a PROXY header begins a TCP connection";
     let only_tcp = "a rule from TCP to TCP";
+    let limit = rule.limits.bytes_per_second.or(rule.limits.bytes_per_second_per_connection);
     // A key that has no effect for a protocol is refused, not ignored.
     let everywhere = [
         (
@@ -43,6 +44,24 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
             "rule.transparent",
             "a transparent rule sends from the client's address, not from rule.source",
             "one of the two",
+        ),
+        (
+            rule.copy == CopyMode::Kernel && limit.is_some(),
+            "rule.copy",
+            "a limit of bytes a second is kept in user space",
+            "another copy beside it, or no limit",
+        ),
+        (
+            protocol == Protocol::Udp && rule.kernel == Some(true) && rule.kernel_obstacle().is_some(),
+            "rule.kernel",
+            rule.kernel_obstacle().unwrap_or_default(),
+            "false, or no such key in this rule",
+        ),
+        (
+            protocol != Protocol::Udp && draft.has("rule.kernel"),
+            "rule.kernel",
+            "only UDP to UDP has a choice",
+            "no such key in this rule",
         ),
     ];
     let with_udp = [
@@ -152,6 +171,9 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
     if rule.socket_mode.is_some() && !listens {
         let problem = "the rule does not listen on a Unix socket".to_owned();
         refuse("rule.socket_mode", problem, "a listener such as unix:/run/app.sock");
+    }
+    if (listens || target.is_some()) && rule.copy == CopyMode::Kernel {
+        refuse("rule.copy", "the kernel passes on TCP alone".to_owned(), "another copy beside a Unix socket");
     }
     if let Some(target) = target {
         for (path, set) in [

@@ -388,6 +388,15 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!(reload "rule.max_bytes_per_second", limits.bytes_per_second, BYTES),
     field!(reload "rule.max_bytes_per_second_per_connection", limits.bytes_per_second_per_connection, BYTES),
     field!(reload "rule.copy", copy, COPY),
+    scalar!(
+        "rule.kernel",
+        kind::SWITCH.expected,
+        |reader, node, rule| {
+            rule.kernel = Some(reader.boolean(node)?);
+            Some(())
+        },
+        |rule| rule.kernel.map_or_else(|| quoted(""), |kernel| kernel.to_string()),
+    ),
 ];
 
 /// Connections of one client, at a time or a second.
@@ -409,10 +418,11 @@ const BYTES: Kind<Option<u64>> = Kind::one(
 );
 
 pub(crate) const COPY: Kind<CopyMode> = named!(
-    "\"auto\", \"splice\" or \"buffer\"",
+    "\"auto\", \"splice\", \"buffer\" or \"kernel\"",
     "auto" => CopyMode::Auto,
     "splice" => CopyMode::Splice,
     "buffer" => CopyMode::Buffer,
+    "kernel" => CopyMode::Kernel,
 );
 
 /// Clients to allow or to deny.

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use turnpike_forward::{Access, CopyMode, Rule};
-use turnpike_net::Datapath;
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, LogFormat, Origin, admin_keys,
+    AdminSettings, Change, DatapathChoice, LogFormat, Origin, admin_keys,
     key::{self, Kind, kind, named, number, settings},
+    keys,
 };
 
 settings! {
@@ -16,8 +16,10 @@ settings! {
     ForwardSettings by FORWARD_KEYS {
         /// Threads; `None` is one per core.
         workers: Option<usize> = None, start "forward.workers" kind::WORKERS;
-        /// Step of the ladder; `None` is the highest that works.
-        datapath: Option<Datapath> = None, start "forward.datapath" kind::DATAPATH;
+        /// Step of the ladder, and whether rules that do not say have the kernel forward lone datagrams.
+        datapath: DatapathChoice = DatapathChoice::Auto, start "forward.datapath" DATAPATH;
+        /// Flows that the kernel has, two a session.
+        kernel_flows: u32 = 65_536, start "forward.kernel_flows" number!(u32, "a number", 2..=4_194_304);
         /// Microseconds that a worker looks for more before it sleeps.
         busy_poll_us: u32 = 0, start "forward.busy_poll_us" number!(u32, "microseconds", 0..=1000);
         /// Connections and sessions of all rules at a time.
@@ -55,6 +57,9 @@ settings! {
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
         /// Seconds that connections get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
+        /// Seconds that connections which stay in the old process get to end after an upgrade.
+        upgrade_deadline: u32 = 3600,
+            reload "shutdown.upgrade_deadline" number!(u32, "seconds", 0..=604_800);
         /// All rules, those of the file first.
         rules: Vec<Rule> = Vec::new();
         /// Who set what; keys that are missing have their default.
@@ -80,12 +85,12 @@ impl ForwardSettings {
 
     /// Keys whose value differs in `new` but which a running forwarder cannot change.
     pub fn unchangeable(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, false, self, new)
+        key::unchangeable(FORWARD_KEYS, self, new)
     }
 
     /// Keys whose value differs in `new` and that a running forwarder takes over.
-    pub fn changed(&self, new: &Self) -> Vec<&'static str> {
-        key::changed(FORWARD_KEYS, true, self, new)
+    pub fn changed(&self, new: &Self) -> Vec<Change> {
+        key::changes(FORWARD_KEYS, self, new)
     }
 }
 
@@ -105,6 +110,20 @@ pub(crate) struct LogFile {
     pub(crate) path: PathBuf,
     pub(crate) format: LineFormat,
 }
+
+/// How datagrams enter and leave.
+const DATAPATH: Kind<DatapathChoice> = Kind::one(
+    "\"auto\", \"basic\", \"mmsg\", \"gso\" or \"kernel\"",
+    |reader, node| {
+        reader.parsed(node, |text| match text {
+            // `Datapath::from_str("auto")` asks the kernel, and nothing here may open a socket.
+            "auto" => Ok(DatapathChoice::Auto),
+            "kernel" => Ok(DatapathChoice::Kernel),
+            step => step.parse().map(DatapathChoice::Step).map_err(|_| ""),
+        })
+    },
+    keys::DATAPATH.show,
+);
 
 const LINE_FORMAT: Kind<LineFormat> =
     named!("\"rinetd\" or \"common\"", "rinetd" => LineFormat::Rinetd, "common" => LineFormat::Common);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use turnpike_forward::{Balance, CopyMode, Endpoint, Host, Pattern, PortRange, Protocol, ProxyVersion, Rule};
 
 use super::*;
+use crate::{Change, DatapathChoice};
 
 mod docs;
 
@@ -112,6 +113,31 @@ fn weights_stand_behind_the_target_or_in_a_table() {
 }
 
 #[test]
+fn what_the_kernel_is_to_do_is_read_for_all_rules_and_for_one() {
+    let text = "[forward]\ndatapath = \"kernel\"\nkernel_flows = 20\ncopy = \"kernel\"\n\
+        [[rule]]\nlisten = \"0.0.0.0:1\"\nprotocol = \"udp\"\ntarget = \"a:1\"\n\
+        [[rule]]\nlisten = \"0.0.0.0:2\"\nprotocol = \"udp\"\ntarget = \"a:1\"\nkernel = false\nmark = 1\n\
+        [[rule]]\nlisten = \"0.0.0.0:3\"\nprotocol = \"udp\"\ntarget = \"a:1\"\nkernel = true\n\
+        [[rule]]\nlisten = \"0.0.0.0:4\"\ntarget = \"a:1\"\n\
+        [[rule]]\nlisten = \"0.0.0.0:5\"\ntarget = \"a:1\"\ncopy = \"splice\"\n";
+    let settings = from_file(text).expect("valid").settings;
+    assert_eq!((settings.datapath, settings.kernel_flows), (DatapathChoice::Kernel, 20));
+    let kernel: Vec<_> = settings.rules.iter().map(|rule| rule.kernel).collect();
+    assert_eq!(kernel, [None, Some(false), Some(true), None, None]);
+    assert_eq!(settings.rules[3].copy, CopyMode::Kernel);
+    assert_eq!(settings.rules[4].copy, CopyMode::Splice);
+    let mut again = from_file(&settings.to_toml()).expect("valid").settings;
+    again.origins = settings.origins.clone();
+    assert_eq!(again, settings);
+    // The step of user space can be chosen, and a rule have the kernel none the less.
+    let basic =
+        from_file("[forward]\ndatapath = \"basic\"\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n");
+    let basic = basic.expect("valid").settings.datapath;
+    assert_eq!(basic, DatapathChoice::Step(turnpike_net::Datapath::Basic));
+    assert_eq!(argument("udp://0.0.0.0:53=a:53?kernel").kernel, Some(true));
+}
+
+#[test]
 fn mistakes_in_the_table_of_a_target_are_told_at_their_place() {
     let told = |table: &str| {
         let text = format!("[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = [{{ {table} }}]\n");
@@ -183,6 +209,8 @@ fn what_unix_sockets_and_single_families_cannot_is_said() {
             "no address and no route leads to unix:/a",
         ),
         ("tcp://0.0.0.0:1=unix:/a?mark=1", "rule.mark", "no address and no route leads to unix:/a"),
+        ("tcp://0.0.0.0:1=unix:/a?copy=kernel", "rule.copy", "the kernel passes on TCP alone"),
+        ("unix:///a=10.0.0.2:80?copy=kernel", "rule.copy", "the kernel passes on TCP alone"),
         ("tcp://0.0.0.0:1=unix:/a?transparent=true", "rule.transparent", "no address and no route leads to"),
         (
             "tcp://0.0.0.0:1=10.0.0.2:80?socket_mode=660",
@@ -368,6 +396,22 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "udp://0.0.0.0:1=a:1?copy=splice",
         "column 26: rule.copy: only TCP to TCP has a choice; expected no such key in this rule",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?copy=kernel&max_bytes_per_second=1000",
+        "column 26: rule.copy: a limit of bytes a second is kept in user space; expected another copy beside it, or no limit",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?kernel=false",
+        "column 28: rule.kernel: only UDP to UDP has a choice; expected no such key in this rule",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?kernel=true&mark=1",
+        "column 28: rule.kernel: mark may lead by another route than the kernel's; expected false, or no such key in this rule",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?kernel=true&max_bytes_per_second_per_connection=1000",
+        "column 28: rule.kernel: a limit of bytes a second is kept in user space; expected false, or no such key in this rule",
     ),
     (
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
@@ -649,8 +693,8 @@ fn what_has_changed_is_told_by_key_secret_ones_included() {
         from_file(&format!("[admin]\nread_tokens = [\"{token}\"]\n{rule}")).expect("valid").settings
     };
     let (old, new) = (with("0123456789abcdef"), with("fedcba9876543210"));
-    assert_eq!(old.changed(&old), [""; 0]);
-    assert_eq!(old.changed(&new), ["admin.read_tokens"]);
+    assert!(old.changed(&old).is_empty());
+    assert_eq!(old.changed(&new), [Change { key: "admin.read_tokens", values: None }]);
     assert!(!new.to_toml().contains("fedcba"), "{}", new.to_toml());
 }
 

@@ -7,7 +7,7 @@ use turnpike_turn::server::{AlternateWhen, Transport};
 use std::net::SocketAddr;
 
 use super::*;
-use crate::{FleetRedirect, Secret, StoredKey, UserSecret};
+use crate::{Change, FleetRedirect, Secret, StoredKey, UserSecret};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
@@ -41,6 +41,9 @@ fn flag(key: &'static str, name: &'static str, values: &[&str]) -> Flags {
 /// The example without origins, to compare values only.
 fn values_of(mut settings: Settings) -> Settings {
     settings.origins.clear();
+    for realm in &mut settings.realms {
+        realm.place = RealmSettings::default().place;
+    }
     settings
 }
 
@@ -140,6 +143,26 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         ("[server]\nlisten = [\"[::]:1\", \"[::]:1\"]", 2, 10, "server.listen", "each address once"),
         ("[tls]\nlisten = [\"[::]:5349\"]", 2, 10, "tls.listen", "--tls-cert FILE"),
         ("[tls]\ncert = \"a\"", 2, 8, "tls.cert", "neither"),
+        ("[credentials]\nlisten = [\"0.0.0.0:8443\"]", 2, 10, "credentials.listen", "tls.cert and tls.key"),
+        ("[credentials]\nlisten = [\"127.0.0.1:9641\"]", 2, 10, "credentials.listen", "no other listener"),
+        (
+            "[credentials]\nlisten = [\"[::1]:1\", \"[::1]:1\"]",
+            2,
+            10,
+            "credentials.listen",
+            "each address once",
+        ),
+        (
+            "[credentials]\norigins = [\"https://a.example/page\"]",
+            2,
+            12,
+            "credentials.origins",
+            "as browsers write",
+        ),
+        ("[credentials]\nnames = [\"0.0.0.0\"]", 2, 10, "credentials.names", "clients reach this server"),
+        ("[credentials]\nuris = [\"turn.example.org\"]", 2, 9, "credentials.uris", "RFC 7065"),
+        ("[credentials]\nttl = 0", 2, 7, "credentials.ttl", "1 to 31536000"),
+        ("[credentials]\nttl = 61\nmax_ttl = 60", 2, 7, "credentials.ttl", "at most credentials.max_ttl"),
         ("[dtls]\nlisten = [\"[::]:5349\"]", 2, 10, "dtls.listen", "--tls-cert FILE"),
         ("[tls]\nkey = \"a\"", 2, 7, "tls.key", "neither"),
         ("[tls]\ncertificates = [{ cert = \"a\" }]", 2, 17, "tls.certificates", "key = \"FILE\""),
@@ -268,6 +291,16 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             1,
             "alternate.address",
             "no [[alternate]]",
+        ),
+        ("[server]\ncoalesce_us = 1001", 2, 15, "server.coalesce_us", "0 to 1000"),
+        ("[server]\nbusy_poll_us = 50\ncoalesce_us = 100", 3, 15, "server.coalesce_us", "one of the two"),
+        ("[relay]\nshared_ports = 1025", 2, 16, "relay.shared_ports", "0 to 1024"),
+        (
+            "[server]\nworkers = 4\n[relay]\nports = \"5000-5011\"\nshared_ports = 4",
+            5,
+            16,
+            "relay.shared_ports",
+            "more ports",
         ),
         ("[oauth]\nskew = 301", 2, 8, "oauth.skew", "0 to 300"),
         ("[[oauth.key]]\nkid = \"a\"", 1, 1, "oauth.key", "base64 of 16 or 32 bytes"),
@@ -406,6 +439,72 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
             "another server",
         ),
         ("[[alternate]]\naddress = \"[::1]:3478\"", 1, 1, "alternate.address", "another server"),
+        ("[limits]\nbits_per_second = 999", 2, 19, "limits.bits_per_second", "1000 to"),
+        ("[limits]\nbits_per_second = \"2 Mbit\"", 2, 19, "limits.bits_per_second", "\"2M\""),
+        (
+            "[limits]\nbits_per_second_per_user = \"2M\"\nbits_per_second_per_allocation = \"3M\"",
+            3,
+            34,
+            "limits.bits_per_second_per_allocation",
+            "at most limits.bits_per_second_per_user",
+        ),
+        (
+            "[limits]\nbits_per_second = \"2M\"\nbits_per_second_per_user = 2000001",
+            3,
+            28,
+            "limits.bits_per_second_per_user",
+            "at most limits.bits_per_second",
+        ),
+        ("[limits]\nburst = 5", 2, 9, "limits.burst", "10 to 10000"),
+        ("[limits]\nallocations_per_prefix = 0", 2, 26, "limits.allocations_per_prefix", "or \"none\""),
+        (
+            "[limits]\nallocations_per_prefix = 20000",
+            2,
+            26,
+            "limits.allocations_per_prefix",
+            "at most limits.allocations",
+        ),
+        ("[limits]\nprefix_v4 = 33", 2, 13, "limits.prefix_v4", "0 to 32"),
+        ("[limits]\nsession_length = 59", 2, 18, "limits.session_length", "60 to 31536000"),
+        ("[limits]\nrefusals_per_prefix = \"few\"", 2, 23, "limits.refusals_per_prefix", "or \"none\""),
+        ("[peers]\nallow_only = true", 2, 14, "peers.allow_only", "--allow-peer"),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nrelay_ports = \"40000-50000\"",
+            1,
+            1,
+            "realm.relay_ports",
+            "within relay.ports",
+        ),
+        (
+            "[relay]\nports = \"50000-50099\"\n[auth]\nsecrets = [\"s\"]\n\
+             [[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nrelay_ports = \"50000-50099\"",
+            2,
+            9,
+            "relay.ports",
+            "relay_ports for every realm",
+        ),
+        (
+            "[limits]\nbits_per_second = \"1M\"\n[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nbits_per_second = \"2M\"",
+            3,
+            1,
+            "realm.bits_per_second",
+            "at most limits.bits_per_second",
+        ),
+        (
+            "[limits]\nbits_per_second_per_user = \"1M\"\n\
+             [[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nbits_per_second_per_allocation = \"2M\"",
+            3,
+            1,
+            "realm.bits_per_second_per_allocation",
+            "at most bits_per_second_per_user",
+        ),
+        (
+            "[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nsession_length = 5",
+            4,
+            18,
+            "realm.session_length",
+            "60 to",
+        ),
     ] {
         let errors = errors(text);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
@@ -414,6 +513,13 @@ fn each_mistake_names_line_column_key_and_what_is_expected() {
         assert_eq!(error.key, key, "{text}");
         assert!(error.expected.contains(expected), "{text}: {error}");
     }
+}
+
+#[test]
+fn allocations_that_share_ports_may_be_more_than_there_are_ports() {
+    let text = "[relay]\nports = \"5000-5009\"\nshared_ports = 2\n[limits]\nallocations = 1000";
+    let settings = settings(text);
+    assert_eq!((settings.shared_ports, settings.max_allocations), (2, 1000));
 }
 
 #[test]
@@ -448,7 +554,7 @@ fn all_mistakes_are_listed_in_the_order_of_the_file() {
             "t.toml:2:10: log.format: found the integer 3; expected \"text\", \"json\" or \"journald\"",
             "t.toml:4:11: server.workers: found the integer 0; expected a number of threads, 1 to 1024, or \"auto\" for one \
              per core",
-            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us; did you mean \
+            "t.toml:5:1: server.relm: unknown key; expected one of listen, tcp, proxy_protocol_from, realm, software, workers, datapath, busy_poll_us, coalesce_us; did you mean \
              \"realm\"?",
             "t.toml:7:9: relay.ports: found the string \"x\"; expected \"A-B\", ports 1 to 65535, at least 2 of them \
              (EVEN-PORT reserves pairs), such as \"49152-65535\"",
@@ -771,6 +877,41 @@ fn what_a_reload_cannot_change_is_named() {
     let old = settings("[server]\nrealm = \"a\"\nworkers = 2");
     let new = settings("[server]\nrealm = \"b\"\nworkers = 3\n[admin]\nlisten = \"off\"");
     assert_eq!(old.unchangeable(&new), ["server.workers", "admin.listen"]);
+    let mut kept = new.clone();
+    kept.keep_unchangeable(&old);
+    assert_eq!((kept.workers, &kept.admin, kept.realm.as_str()), (Some(2), &old.admin, "b"));
+    assert!(!kept.is_explicit("admin.listen") && old.unchangeable(&kept).is_empty());
+    assert_eq!(old.changed(&kept), old.changed(&new));
+}
+
+#[test]
+fn limits_are_read_with_units_lifted_and_shown_as_they_are() {
+    let text = "[limits]\nbits_per_second = \"10G\"\nbits_per_second_per_user = \"none\"\nburst = 100\n\
+                allocations_per_prefix = 5\nprefix_v6 = 56\nrefusals_per_prefix = 100\nsession_length = 86400\n\
+                [peers]\nallow = [\"192.0.2.0/24\"]\nallow_only = true\n\
+                [[realm]]\nname = \"a\"\nsecrets = [\"s\"]\nbits_per_second = \"500M\"\n\
+                bits_per_second_per_allocation = \"none\"\nsession_length = \"none\"\nrelay_ports = \"50000-50099\"";
+    let read = settings(text);
+    assert_eq!((read.rate, read.rate_per_user, read.burst_ms), (Some(10_000_000_000), None, 100));
+    assert_eq!((read.max_allocations_per_prefix, read.prefix_v4, read.prefix_v6), (Some(5), 32, 56));
+    assert_eq!(
+        (read.refusals_per_prefix, read.session_length, read.allow_only),
+        (Some(100), Some(86_400), true)
+    );
+    let realm = &read.realms[0];
+    assert_eq!(
+        (realm.rate, realm.rate_per_user, realm.rate_per_allocation),
+        (Some(Some(500_000_000)), None, Some(None))
+    );
+    assert_eq!((realm.session_length, realm.relay_ports.clone()), (Some(None), Some(50_000..=50_099)));
+    let mut shown = settings(&read.to_toml());
+    // That one is not shown.
+    shown.realms[0].secrets.clone_from(&realm.secrets);
+    assert_eq!(values_of(shown), values_of(read));
+    let environment = [("TURNPIKE_LIMITS_BITS_PER_SECOND", "64k"), ("TURNPIKE_LIMITS_SESSION_LENGTH", "60")];
+    let read = load("", &environment, flag("peers.allow_only", "--allow-peers-only", &["false"]));
+    let read = read.expect("valid").settings;
+    assert_eq!((read.rate, read.session_length, read.allow_only), (Some(64_000), Some(60), false));
 }
 
 #[test]
@@ -785,7 +926,10 @@ fn an_unreadable_file_is_one_clear_error() {
 
 #[test]
 fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_need_a_restart() {
-    let changed = |old: &str, new: &str| settings(old).changed(&settings(new));
+    let changed = |old: &str, new: &str| {
+        let changes = settings(old).changed(&settings(new));
+        changes.iter().map(|change| change.key).collect::<Vec<_>>()
+    };
     let one = "[auth]\nusers = [\"a:one\"]\n";
     assert_eq!(changed(one, one), [""; 0]);
     assert_eq!(changed(one, "[auth]\nusers = [\"a:two\"]\n"), ["auth.users"]);
@@ -794,8 +938,15 @@ fn what_has_changed_is_told_by_key_secret_ones_included_and_without_those_that_n
     assert_eq!(changed(&key("AAAAAAAAAAAAAAAAAAAAAA=="), &key("AQEBAQEBAQEBAQEBAQEBAQ==")), ["oauth.key"]);
     let token = |token: &str| format!("{one}[admin]\ntokens = [\"{token}\"]\n");
     assert_eq!(changed(&token("0123456789abcdef"), &token("fedcba9876543210")), ["admin.tokens"]);
-    let other = format!("{one}[relay]\nports = \"50000-50999\"\n[peers]\ndeny = [\"8.8.8.8\"]\n");
+    let other = format!("{one}[relay]\nbuffer = 50000\n[peers]\ndeny = [\"8.8.8.8\"]\n");
     assert_eq!(changed(one, &other), ["peers.deny"]);
+    let values = |old: &str, new: &str| settings(old).changed(&settings(new)).remove(0).values;
+    assert_eq!(values("", "[limits]\nburst = 100"), Some(("250".to_owned(), "100".to_owned())));
+    assert_eq!(values(one, ""), None, "nobody may see them");
+    let realm = |more: &str| settings(&format!("[[realm]]\nname = \"a\"\nsecrets = [\"s\"]\n{more}"));
+    let changes = realm("").realms[0].changed(&realm("bits_per_second = \"2M\"").realms[0]);
+    let change = Change { key: "realm.bits_per_second", values: Some((String::new(), "2000000".to_owned())) };
+    assert_eq!(changes, [change]);
 }
 
 #[test]

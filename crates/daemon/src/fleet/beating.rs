@@ -1,15 +1,19 @@
 //! The beat: once a second a node tells the store that it is there and how much it has to do, and is told whether it still has its name, its
 //! number and the keys of all.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::sleep;
-use turnpike_fleet::{BEAT_MS, Claim, Load, Pauses, Verdict};
+use turnpike_fleet::{BEAT_MS, Claim, Load, Notice, Pauses, Verdict};
 use turnpike_stores::{Beaten, Beating, Fault, StoreError};
 
 use super::{
     load::Gauge,
     node::{CARD, KeyError, Node},
+    watching,
 };
 use crate::DaemonError;
 
@@ -23,7 +27,6 @@ const TELL: u32 = 60;
 pub(super) struct Beater {
     claim: Claim,
     take_over: Option<String>,
-    card_is_put: bool,
     /// Beats since the log was told why we are no member.
     refused: u32,
 }
@@ -39,6 +42,29 @@ enum Heard {
     Taken,
     /// There are as many as there may be.
     Full,
+}
+
+/// Once, and again where it is another or may have been lost.
+async fn put_card(node: &Node) -> Result<(), StoreError> {
+    let Some(card) = node.card().filter(|_| !node.card_is_put.swap(true, Ordering::Relaxed)) else {
+        return Ok(());
+    };
+    let text = serde_json::to_vec(&*card).unwrap_or_default();
+    let put = async {
+        node.store.put_card(&node.name, &node.seal(CARD, &text)).await?;
+        node.say(Notice::Card).await
+    };
+    put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
+}
+
+/// Goes on as the node that a process before this one is still. That one beats until this one serves; so the others are only looked at.
+pub(super) async fn go_on(node: &Node) -> Result<Beater, DaemonError> {
+    match watching::look(node).await {
+        Err(error) if !error.may_pass() => return Err(DaemonError::Store(error)),
+        Err(error) => node.failed(&error),
+        Ok(()) => {}
+    }
+    Ok(Beater::default())
 }
 
 /// Joins, before clients come. Where the store is away the node begins alone.
@@ -69,7 +95,8 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
     let mut pauses = Pauses::default();
     while !node.is_over() {
         let most = node.setting(|settings| settings.bits_per_second);
-        let Some(load) = node.relay().map(|relay| gauge.measure(&relay, node.now_ms(), most)) else { return };
+        let measured = node.relay().map(|relay| gauge.measure(&relay, node.now_ms(), node.room(), most));
+        let Some(load) = measured else { return };
         let pause = match beater.beat(&node, &load).await {
             Ok(heard) => {
                 pauses.reset();
@@ -128,9 +155,9 @@ impl Beater {
             if let Beaten::Written { number: new, ring: now, .. } = self.ask(node, load).await? {
                 (number, ring) = (new, now);
             }
-            self.card_is_put = false;
+            node.card_is_put.store(false, Ordering::Relaxed);
         }
-        self.put_card(node).await?;
+        put_card(node).await?;
         node.look_after_keys(ring).await?;
         node.answered();
         let had = node.number();
@@ -156,15 +183,6 @@ impl Beater {
             take_over: self.take_over.as_deref(),
         };
         node.store.beat(beating).await
-    }
-
-    /// Once, and again where it may have been lost.
-    async fn put_card(&mut self, node: &Node) -> Result<(), StoreError> {
-        let Some(card) = node.card().filter(|_| !self.card_is_put) else { return Ok(()) };
-        let text = serde_json::to_vec(card).unwrap_or_default();
-        node.store.put_card(&node.name, &node.seal(CARD, &text)).await?;
-        self.card_is_put = true;
-        Ok(())
     }
 
     /// Why this node is no member, now and then.

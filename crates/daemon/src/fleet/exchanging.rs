@@ -33,7 +33,8 @@ async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
     let nodes = node.nodes();
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
-    if number == 0 || node.is_quiet() {
+    let _alone = node.exchanging.lock().await;
+    if number == 0 || node.is_quiet() || node.rests() {
         return period;
     }
     let most = most(nodes);

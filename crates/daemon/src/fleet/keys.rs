@@ -6,21 +6,23 @@ use turnpike_turn::server::{NonceKey, NonceKeys};
 /// Keys, and which node of a fleet this is.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeKeys {
+    /// Of this server alone, and of the process that takes its place.
+    pub(crate) own: NonceKey,
     pub(crate) keys: NonceKeys,
     pub(crate) node: Option<u16>,
 }
 
 impl NodeKeys {
     /// Of a server that shares them with nobody.
-    pub(crate) fn alone() -> Self {
-        Self { keys: NonceKey(rand::random()).into(), node: None }
+    pub(crate) fn alone(own: NonceKey) -> Self {
+        Self { own, keys: own.into(), node: None }
     }
 }
 
 /// What is known of the ring, and what follows from what the store says of it.
 pub(super) struct Custody {
     /// By chance.
-    own: [u8; 32],
+    own: NonceKey,
     /// Whether clients may have something that was made with it.
     own_is_used: bool,
     ring: Option<KeyRing>,
@@ -40,8 +42,17 @@ pub(super) enum Step {
 }
 
 impl Custody {
-    pub(super) fn new(own: [u8; 32]) -> Self {
-        Self { own, own_is_used: false, ring: None }
+    /// Knows no ring yet; `own_is_used` if clients of a process before have something that was made with it.
+    pub(super) fn new(own: NonceKey, own_is_used: bool) -> Self {
+        Self { own, own_is_used, ring: None }
+    }
+
+    pub(super) fn own(&self) -> (NonceKey, bool) {
+        (self.own, self.own_is_used)
+    }
+
+    pub(super) fn ring(&self) -> Option<&KeyRing> {
+        self.ring.as_ref()
     }
 
     /// The store has a ring of this version. One that was emptied, or is older than what we know because another server took over, gets ours
@@ -74,10 +85,10 @@ impl Custody {
         let mut all = all.map(|key| (key.from, NonceKey(key.bytes)));
         let Some((_, oldest)) = all.next() else {
             self.own_is_used = true;
-            return NonceKey(self.own).into();
+            return self.own.into();
         };
         // What was made while we were alone is good still; nothing new is made with that key.
-        let own = self.own_is_used.then_some((u64::MAX, NonceKey(self.own)));
+        let own = self.own_is_used.then_some((u64::MAX, self.own));
         NonceKeys::new(oldest, all.chain(own))
     }
 }
@@ -94,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_first_node_makes_a_ring_and_the_others_read_it() {
-        let custody = Custody::new([9; 32]);
+        let custody = Custody::new(NonceKey([9; 32]), false);
         let first = KeyRing::first(1000, [7; 32]);
         assert_eq!(custody.step(0, 1000, DAY, [7; 32]), Step::Put { before: 0, ring: first });
         assert_eq!(custody.step(1, 1000, DAY, [7; 32]), Step::Read);
@@ -102,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_newer_ring_is_read_and_an_older_one_or_none_is_replaced() {
-        let mut custody = Custody::new([9; 32]);
+        let mut custody = Custody::new(NonceKey([9; 32]), false);
         custody.take(ring(3));
         let ours = |before| Step::Put { before, ring: ring(3) };
         for (stored, step) in [(4, Step::Read), (3, Step::Nothing), (2, ours(2)), (0, ours(0))] {
@@ -115,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_was_made_alone_stays_good_and_nothing_new_is_made_with_that_key() {
-        let mut custody = Custody::new([9; 32]);
+        let mut custody = Custody::new(NonceKey([9; 32]), false);
         assert_eq!(custody.keys().at(5).0, [9; 32]);
         custody.take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
         let keys = custody.keys();
@@ -123,8 +134,11 @@ mod tests {
             assert_eq!(keys.at(unix).0, [byte; 32], "{unix}");
         }
         assert!(keys.iter().any(|key| key.0 == [9; 32]));
-        let mut joined = Custody::new([9; 32]);
+        let mut joined = Custody::new(NonceKey([9; 32]), false);
         joined.take(KeyRing::first(100, [1; 32]));
         assert_eq!(joined.keys().iter().count(), 1, "nobody has anything of the own key");
+        let mut heir = Custody::new(NonceKey([9; 32]), true);
+        heir.take(KeyRing::first(100, [1; 32]));
+        assert_eq!(heir.keys().iter().count(), 2, "clients of the process before have");
     }
 }

@@ -65,6 +65,7 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
                 watching::take_in(node);
             }
         }
+        Notice::Card => node.members().has_new_card(&from),
         Notice::Drain { node: of, drains } if of == node.name => node.set_cordoned(drains),
         Notice::Ban { ban } => {
             let (node, subject) = (Arc::clone(node), ban.subject.clone());

@@ -8,10 +8,25 @@ use turnpike_relay::{Config, Relay};
 /// Rates are means of about so long, so that one busy second sends nobody away.
 const MEAN_MS: f64 = 10_000.0;
 
-/// Measures, once a beat.
-pub(super) struct Gauge {
+/// How much a node can take, as it is configured.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
     most_allocations: u32,
     ports: u32,
+}
+
+impl Room {
+    pub(super) fn of(config: &Config) -> Self {
+        let ports = usize::from(config.ports.end() - config.ports.start()) + 1;
+        Self {
+            most_allocations: u32::try_from(config.max_allocations).unwrap_or(u32::MAX),
+            ports: u32::try_from(ports * config.relay.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// Measures, once a beat.
+pub(super) struct Gauge {
     /// A worker that polls takes its core whether there is something or not.
     polls: bool,
     before: Option<Sample>,
@@ -31,10 +46,7 @@ struct Sample {
 
 impl Gauge {
     pub(super) fn new(config: &Config) -> Self {
-        let ports = usize::from(config.ports.end() - config.ports.start()) + 1;
         Self {
-            most_allocations: u32::try_from(config.max_allocations).unwrap_or(u32::MAX),
-            ports: u32::try_from(ports * config.relay.len()).unwrap_or(u32::MAX),
             polls: !config.busy_poll.is_zero(),
             before: None,
             bits_per_second: 0.0,
@@ -43,13 +55,13 @@ impl Gauge {
     }
 
     /// How much it is now. `most_bits_per_second` is what somebody says that this machine can carry.
-    pub(super) fn measure(&mut self, relay: &Relay, now_ms: u64, most_bits_per_second: u64) -> Load {
+    pub(super) fn measure(&mut self, relay: &Relay, now_ms: u64, room: Room, most_bits_per_second: u64) -> Load {
         let snapshots = relay.snapshots();
         let bytes = snapshots.iter().map(|of| of.turn.to_peer_bytes + of.turn.to_client_bytes).sum();
         let allocations: u64 = snapshots.iter().map(|of| of.allocations).sum();
         let cpu_ns = if self.polls { HashMap::new() } else { threads(Path::new("/proc/self/task")) };
         self.take(Sample { at_ms: now_ms, bytes, cpu_ns });
-        self.load(u32::try_from(allocations).unwrap_or(u32::MAX), most_bits_per_second)
+        self.load(u32::try_from(allocations).unwrap_or(u32::MAX), room, most_bits_per_second)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "rates need no more than 52 bits")]
@@ -71,7 +83,7 @@ impl Gauge {
         }
     }
 
-    fn load(&self, allocations: u32, most_bits_per_second: u64) -> Load {
+    fn load(&self, allocations: u32, room: Room, most_bits_per_second: u64) -> Load {
         let busiest = self.cpu.values().copied().fold(0.0, f64::max);
         #[expect(
             clippy::cast_possible_truncation,
@@ -79,15 +91,16 @@ impl Gauge {
             reason = "neither is below 0, and the second at most 1000"
         )]
         let (bits_per_second, cpu) = (self.bits_per_second as u64, (busiest * 1000.0) as u16);
+        let Room { most_allocations, ports } = room;
         Load {
             allocations,
-            most_allocations: self.most_allocations,
+            most_allocations,
             bits_per_second,
             most_bits_per_second,
             cpu,
             // Most allocations have one, some two; the port pool is asked when there is none left.
-            ports_left: self.ports.saturating_sub(allocations),
-            ports: self.ports,
+            ports_left: ports.saturating_sub(allocations),
+            ports,
         }
     }
 }
@@ -108,9 +121,9 @@ fn threads(directory: &Path) -> HashMap<String, u64> {
 mod tests {
     use super::*;
 
-    fn gauge() -> Gauge {
+    fn room() -> Room {
         let relay = turnpike_relay::RelayAddress { bind: [127, 0, 0, 1].into(), external: None };
-        Gauge::new(&Config {
+        Room::of(&Config {
             relay: vec![relay],
             max_allocations: 100,
             ports: 50_000..=50_999,
@@ -125,19 +138,19 @@ mod tests {
 
     #[test]
     fn load_comes_near_what_has_been_for_a_while_and_takes_the_busiest_worker() {
-        let mut gauge = gauge();
+        let mut gauge = Gauge::new(&Config::default());
         // 1000 bytes a second; one worker at half of its core, the other at a tenth.
         (0..60).for_each(|second| {
             gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
         });
-        let load = gauge.load(7, 9);
+        let load = gauge.load(7, room(), 9);
         assert!((7900..=8000).contains(&load.bits_per_second), "{load:?}");
         assert!((495..=500).contains(&load.cpu), "{load:?}");
         assert_eq!((load.allocations, load.most_allocations, load.most_bits_per_second), (7, 100, 9));
         assert_eq!((load.ports_left, load.ports), (993, 1000));
         // One second of a full core is not yet much.
         gauge.take(sample(60_000, 60_000, [29_500 + 1000, 6000]));
-        assert!((500..560).contains(&gauge.load(7, 9).cpu), "{:?}", gauge.load(7, 9));
+        assert!((500..560).contains(&gauge.load(7, room(), 9).cpu), "{:?}", gauge.load(7, room(), 9));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{
     collections::hash_map::RandomState,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
         atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -13,22 +13,25 @@ use std::{
 use tokio::time::timeout;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
+    Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
-use turnpike_turn::server::QuotaRefusal;
+use turnpike_turn::server::{NonceKey, QuotaRefusal};
 
 use super::{
     banned::Banned,
     counts::Tallies,
     entrances::Entrances,
     health::Health,
+    inheritance::{FleetOffer, Identity, NodeOffer},
     keys::{Custody, NodeKeys, Step},
+    load::Room,
     orders::QuestionSender,
     quotas::{Buckets, Quotas},
     unix,
 };
+use crate::DaemonError;
 
 /// How long the store has for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -70,9 +73,19 @@ pub(super) struct Node {
     /// How many nodes there are, this one included.
     nodes: AtomicU32,
     custody: Mutex<Custody>,
-    card: OnceLock<Card>,
-    own: OnceLock<Vec<SocketAddr>>,
+    /// As of the last reload.
+    reach: RwLock<Reach>,
+    /// Whether the others can read our card.
+    pub(super) card_is_put: AtomicBool,
     relay: OnceLock<Weak<Relay>>,
+    /// Sessions of a process before come in, which count whatever the limits say.
+    inherits: AtomicBool,
+    /// Whether a process before was this node.
+    goes_on: bool,
+    /// Another process is about to take the place of this one: quotas are not exchanged any more.
+    rests: AtomicBool,
+    /// Held by an exchange about quotas.
+    pub(super) exchanging: tokio::sync::Mutex<()>,
     /// When the store is to be told everything anew, by our clock, though it knows us.
     rejoins_at: AtomicU64,
     /// Until then it is told nothing of quotas.
@@ -82,6 +95,15 @@ pub(super) struct Node {
     stops: AtomicBool,
     /// It has left: nothing more is told of it.
     left: AtomicBool,
+}
+
+/// How clients reach this node, and how many it can take.
+#[derive(Clone, Default)]
+struct Reach {
+    card: Option<Arc<Card>>,
+    /// Addresses that are ours alone.
+    own: Vec<SocketAddr>,
+    room: Room,
 }
 
 /// The fleet as it was when it was looked at last.
@@ -96,26 +118,43 @@ pub(super) struct Sight {
 }
 
 impl Node {
-    /// Connects to nothing yet.
+    /// Connects to nothing yet. `own` is this server's own key; what was offered by a process `before` this one is taken where that was the
+    /// same node.
     pub(super) fn new(
         settings: &Settings,
         address: &FleetAddress,
+        own: NonceKey,
+        before: Option<&FleetOffer>,
         questions: QuestionSender,
-    ) -> Result<Self, Mistakes> {
+    ) -> Result<Self, DaemonError> {
         let fleet = &settings.fleet;
         let name = match &fleet.node {
             Some(name) => name.clone(),
             None => name_of_machine(settings)?,
         };
         let secret = fleet.secret.as_ref().map_or("", |secret| secret.reveal());
+        let (sealer, store) = (Sealer::new(secret), FleetStore::new(address, fleet.name.as_str(), PATIENCE));
+        let identity =
+            Identity { store: store.name().to_owned(), fleet: fleet.name.clone(), node: name.clone() };
+        let offered = before.and_then(|before| before.node.as_ref());
+        let own_is_used = before.is_some() && offered.is_none_or(|offered| offered.own_is_used);
+        let mut custody = Custody::new(own, own_is_used);
+        let same = offered.filter(|offered| offered.identity == identity);
+        if let Some(sealed) = same.and_then(|same| same.ring.as_ref()) {
+            custody.take(open_ring(&sealer, sealed).ok_or(DaemonError::OtherSecret { store: identity.store })?);
+        }
+        let quotas = Quotas::default();
+        if let Some(same) = same {
+            quotas.take_over(&same.told);
+        }
         Ok(Self {
             name,
-            incarnation: rand::random::<u64>().max(1),
-            sealer: Sealer::new(secret),
-            store: FleetStore::new(address, fleet.name.as_str(), PATIENCE),
+            incarnation: same.map_or_else(|| rand::random::<u64>().max(1), |same| same.incarnation),
+            sealer,
+            store,
             banned: Arc::default(),
             health: Health::default(),
-            quotas: Quotas::default(),
+            quotas,
             members: Mutex::default(),
             sight: RwLock::default(),
             sent: Mutex::default(),
@@ -125,35 +164,56 @@ impl Node {
             rereads: AtomicBool::new(false),
             settings: RwLock::new(fleet.clone()),
             began: Instant::now(),
-            number: AtomicU16::new(0),
+            number: AtomicU16::new(same.map_or(0, |same| same.number)),
             nodes: AtomicU32::new(1),
-            custody: Mutex::new(Custody::new(rand::random())),
-            card: OnceLock::new(),
-            own: OnceLock::new(),
+            custody: Mutex::new(custody),
+            reach: RwLock::default(),
+            card_is_put: AtomicBool::new(false),
             relay: OnceLock::new(),
+            inherits: AtomicBool::new(before.is_some()),
+            goes_on: same.is_some(),
+            rests: AtomicBool::new(false),
+            exchanging: tokio::sync::Mutex::default(),
             rejoins_at: AtomicU64::new(u64::MAX),
             quiet_until: AtomicU64::new(0),
-            cordoned: AtomicBool::new(false),
+            cordoned: AtomicBool::new(offered.is_some_and(|offered| offered.is_cordoned)),
             stops: AtomicBool::new(false),
             left: AtomicBool::new(false),
         })
     }
 
-    /// The relay runs, and clients come in here.
-    pub(super) fn begin(&self, relay: Weak<Relay>, entrances: Entrances) {
-        let _ = self.relay.set(relay);
-        let _ = self.own.set(entrances.own);
+    /// The relay runs.
+    pub(super) fn begin(&self, relay: &Arc<Relay>) {
+        let _ = self.relay.set(Arc::downgrade(relay));
+        self.inherits.store(false, Ordering::Relaxed);
+        self.put_keys();
+        if self.is_draining() {
+            relay.set_draining(true);
+        }
+    }
+
+    /// Whether a process before was this node.
+    pub(super) fn goes_on(&self) -> bool {
+        self.goes_on
+    }
+
+    /// Clients come in here, and there is room for so many.
+    pub(super) fn set_reach(&self, Entrances { all, own }: Entrances, room: Room) {
         let settings = self.settings();
-        let card = Card {
+        let card = Arc::new(Card {
             name: self.name.clone(),
             incarnation: self.incarnation,
             zone: settings.zone.map(String::from).unwrap_or_default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            entrances: entrances.all,
+            entrances: all,
             domain: settings.domain,
-        };
-        let _ = self.card.set(card);
-        self.put_keys();
+        });
+        let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
+        if reach.card.as_ref() != Some(&card) {
+            reach.card = Some(card);
+            self.card_is_put.store(false, Ordering::Relaxed);
+        }
+        (reach.own, reach.room) = (own, room);
     }
 
     pub(super) fn settings(&self) -> FleetSettings {
@@ -232,13 +292,21 @@ impl Node {
         self.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX).max(1), Ordering::Relaxed);
     }
 
-    pub(super) fn card(&self) -> Option<&Card> {
-        self.card.get()
+    pub(super) fn card(&self) -> Option<Arc<Card>> {
+        self.reach().card.as_ref().map(Arc::clone)
     }
 
-    /// Addresses that are ours alone.
-    pub(super) fn own(&self) -> &[SocketAddr] {
-        self.own.get().map_or(&[], Vec::as_slice)
+    /// Whether that is an address of ours alone.
+    pub(super) fn is_own(&self, address: SocketAddr) -> bool {
+        self.reach().own.contains(&address)
+    }
+
+    pub(super) fn room(&self) -> Room {
+        self.reach().room
+    }
+
+    fn reach(&self) -> RwLockReadGuard<'_, Reach> {
+        self.reach.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn sight(&self) -> Arc<Sight> {
@@ -321,7 +389,7 @@ impl Node {
     }
 
     pub(super) fn terms(&self) -> Terms {
-        Terms { nodes: self.nodes(), enforced: !self.is_alone() }
+        Terms { nodes: self.nodes(), enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed) }
     }
 
     pub(super) fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
@@ -353,7 +421,8 @@ impl Node {
     }
 
     pub(super) fn keys(&self) -> NodeKeys {
-        NodeKeys { keys: self.custody().keys(), node: Some(self.number()) }
+        let mut custody = self.custody();
+        NodeKeys { own: custody.own().0, keys: custody.keys(), node: Some(self.number()) }
     }
 
     pub(super) fn ring_version(&self) -> u64 {
@@ -368,9 +437,7 @@ impl Node {
             Step::Nothing => {}
             Step::Read => {
                 let Some(sealed) = self.store.ring().await? else { return Ok(()) };
-                let opened = self.sealer.open(RING, &sealed);
-                let ring = opened.and_then(|bytes| turnpike_fleet::KeyRing::from_bytes(&bytes));
-                self.custody().take(ring.ok_or(KeyError::Sealed)?);
+                self.custody().take(open_ring(&self.sealer, &sealed).ok_or(KeyError::Sealed)?);
                 self.put_keys();
             }
             Step::Put { before, ring } => {
@@ -388,13 +455,48 @@ impl Node {
     /// The workers use these keys from now on.
     fn put_keys(&self) {
         if let Some(relay) = self.relay() {
-            let NodeKeys { keys, node } = self.keys();
+            let NodeKeys { keys, node, .. } = self.keys();
             relay.set_keys(keys, node);
         }
     }
 
     fn custody(&self) -> MutexGuard<'_, Custody> {
         self.custody.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the process that is to take the place of this one. Waits until nothing is told to the store any more.
+    pub(super) fn offer(&self) -> NodeOffer {
+        self.rests.store(true, Ordering::Relaxed);
+        drop(self.exchanging.blocking_lock());
+        let custody = self.custody();
+        NodeOffer {
+            identity: Identity {
+                store: self.store.name().to_owned(),
+                fleet: self.setting(|settings| settings.name.clone()),
+                node: self.name.clone(),
+            },
+            incarnation: self.incarnation,
+            number: self.number(),
+            is_cordoned: self.is_cordoned(),
+            ring: custody.ring().map(|ring| self.seal(RING, &ring.to_bytes())),
+            own_is_used: custody.own().1,
+            told: self.quotas.told(),
+        }
+    }
+
+    /// It comes to nothing.
+    pub(super) fn resume_exchanges(&self) {
+        self.rests.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether quotas are not to be exchanged now.
+    pub(super) fn rests(&self) -> bool {
+        self.rests.load(Ordering::Relaxed)
+    }
+
+    /// Another process is this node now. Nothing more is told by this one, not even that it goes.
+    pub(super) fn hand_over(&self) {
+        self.left.store(true, Ordering::Relaxed);
     }
 
     /// Says that this node goes, and gives back what it held: others need not find out.
@@ -415,6 +517,10 @@ impl Node {
             }
         }
     }
+}
+
+fn open_ring(sealer: &Sealer, sealed: &[u8]) -> Option<KeyRing> {
+    KeyRing::from_bytes(&sealer.open(RING, sealed)?)
 }
 
 /// Why a node has no key ring.
@@ -448,12 +554,18 @@ mod tests {
     use super::*;
     use crate::fleet::orders;
 
+    const OWN: NonceKey = NonceKey([9; 32]);
+
     fn node(name: &str) -> Node {
+        in_place_of(name, None)
+    }
+
+    fn in_place_of(name: &str, before: Option<&FleetOffer>) -> Node {
         let mut settings = Settings::default();
         settings.fleet.node = Some(name.parse().expect("a name"));
         settings.fleet.secret = Some(Secret::new("a secret that is long enough for it"));
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        Node::new(&settings, &address, orders::questions().0).expect("nothing wrong")
+        Node::new(&settings, &address, OWN, before, orders::questions().0).expect("nothing wrong")
     }
 
     #[test]
@@ -499,6 +611,70 @@ mod tests {
         node.tell_all_anew();
         assert_eq!(node.rejoins_at.load(Ordering::Relaxed), u64::MAX);
         assert!(node.rereads.load(Ordering::Relaxed));
+    }
+
+    fn asked(of_user: usize) -> SharedQuota<'static> {
+        SharedQuota { realm: "here", identity: "alice", of_realm: None, of_user }
+    }
+
+    fn offered(node: &Node) -> FleetOffer {
+        let offer = FleetOffer { bans: Vec::new(), node: Some(node.offer()) };
+        serde_json::from_slice(&serde_json::to_vec(&offer).expect("it can be written")).expect("and read")
+    }
+
+    #[test]
+    fn the_process_that_takes_a_nodes_place_is_the_same_node() {
+        let before = node("a");
+        before.set_number(7);
+        before.answered();
+        before.set_cordoned(true);
+        let _ = before.keys();
+        before.custody().take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
+        assert!(before.acquire(asked(1)).is_ok());
+        let asks = before.quotas.asks(10, before.terms());
+        assert!(!asks.is_empty() && !before.rests());
+        let offer = offered(&before);
+        assert!(before.rests(), "nothing is told beside the other process");
+        let after = in_place_of("a", Some(&offer));
+        assert!(after.goes_on() && after.is_cordoned());
+        assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
+        let keys = |node: &Node| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
+        assert_eq!(keys(&after), keys(&before));
+        after.answered();
+        assert!(after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(), "sessions come, whatever the limit");
+        after.inherits.store(false, Ordering::Relaxed);
+        assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
+        let again = |asks: Vec<turnpike_fleet::Ask>| -> Vec<_> { asks.iter().map(|ask| ask.bucket).collect() };
+        let told = again(after.quotas.asks(10, after.terms()));
+        assert!(asks.iter().all(|ask| told.contains(&ask.bucket)), "the store hears of each that it knows");
+        before.resume_exchanges();
+        assert!(!before.rests());
+    }
+
+    #[test]
+    fn another_name_is_another_node_and_another_secret_none() {
+        let before = node("a");
+        before.set_number(7);
+        before.custody().take(KeyRing::first(100, [1; 32]));
+        let offer = offered(&before);
+        let other = in_place_of("b", Some(&offer));
+        assert!(!other.goes_on());
+        assert_eq!((other.number(), other.ring_version()), (0, 0));
+        assert_ne!(other.incarnation, before.incarnation);
+        let mut settings = Settings::default();
+        settings.fleet.node = "a".parse().ok();
+        settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
+        let address = "redis://127.0.0.1:1".parse().expect("an address");
+        let refused = Node::new(&settings, &address, OWN, Some(&offer), orders::questions().0);
+        assert!(matches!(refused, Err(DaemonError::OtherSecret { .. })));
+    }
+
+    #[test]
+    fn what_was_made_without_a_fleet_is_good_in_it() {
+        let before = FleetOffer { bans: Vec::new(), node: None };
+        let node = in_place_of("a", Some(&before));
+        node.custody().take(KeyRing::first(100, [1; 32]));
+        assert!(node.keys().keys.iter().any(|key| key.0 == OWN.0));
     }
 
     #[test]

@@ -401,13 +401,15 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use turnpike_fleet::{Beat, Members, Record};
+    use turnpike_turn::server::NonceKey;
 
     use super::*;
     use crate::fleet::{NodeKeys, banned::Banned};
 
     /// Of a server that is in no fleet.
     fn orders() -> FleetOrders {
-        let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone: NodeKeys::alone() };
+        let alone = NodeKeys::alone(NonceKey([7; 32]));
+        let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone };
         FleetOrders::new(Arc::new(fleet), questions().1)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms};
+use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::QuotaRefusal;
 
@@ -127,6 +127,16 @@ impl Quotas {
     /// The store is told of everything anew.
     pub(super) fn tell_all(&self, terms: Terms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
+    }
+
+    /// What the store knows, for the process that takes this one's place.
+    pub(super) fn told(&self) -> Vec<Told> {
+        self.shards.iter().flat_map(|shard| lock(shard).told().collect::<Vec<_>>()).collect()
+    }
+
+    /// As another process of this node has told it.
+    pub(super) fn take_over(&self, all: &[Told]) {
+        all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
     }
 
     pub(super) fn counts(&self) -> QuotaCounts {

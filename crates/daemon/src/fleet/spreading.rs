@@ -54,9 +54,9 @@ impl Node {
         }
         let found = self.less_busy(way).map(|target| (destination(target), Sent::Load));
         let found = found.or_else(|| {
-            let comes_here = self.own().contains(&newcomer.client.local);
-            let own = (redirect == FleetRedirect::Always && !comes_here).then(|| self.card())?;
-            Some((at_own_address(own?, way)?, Sent::OwnAddress))
+            let comes_here = self.is_own(newcomer.client.local);
+            let own = (redirect == FleetRedirect::Always && !comes_here).then(|| self.card())??;
+            Some((at_own_address(&own, way)?, Sent::OwnAddress))
         });
         if found.is_some() {
             self.sent_away().note(unix, who, request);
@@ -109,12 +109,12 @@ mod tests {
     use turnpike_config::Settings;
     use turnpike_fleet::{Beat, Load, Members, Record, View};
     use turnpike_turn::{
-        server::{Client, ListenerId},
+        server::{Client, ListenerId, NonceKey},
         time::Now,
     };
 
     use super::*;
-    use crate::fleet::{entrances::Entrances, node::Sight, orders};
+    use crate::fleet::{entrances::Entrances, load::Room, node::Sight, orders};
 
     const UDP: &str = "udp://203.0.113.1:3478";
 
@@ -135,12 +135,11 @@ mod tests {
         settings.fleet.node = "one".parse().ok();
         settings.fleet.redirect = redirect;
         let address = "redis://127.0.0.1:1".parse().expect("an address");
-        let node = Node::new(&settings, &address, orders::questions().0).expect("nothing wrong");
+        let (key, questions) = (NonceKey([9; 32]), orders::questions().0);
+        let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
         let all = vec![UDP.parse().expect("an entrance")];
-        node.begin(
-            std::sync::Weak::new(),
-            Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all },
-        );
+        let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };
+        node.set_reach(entrances, Room::default());
         node.set_number(1);
         node.answered();
         let mut members = Members::default();

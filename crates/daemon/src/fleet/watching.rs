@@ -39,7 +39,7 @@ pub(super) async fn keep_watching(node: Arc<Node>) {
     }
 }
 
-async fn look(node: &Node) -> Result<(), StoreError> {
+pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     let Look { store_ms, records } = node.store.look().await?;
     let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
     node.answered();

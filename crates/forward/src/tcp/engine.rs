@@ -1,6 +1,11 @@
 //! The engine around the connections: rules, listeners, the table of connections, and what is due.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use slab::Slab;
 use turnpike_net::{
@@ -8,8 +13,14 @@ use turnpike_net::{
     poll::{Event, Poller},
     tcp::is_exhaustion,
 };
+use turnpike_offload::Sockmap;
 
-use super::{health::Check, opening::Opening, pacing::Pacing};
+use super::{
+    across::{Across, Talk},
+    health::Check,
+    opening::Opening,
+    pacing::Pacing,
+};
 use crate::{
     Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
     common::Common,
@@ -101,6 +112,9 @@ pub(super) struct Connection {
     pub(super) place: Place,
     /// Its bytes a second, where the rule limits them.
     pub(super) pace: Option<Box<Pace>>,
+    /// Whether it is chatter, and whether its sockets are where the kernel passes that on.
+    pub(super) talk: Talk,
+    pub(super) across: Option<Box<Across>>,
 }
 
 impl Connection {
@@ -175,6 +189,16 @@ pub(crate) struct Engine {
     resumed: Vec<(usize, Side)>,
     /// Flows that wait for a rate.
     pub(super) pacing: Pacing,
+    /// Where rules have the kernel pass chatter on.
+    pub(super) sockmap: Option<Sockmap>,
+    /// Connections by the number of their pair, and how many there are.
+    pub(super) joined: Vec<Option<usize>>,
+    pub(super) pairs: usize,
+    /// Directions of theirs that have to wait, each until then.
+    pub(super) waiting: Vec<(u64, usize, Side)>,
+    /// When counters of theirs were read last, and of which part.
+    pub(super) swept: u64,
+    pub(super) sweep: usize,
     ticked: u64,
     cursor: usize,
     /// Whether the table holds anything that grows due with time, as the scan under way and the last one found.
@@ -184,6 +208,8 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
+    /// Some connection has ended since the last tick.
+    any_ended: bool,
     /// This wake-up, as far as it has been counted.
     pub(super) wake_up: WakeUp,
 }
@@ -203,6 +229,12 @@ impl Engine {
             again: Vec::new(),
             resumed: Vec::new(),
             pacing: Pacing::default(),
+            sockmap: None,
+            joined: Vec::new(),
+            pairs: 0,
+            waiting: Vec::new(),
+            swept: 0,
+            sweep: 0,
             ticked: 0,
             cursor: 0,
             scan: false,
@@ -210,6 +242,7 @@ impl Engine {
             starving: false,
             any_paused: false,
             complained: false,
+            any_ended: false,
             wake_up: WakeUp::default(),
         }
     }
@@ -268,6 +301,33 @@ impl Engine {
         }
     }
 
+    /// The listeners of a rule, in the order of its range.
+    pub(crate) fn listening(&self, rule: u32) -> Vec<BorrowedFd<'_>> {
+        let is_of = |listener: &&Listener| {
+            let of = self.rules.get(listener.rule);
+            of.is_some_and(|of| of.state.key == rule && !of.removed)
+        };
+        let mut found: Vec<&Listener> =
+            self.listeners.iter().map(|(_, listener)| listener).filter(is_of).collect();
+        found.sort_unstable_by_key(|listener| listener.offset);
+        found.into_iter().map(|listener| listener.socket.as_fd()).collect()
+    }
+
+    /// What another process bound is ours now, and what comes from it is as our rules say.
+    pub(crate) fn take_hold(&self) {
+        for (_, listener) in &self.listeners {
+            listener.socket.set_inherited(&self.rules[listener.rule].state.rule);
+        }
+    }
+
+    /// Another process has the listeners, and checks the health of targets.
+    pub(crate) fn surrender(&mut self, tick: Tick<'_>) {
+        self.drain(tick);
+        for state in std::mem::take(&mut self.watched) {
+            self.unwatch_health(&state);
+        }
+    }
+
     pub(crate) fn stop(&mut self, tick: Tick<'_>) {
         self.drain(tick);
         let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
@@ -312,8 +372,15 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn.
-    pub(crate) fn on_tick(&mut self, tick: Tick<'_>) {
+    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if something has changed since the
+    /// last call that no event may have told of: connections have ended, or the kernel has passed something on.
+    pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
+        let passed_on = self.do_due(tick);
+        std::mem::take(&mut self.any_ended) || passed_on
+    }
+
+    /// True if the kernel has passed something on.
+    fn do_due(&mut self, tick: Tick<'_>) -> bool {
         if !self.again.is_empty() {
             std::mem::swap(&mut self.again, &mut self.resumed);
             for at in 0..self.resumed.len() {
@@ -326,8 +393,9 @@ impl Engine {
             self.resumed.clear();
         }
         self.pace(tick);
+        let passed_on = self.look_at_joined(tick);
         if tick.now < self.ticked + TICK_MS {
-            return;
+            return passed_on;
         }
         self.ticked = tick.now;
         self.look_at_openings(tick);
@@ -336,6 +404,7 @@ impl Engine {
         }
         self.look_for_idle(tick);
         self.check_health(tick);
+        passed_on
     }
 
     /// When [`Engine::on_tick`] has next something to do, by the clock of [`Tick::now`].
@@ -347,7 +416,7 @@ impl Engine {
         let due = if pressing { Some(self.ticked + TICK_MS) } else { None };
         // A check is looked at by a tick, which come no closer than that.
         let health = self.health_due().map(|due| due.max(self.ticked + TICK_MS));
-        due.into_iter().chain(health).chain(self.pacing.due()).min()
+        due.into_iter().chain(health).chain(self.pacing.due()).chain(self.joined_due()).min()
     }
 
     /// Names may have got other addresses.
@@ -451,6 +520,8 @@ impl Engine {
             keepalive_due: keepalive,
             place,
             pace,
+            talk: Talk::default(),
+            across: None,
         });
         self.scan = true;
         self.scan_found = true;
@@ -485,7 +556,11 @@ impl Engine {
     /// Ends a connection. A reset is passed on as one; a stream that is cut short is reset too, so that nobody takes its end for
     /// the whole.
     pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
+        self.book(key, tick.now);
         let Some(mut connection) = self.connections.try_remove(key) else { return };
+        if let Some(across) = connection.across.take() {
+            self.part(*across, tick.now);
+        }
         if let Some(opening) = connection.opening {
             self.openings.try_remove(opening as usize);
         }
@@ -497,6 +572,7 @@ impl Engine {
         }
         local.counters.count_end(reason);
         local.connections -= 1;
+        self.any_ended = true;
         // Before anybody hears of it: who does may count on the place being free.
         drop(connection.place);
         let reached = connection.opening.is_none();
@@ -619,7 +695,10 @@ impl Engine {
             self.scan_found = false;
         }
         for (key, reason) in idle {
-            self.end(key, reason, tick);
+            // The kernel may have passed something on since the last look.
+            if !self.book(key, tick.now) {
+                self.end(key, reason, tick);
+            }
         }
     }
 

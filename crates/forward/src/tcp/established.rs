@@ -2,7 +2,7 @@
 
 use std::io;
 
-use turnpike_net::{Pumped, poll::Event};
+use turnpike_net::{CopyMode, Pumped, poll::Event};
 use turnpike_wire::proxy_protocol::{ENOUGH_TO_TELL, is_begun};
 
 use super::engine::{CLIENT, Connection, Engine, Side, Tick, token};
@@ -12,12 +12,22 @@ impl Engine {
     /// One end has something to read, takes something again, or is broken.
     pub(super) fn on_traffic(&mut self, key: usize, side: Side, event: &Event, tick: Tick<'_>) {
         let Some(connection) = self.connections.get_mut(key) else { return };
+        let is_joined = connection.across.is_some();
+        if connection.across.as_ref().is_some_and(|across| across.passes()) {
+            // An end or an error; it is told again.
+            return self.come_up(key, tick);
+        }
         let (inward, outward, socket) = match side {
             Side::Client => (&mut connection.up, &connection.down, Some(&connection.client)),
             Side::Target => (&mut connection.down, &connection.up, connection.target.as_ref()),
         };
-        inward.fin |= event.closed;
+        inward.fin |= event.closed && !is_joined;
         inward.readable |= event.readable;
+        if event.closed && is_joined {
+            // In the map, a read that is short need not be the last.
+            inward.be_thorough();
+            inward.readable = true;
+        }
         if event.priority {
             inward.on_urgent();
             if let Some(socket) = socket {
@@ -31,6 +41,9 @@ impl Engine {
                 return self.broken(key, side, tick);
             }
             inward.on_error();
+            if let Some(across) = &mut connection.across {
+                across.hurry(side);
+            }
         }
         let (readable, writable) = (inward.readable, event.writable && outward.is_blocked());
         if readable {
@@ -58,6 +71,10 @@ impl Engine {
         if connection.pace.is_some() {
             connection.grant(side, share, tick.now);
         }
+        if connection.across.is_some() && !self.settle(key, side, tick) {
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
@@ -68,7 +85,8 @@ impl Engine {
         };
         let before = flow.bytes;
         let pumped = self.mover.pump(flow, from, to, copy, last);
-        local.moved(connection.seat.as_ref(), side, flow.bytes - before);
+        let (moved, end_read) = (flow.bytes - before, std::mem::take(&mut flow.end_read));
+        local.moved(connection.seat.as_ref(), side, moved);
         let turns = self.mover.take_turns();
         self.wake_up.lean += turns.lean;
         // Bulk that is acknowledged now and then stays bulk.
@@ -80,7 +98,12 @@ impl Engine {
         if connection.pace.is_some() {
             connection.settle(side);
         }
+        if copy == CopyMode::Kernel {
+            connection.heard(side, moved);
+        }
         match pumped {
+            Pumped::Idle if end_read => self.judge_end(key, side, tick),
+            Pumped::Idle if copy == CopyMode::Kernel => self.consider(key, tick),
             Pumped::Idle => {}
             Pumped::Blocked => {
                 // A target's socket is watched for it since it began to connect.
@@ -125,6 +148,10 @@ impl Engine {
     /// breath (an upload refused) is heard.
     fn last_words(&mut self, key: usize, side: Side) {
         let Some(connection) = self.connections.get_mut(key) else { return };
+        // What the kernel has taken comes first, and is not waited for.
+        if connection.across.as_ref().is_some_and(|across| !across.is_ours(side)) {
+            return;
+        }
         let Some(target) = &connection.target else { return };
         let local = &mut self.rules[connection.rule];
         let copy = local.state.rule.copy;
@@ -145,7 +172,7 @@ impl Engine {
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 
-    fn broken(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+    pub(super) fn broken(&mut self, key: usize, side: Side, tick: Tick<'_>) {
         let reason = match side {
             Side::Client => EndReason::ClientReset,
             Side::Target => EndReason::TargetReset,

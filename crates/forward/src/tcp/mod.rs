@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! listener ─ accept4 ─▶ limits, lists ─▶ [PROXY header] ─▶ connect, address by address ─▶ two flows ─▶ log
-//!                                        opening.rs                                       established.rs, net::copy
+//!                                        opening.rs                                       established.rs, net::copy; across.rs
 //! ```
 
+mod across;
 mod engine;
 mod established;
 mod health;

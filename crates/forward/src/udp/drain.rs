@@ -37,6 +37,7 @@ impl Engine {
     /// Takes no new sessions. Those of UDP clients that are quiet end, now or when they fall quiet; those of TCP clients live on.
     pub fn drain(&mut self, tick: &mut Tick<'_>) {
         self.draining = true;
+        self.recall(tick);
         self.listeners.retain(|_, listener| matches!(listener.kind, Kind::Datagrams(_)));
         self.send_queued();
         let quiet = u64::try_from(QUIET.as_millis()).unwrap_or(u64::MAX);

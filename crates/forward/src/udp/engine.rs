@@ -14,7 +14,9 @@ use turnpike_net::{
 };
 
 use super::{
-    Admission, Choice, TOKENS, Tick, outgoing,
+    Admission, Choice, TOKENS, Tick,
+    offload::Offload,
+    outgoing,
     rules::{Kind, Listener, RuleState},
     sessions::{Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
@@ -37,6 +39,9 @@ const LEAVING: usize = 64;
 /// Sessions that expire in one tick; the rest in the next, so that ten thousand at once stall nobody.
 const EXPIRIES: usize = 256;
 
+/// Sessions whose counters are read before one of them gives its place to a new one.
+const LOOKS: u8 = 16;
+
 /// Sides of a session, and listeners, in tokens: two bits below the slot.
 const LISTENER: u64 = 0;
 const OUTWARD: u64 = 1;
@@ -55,6 +60,8 @@ pub struct Engine {
     pub(super) scratch: Box<[u8]>,
     /// Bytes copied into `tx` since the last flush.
     pub(super) copied: u64,
+    /// Where the kernel forwards sessions itself.
+    pub(super) offload: Option<Offload>,
     /// Sockets of ended sessions, closed once what is queued for them has left.
     leaving: Vec<SocketId>,
     /// Nothing has to be done on a tick before this; never too late.
@@ -76,6 +83,7 @@ impl Engine {
             sessions: Table::default(),
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             copied: 0,
+            offload: None,
             leaving: Vec::with_capacity(LEAVING + 2),
             due: None,
             draining: false,
@@ -123,19 +131,23 @@ impl Engine {
         self.rx.reset();
     }
 
-    /// Does what is due: idle sessions, connects that take too long, listeners that paused.
-    pub fn on_tick(&mut self, tick: &mut Tick<'_>) {
+    /// Does what is due: idle sessions, connects that take too long, listeners that paused. True if something has changed.
+    pub fn on_tick(&mut self, tick: &mut Tick<'_>) -> bool {
         if self.due.is_none_or(|due| tick.now < due) {
-            return;
+            return false;
         }
         let mut budget = EXPIRIES;
         for slot in 0..self.rules.capacity() {
             while let Some(at) = self.expired(slot, tick.now) {
                 if budget == 0 {
                     self.send_queued();
-                    return;
+                    return true;
                 }
                 budget -= 1;
+                // The kernel may have forwarded something of it since the last look.
+                if self.book(at, tick) {
+                    continue;
+                }
                 match self.sessions.get(at).map(|session| session.stage) {
                     Some(Stage::Connecting) => self.try_next_target(at, Failure::Timeout, tick),
                     Some(Stage::Closing) => self.end(at, EndReason::Finished, tick),
@@ -149,11 +161,13 @@ impl Engine {
         let resumed = self.resume_listeners(tick);
         let lists = self.rules.iter().flat_map(|(_, state)| state.lists.all());
         self.due = lists.filter_map(|list| self.sessions.due(list)).chain(resumed).min();
+        budget < EXPIRIES
     }
 
     /// When [`Engine::on_tick`] next has something to do, by the clock of [`Tick::now`].
     pub fn next_timeout(&self) -> Option<u64> {
-        self.due
+        let offload = self.offload.as_ref().and_then(Offload::due);
+        [self.due, offload].into_iter().flatten().min()
     }
 
     /// Sessions now.
@@ -179,6 +193,9 @@ impl Engine {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return false };
             let Ok(received) = self.rx.recv(listening) else { return false };
+            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                offload.received(socket);
+            }
             for index in received.first..received.first + received.count {
                 self.send_to_target(key, index, tick);
             }
@@ -318,6 +335,8 @@ impl Engine {
     }
 
     fn end_refused(&mut self, at: u32, tick: &mut Tick<'_>) {
+        // The kernel may have forwarded answers.
+        self.book(at, tick);
         let answered = self.sessions.get(at).is_some_and(|session| session.answered);
         self.end(at, if answered { EndReason::TargetReset } else { EndReason::ConnectFailed }, tick);
     }
@@ -357,22 +376,31 @@ impl Engine {
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
-        Some(self.begin(Session::new(rule, key.client, port, inward, outward, choice, tick.now)))
+        let at = self.begin(Session::new(rule, key.client, port, inward, outward, choice, tick.now));
+        self.send_across(at, tick.now);
+        Some(at)
     }
 
     /// Counts one more session of a rule, for which the longest idle one may have to end.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
-        let idle = match tick.around.enter(key) {
-            Admission::Entered => return true,
-            Admission::RuleFull => {
-                self.sessions.longest_idle(std::iter::once(&self.rules[rule as usize].lists))
+        let admission = tick.around.enter(key);
+        if admission == Admission::Entered {
+            return true;
+        }
+        // Of some the kernel may have forwarded something since the last look.
+        let mut looks = LOOKS;
+        let idle = loop {
+            let lists = (admission == Admission::RuleFull).then(|| &self.rules[rule as usize].lists);
+            let of_all = self.rules.iter().map(|(_, state)| &state.lists).filter(|_| lists.is_none());
+            let Some(idle) = self.sessions.longest_idle(lists.into_iter().chain(of_all)) else {
+                return false;
+            };
+            if looks == 0 || !self.book(idle, tick) {
+                break idle;
             }
-            Admission::TotalFull => {
-                self.sessions.longest_idle(self.rules.iter().map(|(_, state)| &state.lists))
-            }
+            looks -= 1;
         };
-        let Some(idle) = idle else { return false };
         self.end(idle, EndReason::Evicted, tick);
         tick.around.enter(key) == Admission::Entered
     }
@@ -445,7 +473,10 @@ impl Engine {
     pub(super) fn end(&mut self, at: u32, reason: EndReason, tick: &mut Tick<'_>) {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
-        let Some(session) = self.sessions.remove(at, &mut state.lists) else { return };
+        let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
+        if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
+            state.forwarded_across(&mut session, offload.release(*across));
+        }
         state.counters.active -= 1;
         state.count_end(reason);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
@@ -490,6 +521,9 @@ impl Engine {
     /// Sends what is queued, and closes the sockets that waited for it. The arena keeps what is still to be routed.
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
+        if let Some(offload) = &mut self.offload {
+            offload.flushed();
+        }
         self.copied = 0;
         for socket in self.leaving.drain(..) {
             self.sockets.remove(socket);
@@ -514,6 +548,22 @@ impl Engine {
         let lists = self.rules.get(slot)?.lists;
         let due = |list: &&List| self.sessions.due(list).is_some_and(|due| due <= now);
         lists.all().into_iter().find(due)?.head()
+    }
+}
+
+/// The socket that an event is about, if it is one for datagrams and sessions share it or have it towards their target.
+pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64) -> Option<SocketId> {
+    let at = slot_of(token);
+    match token & 3 {
+        LISTENER => match listeners.get(at as usize)?.kind {
+            Kind::Datagrams(socket) => Some(socket),
+            Kind::Streams { .. } => None,
+        },
+        OUTWARD => match sessions.get(at)?.outward {
+            Outward::Datagrams(socket) => Some(socket),
+            Outward::Stream(_) => None,
+        },
+        _ => None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
+    os::fd::OwnedFd,
 };
 
 use turnpike_net::{Datapath, ListenOptions, PassedSockets, TcpListener, UdpOptions, UdpSocket};
@@ -55,6 +56,17 @@ impl Listeners {
         passed: (&PassedSockets, usize),
     ) -> Result<Self, (SocketAddr, io::Error)> {
         Self::bind_all(rule, self.addresses().into_iter(), datapath, true, passed)
+    }
+
+    /// Takes over the ports of a rule that another process has bound, in the order of its range.
+    pub(crate) fn take_over(rule: &Rule, sockets: Vec<OwnedFd>) -> io::Result<Self> {
+        let take = |socket| match rule.protocol {
+            Protocol::Udp | Protocol::UdpToTcp { .. } => {
+                UdpSocket::take_over(socket, 0).map(Bound::Datagrams)
+            }
+            Protocol::Tcp | Protocol::TcpToUdp { .. } => TcpListener::take_over(socket).map(Bound::Streams),
+        };
+        Ok(Self { bound: sockets.into_iter().map(take).collect::<io::Result<_>>()? })
     }
 
     /// Where they listen.

@@ -11,10 +11,12 @@
 mod drain;
 mod engine;
 mod listeners;
+mod offload;
 pub(crate) mod outgoing;
 mod rules;
 mod sessions;
 mod streams;
+mod upgrade;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,6 +24,7 @@ use turnpike_net::poll::Poller;
 
 pub use engine::Engine;
 pub use listeners::Listeners;
+pub(crate) use upgrade::Portable;
 
 use crate::{ConnectionReport, EndReason, Slot};
 
@@ -73,6 +76,17 @@ pub trait Surroundings {
     fn enter(&mut self, rule: RuleKey) -> Admission;
     /// One less.
     fn leave(&mut self, rule: RuleKey);
+    /// Counts a session that another process began, whatever the limits are. The target that it had, if it is one still.
+    fn resume(
+        &mut self,
+        rule: RuleKey,
+        client: IpAddr,
+        port: u16,
+        target: Option<SocketAddr>,
+    ) -> Option<Choice> {
+        let _ = (rule, client, port, target);
+        None
+    }
     /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
     /// is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;

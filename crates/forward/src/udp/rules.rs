@@ -43,6 +43,7 @@ impl Engine {
             counters: RuleSnapshot::default(),
             tallies: Tallies::default(),
             rates: None,
+            goes_across: false,
             removed: false,
         }));
         for (port, bound) in (0_u16..).zip(listeners.bound) {
@@ -150,7 +151,12 @@ impl Engine {
         for (_, slot) in slots {
             let listener = self.listeners.remove(slot);
             match listener.kind {
-                Kind::Datagrams(socket) => bound.extend(self.sockets.remove(socket).map(Bound::Datagrams)),
+                Kind::Datagrams(socket) => {
+                    if let Some(offload) = &mut self.offload {
+                        offload.forget(socket);
+                    }
+                    bound.extend(self.sockets.remove(socket).map(Bound::Datagrams));
+                }
                 Kind::Streams { socket, .. } => bound.push(Bound::Streams(socket)),
             }
         }
@@ -189,6 +195,8 @@ pub(super) struct RuleState {
     pub(super) counters: RuleSnapshot,
     pub(super) tallies: Tallies,
     pub(super) rates: Option<Arc<Rates>>,
+    /// The kernel forwards its sessions where it can.
+    pub(super) goes_across: bool,
     pub(super) removed: bool,
 }
 

@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
-use super::Choice;
+use super::{Choice, offload::Across};
 use crate::{cross::Stream, rate::Pace};
 
 const NONE: u32 = u32::MAX;
@@ -52,6 +52,8 @@ pub(super) struct Session {
     pub(super) opened: u64,
     /// Its bytes a second, where the rule limits them.
     pub(super) pace: Option<Box<Pace>>,
+    /// Where the kernel forwards it.
+    pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
     /// When it came to the end of its list.
     stamp: u64,
@@ -185,6 +187,7 @@ impl Session {
             to_client: 0,
             opened: now,
             pace: None,
+            across: None,
             stage: if connecting { Stage::Connecting } else { Stage::Active },
             stamp: now,
             before: NONE,
@@ -203,6 +206,11 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// All slots are below this.
+    pub(super) fn capacity(&self) -> usize {
+        self.slots.capacity()
     }
 
     /// The session of a UDP client.

@@ -4,16 +4,18 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
 };
 
 use turnpike_forward::{
-    Access, Address, ConnectionLog, ConnectionReport, Forwarder, Rule, RuleSnapshot, Settings,
+    Access, Address, ConnectionLog, ConnectionReport, CopyMode, Forwarder, Hook, Rule, RuleSnapshot, Settings,
 };
 use turnpike_net::Datapath;
+use turnpike_offload::{OffloadError, Sockmap};
+use turnpike_testkit::alone::skip;
 pub(crate) use turnpike_testkit::{PATIENCE, eventually};
 
 /// From any port of 127.0.0.1 to `target`.
@@ -25,6 +27,9 @@ pub(crate) fn settings() -> Settings {
     Settings {
         workers: 1,
         datapath: Datapath::Basic,
+        kernel: false,
+        max_kernel_flows: 1024,
+        kernel_hook: Hook::Best,
         busy_poll: Duration::ZERO,
         access: Access::default(),
         max_connections: 100_000,
@@ -32,6 +37,44 @@ pub(crate) fn settings() -> Settings {
         keep_going: false,
         passed: Arc::default(),
     }
+}
+
+/// Every way to copy, but the kernel's where nobody may have it, which is said.
+pub(crate) fn copy_modes() -> Vec<CopyMode> {
+    let modes = vec![CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
+    if kernel_passes_on() { [modes, vec![CopyMode::Kernel]].concat() } else { modes }
+}
+
+/// Whether the kernel can pass chatter on here.
+pub(crate) fn kernel_passes_on() -> bool {
+    static OBSTACLE: LazyLock<Option<String>> = LazyLock::new(|| match Sockmap::load(1, 1) {
+        Ok(_) => None,
+        Err(
+            error @ (OffloadError::Capability { .. } | OffloadError::Unsound | OffloadError::Kernel { .. }),
+        ) => Some(error.to_string()),
+        Err(error) => panic!("{error}"),
+    });
+    if let Some(obstacle) = &*OBSTACLE {
+        skip(&format!("copy = \"kernel\": {obstacle}"));
+    }
+    OBSTACLE.is_none()
+}
+
+/// Has the two ask and answer until the kernel passes it on; how many bytes each has said.
+pub(crate) fn chat(running: &Running, id: &str, client: &mut TcpStream, server: &mut TcpStream) -> u64 {
+    let before = running.snapshot(id).kernel.bytes;
+    let mut said = 0;
+    eventually("the kernel passes on what they say", || {
+        for _ in 0..10 {
+            client.write_all(&pattern(said, 32, 11)).expect("it takes bytes");
+            assert_eq!(read_exactly(server, 32), pattern(said, 32, 11));
+            server.write_all(&pattern(said, 32, 12)).expect("it takes bytes");
+            assert_eq!(read_exactly(client, 32), pattern(said, 32, 12));
+            said += 32;
+        }
+        running.snapshot(id).kernel.bytes.iter().zip(before).all(|(now, before)| *now > before)
+    });
+    said
 }
 
 /// Remembers every report.

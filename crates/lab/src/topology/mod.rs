@@ -224,6 +224,9 @@ impl Topology {
             }
             if let Some(cpu) = end.napi_cpu {
                 let pids = napi::pin(&entry, &end.device, cpu)?;
+                if let Some(mitigation) = &end.mitigation {
+                    napi::mitigate(&entry, &end.device, mitigation)?;
+                }
                 self.receivers.insert(format!("{}.{}", end.namespace, end.device), pids);
             }
         }
@@ -287,6 +290,12 @@ impl Topology {
             if gateway.is_ipv4() || has_ipv6 {
                 run(&entry, &["ip", "route", "add", "default", "via", &gateway.to_string()])?;
             }
+        }
+        for prefix in space.local.iter().filter(|prefix| has_ipv6 || !prefix.contains(':')) {
+            run(&entry, &["ip", "route", "add", "local", prefix, "dev", "lo"])?;
+        }
+        for (prefix, gateway) in space.routes.iter().filter(|(_, gateway)| has_ipv6 || gateway.is_ipv4()) {
+            run(&entry, &["ip", "route", "add", prefix, "via", &gateway.to_string()])?;
         }
         Ok(())
     }

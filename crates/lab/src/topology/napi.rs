@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, thread, time::Duration};
 
 use procfs::process::{Process, all_processes};
 
-use super::{spec::Spec, userns};
+use super::{
+    spec::{Mitigation, Spec},
+    userns,
+};
 use crate::{
     error::LabError,
     tools::{self, words},
@@ -71,6 +74,24 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
         Some(pid) => Err(LabError::failed(format!("thread {pid} of {device} is not pinned to CPU {cpu}"))),
         None => Ok(ours.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect()),
     }
+}
+
+/// Has the threads of `device` look for packets less often.
+pub(super) fn mitigate(entry: &[String], device: &str, mitigation: &Mitigation) -> Result<(), LabError> {
+    let Mitigation { gro_flush_timeout_us, napi_defer_hard_irqs } = mitigation;
+    // In nanoseconds; what does not hold shows when it is read again.
+    let (timeout, looks) = (format!("{gro_flush_timeout_us}000"), napi_defer_hard_irqs.to_string());
+    let script = "mount -t sysfs none /sys && cd \"/sys/class/net/$1\" && echo \"$2\" >gro_flush_timeout && \
+                  echo \"$3\" >napi_defer_hard_irqs && cat gro_flush_timeout napi_defer_hard_irqs";
+    let mut command = entry.to_vec();
+    command.extend(words(["unshare", "--mount", "sh", "-c", script, "sh", device, &timeout, &looks]));
+    let held = tools::output(&command)?;
+    if held.split_whitespace().eq([timeout.as_str(), looks.as_str()]) {
+        return Ok(());
+    }
+    Err(LabError::failed(format!(
+        "{device} does not take gro_flush_timeout {timeout} and napi_defer_hard_irqs {looks}"
+    )))
 }
 
 /// The kernel calls them `napi/DEVICE-ID`.

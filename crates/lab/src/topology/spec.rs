@@ -12,18 +12,42 @@ use turnpike_strict::{Document, nearest};
 
 use crate::error::LabError;
 
-/// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds for
-/// the devices of a namespace instead of what the text says.
-const KNOWN: [(&str, &str, Offloads); 4] = [
+/// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
+/// instead of what the text says.
+const KNOWN: [(&str, &str, &[Change]); 5] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
-    ("wire-without-uso", WIRE, &[("relay", "tx-udp-segmentation", false)]),
+    ("wire-without-uso", WIRE, &[Change::Offload("relay", "tx-udp-segmentation", false)]),
     // XDP sees what is in a packet, and there a veth's own checksums are not. They cost the relay more here than a card that verifies.
-    ("wire-with-sums", WIRE, &[("client", "tx", false), ("peer", "tx", false)]),
+    ("wire-with-sums", WIRE, &[Change::Offload("client", "tx", false), Change::Offload("peer", "tx", false)]),
+    // As a network card does that is told to interrupt its CPU less often.
+    (
+        "wire-mitigated",
+        WIRE,
+        &[Change::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
+    ),
 ];
-type Offloads = &'static [(&'static str, &'static str, bool)];
 const WIRE: &str = include_str!("wire.toml");
+
+/// Of the devices of a namespace.
+enum Change {
+    Offload(&'static str, &'static str, bool),
+    Mitigation(&'static str, Mitigation),
+}
+
+impl Change {
+    fn apply(&self, spec: &mut Spec) {
+        let (Self::Offload(namespace, ..) | Self::Mitigation(namespace, _)) = self;
+        let ends = spec.link.iter_mut().flat_map(|link| &mut link.ends);
+        for end in ends.filter(|end| end.namespace == *namespace) {
+            match self {
+                Self::Offload(_, feature, on) => _ = end.offloads.insert((*feature).to_owned(), *on),
+                Self::Mitigation(_, mitigation) => end.mitigation = Some(*mitigation),
+            }
+        }
+    }
+}
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +70,12 @@ pub(crate) struct Namespace {
     /// Default routes, one a family.
     #[serde(default)]
     pub(crate) gateways: Vec<IpAddr>,
+    /// Prefixes of which every address is its own, though no device has it.
+    #[serde(default)]
+    pub(crate) local: Vec<String>,
+    /// Further routes, from prefix to gateway.
+    #[serde(default)]
+    pub(crate) routes: BTreeMap<String, IpAddr>,
     /// Below `/proc/sys/net`, such as `"ipv4/ip_local_port_range" = "1024 65535"`.
     #[serde(default)]
     pub(crate) sysctl: BTreeMap<String, String>,
@@ -71,6 +101,18 @@ pub(crate) struct End {
     pub(crate) offloads: BTreeMap<String, bool>,
     /// Receive in NAPI threads, pinned to this CPU.
     pub(crate) napi_cpu: Option<usize>,
+    /// Have these look for packets less often; only with `napi_cpu`.
+    pub(crate) mitigation: Option<Mitigation>,
+}
+
+/// How a device is kept from interrupting for each packet (`/sys/class/net/DEVICE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mitigation {
+    /// Microseconds between two looks, for so long as there was something.
+    pub(crate) gro_flush_timeout_us: u32,
+    /// Looks in vain before the device interrupts again.
+    pub(crate) napi_defer_hard_irqs: u32,
 }
 
 impl Spec {
@@ -81,12 +123,7 @@ impl Spec {
             Some((name, text, changes)) => {
                 let (mut spec, document): (Self, _) =
                     Document::parse(Path::new(&format!("topology {name}")), text)?;
-                for (namespace, feature, on) in *changes {
-                    let ends = spec.link.iter_mut().flat_map(|link| &mut link.ends);
-                    for end in ends.filter(|end| end.namespace == *namespace) {
-                        end.offloads.insert((*feature).to_owned(), *on);
-                    }
-                }
+                changes.iter().for_each(|change| change.apply(&mut spec));
                 (spec, document)
             }
             None if !path.contains('.') && !file.exists() => {
@@ -125,6 +162,10 @@ impl Spec {
                     ),
                 );
             }
+            let prefixes = space.local.iter().chain(space.routes.keys());
+            for prefix in prefixes.filter(|prefix| parse_address(prefix).is_none()) {
+                document.problem(&path, format!("\"{prefix}\": expected a prefix such as 10.78.0.0/16"));
+            }
             for key in space.sysctl.keys().filter(|key| key.contains("..") || key.starts_with('/')) {
                 document.problem(
                     &format!("{path}.sysctl.{key}"),
@@ -157,7 +198,8 @@ impl Spec {
     }
 
     /// Names for the addresses, for use in commands: `client` and `client6` are the first IPv4 and IPv6 address of
-    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link with `peer`.
+    /// that namespace, `relay-peer` and `relay-peer6` those of `relay` on its link with `peer`, `peer-prefix` the first prefix of
+    /// which every address is `peer`'s.
     pub(crate) fn addresses(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         for link in &self.link {
@@ -171,6 +213,12 @@ impl Spec {
                         names.entry(name).or_insert_with(|| address.to_string());
                     }
                 }
+            }
+        }
+        for space in &self.namespace {
+            for prefix in &space.local {
+                let family = if prefix.contains(':') { "6" } else { "" };
+                names.entry(format!("{}-prefix{family}", space.name)).or_insert_with(|| prefix.clone());
             }
         }
         names
@@ -194,6 +242,9 @@ fn check_end(end: &End, path: &str, names: &BTreeSet<&str>, document: &mut Docum
             &format!("{path}.device"),
             format!("device \"{}\": expected 1 to 15 plain characters", end.device),
         );
+    }
+    if end.mitigation.is_some() && end.napi_cpu.is_none() {
+        document.problem(&format!("{path}.mitigation"), "mitigation: expected napi_cpu beside it");
     }
     for (index, address) in end.addresses.iter().enumerate() {
         if parse_address(address).is_none() {
@@ -249,7 +300,7 @@ mod tests {
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
             told("something"),
-            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, or a file"
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, or a file"
         );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
@@ -266,6 +317,11 @@ mod tests {
             let wanted = end.wanted(&wire.offloads);
             assert_eq!(wanted["tx-udp-segmentation"], is_relay, "{}", end.device);
             assert!(wanted["gro"] && !wanted["tso"], "{}", end.device);
+        }
+        let mitigated = Spec::load("wire-mitigated", Path::new(".")).unwrap();
+        for (end, plain) in mitigated.ends().zip(wire.ends()) {
+            assert_eq!(end.mitigation.is_some(), end.namespace == "relay", "{}", end.device);
+            assert_eq!(plain.mitigation, None);
         }
         let with_sums = Spec::load("wire-with-sums", Path::new(".")).unwrap();
         for end in with_sums.ends() {
@@ -289,6 +345,7 @@ mod tests {
         assert_eq!(addresses["relay-peer"], "10.77.2.1");
         assert_eq!(addresses["peer"], "10.77.2.2");
         assert_eq!(addresses["peer6"], "fd77:2::2");
+        assert_eq!(addresses["peer-prefix"], "10.78.0.0/16");
     }
 
     #[test]
@@ -310,5 +367,8 @@ mod tests {
                 .contains("ADDRESS")
         );
         assert!(refusal(&end("left").replace("'b'", "'a'")).contains("twice"));
+        assert!(refusal("[[namespace]]\nname = 'a'\nlocal = ['10.78.0.0']\n").contains("a prefix such as"));
+        let mitigated = "'b', mitigation = { gro_flush_timeout_us = 100, napi_defer_hard_irqs = 2 }";
+        assert!(refusal(&end("left").replace("'b'", mitigated)).contains("napi_cpu beside it"));
     }
 }

@@ -189,9 +189,10 @@ impl Churn<'_> {
         self.bound[index] = bound + 1;
         self.due[index] = now;
         self.tallies.of(now >= self.schedule.measure).sent += 1;
-        let peer = SocketAddr::new(self.engine.peer.ip(), 1024 + bound);
+        let endpoint = &mut self.engine.endpoints[index];
+        let peer = SocketAddr::new(endpoint.peer.ip(), 1024 + bound);
         // There is an allocation, and numbers for many more.
-        let _ = self.engine.endpoints[index].client.bind_channel(now / 1_000_000, peer);
+        let _ = endpoint.client.bind_channel(now / 1_000_000, peer);
         self.engine.pump(index);
     }
 

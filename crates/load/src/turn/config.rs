@@ -6,7 +6,7 @@ use strum::{Display, EnumString, VariantNames};
 use turnpike_client::UnknownName;
 use turnpike_measure::Rate;
 use turnpike_net::Datapath;
-use turnpike_turn::client::Relayed;
+use turnpike_turn::{client::Relayed, server::Cidr};
 
 use super::AccessToken;
 use crate::{
@@ -36,6 +36,9 @@ pub struct Config {
     pub family: Option<Family>,
     /// The reflector, as the server reaches it. Default 127.0.0.1:3480.
     pub peer: SocketAddr,
+    /// In place of the address of `peer`: each client has one of its own, from the second address of this prefix on, all of them the
+    /// reflector's. For servers whose clients share relay ports. Default none.
+    pub peer_prefix: Option<Cidr>,
     /// Long-term username; empty for a server without authentication.
     pub user: String,
     /// Its password.
@@ -91,6 +94,7 @@ impl Default for Config {
             relayed: Relayed::Udp,
             family: None,
             peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
+            peer_prefix: None,
             user: String::new(),
             password: String::new(),
             users: 1,
@@ -131,6 +135,7 @@ impl Config {
         udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
         self.validate_migration()?;
+        self.validate_peers()?;
         self.validate_profile()?;
         self.validate_users()?;
         self.validate_token()?;
@@ -141,6 +146,38 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_peers(&self) -> Result<(), LoadError> {
+        let Some(prefix) = self.peer_prefix else { return Ok(()) };
+        let refused = |what: String| Err(LoadError::Config(what));
+        if !matches!(self.mode, Mode::Packet | Mode::Bind) {
+            return refused(format!(
+                "--peer-prefix does not go with --mode {}: there are no peers",
+                self.mode
+            ));
+        }
+        if self.profile.is_some() {
+            return refused(
+                "--peer-prefix does not go with --profile: its peers are the generator's own, on one address"
+                    .to_owned(),
+            );
+        }
+        let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
+        if last.is_none_or(|last| last.is_ipv6() != self.peer.is_ipv6()) {
+            return refused(format!(
+                "--peer-prefix {prefix} has no address for each of {} clients: give a shorter one",
+                self.clients
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whom the client of this number in the run sends to.
+    pub(super) fn peer_of_client(&self, number: usize) -> SocketAddr {
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        let ip = self.peer_prefix.and_then(|prefix| prefix.nth(number.saturating_add(1)));
+        SocketAddr::new(ip.unwrap_or(self.peer.ip()), self.peer.port())
     }
 
     fn validate_profile(&self) -> Result<(), LoadError> {
@@ -386,6 +423,13 @@ mod tests {
             (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..shaped() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_secs(1)), ..shaped() }, "--migrate"),
+            (Config { peer_prefix: prefix("10.0.0.0/8"), ..shaped() }, "--profile"),
+            (Config { peer_prefix: prefix("10.0.0.0/8"), mode: Mode::Allocate, ..base() }, "--mode allocate"),
+            (
+                Config { peer_prefix: prefix("10.0.0.0/24"), clients: 256, ..base() },
+                "--peer-prefix 10.0.0.0/24",
+            ),
+            (Config { peer_prefix: prefix("fd00::/64"), ..base() }, "--peer-prefix fd00::/64"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
@@ -394,6 +438,19 @@ mod tests {
         moving().validate().unwrap();
         shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();
+        Config { peer_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();
+    }
+
+    fn prefix(text: &str) -> Option<Cidr> {
+        Some(text.parse().expect("a prefix"))
+    }
+
+    #[test]
+    fn each_client_has_a_peer_of_its_own_in_a_prefix() {
+        let config = Config { peer_prefix: prefix("127.5.0.0/16"), ..Config::default() };
+        let peers = [0, 1, 300].map(|number| config.peer_of_client(number).to_string());
+        assert_eq!(peers, ["127.5.0.1:3480", "127.5.0.2:3480", "127.5.1.45:3480"]);
+        assert_eq!(Config::default().peer_of_client(300), Config::default().peer);
     }
 
     #[test]

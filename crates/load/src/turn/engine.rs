@@ -33,6 +33,8 @@ pub(super) struct Endpoint {
     timeout: u64,
     /// RFC 6062: the second connection, while it is being bound.
     binding: Option<DataConnection>,
+    /// Whom it sends to.
+    pub(super) peer: SocketAddr,
     header: Header,
 }
 
@@ -47,11 +49,11 @@ struct Header {
 impl Endpoint {
     /// Has the header for payloads of this length, which may be that of those before.
     #[inline]
-    fn prepare(&mut self, peer: SocketAddr, payload: usize) {
+    fn prepare(&mut self, payload: usize) {
         if self.header.payload != payload {
             #[expect(clippy::cast_possible_truncation, reason = "validated: at most 65,000 bytes")]
             let payload_len = payload as u16;
-            self.header.len = self.client.send_header(peer, payload_len, &mut self.header.bytes);
+            self.header.len = self.client.send_header(self.peer, payload_len, &mut self.header.bytes);
             self.header.payload = payload;
         }
     }
@@ -79,8 +81,6 @@ pub(super) struct Engine {
     pub(super) redirects: u64,
     /// Who changes its socket when.
     pub(super) moves: Moves,
-    /// Whom all clients send to.
-    pub(super) peer: SocketAddr,
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
@@ -130,23 +130,23 @@ impl Engine {
             Wire::Links(Box::new(Links::new(&settings, links)?))
         };
         let settings = client_settings(config);
-        let endpoint = || Endpoint {
+        let endpoint = |number| Endpoint {
             client: Client::new(Arc::clone(&settings), Seed(rand::random())),
             settings: Arc::clone(&settings),
             course: Course::new(server),
             timeout: u64::MAX,
             binding: None,
+            peer: config.peer_of_client(first + number),
             header: Header { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
         };
         Ok(Self {
-            endpoints: (0..count).map(|_| endpoint()).collect(),
+            endpoints: (0..count).map(endpoint).collect(),
             events: Vec::new(),
             bound: Vec::new(),
             errors: Errors::new(),
             unreachable: None,
             redirects: 0,
             moves: Moves::new(config, count, first),
-            peer: config.peer,
             clock,
             poller,
             ready: Vec::new(),
@@ -170,6 +170,11 @@ impl Engine {
                 Ok(())
             }
         }
+    }
+
+    /// From now on all clients send there.
+    pub(super) fn meet(&mut self, peer: SocketAddr) {
+        self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
 
     /// Closes the peer connections (RFC 6062), so that the end of their allocations does not look like a loss.
@@ -427,9 +432,9 @@ impl Carrier for Engine {
         if self.relays_streams {
             return (0..count).for_each(|_| self.push_to_peer(client, len, &mut fill));
         }
-        let Self { endpoints, wire, peer, pads, .. } = self;
+        let Self { endpoints, wire, pads, .. } = self;
         let endpoint = &mut endpoints[client];
-        endpoint.prepare(*peer, len);
+        endpoint.prepare(len);
         let Header { bytes, len: start, .. } = &endpoint.header;
         let end = start + len;
         let padding = if *pads { usize::from(frame::padding(len)) } else { 0 };

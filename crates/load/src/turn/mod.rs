@@ -26,7 +26,7 @@ use std::sync::{Mutex, PoisonError};
 
 use turnpike_client::Security;
 use turnpike_measure::Report;
-pub use turnpike_turn::client::Relayed;
+pub use turnpike_turn::{client::Relayed, server::Cidr};
 
 use crate::{
     LoadError, Transport,
@@ -123,7 +123,7 @@ fn relay(
         Some(shaped) => {
             let (peer, datapath) = (shared.config.peer_of(thread), shared.config.datapath);
             let ends = Ends::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
-            engine.peer = ends.peer();
+            engine.meet(ends.peer());
             set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
         }
     };

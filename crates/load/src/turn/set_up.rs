@@ -4,7 +4,10 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
-use super::{Config, Shared, Via, engine::Engine};
+use super::{
+    Config, Shared, Via,
+    engine::{Endpoint, Engine},
+};
 use crate::{
     LoadError,
     clock::nanos,
@@ -58,7 +61,8 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
                     // There is an allocation.
-                    let _ = engine.endpoints[index].client.connect(now, engine.peer);
+                    let endpoint = &mut engine.endpoints[index];
+                    let _ = endpoint.client.connect(now, endpoint.peer);
                     engine.pump(index);
                 }
                 Event::Connected { connection, .. } => engine.bind_connection(index, connection),
@@ -77,7 +81,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
         }
         for (index, bound) in std::mem::take(&mut engine.bound) {
             if let Err(failure) = bound {
-                let request = Request::Connect(engine.peer);
+                let request = Request::Connect(engine.endpoints[index].peer);
                 return Err(engine.failure(config, index, request, failure, (ready, total)));
             }
             done += 1;
@@ -90,7 +94,8 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
 
 fn begin(engine: &mut Engine, index: usize, config: &Config) {
     let now = engine.now_ms();
-    let (peer, client) = (engine.peer, &mut engine.endpoints[index].client);
+    let Endpoint { peer, client, .. } = &mut engine.endpoints[index];
+    let peer = *peer;
     // Neither can fail on a fresh allocation.
     match config.via {
         Via::Channel if config.relayed == Relayed::Udp => _ = client.bind_channel(now, peer),

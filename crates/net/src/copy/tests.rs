@@ -152,7 +152,7 @@ fn transfer(copy: CopyMode, total: usize, appetite: usize) {
     assert_eq!((heard + rest.len(), flow.bytes), (total, total as u64), "{copy:?}");
     assert!(blocked > 0, "the sink was never full");
     match copy {
-        CopyMode::Auto => {}
+        CopyMode::Auto | CopyMode::Kernel => {}
         CopyMode::Splice => assert_eq!(mover.take_spliced(), total as u64),
         CopyMode::Buffer => assert_eq!(mover.take_spliced(), 0),
     }
@@ -218,6 +218,27 @@ fn a_known_end_needs_no_read_of_its_own() {
 }
 
 #[test]
+fn an_end_that_is_doubted_is_told_and_passed_on_once_it_is_believed() {
+    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    ends.source.write_all(b"last").unwrap();
+    ends.source.shutdown(Shutdown::Write).unwrap();
+    flow.doubts_end = true;
+    until(|| {
+        flow.readable = true;
+        assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Kernel, false), Pumped::Idle);
+        std::mem::take(&mut flow.end_read).then_some(())
+    });
+    assert_eq!((flow.bytes, flow.has_ended(), flow.readable), (4, false, false));
+    let mut heard = [0; 8];
+    assert_eq!(ends.sink.read(&mut heard).unwrap(), 4);
+    ends.sink.set_nonblocking(true).unwrap();
+    assert_eq!((&ends.sink).read(&mut heard).unwrap_err().kind(), ErrorKind::WouldBlock, "no end yet");
+    flow.believe_end();
+    assert_eq!(mover.pump(&mut flow, &ends.from, &ends.to, CopyMode::Kernel, false), Pumped::Done);
+    assert_eq!(until(|| (&ends.sink).read(&mut heard).ok()), 0);
+}
+
+#[test]
 fn what_leads_goes_first() {
     for copy in MODES {
         let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
@@ -261,6 +282,18 @@ fn bulk_moves_to_a_pipe_and_chatter_back_to_the_buffer() {
     }
     assert_eq!(spliced(&mut flow, 32), 0);
     assert_eq!((mover.pipes, mover.idle.len()), (1, 1), "an idle flow lends its pipe to others");
+}
+
+#[test]
+fn a_flow_that_forgoes_pipes_is_copied_however_much_it_brings() {
+    let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
+    flow.forgo_pipes();
+    for _ in 0..2 * BULK_READS {
+        assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Kernel, BULK + 1000), 0);
+    }
+    assert!(flow.is_ordinary());
+    flow.on_urgent();
+    assert!(!flow.is_ordinary());
 }
 
 #[test]

@@ -31,6 +31,11 @@ impl Crowd {
         }
     }
 
+    /// The same with other bounds; nobody has to go for that.
+    pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
+        (self.most, self.most_per_network) = (most.max(1), most_per_network.max(1));
+    }
+
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }

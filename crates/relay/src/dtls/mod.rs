@@ -23,7 +23,7 @@ pub mod stats;
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -42,6 +42,7 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 use crate::{
     Layout,
     link::{Generations, Place},
+    turned_away::{Noted, TurnedAway},
 };
 use association::{Association, Drained, Stage};
 use cookie::CookieKeys;
@@ -65,10 +66,21 @@ struct Listener {
     number: ListenerId,
 }
 
+impl Listener {
+    /// At a place whose listener is closed: no socket, and nobody's number.
+    const NONE: Self = Self {
+        socket: SocketId(u32::MAX),
+        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        number: ListenerId(u16::MAX),
+    };
+}
+
 /// The associations of one worker.
 pub(crate) struct Associations {
     layout: Arc<Layout>,
     config: Arc<DtlsConfig>,
+    /// How many share the limits.
+    workers: usize,
     /// What the milliseconds count from.
     started: Instant,
     listeners: Vec<Listener>,
@@ -87,6 +99,8 @@ pub(crate) struct Associations {
     admissions_left: u32,
     /// Clients whose association is gone and whom the state machine must be told of.
     gone: Vec<Client>,
+    /// Where another process has the sockets: clients, as those see them, whose association is gone.
+    ended: Option<Vec<Client>>,
     /// Messages of the datagram that was received last.
     arrived: Vec<Span>,
     /// What is encrypted, in one piece.
@@ -102,6 +116,7 @@ pub(crate) struct Associations {
     /// The clock as it was read last.
     now_ms: u64,
     stats: DtlsStats,
+    noted: Noted,
 }
 
 impl Associations {
@@ -118,9 +133,11 @@ impl Associations {
         workers: usize,
         started: Instant,
     ) -> Self {
-        let share = |limit: usize| limit.div_ceil(workers.max(1));
+        let workers = workers.max(1);
+        let share = |limit: usize| limit.div_ceil(workers);
         Self {
             layout,
+            workers,
             started,
             listeners: Vec::new(),
             cookies: CookieKeys::new(keys),
@@ -134,6 +151,7 @@ impl Associations {
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
+            ended: None,
             arrived: Vec::new(),
             plain: Vec::new(),
             scratch: vec![0; 2048],
@@ -142,33 +160,61 @@ impl Associations {
             sifted: Vec::new(),
             now_ms: 0,
             stats: DtlsStats::default(),
+            noted: Noted::default(),
             config,
         }
     }
 
-    /// Serves on this socket; the listener's place.
-    pub(crate) fn listen(&mut self, socket: SocketId, bound: SocketAddr) -> usize {
-        let place = self.listeners.len();
+    /// Serves on this socket, whose listener has this place.
+    pub(crate) fn listen(&mut self, place: usize, socket: SocketId, bound: SocketAddr) {
         let number = self.layout.number(Transport::Dtls, place, None);
-        self.listeners.push(Listener { socket, bound, number });
-        place
+        if self.listeners.len() <= place {
+            self.listeners.resize_with(place + 1, || Listener::NONE);
+        }
+        self.listeners[place] = Listener { socket, bound, number };
     }
 
-    /// Server names that are new get numbers, and cookies are made with these keys from now on.
-    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, keys: NonceKeys) {
-        (self.layout, self.cookies) = (layout, CookieKeys::new(keys));
+    /// Ends what is left of the associations of a listener that is closed. What they are told leaves by its socket, which nobody asks for
+    /// from now on.
+    pub(crate) fn close_listener(&mut self, place: usize, tx: &mut Tx) {
+        let theirs =
+            |(slot, association): (usize, &Association)| (association.place == place).then_some(slot);
+        let slots: Vec<usize> = self.table.iter().filter_map(theirs).collect();
+        self.end(&slots, tx);
+        if let Some(listener) = self.listeners.get_mut(place) {
+            *listener = Listener::NONE;
+        }
     }
 
-    /// The socket of a listener.
-    pub(crate) fn socket(&self, place: usize) -> SocketId {
-        self.listeners[place].socket
+    /// Other listeners, server names and limits from now on, and cookies are made with these keys.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
+        let share = |limit: usize| limit.div_ceil(self.workers);
+        self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
+        self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
+        (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
+    }
+
+    /// How many places of listeners there are, open or not.
+    pub(crate) fn places(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// The socket of a listener that is open, and where it is bound.
+    pub(crate) fn listening(&self, place: usize) -> Option<(SocketId, SocketAddr)> {
+        let listener = self.listeners.get(place).filter(|it| it.socket != Listener::NONE.socket);
+        listener.map(|listener| (listener.socket, listener.bound))
     }
 
     /// Who sent a datagram, as the socket sees it.
-    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<std::net::IpAddr>) -> Client {
+    pub(crate) fn client(&self, place: usize, from: SocketAddr, local: Option<IpAddr>) -> Client {
         let Listener { bound, number, .. } = self.listeners[place];
         let local = SocketAddr::new(local.unwrap_or(bound.ip()), bound.port());
         Client { listener: number, address: from, local: canonical(local) }
+    }
+
+    /// Clients that were turned away since the last time.
+    pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
+        self.noted.drain()
     }
 
     pub(crate) fn stats(&self) -> DtlsStats {
@@ -300,6 +346,21 @@ impl Associations {
         self.gone.pop()
     }
 
+    /// Whoever has an association, or is about to, as the sockets see them.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = Client> {
+        self.by_client.keys().copied()
+    }
+
+    /// From now on another process has the sockets, which is told whose association has ended ([`Associations::next_ended`]).
+    pub(crate) fn left_behind(&mut self) {
+        self.ended = Some(Vec::new());
+    }
+
+    /// The next client whose association is gone.
+    pub(crate) fn next_ended(&mut self) -> Option<Client> {
+        self.ended.as_mut()?.pop()
+    }
+
     /// Keeps the limits and the state machine's allocations in step.
     pub(crate) fn effect(&mut self, now_ms: u64, effect: &Effect, tx: &mut Tx) {
         match effect {
@@ -346,11 +407,15 @@ impl Associations {
     /// Says farewell to all.
     pub(crate) fn shutdown(&mut self, tx: &mut Tx) {
         let slots: Vec<usize> = self.table.iter().map(|(slot, _)| slot).collect();
+        self.end(&slots, tx);
+    }
+
+    fn end(&mut self, slots: &[usize], tx: &mut Tx) {
         for slot in slots {
-            if self.table[slot].is_open() {
-                self.close(slot, DtlsEnd::Shutdown, tx);
+            if self.table[*slot].is_open() {
+                self.close(*slot, DtlsEnd::Shutdown, tx);
             } else {
-                self.fail(slot, DtlsFailure::Other);
+                self.fail(*slot, DtlsFailure::Other);
             }
         }
     }
@@ -453,6 +518,11 @@ impl Associations {
     /// Ends a handshake.
     fn fail(&mut self, slot: usize, why: DtlsFailure) {
         self.stats.failed[why as usize] += 1;
+        // That is mostly a client that began anew, or a server that stops.
+        if why != DtlsFailure::Other {
+            let address = self.table[slot].client.address;
+            self.noted.note(address, Transport::Dtls, "dtls_handshake", why.into());
+        }
         self.remove(slot, DtlsEnd::Handshake);
     }
 
@@ -462,6 +532,9 @@ impl Associations {
         self.timers.remove(&(association.armed_ms, slot));
         self.by_client.remove(&association.client);
         self.last = None;
+        if let Some(ended) = &mut self.ended {
+            ended.push(association.client);
+        }
         match association.stage {
             Stage::HalfOpen(number) => self.half_open.leave(number),
             Stage::Idle(number) => {
@@ -470,6 +543,11 @@ impl Associations {
             }
             Stage::Allocated => self.gone.push(association.known_as()),
         }
+    }
+
+    /// A datagram of another process's client found no room on its way there.
+    pub(crate) fn count_lost(&mut self) {
+        self.count_drop(DtlsDrop::OldProcess);
     }
 
     fn count_drop(&mut self, why: DtlsDrop) {
@@ -538,6 +616,11 @@ impl Associations {
             ttl: 0,
             dont_fragment: false,
         }
+    }
+
+    /// The time of day for cookies.
+    fn unix(&self, now_ms: u64) -> u64 {
+        self.began + now_ms / 1000
     }
 
     fn instant(&self, now_ms: u64) -> Instant {

@@ -76,6 +76,8 @@ pub enum DtlsDrop {
     NoRoom,
     /// For a client, and longer than a record.
     RecordTooLong,
+    /// Of a client that the process before an upgrade has, which is too slow.
+    OldProcess,
 }
 
 /// Never reset, but for `half_open` and `open`.

@@ -12,7 +12,11 @@
 mod tls_end;
 mod traffic;
 
-use std::{collections::VecDeque, io, net::SocketAddr};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    net::SocketAddr,
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -22,9 +26,12 @@ use turnpike_net::{
     poll::{Event, Poller},
     tcp::is_exhaustion,
 };
-use turnpike_turn::server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId};
+use turnpike_turn::{
+    server::{AllocationId, ConnectError, ConnectRequest, ConnectionId, RelayId, Server},
+    time::Now,
+};
 
-use crate::stream::Detached;
+use crate::{gate::WorkerGate, stream::Detached};
 use tls_end::TlsEnd;
 
 /// Milliseconds for which a listener rests when there are no descriptors for what it would accept.
@@ -81,6 +88,12 @@ impl Token {
     }
 }
 
+/// Who says how many bytes a connection may carry, and the time.
+pub(crate) struct Purse<'a> {
+    pub(crate) now: Now,
+    pub(crate) server: &'a mut Server<WorkerGate>,
+}
+
 /// What the state machine must be told.
 #[derive(Debug)]
 pub(crate) enum PeerEvent {
@@ -122,6 +135,8 @@ struct Connection {
     reported: (u64, u64),
     /// Whether it stands in [`Peers::again`].
     queued: bool,
+    /// Before these times it may carry nothing to the peer, and to the client.
+    held_until_ms: [u64; 2],
 }
 
 enum Stage {
@@ -156,6 +171,8 @@ pub(crate) struct Peers {
     again: Vec<usize>,
     /// Empty but for its memory, for the next turn of these.
     resumed: Vec<usize>,
+    /// Connections that have used up their bits per second, and when they go on; with their generations.
+    paused: BTreeSet<(u64, usize, u32)>,
     events: VecDeque<PeerEvent>,
     resume_ms: Option<u64>,
     stats: PeerStats,
@@ -173,6 +190,7 @@ impl Peers {
             mover: None,
             again: Vec::new(),
             resumed: Vec::new(),
+            paused: BTreeSet::new(),
             events: VecDeque::new(),
             resume_ms: None,
             stats: PeerStats::default(),
@@ -259,6 +277,7 @@ impl Peers {
         taken: Detached,
         first: Vec<u8>,
         poller: &Poller,
+        purse: &mut Purse<'_>,
     ) {
         let Some(&slot) = self.by_id.get(&connection) else { return };
         let found = &mut self.connections[slot];
@@ -276,7 +295,7 @@ impl Peers {
             }
             Some(tls) => ClientEnd::Tls(Box::new(TlsEnd::new(socket, tls, first, ended))),
         });
-        self.turn(slot);
+        self.turn(slot, purse);
     }
 
     /// Closes a connection that the state machine has given up already.
@@ -287,7 +306,7 @@ impl Peers {
     }
 
     /// Something of ours is ready; the listener to accept from, if it is one.
-    pub(crate) fn on_event(&mut self, event: &Event) -> Option<usize> {
+    pub(crate) fn on_event(&mut self, event: &Event, purse: &mut Purse<'_>) -> Option<usize> {
         let (side, slot, generation) = match Token::of(event.token)? {
             Token::Listener(place) => return Some(place),
             Token::Connection(side, slot, generation) => (side, slot, generation),
@@ -302,19 +321,27 @@ impl Peers {
             // Nothing of it could reach the client any more.
             Stage::Waiting if event.error => self.end(slot),
             Stage::Waiting => note(&mut connection.to_client, event),
-            Stage::Bound(_) => self.on_traffic(slot, side, event),
+            Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
         }
         None
     }
 
-    /// Goes on with those that had more to move, once each.
-    pub(crate) fn resume(&mut self) {
+    /// Goes on with those that had more to move, once each, and with those that may again.
+    pub(crate) fn resume(&mut self, purse: &mut Purse<'_>) {
+        while let Some(&(until_ms, slot, generation)) = self.paused.first()
+            && until_ms <= purse.now.ms
+        {
+            self.paused.pop_first();
+            if self.connections.get(slot).is_some_and(|found| found.generation == generation) {
+                self.turn(slot, purse);
+            }
+        }
         let mut due = std::mem::take(&mut self.resumed);
         std::mem::swap(&mut due, &mut self.again);
         for slot in due.drain(..) {
             if let Some(connection) = self.connections.get_mut(slot).filter(|connection| connection.queued) {
                 connection.queued = false;
-                self.turn(slot);
+                self.turn(slot, purse);
             }
         }
         self.resumed = due;
@@ -326,7 +353,11 @@ impl Peers {
 
     /// When [`Peers::handle_timeout`] wants to be called; milliseconds. 0 is at once, for there is more to move.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        if self.again.is_empty() { self.resume_ms } else { Some(0) }
+        if !self.again.is_empty() {
+            return Some(0);
+        }
+        let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
+        [self.resume_ms, paused].into_iter().flatten().min()
     }
 
     /// Accepts again.
@@ -377,6 +408,7 @@ impl Peers {
             to_client: Flow::default(),
             reported: (0, 0),
             queued: false,
+            held_until_ms: [0; 2],
         });
         self.by_id.insert(id, slot);
         self.owners.entry(allocation).or_default().connections.push(slot);

@@ -107,12 +107,13 @@ impl TlsEnd {
             }
             return Ok(false);
         }
-        if !flow.readable {
+        let most = flow.within_budget(READ);
+        if !flow.readable || most == 0 {
             return Ok(false);
         }
         let (encrypted, plain) = scratch.split_at_mut(READ);
         let plain = &mut plain[..DECRYPTED];
-        let len = match self.socket.read(encrypted) {
+        let len = match self.socket.read(&mut encrypted[..most]) {
             Ok(0) => {
                 self.client_ended = true;
                 return Ok(true);
@@ -134,6 +135,7 @@ impl TlsEnd {
         }
         self.client_ended = ended;
         flow.bytes += decrypted as u64;
+        flow.spend(decrypted);
         let sent = if decrypted == 0 { 0 } else { some(peer.write(&plain[..decrypted]))? };
         self.waiting.extend_from_slice(&plain[sent..decrypted]);
         Ok(true)
@@ -157,13 +159,15 @@ impl TlsEnd {
             }
             return Ok(false);
         }
-        if !flow.readable {
+        let most = flow.within_budget(READ);
+        if !flow.readable || most == 0 {
             return Ok(false);
         }
-        match peer.read(&mut scratch[..READ]) {
+        match peer.read(&mut scratch[..most]) {
             Ok(0) => self.peer_ended = true,
             Ok(len) => {
                 flow.bytes += len as u64;
+                flow.spend(len);
                 self.tls.writer().write_all(&scratch[..len])?;
                 channel::flush(&mut self.tls, &self.socket, &mut 0)?;
             }

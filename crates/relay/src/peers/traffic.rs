@@ -1,8 +1,12 @@
 //! A connection to a peer that is bound: events become turns of its two directions.
 
 use turnpike_net::{CopyMode, Flow, Mover, Pumped, TcpSocket, poll::Event};
+use turnpike_turn::server::Way;
 
-use super::{ClientEnd, Connection, Peers, Side, Stage, note, tls_end::Turned};
+use super::{ClientEnd, Connection, Peers, Purse, Side, Stage, note, tls_end::Turned};
+
+/// Bytes that a flow with a limit asks for at once: what a worker may hold of a pool is no more.
+const PORTION: u64 = 64 << 10;
 
 /// What a turn of a connection leaves to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +20,7 @@ enum Outcome {
 
 impl Peers {
     /// One end has something to read, takes something again, or is broken.
-    pub(super) fn on_traffic(&mut self, slot: usize, side: Side, event: &Event) {
+    pub(super) fn on_traffic(&mut self, slot: usize, side: Side, event: &Event, purse: &mut Purse<'_>) {
         let connection = &mut self.connections[slot];
         let source = match side {
             Side::Peer => &mut connection.to_client,
@@ -42,15 +46,26 @@ impl Peers {
             // In the stream, where it was sent; where it fails, the byte is skipped as it is by default.
             let _ = socket.set_oob_inline(true);
         }
-        self.turn(slot);
+        self.turn(slot, purse);
     }
 
     /// Moves what can be moved now, in both directions.
-    pub(super) fn turn(&mut self, slot: usize) {
+    pub(super) fn turn(&mut self, slot: usize, purse: &mut Purse<'_>) {
         let mover = self.mover.get_or_insert_with(Mover::new);
         let Some(connection) = self.connections.get_mut(slot) else { return };
-        let outcome = connection.turn(mover, self.copy);
+        let granted = connection.grant(purse);
+        let mut outcome = connection.turn(mover, self.copy);
         self.stats.spliced_bytes += mover.take_spliced();
+        if let Some(granted) = granted {
+            let is_spent = connection.settle(granted, purse);
+            if is_spent && matches!(outcome, Outcome::Idle | Outcome::Blocked) {
+                outcome = Outcome::Again;
+            }
+            if outcome != Outcome::Over {
+                let held = connection.held_until_ms.into_iter().filter(|until_ms| *until_ms > purse.now.ms);
+                self.paused.extend(held.map(|until_ms| (until_ms, slot, connection.generation)));
+            }
+        }
         match outcome {
             Outcome::Idle => {}
             Outcome::Blocked => self.stats.stalls += 1,
@@ -65,6 +80,37 @@ impl Peers {
 }
 
 impl Connection {
+    /// Lets both flows move what their limits allow now; what they got. `None` where there are no limits.
+    fn grant(&mut self, purse: &mut Purse<'_>) -> Option<[u64; 2]> {
+        let is_limited = purse.server.is_limited(self.allocation);
+        let mut granted = [0; 2];
+        let flows = [(Way::ToPeer, &mut self.to_peer), (Way::ToClient, &mut self.to_client)];
+        for ((way, flow), granted) in flows.into_iter().zip(&mut granted) {
+            flow.budget = is_limited.then_some(0);
+            let until_ms = &mut self.held_until_ms[way as usize];
+            if !is_limited || !flow.readable || *until_ms > purse.now.ms {
+                continue;
+            }
+            match purse.server.take_bytes(purse.now, self.allocation, way, PORTION) {
+                Ok(bytes) => (flow.budget, *granted) = (Some(bytes), bytes),
+                Err(held_up) => *until_ms = held_up.until_ms.max(purse.now.ms + 1),
+            }
+        }
+        is_limited.then_some(granted)
+    }
+
+    /// Gives back what they did not move. Whether one has moved all that it got and has more.
+    fn settle(&mut self, granted: [u64; 2], purse: &mut Purse<'_>) -> bool {
+        let flows = [(Way::ToPeer, &self.to_peer), (Way::ToClient, &self.to_client)];
+        let mut is_spent = false;
+        for ((way, flow), granted) in flows.into_iter().zip(granted) {
+            let left = flow.budget.unwrap_or(0);
+            purse.server.give_back_bytes(self.allocation, way, left);
+            is_spent |= granted > 0 && left == 0 && flow.readable;
+        }
+        is_spent
+    }
+
     fn turn(&mut self, mover: &mut Mover, copy: CopyMode) -> Outcome {
         let Self { peer, stage, to_peer, to_client, .. } = self;
         let client = match stage {
@@ -105,7 +151,7 @@ fn one_way(
         return Outcome::Idle;
     }
     match mover.pump(flow, from, to, copy, last) {
-        // These flows have no budget.
+        // Whoever has set its budget knows when it goes on.
         Pumped::Idle | Pumped::Spent | Pumped::Done => Outcome::Idle,
         Pumped::Blocked => Outcome::Blocked,
         Pumped::Again => Outcome::Again,

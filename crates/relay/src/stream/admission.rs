@@ -19,8 +19,8 @@ const SHARDS: usize = 16;
 
 pub(crate) struct Admission {
     total: AtomicUsize,
-    most: usize,
-    most_per_address: usize,
+    most: AtomicUsize,
+    most_per_address: AtomicUsize,
     hasher: RandomState,
     shards: [Mutex<HashMap<IpAddr, usize, RandomState>>; SHARDS],
 }
@@ -29,24 +29,32 @@ impl Admission {
     pub(crate) fn new(most: usize, most_per_address: usize) -> Self {
         Self {
             total: AtomicUsize::new(0),
-            most,
-            most_per_address,
+            most: AtomicUsize::new(most),
+            most_per_address: AtomicUsize::new(most_per_address),
             hasher: RandomState::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
         }
     }
 
+    /// So many from now on; nobody has to go for that.
+    pub(crate) fn limit(&self, most: usize, most_per_address: usize) {
+        self.most.store(most, Ordering::Relaxed);
+        self.most_per_address.store(most_per_address, Ordering::Relaxed);
+    }
+
     /// One more in total.
     pub(super) fn enter(&self) -> Result<(), CloseReason> {
-        let within = |n: usize| (n < self.most).then_some(n + 1);
+        let most = self.most.load(Ordering::Relaxed);
+        let within = |n: usize| (n < most).then_some(n + 1);
         let entered = self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
         entered.map(|_| ()).map_err(|_| CloseReason::LimitTotal)
     }
 
     /// One more of this address.
     pub(super) fn enter_from(&self, address: IpAddr) -> Result<(), CloseReason> {
+        let most = self.most_per_address.load(Ordering::Relaxed);
         self.with(address, |count| {
-            if *count >= self.most_per_address {
+            if *count >= most {
                 return Err(CloseReason::LimitAddress);
             }
             *count += 1;

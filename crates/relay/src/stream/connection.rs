@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::TcpSocket;
-use turnpike_turn::server::{Client, Source};
+use turnpike_turn::server::{Client, Source, Transport};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
-use super::{CloseReason, channel::Channel, outbox::Outbox};
+use super::{CloseReason, HandshakeFailure, channel::Channel, outbox::Outbox};
 use crate::link::{Place, Way};
 
 /// No piece of this tick.
@@ -40,8 +40,12 @@ pub(super) struct Connection {
     pub(super) last: u32,
     /// Whether it is on the list of those that the end of the tick looks at.
     pub(super) touched: bool,
+    /// Whether the poller tells of readability.
+    pub(super) watches_readable: bool,
     /// Whether the poller tells of writability.
     pub(super) watches_writable: bool,
+    /// What was read may not pass now, and nothing more is read ([`super::pause`]).
+    pub(super) paused: bool,
     /// When it is closed unless something happens before; milliseconds.
     pub(super) deadline_ms: u64,
     /// Bytes that TLS was fed without an end of the handshake, or a byte of plaintext.
@@ -56,6 +60,8 @@ pub(super) struct Connection {
     /// Its number among the connections without an allocation, where it counts against their limits.
     pub(super) place: Option<u64>,
     pub(super) counts_for: Option<IpAddr>,
+    /// Why its TLS handshake failed, if it has.
+    pub(super) failure: Option<HandshakeFailure>,
     /// The end of the tick closes it.
     pub(super) closing: Option<CloseReason>,
     /// Which of the worker's stream listeners accepted it.
@@ -84,6 +90,14 @@ impl Connection {
     /// The address that limits count, known to be the client's.
     pub(super) fn address(&self) -> SocketAddr {
         self.client.address
+    }
+
+    /// As far as it has come.
+    pub(super) fn transport(&self) -> Transport {
+        match self.channel {
+            Channel::Plain => Transport::Tcp,
+            Channel::Tls(_) => Transport::Tls,
+        }
     }
 
     /// The client of the connection in this slot, as the state machine knows it.

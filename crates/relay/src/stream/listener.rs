@@ -21,56 +21,74 @@ pub(super) const PAUSE_MS: u64 = 1000;
 const UNSENT_LIMIT: u32 = 128 << 10;
 
 pub(super) struct Listener {
-    pub(super) socket: TcpListener,
+    /// `None` once it is closed, or another process has it: its connections live on.
+    pub(super) socket: Option<TcpListener>,
     /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
     /// Not watched, because there are no descriptors.
     pub(super) paused: bool,
 }
 
-/// One worker's listening sockets.
-pub(crate) struct StreamListeners(pub(super) Vec<Listener>);
-
-impl StreamListeners {
-    /// One socket per address, by `bind`. `reuse_port` where others of ours bind the same port.
-    pub(crate) fn bind(
-        tcp: &[SocketAddr],
-        tls: &[SocketAddr],
-        config: &StreamConfig,
-        reuse_port: bool,
-        bind: impl Fn(SocketAddr, &ListenOptions) -> io::Result<TcpListener>,
-    ) -> Result<Self, (SocketAddr, io::Error)> {
-        let options = ListenOptions {
-            reuse_port,
-            nodelay: true,
-            keepalive: true,
-            unsent_limit: Some(UNSENT_LIMIT),
-            defer_accept: Some(SILENT_SECONDS),
-            ..ListenOptions::default()
-        };
-        let mut listeners = Vec::new();
-        let all = tcp.iter().map(|address| (*address, false));
-        for (address, tls_only) in all.chain(tls.iter().map(|address| (*address, config.tls_only))) {
-            let socket = bind(address, &options).map_err(|error| (address, error))?;
-            listeners.push(Listener { socket, tls_only, paused: false });
-        }
-        Ok(Self(listeners))
+/// How a listening socket of one worker is made, beside those of the others.
+pub(crate) fn listen_options() -> ListenOptions {
+    ListenOptions {
+        reuse_port: true,
+        nodelay: true,
+        keepalive: true,
+        unsent_limit: Some(UNSENT_LIMIT),
+        defer_accept: Some(SILENT_SECONDS),
+        ..ListenOptions::default()
     }
 }
 
 impl Streams {
+    /// Accepts from this socket, whose listener has this place: one that there was, or the next.
+    pub(crate) fn listen(&mut self, place: usize, socket: TcpListener, poller: &Poller) -> io::Result<()> {
+        poller.add(&socket, Token::Listener(place).get())?;
+        if self.listeners.len() <= place {
+            let closed = || Listener { socket: None, tls_only: false, paused: false };
+            self.listeners.resize_with(place + 1, closed);
+        }
+        self.listeners[place] = Listener { socket: Some(socket), tls_only: false, paused: false };
+        self.set_tls_only();
+        Ok(())
+    }
+
+    /// Accepts nothing from this listener any more, but what waits already.
+    pub(crate) fn close_listener(&mut self, place: usize, now_ms: u64, poller: &Poller) {
+        self.accept(place, now_ms, poller);
+        let Some(listener) = self.listeners.get_mut(place) else { return };
+        // Closing it would not take it from the poller while somebody else has it open. One that is paused is not watched.
+        if let Some(socket) = listener.socket.take() {
+            let _ = poller.remove(&socket);
+        }
+        listener.paused = false;
+    }
+
+    /// As layout and configuration say.
+    pub(super) fn set_tls_only(&mut self) {
+        for placed in self.layout.placed(Transport::Tcp) {
+            if let Some(listener) = self.listeners.get_mut(placed.place) {
+                listener.tls_only = placed.secure && self.config.tls_only;
+            }
+        }
+    }
+
     /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
         // In a full house each newcomer takes a place, and not that of one of the same crowd.
         let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
         for _ in 0..most {
-            let Some(listener) = self.listeners.get(place) else { return };
-            match listener.socket.accept() {
-                Ok(Some((socket, peer))) => self.take(place, socket, canonical(peer), now_ms, poller),
+            let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
+            match listening.accept() {
+                Ok(Some((socket, peer))) => {
+                    let bound = listening.local_addr();
+                    self.take((place, bound), socket, canonical(peer), now_ms, poller);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     // The kernel would tell of the same connection again and again.
-                    if is_exhaustion(&error) && poller.remove(&listener.socket).is_ok() {
+                    if is_exhaustion(&error) && poller.remove(listening).is_ok() {
                         self.listeners[place].paused = true;
                         self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
                         self.stats.accept_pauses += 1;
@@ -81,10 +99,15 @@ impl Streams {
         }
     }
 
-    fn take(&mut self, place: usize, socket: TcpSocket, peer: SocketAddr, now_ms: u64, poller: &Poller) {
+    fn take(
+        &mut self,
+        (place, bound): (usize, SocketAddr),
+        socket: TcpSocket,
+        peer: SocketAddr,
+        now_ms: u64,
+        poller: &Poller,
+    ) {
         self.stats.accepted += 1;
-        let listener = &self.listeners[place];
-        let bound = listener.socket.local_addr();
         let id = self.layout.number(Transport::Tcp, place, None);
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
@@ -92,7 +115,7 @@ impl Streams {
         let counts_for = (!proxied).then_some(peer.ip());
         // First, so that nobody gives way to those who are refused.
         if let Some(Err(reason)) = counts_for.map(|address| self.admission.enter_from(address)) {
-            return self.refuse(socket, reason);
+            return self.refuse(socket, peer, reason);
         }
         if let Err(reason) = self.admission.enter()
             && !self.make_room()
@@ -100,7 +123,7 @@ impl Streams {
             if let Some(address) = counts_for {
                 self.admission.leave_from(address);
             }
-            return self.refuse(socket, reason);
+            return self.refuse(socket, peer, reason);
         }
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
@@ -115,7 +138,9 @@ impl Streams {
             first: NONE,
             last: NONE,
             touched: false,
+            watches_readable: true,
             watches_writable: false,
+            paused: false,
             deadline_ms: now_ms + self.config.first_message_ms,
             barren: 0,
             ended: false,
@@ -124,6 +149,7 @@ impl Streams {
             trusted: false,
             place: Some(self.idle.enter(slot)),
             counts_for,
+            failure: None,
             closing: None,
             listener: place,
         });
@@ -132,6 +158,23 @@ impl Streams {
             return self.remove(slot, CloseReason::Broken);
         }
         self.accepted.push_back(slot);
+    }
+
+    /// The socket of a listener that is open.
+    pub(crate) fn listening(&self, place: usize) -> Option<&TcpListener> {
+        self.listeners.get(place)?.socket.as_ref()
+    }
+
+    /// Accepts nothing more: another process has the sockets. Connections live on.
+    pub(crate) fn leave_listeners(&mut self, poller: &Poller) {
+        for listener in &mut self.listeners {
+            // Closing it here would not take it from the poller while it is open there. One that is paused is not watched.
+            if let Some(socket) = listener.socket.take() {
+                let _ = poller.remove(&socket);
+            }
+            listener.paused = false;
+        }
+        self.resume_ms = None;
     }
 
     /// The next connection that was accepted in this tick: what its client has said is mostly there already.
@@ -155,8 +198,9 @@ impl Streams {
     }
 
     /// With RST, so that nothing of it stays here.
-    fn refuse(&mut self, socket: TcpSocket, reason: CloseReason) {
+    fn refuse(&mut self, socket: TcpSocket, peer: SocketAddr, reason: CloseReason) {
         self.stats.closed[reason as usize] += 1;
+        self.noted.note(peer, Transport::Tcp, "connection", reason.into());
         socket.reset();
     }
 }

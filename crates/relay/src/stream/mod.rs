@@ -19,31 +19,39 @@ mod connection;
 mod idle;
 mod listener;
 mod outbox;
+mod pause;
 mod receive;
 mod send;
 pub mod stats;
+mod tickets;
 pub mod tls;
 mod transfer;
 
-use std::{collections::VecDeque, io, mem, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    mem,
+    sync::Arc,
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::poll::{Event, Poller};
-use turnpike_turn::server::{Client, ClosedReason, Effect};
+use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
 
 use crate::{
     Layout,
     link::{Generations, Place},
     peers,
+    turned_away::{Noted, TurnedAway},
 };
 
 pub(crate) use admission::Admission;
 pub use config::StreamConfig;
-pub(crate) use listener::StreamListeners;
+pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
+pub use tickets::TicketKeys;
 pub use tls::{CertificateError, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
@@ -119,19 +127,16 @@ pub(crate) struct Streams {
     next_sweep_ms: Option<u64>,
     /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
+    /// Connections of which nothing may pass before this time, with their generations.
+    paused: BTreeSet<(u64, usize, u32)>,
     stats: StreamStats,
+    noted: Noted,
 }
 
 impl Streams {
-    /// Watches these listeners.
-    pub(crate) fn new(
-        layout: Arc<Layout>,
-        config: Arc<StreamConfig>,
-        admission: Arc<Admission>,
-        listeners: StreamListeners,
-        poller: &Poller,
-    ) -> io::Result<Self> {
-        let mut streams = Self {
+    /// None yet.
+    pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, admission: Arc<Admission>) -> Self {
+        Self {
             layout,
             config,
             admission,
@@ -150,22 +155,25 @@ impl Streams {
             first_put_off: None,
             next_sweep_ms: None,
             resume_ms: None,
+            paused: BTreeSet::new(),
             stats: StreamStats::default(),
-        };
-        for listener in listeners.0 {
-            poller.add(&listener.socket, Token::Listener(streams.listeners.len()).get())?;
-            streams.listeners.push(listener);
+            noted: Noted::default(),
         }
-        Ok(streams)
     }
 
-    /// Server names that are new get numbers.
-    pub(crate) fn lay_out(&mut self, layout: Arc<Layout>) {
-        self.layout = layout;
+    /// Other listeners, server names and limits from now on. Connections keep what they began with.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
+        (self.layout, self.config) = (layout, config);
+        self.set_tls_only();
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
         StreamStats { open: self.connections.len() as u64, ..self.stats }
+    }
+
+    /// Clients that were turned away since the last time.
+    pub(crate) fn turned_away(&mut self) -> impl Iterator<Item = TurnedAway> + '_ {
+        self.noted.drain()
     }
 
     /// A tick with these events begins; which of them comes first. The poller tells of the same sockets in the same order, so
@@ -177,9 +185,10 @@ impl Streams {
         events.iter().position(|event| event.token == token).unwrap_or(0)
     }
 
-    /// When [`Streams::handle_timeout`] wants to be called; milliseconds.
+    /// When [`Streams::handle_timeout`] or [`Streams::next_resumed`] wants to be called; milliseconds.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        [self.next_sweep_ms, self.resume_ms].into_iter().flatten().min()
+        let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
+        [self.next_sweep_ms, self.resume_ms, paused].into_iter().flatten().min()
     }
 
     /// Closes what is overdue, and listens again.
@@ -187,7 +196,8 @@ impl Streams {
         if self.resume_ms.is_some_and(|due| due <= now_ms) {
             self.resume_ms = None;
             for (place, listener) in self.listeners.iter_mut().enumerate().filter(|(_, l)| l.paused) {
-                listener.paused = poller.add(&listener.socket, Token::Listener(place).get()).is_err();
+                let Some(socket) = &listener.socket else { continue };
+                listener.paused = poller.add(socket, Token::Listener(place).get()).is_err();
                 if listener.paused {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }
@@ -308,6 +318,7 @@ impl Streams {
         self.uncount(slot);
         let connection = self.connections.remove(slot);
         self.stats.closed[reason as usize] += 1;
+        let mut failure = connection.failure;
         if connection.stage == Stage::Handshake {
             let why = match reason {
                 CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
@@ -317,7 +328,17 @@ impl Streams {
             };
             if let Some(why) = why {
                 self.stats.handshakes_failed[why as usize] += 1;
+                failure = Some(why);
             }
+        }
+        let address = connection.address();
+        match failure {
+            Some(why) => self.noted.note(address, Transport::Tls, "tls_handshake", why.into()),
+            None if reason.turns_away() => {
+                let transport = connection.transport();
+                self.noted.note(address, transport, "connection", reason.into());
+            }
+            None => {}
         }
         if connection.stage == Stage::Open {
             self.by_client.remove(&connection.client);

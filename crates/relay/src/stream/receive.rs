@@ -232,16 +232,14 @@ impl Streams {
             if self.connections[slot].stage != Stage::Handshake {
                 return Err(CloseReason::Tls);
             }
-            self.stats.handshakes_failed[channel::failure(&error) as usize] += 1;
-            return Err(CloseReason::Handshake);
+            return Err(self.handshake_failed(slot, channel::failure(&error)));
         }
         let connection = &mut self.connections[slot];
         if opened.is_none() && connection.barren > channel::BARREN_LIMIT {
             if connection.stage != Stage::Handshake {
                 return Err(CloseReason::Tls);
             }
-            self.stats.handshakes_failed[HandshakeFailure::TooLong as usize] += 1;
-            return Err(CloseReason::Handshake);
+            return Err(self.handshake_failed(slot, HandshakeFailure::TooLong));
         }
         if let Some((resumed, listener)) = opened {
             connection.barren = 0;
@@ -258,6 +256,12 @@ impl Streams {
             return Ok(None);
         }
         Ok(self.connections[slot].together(span, rx))
+    }
+
+    fn handshake_failed(&mut self, slot: usize, why: HandshakeFailure) -> CloseReason {
+        self.stats.handshakes_failed[why as usize] += 1;
+        self.connections[slot].failure = Some(why);
+        CloseReason::Handshake
     }
 
     /// From now on it is a client's connection.
@@ -337,7 +341,7 @@ mod tests {
     use crate::{
         Layout, StreamConfig,
         link::Way,
-        stream::{Admission, SHARE, StreamListeners, Token},
+        stream::{Admission, SHARE, Token, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -357,13 +361,13 @@ mod tests {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mut config = StreamConfig { listen: vec![any], ..StreamConfig::default() };
         change(&mut config);
-        let listeners =
-            StreamListeners::bind(&config.listen, &[], &config, false, TcpListener::bind).unwrap();
-        let at = listeners.0[0].socket.local_addr();
+        let socket = TcpListener::bind(any, &listen_options()).unwrap();
+        let at = socket.local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));
         let admission = Arc::new(Admission::new(config.max_idle, config.max_idle_per_address));
-        let streams = Streams::new(layout, Arc::new(config), admission, listeners, &poller).unwrap();
+        let mut streams = Streams::new(layout, Arc::new(config), admission);
+        streams.listen(0, socket, &poller).unwrap();
         Bench { streams, poller, rx: Rx::new(Datapath::Mmsg), at }
     }
 

@@ -311,7 +311,8 @@ impl Streams {
         let waits = !connection.outbox.is_empty() || connection.channel.is_waiting();
         if waits != connection.watches_writable {
             connection.watches_writable = waits;
-            if poller.set_writable(&connection.socket, Token::Connection(slot).get(), waits).is_err() {
+            let (token, readable) = (Token::Connection(slot).get(), connection.watches_readable);
+            if poller.set_interest(&connection.socket, token, readable, waits).is_err() {
                 self.remove(slot, CloseReason::Broken);
             }
         }

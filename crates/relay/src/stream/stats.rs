@@ -50,6 +50,21 @@ pub enum CloseReason {
     Shutdown,
 }
 
+impl CloseReason {
+    /// Whether a client was turned away by it that may have wanted something: whoever asks why it could not come in wants to know.
+    pub(super) fn turns_away(self) -> bool {
+        !matches!(
+            self,
+            Self::Client
+                | Self::Broken
+                | Self::Idle
+                | Self::DataConnection
+                | Self::HandedOver
+                | Self::Shutdown
+        )
+    }
+}
+
 /// Why a TLS handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]

@@ -13,10 +13,12 @@ use rustls::{
     CipherSuite, InconsistentKeys, ServerConfig, ServerConnection, SignatureScheme,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem, pem::PemObject},
-    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
+    server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert},
     sign::CertifiedKey,
 };
 use webpki::{EndEntityCert, KeyUsage};
+
+use super::tickets::{TicketKeys, Tickets};
 
 /// RFC 7443, TURN first: a client that offers both wants more than a Binding.
 const PROTOCOLS: [&[u8]; 2] = [b"stun.turn", b"stun.nat-discovery"];
@@ -156,6 +158,7 @@ impl fmt::Debug for Identity {
 pub struct TlsContext {
     config: Arc<ServerConfig>,
     shown: Arc<Shown>,
+    tickets: Arc<Tickets>,
 }
 
 impl TlsContext {
@@ -170,21 +173,31 @@ impl TlsContext {
             .with_no_client_auth();
         let mut config = builder.with_cert_resolver(Arc::clone(&shown) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
-        // Tickets hold the session's state, encrypted under a key that all workers share and change every six hours: nothing is
-        // remembered per client, and no worker waits for another.
-        config.ticketer = ring::Ticketer::new()?;
+        // Nothing is remembered per client, and no worker waits for another.
+        let tickets = Arc::new(Tickets::new());
+        config.ticketer = Arc::clone(&tickets) as Arc<dyn ProducesTickets>;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // Of the suites that both know ours comes first: see `provider`.
         config.ignore_client_order = true;
         // A client that resumes gets a fresh ticket with each connection: one is enough to go on.
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), shown })
+        Ok(Self { config: Arc::new(config), shown, tickets })
     }
 
     /// Shows these from now on.
     pub fn replace(&self, identities: &[Identity]) {
         let new = Arc::new(Directory::new(identities));
         *self.shown.directory.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    /// What session tickets are made with.
+    pub fn ticket_keys(&self) -> TicketKeys {
+        self.tickets.keys()
+    }
+
+    /// From now on they are made with these, those of another process.
+    pub fn take_over(&self, keys: &TicketKeys) {
+        self.tickets.take_over(keys);
     }
 
     pub(super) fn connect(&self) -> Result<ServerConnection, rustls::Error> {

@@ -96,7 +96,9 @@ impl Streams {
             first: NONE,
             last: NONE,
             touched: false,
+            watches_readable: true,
             watches_writable: false,
+            paused: false,
             deadline_ms: now_ms + self.config.idle_ms,
             barren: 0,
             ended,
@@ -105,6 +107,7 @@ impl Streams {
             trusted,
             place: Some(self.idle.enter(slot)),
             counts_for: Some(client.address.ip()),
+            failure: None,
             closing: None,
             listener,
         });

@@ -1,42 +1,21 @@
 //! The part of a worker that DTLS listeners need.
 
-use std::net::SocketAddr;
-
 use turnpike_net::{Buffer, Span};
-use turnpike_turn::time::Now;
+use turnpike_turn::{server::Client, time::Now};
 
-use super::{LISTENER_SHARE, NOTHING, Role, Worker};
-use crate::{Config, StartError, dtls::Associations};
+use super::{NOTHING, SHARE, Worker};
+use crate::dtls::Associations;
 
 impl Worker {
-    /// Listens for DTLS, on the socket of a UDP listener if there is one for this address.
-    pub(super) fn listen_dtls(
-        &mut self,
-        address: SocketAddr,
-        shared: Option<usize>,
-        config: &Config,
-    ) -> Result<(), StartError> {
-        let (socket, bound) = match shared.and_then(|place| self.listeners.get(place)) {
-            Some(listener) => (listener.socket, listener.bound),
-            None => self.bind_udp("dtls", address, Role::Free, config)?,
-        };
-        let place = self.out.dtls.listen(socket, bound);
-        let role = &mut self.roles[socket.0 as usize];
-        *role = match *role {
-            Role::Listener(plain) => Role::Both(plain, place),
-            _ => Role::Dtls(place),
-        };
-        Ok(())
-    }
-
     /// The socket of a DTLS listener is ready; where plain UDP has it too, with that one's place.
     pub(super) fn receive_by_dtls(&mut self, now: Now, place: usize, plain: Option<usize>) {
         if self.rx.room() < Associations::ROOM {
             self.flush();
         }
-        let mut share = LISTENER_SHARE;
+        let mut share = SHARE;
         while self.rx.room() >= Associations::ROOM {
-            let id = self.out.dtls.socket(place);
+            let listening = self.out.dtls.listening(place);
+            let Some((id, _)) = listening else { return };
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
@@ -62,31 +41,50 @@ impl Worker {
     fn route_dtls_buffer(&mut self, now: Now, place: usize, index: usize) {
         let Some(buffer) = self.rx.buffer(index) else { return };
         let from = self.out.dtls.client(place, buffer.from, buffer.local);
-        let (tos, ttl, count) = (buffer.tos, buffer.ttl, buffer.count());
+        let (marks, count) = ((buffer.tos, buffer.ttl), buffer.count());
+        if self.tunnels.leads_away(&from) {
+            for datagram in buffer.datagrams() {
+                if !self.tunnels.pass_on(&from, marks, datagram) {
+                    self.out.dtls.count_lost();
+                }
+            }
+            return;
+        }
         let whole = self.rx.span(buffer.bytes);
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 KiB")]
         let size = buffer.segment_size.max(1) as u32;
         for number in 0..u32::try_from(count).unwrap_or(u32::MAX) {
             let skipped = (number * size).min(whole.len);
             let span = Span { offset: whole.offset + skipped, len: size.min(whole.len - skipped) };
-            let source = self.out.dtls.receive(now.ms, from, span, &mut self.rx, &mut self.out.tx);
-            let Some(source) = source else { continue };
-            let mut arrived = 0;
-            while let Some(message) = self.out.dtls.arrived(arrived) {
-                arrived += 1;
-                let bytes = self.rx.bytes(message);
-                let buffer = Buffer {
-                    from: source.client.address,
-                    local: None,
-                    tos,
-                    ttl,
-                    segment_size: bytes.len(),
-                    bytes,
-                };
-                let verdict = self.server.from_client(now, &source, bytes);
-                if self.out.carry_out(&self.rx, &buffer, verdict) {
-                    self.carry_out_effects(now, NOTHING);
-                }
+            self.route_dtls_datagram(now, from, span, marks);
+        }
+    }
+
+    /// Routes the messages of a datagram from this client, as a socket sees it. `marks` are TOS and TTL.
+    pub(super) fn route_dtls_datagram(
+        &mut self,
+        now: Now,
+        from: Client,
+        datagram: Span,
+        (tos, ttl): (u8, u8),
+    ) {
+        let source = self.out.dtls.receive(now.ms, from, datagram, &mut self.rx, &mut self.out.tx);
+        let Some(source) = source else { return };
+        let mut arrived = 0;
+        while let Some(message) = self.out.dtls.arrived(arrived) {
+            arrived += 1;
+            let bytes = self.rx.bytes(message);
+            let buffer = Buffer {
+                from: source.client.address,
+                local: None,
+                tos,
+                ttl,
+                segment_size: bytes.len(),
+                bytes,
+            };
+            let verdict = self.server.from_client(now, &source, bytes);
+            if self.out.carry_out(&self.rx, &buffer, verdict) {
+                self.carry_out_effects(now, NOTHING);
             }
         }
     }

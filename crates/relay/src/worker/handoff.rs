@@ -8,11 +8,13 @@ use std::sync::{
 
 use turnpike_net::{Buffer, UdpSocket, worker::Sender};
 use turnpike_turn::{
-    server::{AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source},
+    server::{
+        AllocationId, Arrival, Client, ClosedReason, Family, MoveRequest, Moved, RelayId, Source, Verdict,
+    },
     time::Now,
 };
 
-use super::{Behind, Command, NOTHING, Role, Worker, side};
+use super::{Behind, Command, Holder, NOTHING, Role, Worker, out::side};
 use crate::{
     link::Way,
     stream::{CloseReason, Detached, Streams},
@@ -216,8 +218,8 @@ impl Worker {
         }
     }
 
-    /// Takes the relay sockets from an allocation that moves away.
-    fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
+    /// Takes the relay sockets from an allocation that moves away. None of them is shared (`PortWish::Own`, `Relay::offer`).
+    pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
         let mut detached = Sockets::new();
@@ -225,7 +227,7 @@ impl Worker {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
             if let Some(offload) = &mut self.offload {
-                offload.relay_closed(RelayId { allocation, family });
+                offload.relay_closed(RelayId { allocation, family }, true);
             }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {
@@ -267,22 +269,20 @@ impl Worker {
         let bytes = self.rx.bytes(span);
         let from = source.client.address;
         let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
-        let verdict = self.server.from_client(now, &source, bytes);
-        self.out.carry_out(&self.rx, &buffer, verdict);
+        match self.server.from_client(now, &source, bytes) {
+            Verdict::Wait(held_up) => self.server.not_waited(held_up),
+            verdict => _ = self.out.carry_out(&self.rx, &buffer, verdict),
+        }
     }
 
-    fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
+    pub(super) fn attach_sockets(&mut self, now: Now, allocation: AllocationId, sockets: Sockets) {
         // A session that ended in this tick may have had the same index.
         self.carry_out_effects(now, NOTHING);
         for (family, socket) in sockets {
             let bound = socket.local_addr();
-            match self.adopt(socket, Role::Relay(RelayId { allocation, family })) {
-                Ok(id) => {
-                    self.out.set_relay(allocation, family, id);
-                    if let Some(offload) = &mut self.offload {
-                        offload.relay_opened(RelayId { allocation, family }, id, bound);
-                    }
-                }
+            let relay = RelayId { allocation, family };
+            match self.adopt(socket, Role::Relay(Holder::One(relay))) {
+                Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
                     self.ports.release(bound);
                     // Without its socket it would be a session that nothing passes through.

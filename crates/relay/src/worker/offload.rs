@@ -7,16 +7,18 @@ use std::{
 };
 
 use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::{Counted, Flows, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use super::{emptied::Emptied, side};
+use super::out::side;
 use crate::link::Way;
 
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Sessions that are taken into the kernel, or out of it, between two ticks.
+const WALK: usize = 256;
 
 /// What went across, by direction.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +61,12 @@ pub(super) struct Offload {
     sweep: usize,
     /// Of channels that may be used.
     range: ChannelRange,
+    /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
+    limited: u64,
+    /// Whether flows are installed. What they would be is remembered all the same.
+    is_active: bool,
+    /// The next session that is to follow when that has changed.
+    walk: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +80,8 @@ struct Session {
     allocation: AllocationId,
     /// Only one that is reached by plain UDP.
     client: Option<Client>,
+    /// Whether it has a limit of bits per second, which is held in user space: then it has no flows.
+    limited: bool,
     /// The client as such, and what its flows to peers share.
     own: Option<(Installed, State)>,
     permissions: Vec<(IpAddr, u64)>,
@@ -89,7 +99,8 @@ struct Channel {
 }
 
 impl Offload {
-    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange) -> Self {
+    /// `is_active` unless the program is still to be attached.
+    pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
         let emptied = Emptied::new(flows.gap_ns());
         Self {
             flows,
@@ -102,7 +113,38 @@ impl Offload {
             swept_ms: 0,
             sweep: 0,
             range,
+            limited: 0,
+            is_active,
+            walk: None,
         }
+    }
+
+    /// From now on the kernel relays what it can, or nothing: user space takes all flows over. [`Offload::walk`] goes on with that.
+    pub(super) fn set_active(&mut self, is_active: bool) {
+        self.is_active = is_active;
+        self.walk = Some(0);
+    }
+
+    /// Has some more sessions follow; whether all have.
+    pub(super) fn walk<G: Gate>(
+        &mut self,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) -> bool {
+        let Some(start) = self.walk else { return true };
+        let end = (start + WALK).min(self.sessions.len());
+        for index in start..end {
+            let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
+                continue;
+            };
+            if self.is_active {
+                self.renew(allocation, listeners, |_| true);
+            } else {
+                self.with(allocation, server, |session, flows| session.clear(flows));
+            }
+        }
+        self.walk = (end < self.sessions.len()).then_some(end);
+        self.walk.is_none()
     }
 
     /// What went across so far, of sessions of this worker.
@@ -110,7 +152,12 @@ impl Offload {
         self.across
     }
 
-    /// A relay socket for datagrams has been opened, or has come from another worker.
+    /// Channels that stayed in user space because of a limit, so far.
+    pub(super) fn limited(&self) -> u64 {
+        self.limited
+    }
+
+    /// A relay socket for datagrams has been opened, is shared with this allocation, or has come from another worker.
     pub(super) fn relay_opened(&mut self, relay: RelayId, id: SocketId, bound: SocketAddr) {
         let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
@@ -119,12 +166,20 @@ impl Offload {
         self.relays[index][side(relay.family)] = Some(RelaySocket { id, bound });
     }
 
-    /// A relay socket is about to be closed, or to leave; its flows are gone.
-    pub(super) fn relay_closed(&mut self, relay: RelayId) {
+    /// A relay socket is not this allocation's any more, and its flows are gone. `closes` says that it is nobody else's either.
+    pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
-        if let Some(RelaySocket { id, .. }) = pair.and_then(|pair| pair[side(relay.family)].take())
-            && let Some(number) = self.emptied.forget(id)
+        let socket = pair.and_then(|pair| pair[side(relay.family)].take());
+        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes)
+            && let Some(number) = self.emptied.forget(id.0)
         {
+            self.flows.give_back_socket(number);
+        }
+    }
+
+    /// A listener is about to be closed.
+    pub(super) fn socket_closed(&mut self, id: SocketId) {
+        if let Some(number) = self.emptied.forget(id.0) {
             self.flows.give_back_socket(number);
         }
     }
@@ -139,7 +194,7 @@ impl Offload {
     ) {
         match effect {
             Effect::Opened { allocation, client, link, .. } => {
-                self.open(*allocation, client, *link);
+                self.open(*allocation, client, *link, server.is_limited(*allocation));
             }
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let peer = *peer;
@@ -151,16 +206,21 @@ impl Offload {
             Effect::Bound { allocation, number, peer, expires_ms, .. } => {
                 let number = *number;
                 let Some(session) = self.session(*allocation) else { return };
+                let mut limited = 0;
                 match session.channels.iter_mut().find(|channel| channel.number == number) {
                     Some(channel) => channel.expires_ms = *expires_ms,
-                    None => session.channels.push(Channel {
-                        number,
-                        peer: *peer,
-                        expires_ms: *expires_ms,
-                        to_peer: None,
-                        to_client: None,
-                    }),
+                    None => {
+                        session.channels.push(Channel {
+                            number,
+                            peer: *peer,
+                            expires_ms: *expires_ms,
+                            to_peer: None,
+                            to_client: None,
+                        });
+                        limited = u64::from(session.limited);
+                    }
                 }
+                self.limited += limited;
                 self.renew(*allocation, listeners, |channel| channel.number == number);
             }
             Effect::PermissionEnded { allocation, peer } => {
@@ -192,7 +252,7 @@ impl Offload {
             }
             Effect::Moved { allocation, client, link, .. } => {
                 if self.session(*allocation).is_none() {
-                    self.open(*allocation, client, *link);
+                    self.open(*allocation, client, *link, server.is_limited(*allocation));
                 }
                 let datagrams = by_datagrams(client, *link);
                 self.with(*allocation, server, |session, flows| {
@@ -229,22 +289,33 @@ impl Offload {
         counted.and(session.late)
     }
 
-    /// Channels outside of this range end for ChannelData.
-    pub(super) fn restrict<G: Gate>(&mut self, range: ChannelRange, server: &mut Server<G>) {
+    /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
+    pub(super) fn restrict<G: Gate>(
+        &mut self,
+        range: ChannelRange,
+        server: &mut Server<G>,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
         self.range = range;
         let is_out = |channel: &Channel| ChannelNumber::within(range, channel.number.get()).is_none();
         for index in 0..self.sessions.len() {
             let Some(allocation) = self.sessions[index].as_ref().map(|session| session.allocation) else {
                 continue;
             };
+            let limited = server.is_limited(allocation);
+            let mut was_limited = false;
             self.with(allocation, server, |session, flows| {
+                was_limited = std::mem::replace(&mut session.limited, limited);
                 for channel in session.channels.iter_mut().filter(|channel| is_out(channel)) {
                     if let Some(flow) = channel.to_peer.take() {
                         flows.remove(flow);
                     }
                 }
-                Across::default()
+                if limited { session.clear(flows) } else { Across::default() }
             });
+            if was_limited && !limited {
+                self.renew(allocation, listeners, |_| true);
+            }
         }
     }
 
@@ -255,12 +326,14 @@ impl Offload {
 
     /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
     pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64) {
-        self.emptied.after_wait(now_ns(), events, are_all, lost, &self.flows);
+        // The tokens of sockets for datagrams are their numbers.
+        let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
+        self.emptied.after_wait(now_ns(), ready, are_all, lost, &self.flows);
     }
 
     /// A receive call has emptied this socket; what it brought is still to be sent.
     pub(super) fn received(&mut self, socket: SocketId) {
-        self.emptied.received(socket);
+        self.emptied.received(socket.0);
     }
 
     /// All that was received has been sent.
@@ -291,10 +364,12 @@ impl Offload {
 
     /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
-        (self.open > 0).then_some(self.swept_ms + SWEEP_MS)
+        let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
+        let walk = self.walk.map(|_| 0);
+        [sweep, walk].into_iter().flatten().min()
     }
 
-    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link) {
+    fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
         let index = allocation.index as usize;
         if self.sessions.len() <= index {
             self.sessions.resize_with(index + 1, || None);
@@ -304,6 +379,7 @@ impl Offload {
         self.sessions[index] = Some(Box::new(Session {
             allocation,
             client: by_datagrams(client, link),
+            limited,
             own: None,
             permissions: Vec::new(),
             channels: Vec::new(),
@@ -343,92 +419,139 @@ impl Offload {
         listeners: &[Option<(SocketId, bool)>],
         which: impl Fn(&Channel) -> bool,
     ) {
+        if !self.is_active {
+            return;
+        }
         let index = allocation.index as usize;
         let Some(Some(session)) = self.sessions.get_mut(index) else { return };
-        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        let is_it = session.allocation == allocation && !session.limited;
+        let Some(client) = session.client.filter(|_| is_it) else { return };
         if session.channels.is_empty() || is_link_local(client.address) {
             return;
         }
-        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
             return;
         };
-        let Some(from_clients) = emptied.slot(listener, || flows.socket()) else { return };
+        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
+        let mut installer = Installer { flows, emptied, client, listener, socket };
         if session.own.is_none() {
-            let Ok(state) = flows.state() else { return };
-            let own = NewFlow {
-                kind: Kind::Client,
-                remote: client.address,
-                local: client.local,
-                channel: None,
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_clients,
-                expires_ns: u64::MAX,
-            };
-            let Ok(installed) = flows.install(&own) else {
-                flows.give_back_state(state);
-                return;
-            };
-            session.own = Some((installed, state));
+            session.own = installer.install_own();
         }
         let Some((_, own)) = &session.own else { return };
-        let permissions = &session.permissions;
+        let relays = self.relays.get(index).copied().unwrap_or_default();
+        let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
         for channel in session.channels.iter_mut().filter(|channel| which(channel)) {
-            let relays = self.relays.get(index).copied().unwrap_or_default();
             let Some(relay) = relays[side(family_of(channel.peer.ip()))] else { continue };
             if is_link_local(channel.peer) {
                 continue;
             }
-            let ns = |ms: u64| self.base_ns.saturating_add(ms.saturating_mul(1_000_000));
             let expires_ns = ns(channel.expires_ms);
             match &mut channel.to_peer {
-                Some(flow) => _ = flows.extend(flow, expires_ns),
+                Some(flow) => _ = installer.flows.extend(flow, expires_ns),
                 // Since a reload, the state machine drops it.
                 None if ChannelNumber::within(self.range, channel.number.get()).is_none() => {}
-                None => {
-                    flows.hold_up(own);
-                    emptied.touch(listener);
-                    let flow = NewFlow {
-                        kind: Kind::ToPeer,
-                        remote: client.address,
-                        local: client.local,
-                        channel: Some(channel.number),
-                        from: relay.bound,
-                        to: channel.peer,
-                        state: own,
-                        socket: from_clients,
-                        expires_ns,
-                    };
-                    channel.to_peer = flows.install(&flow).ok();
-                }
+                None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
-            let permitted = permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
-            if let Some((flow, _)) = &mut channel.to_client {
-                let _ = flows.extend(flow, expires_ns);
-                continue;
+            match &mut channel.to_client {
+                Some((flow, _)) => _ = installer.flows.extend(flow, expires_ns),
+                None => channel.to_client = installer.install_to_client(channel, relay, expires_ns),
             }
-            let Some(from_peers) = emptied.slot(relay.id, || flows.socket()) else { continue };
-            let Ok(state) = flows.state() else { continue };
-            emptied.touch(relay.id);
-            let flow = NewFlow {
-                kind: Kind::ToClient,
-                remote: channel.peer,
-                local: relay.bound,
-                channel: Some(channel.number),
-                from: client.local,
-                to: client.address,
-                state: &state,
-                socket: from_peers,
-                expires_ns,
-            };
-            match flows.install(&flow) {
-                Ok(flow) => channel.to_client = Some((flow, state)),
-                Err(_) => _ = flows.give_back_state(state),
+        }
+    }
+}
+
+/// Installs flows of one client. `None` where there is no room for one, which is counted.
+struct Installer<'o> {
+    flows: &'o mut Flows,
+    emptied: &'o mut Emptied,
+    client: Client,
+    /// Takes what the client sends.
+    listener: SocketId,
+    /// As which the program knows that.
+    socket: u32,
+}
+
+impl Installer<'_> {
+    /// The client as such, and what its flows to peers share.
+    fn install_own(&mut self) -> Option<(Installed, State)> {
+        let Client { address, local, .. } = self.client;
+        let state = self.flows.state().ok()?;
+        let flow = NewFlow {
+            kind: Kind::Client,
+            remote: address,
+            local,
+            channel: None,
+            from: local,
+            to: address,
+            state: &state,
+            socket: self.socket,
+            expires_ns: u64::MAX,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// ChannelData of the client.
+    fn install_to_peer(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        own: &State,
+        expires_ns: u64,
+    ) -> Option<Installed> {
+        self.flows.hold_up(own);
+        self.emptied.touch(self.listener.0);
+        let flow = NewFlow {
+            kind: Kind::ToPeer,
+            remote: self.client.address,
+            local: self.client.local,
+            channel: Some(channel.number),
+            from: relay.bound,
+            to: channel.peer,
+            state: own,
+            socket: self.socket,
+            expires_ns,
+        };
+        self.flows.install(&flow).ok()
+    }
+
+    /// Datagrams of the peer.
+    fn install_to_client(
+        &mut self,
+        channel: &Channel,
+        relay: RelaySocket,
+        expires_ns: u64,
+    ) -> Option<(Installed, State)> {
+        let socket = self.emptied.slot(relay.id.0, || self.flows.socket())?;
+        let state = self.flows.state().ok()?;
+        self.emptied.touch(relay.id.0);
+        let flow = NewFlow {
+            kind: Kind::ToClient,
+            remote: channel.peer,
+            local: relay.bound,
+            channel: Some(channel.number),
+            from: self.client.local,
+            to: self.client.address,
+            state: &state,
+            socket,
+            expires_ns,
+        };
+        let installed = self.flows.install(&flow).ok();
+        self.with_state(installed, state)
+    }
+
+    /// A flow with the state that it has to itself, which is given back where there is no flow.
+    fn with_state(&mut self, installed: Option<Installed>, state: State) -> Option<(Installed, State)> {
+        match installed {
+            Some(flow) => Some((flow, state)),
+            None => {
+                self.flows.give_back_state(state);
+                None
             }
         }
     }

@@ -2,7 +2,7 @@
 //! borrowed while what was received still is.
 
 use turnpike_net::{Buffer, Route, Rx, SocketId, Tx};
-use turnpike_turn::server::{AllocationId, Client, Family, Link, RelayId, Verdict, forwarding::relayed_ttl};
+use turnpike_turn::server::{Client, Family, Link, RelayId, Verdict, forwarding::relayed_ttl};
 
 use crate::{dtls::Associations, link::Way, stream::Streams};
 
@@ -11,7 +11,7 @@ pub(super) struct Out {
     pub(super) tx: Tx,
     /// Socket and, for a wildcard listener, whether the source address must be named; by the number of the UDP listener.
     pub(super) listeners: Vec<Option<(SocketId, bool)>>,
-    /// Relay sockets by allocation index, IPv4 and IPv6.
+    /// Relay sockets by allocation index, IPv4 and IPv6; several allocations may have one together.
     pub(super) relays: Vec<[Option<SocketId>; 2]>,
     pub(super) ttl_expired: u64,
     pub(super) streams: Streams,
@@ -58,6 +58,8 @@ impl Out {
                 self.reply_to(&client, link, bytes);
                 true
             }
+            // Streams have been asked before.
+            Verdict::Wait(_) => false,
             Verdict::Drop(_) => true,
         }
     }
@@ -69,12 +71,12 @@ impl Out {
         }
     }
 
-    pub(super) fn set_relay(&mut self, allocation: AllocationId, family: Family, socket: SocketId) {
-        let index = allocation.index as usize;
+    pub(super) fn set_relay(&mut self, relay: RelayId, socket: SocketId) {
+        let index = relay.allocation.index as usize;
         if self.relays.len() <= index {
             self.relays.resize(index + 1, [None; 2]);
         }
-        self.relays[index][side(family)] = Some(socket);
+        self.relays[index][side(relay.family)] = Some(socket);
     }
 
     pub(super) fn reply_to(&mut self, client: &Client, link: Link, bytes: &[u8]) {

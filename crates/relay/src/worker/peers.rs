@@ -10,15 +10,20 @@ use turnpike_turn::{
 };
 use turnpike_wire::address::canonical;
 
-use super::{Behind, Refusal, Worker};
-use crate::{peers::PeerEvent, stream::CloseReason};
+use super::{Behind, Worker};
+use crate::{
+    peers::{PeerEvent, Purse},
+    ports::Refusal,
+    stream::CloseReason,
+};
 
 /// Connections accepted from one relayed transport address in one tick.
 const ACCEPTS: usize = 32;
 
 impl Worker {
     pub(super) fn open_tcp(&mut self, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
-        let (socket, relayed) = match self.ports.open_tcp(wish.family) {
+        let (realm, _) = self.server.owner(allocation).unwrap_or_default();
+        let (socket, relayed) = match self.ports.open_tcp(wish.family, realm) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
         };
@@ -52,7 +57,10 @@ impl Worker {
         let first = first.to_vec(&self.rx);
         let taken = self.out.streams.detach(client, &self.rx, &self.poller, CloseReason::DataConnection);
         match taken {
-            Some(taken) => self.peers.bind(connection, taken, first, &self.poller),
+            Some(taken) => {
+                let purse = &mut Purse { now, server: &mut self.server };
+                self.peers.bind(connection, taken, first, &self.poller, purse);
+            }
             None => {
                 self.peers.drop_connection(connection);
                 self.server.connection_ended(now, connection, 0, 0);
@@ -63,7 +71,8 @@ impl Worker {
 
     /// Something of a TCP relay is ready.
     pub(super) fn serve_peers(&mut self, now: Now, event: &Event) {
-        if let Some(place) = self.peers.on_event(event) {
+        let purse = &mut Purse { now, server: &mut self.server };
+        if let Some(place) = self.peers.on_event(event, purse) {
             self.accept_peers(now, place);
         }
         self.report(now);
@@ -72,7 +81,7 @@ impl Worker {
     /// What is due without an event.
     pub(super) fn resume_peers(&mut self, now: Now) {
         self.peers.handle_timeout(now.ms, &self.poller);
-        self.peers.resume();
+        self.peers.resume(&mut Purse { now, server: &mut self.server });
         self.report(now);
         self.dirty = true;
     }

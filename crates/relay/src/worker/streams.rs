@@ -1,7 +1,7 @@
 //! The part of a worker that TCP and TLS clients need.
 
 use turnpike_net::{Buffer, poll::Event};
-use turnpike_turn::time::Now;
+use turnpike_turn::{server::Verdict, time::Now};
 
 use super::{Behind, Worker};
 use crate::stream::{Incoming, Streams, Token};
@@ -18,7 +18,12 @@ impl Worker {
                     self.out.streams.resume(slot, &self.poller);
                 }
                 if event.readable || event.error {
-                    self.receive_from_stream(now, slot);
+                    if self.out.streams.is_paused(slot) {
+                        // Nobody asked whether it is readable: there is no other end any more.
+                        self.out.streams.abandon(slot);
+                    } else {
+                        self.receive_from_stream(now, slot);
+                    }
                 }
             }
             None => {}
@@ -41,6 +46,20 @@ impl Worker {
         }
     }
 
+    /// What has waited for its bits per second goes on.
+    pub(super) fn resume_streams(&mut self, now: Now) {
+        while let Some(slot) = self.out.streams.next_resumed(now.ms) {
+            if self.rx.room() < Streams::ROOM {
+                self.flush();
+            }
+            if let Some(incoming) = self.out.streams.go_on(slot, &mut self.rx) {
+                self.route_stream(now, incoming);
+            }
+            self.out.streams.read_on(slot, &self.poller);
+            self.dirty = true;
+        }
+    }
+
     /// Routes the whole messages of what a stream has brought. After one by which the stream goes elsewhere, there is no next.
     pub(super) fn route_stream(&mut self, now: Now, mut incoming: Incoming) {
         let source = incoming.source;
@@ -56,6 +75,10 @@ impl Worker {
                 bytes,
             };
             let verdict = self.server.from_client(now, &source, bytes);
+            if let Verdict::Wait(held_up) = verdict {
+                let until_ms = held_up.until_ms.max(now.ms + 1);
+                return self.out.streams.pause(&incoming, message, until_ms, &self.rx, &self.poller);
+            }
             if self.out.carry_out(&self.rx, &buffer, verdict) {
                 self.carry_out_effects(now, Behind::Received(incoming.rest));
             }

@@ -70,6 +70,11 @@ pub(crate) fn start_heard_by(
     store: Arc<dyn CredentialStore>,
     change: impl FnOnce(&mut Config),
 ) -> World {
+    World { relay: Relay::start(&configured(change), store, log).unwrap() }
+}
+
+/// What [`start_with`] starts.
+pub(crate) fn configured(change: impl FnOnce(&mut Config)) -> Config {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let mut config = Config {
         listen: vec![any],
@@ -93,7 +98,7 @@ pub(crate) fn start_heard_by(
     if config.dtls.context.is_some() && config.dtls.listen.is_empty() {
         config.dtls.listen = vec![(Ipv4Addr::new(127, 0, 0, 2), 0).into()];
     }
-    World { relay: Relay::start(&config, store, log).unwrap() }
+    config
 }
 
 impl World {

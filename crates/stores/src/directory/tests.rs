@@ -7,7 +7,7 @@ use tokio::{
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::{Edit, UserRow};
+use crate::{Edit, StoredSecret, UserRow};
 
 const REALM: &str = "here";
 
@@ -15,7 +15,9 @@ const REALM: &str = "here";
 #[derive(Default)]
 struct Fake {
     users: Mutex<HashMap<String, UserKeys>>,
-    secrets: Mutex<Vec<String>>,
+    secrets: Mutex<Vec<StoredSecret>>,
+    api_keys: Mutex<ApiKeys>,
+    removals: AtomicUsize,
     state: Mutex<State>,
     asked: AtomicUsize,
     secrets_asked: AtomicUsize,
@@ -35,13 +37,15 @@ enum State {
     Refuses,
     /// It has a version.
     Tells,
+    /// It is read only.
+    TakesNothing,
 }
 
 impl Fake {
     async fn answer<T>(&self, value: impl FnOnce() -> T) -> Result<T, StoreError> {
         let state = *lock(&self.state);
         match state {
-            State::Good | State::Tells => Ok(value()),
+            State::Good | State::Tells | State::TakesNothing => Ok(value()),
             State::Hangs => std::future::pending().await,
             State::Waits => {
                 self.released.notified().await;
@@ -58,16 +62,16 @@ impl Backend for Arc<Fake> {
         self.answer(|| lock(&self.users).get(name).cloned()).await
     }
 
-    async fn secrets(&self, _: &str) -> Result<Vec<Zeroizing<String>>, StoreError> {
+    async fn secrets(&self, _: &str) -> Result<Vec<StoredSecret>, StoreError> {
         self.secrets_asked.fetch_add(1, Ordering::Relaxed);
-        self.answer(|| lock(&self.secrets).iter().cloned().map(Zeroizing::new).collect()).await
+        self.answer(|| lock(&self.secrets).clone()).await
     }
 
     async fn rules(&self) -> Result<Rules, StoreError> {
         self.rules_asked.fetch_add(1, Ordering::Relaxed);
         self.answer(|| {
-            let secrets: Vec<_> = lock(&self.secrets).iter().cloned().map(Zeroizing::new).collect();
-            Rules { secrets: [(REALM.into(), secrets.into())].into(), ..Rules::default() }
+            let (secrets, api_keys) = (lock(&self.secrets).clone(), lock(&self.api_keys).clone());
+            Rules { secrets: [(REALM.into(), secrets.into())].into(), api_keys, ..Rules::default() }
         })
         .await
     }
@@ -81,19 +85,34 @@ impl Backend for Arc<Fake> {
     }
 
     async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        if *lock(&self.state) == State::TakesNothing {
+            self.removals.fetch_add(1, Ordering::Relaxed);
+            return Err(StoreError::new("fake", Fault::Permission, "read only"));
+        }
         self.answer(|| match edit {
             Edit::PutUser { name, keys, .. } => {
                 lock(&self.users).insert(name.clone(), keys.clone()).is_some()
             }
             Edit::RemoveUser { name, .. } => lock(&self.users).remove(name).is_some(),
             Edit::AddSecret { secret, .. } => {
-                lock(&self.secrets).push(secret.to_string());
+                lock(&self.secrets).push(StoredSecret::new(secret.clone()));
                 false
+            }
+            Edit::RemoveSecret { secret, .. } => {
+                self.removals.fetch_add(1, Ordering::Relaxed);
+                let mut secrets = lock(&self.secrets);
+                let before = secrets.len();
+                secrets.retain(|held| held.value != *secret);
+                secrets.len() < before
             }
             _ => unreachable!("not asked for"),
         })
         .await
     }
+}
+
+fn secret(text: &str) -> StoredSecret {
+    StoredSecret::new(Zeroizing::new(text.to_owned()))
 }
 
 struct World {
@@ -259,7 +278,7 @@ async fn a_store_that_comes_back_is_noticed_without_anybody_asking() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
     world.take_away(State::Refuses).await;
-    lock(&world.fake.secrets).push("north".to_owned());
+    lock(&world.fake.secrets).push(secret("north"));
     advance(Duration::from_secs(30)).await;
     assert!(!world.directory.counts().is_up);
     world.set(State::Good);
@@ -304,7 +323,7 @@ async fn rules_are_read_again_and_say_when_they_have_changed() {
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert!(world.fake.rules_asked.load(Ordering::Relaxed) >= 3);
     assert_eq!(world.directory.generation(), 1, "nothing has changed");
-    lock(&world.fake.secrets).push("north".to_owned());
+    lock(&world.fake.secrets).push(secret("north"));
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert_eq!(world.directory.generation(), 1, "secrets are no rules");
     assert_eq!(world.directory.secrets(REALM).map(|secrets| secrets.len()), Some(1));
@@ -315,9 +334,10 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
     let world = World::new();
     world.set(State::Tells);
     world.directory.read().await.expect("it answers");
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let read = world.fake.rules_asked.load(Ordering::Relaxed);
     world.found("alice").await;
+    let read = world.fake.rules_asked.load(Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.known("alice"), "user", "the first refresh brings no news");
     world.found("bob").await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.fake.rules_asked.load(Ordering::Relaxed), read);
@@ -330,10 +350,10 @@ async fn a_store_that_tells_of_changes_is_read_when_there_are_some_and_forgets_w
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_once_a_second() {
+async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a_second() {
     let world = World::new();
     world.directory.read().await.expect("it answers");
-    lock(&world.fake.secrets).push("new".to_owned());
+    lock(&world.fake.secrets).push(secret("new"));
     assert!(world.directory.may_have_new_secrets(REALM));
     let ask = || {
         let (sender, receiver) = oneshot::channel();
@@ -386,6 +406,49 @@ async fn what_is_changed_by_the_directory_itself_counts_at_once() {
     world.set(State::Hangs);
     let error = world.directory.edit(&put("dora")).await.expect_err("no answer").to_string();
     assert!(error.contains("not within 20 s"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_removed() {
+    let world = World::new();
+    assert!(world.directory.signing_secret(REALM).is_none());
+    let old = StoredSecret { until: Some(unix() + 1_000_000), ..secret("old") };
+    let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
+    let new = StoredSecret { since: unix(), ..secret("new") };
+    *lock(&world.fake.secrets) = vec![old, over, new];
+    world.directory.read().await.expect("it answers");
+    let signs = || world.directory.signing_secret(REALM).map(|secret| secret.to_string());
+    assert_eq!(signs().as_deref(), Some("new"));
+    let held = || world.directory.secrets(REALM).expect("they were read").len();
+    assert_eq!(held(), 3);
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
+    assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
+
+    // A store that takes no changes is not asked again and again.
+    let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
+    lock(&world.fake.secrets).push(over);
+    world.set(State::TakesNothing);
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert_eq!(world.fake.removals.load(Ordering::Relaxed), 2);
+    assert_eq!(signs().as_deref(), Some("new"));
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(world.fake.removals.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn api_keys_are_known_as_of_the_last_look_and_are_no_news_to_the_relay() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    let generation = world.directory.generation();
+    let key = ApiKey { name: "shop".to_owned(), hash: [1; 32], realm: None, max_ttl: Some(60), rate: None };
+    lock(&world.fake.api_keys).insert("shop".into(), key.clone());
+    assert_eq!(world.directory.api_key("shop"), None);
+    world.directory.read().await.expect("it answers");
+    assert_eq!((world.directory.api_key("shop"), world.directory.api_keys().len()), (Some(key), 1));
+    assert_eq!(world.directory.generation(), generation);
+    world.take_away(State::Refuses).await;
+    assert!(world.directory.api_key("shop").is_some(), "what was read before stays");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use turnpike_wire::stun::kind;
 
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Newcomer, OpenRelay, OpenRequest,
-    OpenResult, PortWish, QuotaRefusal, RelayTransport, Server, ServerConfig, Source,
+    OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
     alternate::Occasion,
     context::Context,
     forwarding::Entry,
@@ -59,7 +59,12 @@ impl<G: Gate> Server<G> {
             Ok(noted) => noted,
             Err(answer) => return answer,
         };
-        let Wish { first, second, address_error } = wish;
+        let Wish { mut first, second, address_error } = wish;
+        // A shared port cannot follow its client to another worker.
+        let any = if mobile { PortWish::Own } else { PortWish::Any };
+        if first.port == PortWish::Any {
+            first.port = any;
+        }
         let transport = first.transport;
         let relays_tcp = transport == RelayTransport::Tcp;
         let reservation = match first.port {
@@ -67,6 +72,7 @@ impl<G: Gate> Server<G> {
             _ => None,
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
+        let granted = self.config.max_age.limit(&context.who.realm, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
@@ -77,6 +83,7 @@ impl<G: Gate> Server<G> {
             realm: who.realm,
             identity: (who.identity != who.username).then_some(who.identity),
             username: who.username,
+            prefix: self.config.prefixes.of(client.address.ip()),
             grant: who.grant,
             opened_ms: now.ms,
             transaction,
@@ -89,7 +96,7 @@ impl<G: Gate> Server<G> {
             mobility: None,
         };
         self.sessions.insert(id, session);
-        let second = second.map(|family| OpenRelay { family, transport, port: PortWish::Any });
+        let second = second.map(|family| OpenRelay { family, transport, port: any });
         self.effects.push_back(Effect::Open(OpenRequest { allocation: id, first, second }));
         Answer::Later
     }
@@ -97,30 +104,36 @@ impl<G: Gate> Server<G> {
     /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
     /// has had one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
-        let occasion = if self.draining { Occasion::Draining } else { Occasion::None };
+        let client = context.client();
+        let draining = self.draining || self.config.listener(client.listener).closing;
+        let occasion = if draining { Occasion::Draining } else { Occasion::None };
         if self.write_redirect(&newcomer(context, occasion), &context.envelope) {
             return Err(Answer::Reply);
         }
-        if self.draining {
+        if draining {
             self.stats.drain_refusals += 1;
-            return Err(self.fail(context, 508));
+            return Err(self.refuse(context, 508, RequestRefusal::Draining));
         }
         let who = &context.who;
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
-        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity) {
+        let prefix = self.config.prefixes.of(client.address.ip());
+        if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
             self.stats.quota(refusal);
             return Err(match refusal {
-                QuotaRefusal::User => self.fail(context, 486),
+                QuotaRefusal::User => self.refuse(context, 486, RequestRefusal::UserQuota),
+                QuotaRefusal::Prefix => self.refuse(context, 486, RequestRefusal::PrefixQuota),
                 QuotaRefusal::Total
                     if self.write_redirect(&newcomer(context, Occasion::Full), &context.envelope) =>
                 {
                     Answer::Reply
                 }
-                QuotaRefusal::Total | QuotaRefusal::Everywhere => self.fail(context, 508),
+                QuotaRefusal::Total | QuotaRefusal::Everywhere => {
+                    self.refuse(context, 508, RequestRefusal::TotalQuota)
+                }
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
-        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity))
+        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
     }
 
     /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
@@ -142,6 +155,10 @@ impl<G: Gate> Server<G> {
         {
             match result {
                 OpenResult::Opened { relayed } => *slot = Some(relayed),
+                OpenResult::Shared { relayed, port } => {
+                    *slot = Some(relayed);
+                    entry.shared[family as usize] = Some(port);
+                }
                 failed => session.address_error = Some((family, code_of(failed))),
             }
         }
@@ -166,6 +183,8 @@ impl<G: Gate> Server<G> {
             relayed,
         };
         self.stats.allocated_after(now.ms.saturating_sub(pending.asked_ms));
+        // First, so that whoever hears of it knows whether it has limits.
+        self.limit(now, id.index);
         self.emit(now, opened);
         if pending.mobile {
             self.make_mobile(id.index);
@@ -186,12 +205,13 @@ impl<G: Gate> Server<G> {
         self.forwarding.remove(id.index);
         let session = self.sessions.remove(id.index);
         if let Some(session) = &session {
-            self.gate.release(&session.realm, session.identity());
+            self.gate.release(&session.realm, session.identity(), session.prefix);
         }
         if let Some(noted) = pending.noted {
             self.granted.withdraw(noted);
         }
-        let goes_on = session.filter(|_| why == OpenResult::NoCapacity).is_some_and(|session| {
+        let full = why == OpenResult::NoCapacity;
+        let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
             let newcomer = Newcomer {
                 now,
                 client,
@@ -203,6 +223,11 @@ impl<G: Gate> Server<G> {
             self.write_redirect(&newcomer, &pending.envelope)
         });
         if !goes_on {
+            if let Some(session) = session {
+                let whose = (&session.realm, &*session.username);
+                let reason = if full { RequestRefusal::NoRelay } else { RequestRefusal::Code };
+                self.tell_refused(now, &client, whose, &pending.envelope, code_of(why), reason);
+            }
             self.write_failure(&pending.envelope, code_of(why));
         }
     }
@@ -380,7 +405,7 @@ fn newcomer<'a>(context: &'a Context<'_>, occasion: Occasion) -> Newcomer<'a> {
 const fn code_of(result: OpenResult) -> u16 {
     match result {
         OpenResult::UnsupportedFamily => 440,
-        OpenResult::NoCapacity | OpenResult::Opened { .. } => 508,
+        OpenResult::NoCapacity | OpenResult::Opened { .. } | OpenResult::Shared { .. } => 508,
     }
 }
 

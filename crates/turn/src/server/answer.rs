@@ -5,9 +5,9 @@ use std::{cell::Cell, net::SocketAddr, sync::Arc};
 use turnpike_wire::stun::kind;
 
 use super::{
-    Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport, Server,
-    Source, User, Verdict,
-    auth::{MAX_QUEUED, printable},
+    Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport,
+    RequestRefusal, Server, Source, User, Verdict,
+    auth::{MAX_QUEUED, Who, printable},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
@@ -73,13 +73,16 @@ impl<G: Gate> Server<G> {
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
-        self.verdict(source, answer)
+        self.verdict(now, source, request, answer)
     }
 
-    fn verdict(&mut self, source: &Source, answer: Answer) -> Verdict<'_> {
+    fn verdict(&mut self, now: Now, source: &Source, request: &Request<'_>, answer: Answer) -> Verdict<'_> {
         let Source { client, link } = *source;
         match answer {
-            Answer::Reply => Verdict::Reply { client, link, bytes: &self.reply },
+            Answer::Reply => match self.may_answer(now, &client, request.view.bytes().len()) {
+                Ok(()) => Verdict::Reply { client, link, bytes: &self.reply },
+                Err(reason) => self.dropped(reason),
+            },
             Answer::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
             Answer::Later => Verdict::Drop(None),
             Answer::Drop(reason) => self.dropped(reason),
@@ -104,7 +107,7 @@ impl<G: Gate> Server<G> {
         }
         if self.is_loop(&context) {
             self.stats.loop_refusals += 1;
-            return self.fail(&context, 403);
+            return self.refuse(&context, 403, RequestRefusal::Loop);
         }
         match context.request.method {
             Method::Allocate => self.allocate(context),
@@ -140,12 +143,12 @@ impl<G: Gate> Server<G> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request);
         if let Some(answer) = self.discover(now, client, request, &envelope) {
-            return self.verdict(source, answer);
+            return self.verdict(now, source, request, answer);
         }
         let unknown = unknown_in_plain_binding(request);
         if !unknown.is_empty() {
             let answer = self.unknown_attributes(&envelope, &unknown);
-            return self.verdict(source, answer);
+            return self.verdict(now, source, request, answer);
         }
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
@@ -172,8 +175,7 @@ impl<G: Gate> Server<G> {
         let who = &context.who;
         let both_tokens = session.grant.is_some() && who.grant.is_some();
         if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
-            self.refused(context, User::Name(&who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(context, 441));
+            return Err(self.wrong_user(context));
         }
         Ok(index)
     }
@@ -190,7 +192,15 @@ impl<G: Gate> Server<G> {
             let username = printable(&context.who.username);
             self.effects.push_back(Effect::PeerRefused { client, realm, username, peer, by, suppressed });
         }
-        self.fail(context, 403)
+        self.write_failure(&context.envelope, 403);
+        Answer::Reply
+    }
+
+    /// 441, for a user who is not the one of the allocation.
+    pub(super) fn wrong_user(&mut self, context: &Context<'_>) -> Answer {
+        self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
+        self.write_failure(&context.envelope, 441);
+        Answer::Reply
     }
 
     /// A success response with nothing in it.
@@ -201,10 +211,60 @@ impl<G: Gate> Server<G> {
         Answer::Reply
     }
 
-    /// An error response.
+    /// An error response whose code says why.
     pub(super) fn fail(&mut self, context: &Context<'_>, code: u16) -> Answer {
+        self.refuse(context, code, RequestRefusal::Code)
+    }
+
+    /// An error response, which is told of at a bounded rate if the client has proved who it is.
+    pub(super) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Answer {
+        self.tell_of(context, code, why);
         self.write_failure(&context.envelope, code);
         Answer::Reply
+    }
+
+    /// The same where the code's own reason phrase would not say what the client can do about it.
+    pub(super) fn refuse_because(
+        &mut self,
+        context: &Context<'_>,
+        code: u16,
+        why: RequestRefusal,
+        reason: &str,
+    ) -> Answer {
+        self.tell_of(context, code, why);
+        self.stats.error(code);
+        let to = &context.envelope;
+        let response = to.error_because(&mut self.reply, code, reason);
+        to.sign(response, self.config.software.as_deref());
+        Answer::Reply
+    }
+
+    fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
+        if context.envelope.signer.is_some() || !self.config.authenticate {
+            let Who { realm, username, .. } = &context.who;
+            let whose = (realm, &**username);
+            self.tell_refused(context.now, context.client(), whose, &context.envelope, code, why);
+        }
+    }
+
+    /// At a bounded rate.
+    pub(super) fn tell_refused(
+        &mut self,
+        now: Now,
+        client: &Client,
+        (realm, username): (&Arc<str>, &str),
+        envelope: &Envelope,
+        code: u16,
+        why: RequestRefusal,
+    ) {
+        if self.effects.len() < MAX_QUEUED
+            && let Some(suppressed) = self.request_refusals.admit(now.ms, client.address.ip())
+        {
+            let (client, method) = (*client, envelope.method);
+            let (realm, username) = (Arc::clone(realm), printable(username));
+            let refused = Effect::RequestRefused { client, realm, username, method, code, why, suppressed };
+            self.effects.push_back(refused);
+        }
     }
 
     pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {

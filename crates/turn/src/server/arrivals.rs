@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-use super::{Client, mobility::Mobility};
+use super::{Arrival, Client, mobility::Mobility};
 
 /// Clients that a worker expects from others, at most: about a MiB. Whoever comes to a full house takes the place of the one that
 /// waits longest, who then has to show its ticket again: a user who makes the table full keeps nobody out.
@@ -85,6 +85,16 @@ impl Moves {
         self.queue.insert(self.last_place, key);
         self.foreign.insert(key, client);
         self.arrivals.insert(client, Expected { key, owner, asked: false, expires_ms, place });
+    }
+
+    /// Whoever is expected with another worker's allocation.
+    pub(super) fn expected(&self, now_ms: u64) -> Vec<Arrival> {
+        let foreign = self.arrivals.iter().filter(|(_, expected)| expected.place.is_some());
+        foreign
+            .map(|(client, Expected { key, owner, expires_ms, .. })| {
+                Arrival::new(*client, *key, *owner, expires_ms.saturating_sub(now_ms))
+            })
+            .collect()
     }
 
     #[inline]

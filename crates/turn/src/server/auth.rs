@@ -10,8 +10,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup, Server,
-    StoreFailure, Transport, User,
+    Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
+    RequestRefusal, Server, StoreFailure, Transport, User,
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
@@ -131,7 +131,7 @@ impl<G: Gate> Server<G> {
             verified
         };
         let lookup = match context.credentials.take() {
-            Some(Credentials::Unavailable) => return Err(self.store_failed(context)),
+            Some(Credentials::Unavailable) => return Err(self.store_failed(context, *user, realm)),
             Some(credentials) => credentials.verify(&mut verify),
             None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
@@ -172,10 +172,15 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// What becomes of a request whose credentials the store cannot tell.
-    fn store_failed(&mut self, context: &Context<'_>) -> Answer {
+    /// What becomes of a request whose credentials the store cannot tell. Its address is its own, or it would not have waited.
+    fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Answer {
         match self.config.store_failure {
-            StoreFailure::Answer => self.fail(context, 500),
+            StoreFailure::Answer => {
+                let (whose, why) = ((&realm.name, claimed(user)), RequestRefusal::Store);
+                self.tell_refused(context.now, context.client(), whose, &context.envelope, 500, why);
+                self.write_failure(&context.envelope, 500);
+                Answer::Reply
+            }
             StoreFailure::Drop => Answer::Drop(DropReason::LookupOver),
         }
     }
@@ -223,10 +228,7 @@ impl<G: Gate> Server<G> {
         if self.effects.len() < MAX_QUEUED
             && let Some(suppressed) = self.refusals.admit(context.now.ms, client.address.ip())
         {
-            let username = match user {
-                User::Name(name) => printable(name),
-                User::Hash(_) => "(userhash)".into(),
-            };
+            let username = printable(claimed(user));
             self.effects.push_back(Effect::Refused { client, username, why, suppressed });
         }
     }
@@ -295,6 +297,14 @@ fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
         Some(name) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         Some(_) => None,
         None => request.get(kind::USERHASH)?.try_into().ok().map(User::Hash),
+    }
+}
+
+/// Who a request says it is from.
+fn claimed(user: User<'_>) -> &str {
+    match user {
+        User::Name(name) => name,
+        User::Hash(_) => "(userhash)",
     }
 }
 

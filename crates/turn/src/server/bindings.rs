@@ -1,11 +1,16 @@
-//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12): how a client opens the way to a peer.
+//! CreatePermission and ChannelBind (RFC 8656 sections 10 and 12): how a client opens the way to a peer. Where it shares its relayed
+//! transport address, a peer may be another client's by then.
 
 use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
 use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
-use super::{AllocationId, Answer, Effect, Family, Gate, Server, context::Context, forwarding::BindError};
+use super::{
+    AllocationId, Answer, Effect, Family, Gate, RequestRefusal, Server, context::Context,
+    forwarding::BindError,
+};
+use crate::time::Now;
 
 impl<G: Gate> Server<G> {
     /// Section 10.2.
@@ -40,7 +45,10 @@ impl<G: Gate> Server<G> {
         // All are installed or none.
         if !room {
             self.stats.permission_limit += 1;
-            return self.fail(context, 508);
+            return self.refuse(context, 508, RequestRefusal::Permissions);
+        }
+        if peers.iter().any(|ip| self.is_anothers(context.now, index, *ip)) {
+            return self.refuse_shared(context);
         }
         for peer in peers {
             self.permit(context, id, peer);
@@ -90,18 +98,35 @@ impl<G: Gate> Server<G> {
             Err(BindError::Conflict) => return self.fail(context, 400),
             Err(BindError::Full) => {
                 self.stats.channel_limit += 1;
-                return self.fail(context, 508);
+                return self.refuse(context, 508, RequestRefusal::Channels);
             }
         }
         if !room {
             self.stats.permission_limit += 1;
-            return self.fail(context, 508);
+            return self.refuse(context, 508, RequestRefusal::Permissions);
+        }
+        if self.is_anothers(now, index, peer.ip()) {
+            return self.refuse_shared(context);
         }
         // A channel opens the way for its peer as well (section 9).
         self.permit(context, id, peer.ip());
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
         self.emit(now, Effect::Bound { allocation: id, number, peer, expires_ms, renewed });
         self.done(context)
+    }
+
+    /// Whether a peer's address is another client's already, of those that share this allocation's relayed transport address.
+    fn is_anothers(&mut self, now: Now, index: u32, peer: IpAddr) -> bool {
+        let Some(rival) = self.forwarding.rival(index, peer) else { return false };
+        // Its time may be over, and nobody has looked since.
+        self.expire(now, rival);
+        self.forwarding.rival(index, peer).is_some()
+    }
+
+    /// Another request of the same client has no better luck here; another allocation may be on another port.
+    fn refuse_shared(&mut self, context: &Context<'_>) -> Answer {
+        self.stats.shared_peer_limit += 1;
+        self.refuse_because(context, 508, RequestRefusal::SharedPeer, "Peer Taken on Shared Port")
     }
 
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr) {

@@ -2,13 +2,14 @@
 
 use std::{collections::HashMap, fmt};
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, DiscoveryLimits, GrantedAllocates, NatDiscovery, OwnEndpoints, PeerRules, RealmId, ThirdParty,
-    realm::Realm,
+    Alternate, Bandwidth, DiscoveryLimits, GrantedAllocates, MaxAge, NatDiscovery, OwnEndpoints, PeerRules,
+    Pools, PrefixLengths, RealmId, RefusalLimit, ThirdParty, realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -22,6 +23,9 @@ pub struct ServerConfig {
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,
+    /// A key of this server alone, shared by its workers and by the process that takes its place: what has been answered is remembered by
+    /// hashes that are made with it. It must not change.
+    pub own_key: NonceKey,
     /// What nonces and mobility tickets are made with, shared by all workers of a server, and by all servers of a fleet.
     pub nonce_keys: NonceKeys,
     /// In a fleet, the number of this server, 1 to 4095, or 0 as long as it has none: CONNECTION-IDs and mobility tickets hold it. Whether there is
@@ -35,6 +39,16 @@ pub struct ServerConfig {
     pub default_lifetime: u32,
     /// Seconds, the most that LIFETIME gives. Default 3600.
     pub max_lifetime: u32,
+    /// How old an allocation may become. Default without a limit.
+    pub max_age: MaxAge,
+    /// Bits per second. Default without a limit.
+    pub bandwidth: Bandwidth,
+    /// What allocations share of them, all workers together. A new configuration's is not looked at: it outlives reloads.
+    pub pools: Pools,
+    /// What quotas and refusals by address count as one client.
+    pub prefixes: PrefixLengths,
+    /// How many refusals a prefix may be sent. Default without a limit.
+    pub refusals: Option<RefusalLimit>,
     /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
     /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
@@ -128,14 +142,20 @@ pub struct ListenerProfile {
     /// The realms that it serves; the first is the one that challenges name, and requests may name any of them. Empty, which
     /// is the default, means all, [`ServerConfig::realm`] first.
     pub realms: Vec<RealmId>,
+    /// Whether it takes no new allocations: it is to be closed with its last one.
+    pub closing: bool,
 }
 
 /// Of a listener that [`ServerConfig::listeners`] does not have.
-static DEFAULT_PROFILE: ListenerProfile = ListenerProfile { transport: Transport::Udp, realms: Vec::new() };
+static DEFAULT_PROFILE: ListenerProfile =
+    ListenerProfile { transport: Transport::Udp, realms: Vec::new(), closing: false };
 
 /// The transport between a client and the server (RFC 8656 section 3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EnumString, IntoStaticStr, Serialize, Deserialize,
+)]
 #[strum(serialize_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Datagrams.
     #[default]
@@ -156,8 +176,10 @@ impl Transport {
     }
 }
 
-/// A key that is never printed: whoever has it makes nonces that the server believes.
-#[derive(Clone, Copy)]
+/// A key that is never printed: whoever has it makes nonces that the server believes. It is written where a server goes on in another
+/// process.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct NonceKey(pub [u8; 32]);
 
 impl fmt::Debug for NonceKey {
@@ -210,12 +232,18 @@ impl Default for ServerConfig {
             tenants: Vec::new(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
+            own_key: NonceKey([0; 32]),
             nonce_keys: NonceKey([0; 32]).into(),
             node: None,
             granted: GrantedAllocates::default(),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
+            max_age: MaxAge::default(),
+            bandwidth: Bandwidth::default(),
+            pools: Pools::default(),
+            prefixes: PrefixLengths::default(),
+            refusals: None,
             permission_lifetime: 300,
             channel_lifetime: 600,
             max_permissions: 64,
@@ -290,7 +318,8 @@ mod tests {
 
     #[test]
     fn debug_output_never_holds_the_nonce_key() {
-        let config = ServerConfig { nonce_keys: NonceKey([213; 32]).into(), ..ServerConfig::default() };
+        let own_key = NonceKey([213; 32]);
+        let config = ServerConfig { own_key, nonce_keys: own_key.into(), ..ServerConfig::default() };
         assert!(!format!("{config:?}").contains("213"));
     }
 

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use super::{
-    AllocationId, Answer, Client, CredentialRefusal, DropReason, Effect, Family, Gate, Link, RelayId, Seat,
-    Server, Source, User, Verdict,
+    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Link, RelayId, RequestRefusal, Seat,
+    Server, Source, Verdict,
     connection_table::Holder,
     context::Context,
     response::Envelope,
@@ -318,7 +318,7 @@ impl<G: Gate> Server<G> {
         }
         if let Some(full) = self.connections.full(&self.config, of_allocation, &holder) {
             self.stats.connection_limit[full as usize] += 1;
-            return self.fail(&context, 508);
+            return self.refuse(&context, 508, RequestRefusal::Connections);
         }
         let connection = self.connections.draw(&mut self.random, self.seat, index, holder);
         let (now, transaction) = (context.now, Some(context.request.transaction()));
@@ -351,8 +351,7 @@ impl<G: Gate> Server<G> {
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
         if !session.is_of(&context.who) || elsewhere {
             self.stats.connection_refused(ConnectionRefusal::WrongUser);
-            self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
-            return self.fail(context, 441);
+            return self.wrong_user(context);
         }
         let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
         let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {

@@ -46,6 +46,18 @@ pub enum DropReason {
     PeerRefused,
     /// A peer of a family for which the allocation has no relayed transport address.
     PeerFamily,
+    /// Beyond the bits per second of its allocation.
+    AllocationBandwidth,
+    /// Beyond those of its user.
+    UserBandwidth,
+    /// Beyond those of its realm.
+    RealmBandwidth,
+    /// Beyond those of all allocations together.
+    TotalBandwidth,
+    /// A request whose refusal would be one too many for the source's prefix ([`super::RefusalLimit`]).
+    RefusalLimit,
+    /// The same, of refusals that are too long for what was asked.
+    RefusalRatio,
     /// A Send indication on an allocation that relays TCP (RFC 6062).
     TcpAllocation,
     /// A mobile allocation whose client is disconnected and has not come back yet (RFC 8016).

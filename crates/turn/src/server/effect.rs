@@ -12,7 +12,7 @@ use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
     AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, SessionId, Source, Transport,
+    PeerDenial, RelayId, SessionId, SharedPort, Source, Transport, request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -51,8 +51,10 @@ pub enum RelayTransport {
 /// Which port a relay socket shall have (RFC 8656 section 7.2 steps 6 to 8, 18.5, 18.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortWish {
-    /// Any of the range.
+    /// Any of the range, and others may have it too: [`OpenResult::Shared`].
     Any,
+    /// Any of the range, for this allocation alone: one that may move to another worker takes its relay sockets along (RFC 8016).
+    Own,
     /// An even one (EVEN-PORT with R = 0).
     Even,
     /// An even one, and the next higher one held for 30 s under this token (EVEN-PORT with R = 1).
@@ -69,10 +71,28 @@ pub enum OpenResult {
         /// Relayed transport address for XOR-RELAYED-ADDRESS.
         relayed: SocketAddr,
     },
+    /// The same, on a relay socket that this worker's other allocations may have as well; for [`PortWish::Any`] of datagrams alone.
+    Shared {
+        /// Relayed transport address for XOR-RELAYED-ADDRESS.
+        relayed: SocketAddr,
+        /// Which socket.
+        port: SharedPort,
+    },
     /// No relay address of this family is configured: 440.
     UnsupportedFamily,
     /// No free port, unknown or expired reservation, no file descriptors: 508.
     NoCapacity,
+}
+
+impl OpenResult {
+    /// The relayed transport address, if there is one.
+    #[must_use]
+    pub fn relayed(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Opened { relayed } | Self::Shared { relayed, .. } => Some(*relayed),
+            Self::UnsupportedFamily | Self::NoCapacity => None,
+        }
+    }
 }
 
 /// Something to do, or to know.
@@ -265,6 +285,50 @@ pub enum Effect {
         /// How many more were refused without an effect.
         suppressed: u64,
     },
+    /// A request of somebody who had proved who he is was answered with an error, for another reason than those above; for whoever asks
+    /// why. So was one whose user the credential store could not tell. Their rate is bounded as that of [`Effect::Refused`] is.
+    RequestRefused {
+        client: Client,
+        /// The realm of that user.
+        realm: Arc<str>,
+        /// The username that authenticated the request, or was to.
+        username: Box<str>,
+        method: Method,
+        /// The error code of the answer.
+        code: u16,
+        why: RequestRefusal,
+        /// How many more were refused without an effect.
+        suppressed: u64,
+    },
+}
+
+/// Why a request was refused, where its error code stands for several reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestRefusal {
+    /// What the code says.
+    Code,
+    /// The user has as many allocations as each may have.
+    UserQuota,
+    /// The client's address prefix has as many allocations as each may have.
+    PrefixQuota,
+    /// There are as many allocations as there may be, in the realm or in total.
+    TotalQuota,
+    /// The server takes no new allocations.
+    Draining,
+    /// The client is behind one of our own relayed transport addresses.
+    Loop,
+    /// The allocation has as many permissions as it may have.
+    Permissions,
+    /// The allocation has as many channels as it may have.
+    Channels,
+    /// The peer is another client's on the relay socket that both have.
+    SharedPeer,
+    /// There are as many connections to peers as there may be.
+    Connections,
+    /// No port, or no descriptor, was left for the relayed transport address.
+    NoRelay,
+    /// The credential store did not answer: nobody has proved who the client is.
+    Store,
 }
 
 /// Why an allocation ended.
@@ -280,6 +344,8 @@ pub enum ClosedReason {
     Administrator,
     /// The client's connection was closed, and it is not mobile.
     Disconnected,
+    /// It was as old as it may become.
+    MaxAge,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

@@ -5,11 +5,14 @@
 //!  relayed address, peer ──▶ client 5-tuple, channel                      datagrams and ICMP errors from peers
 //! ```
 //!
+//! A relayed address is an allocation's own; or several share it, and then the peer says whose it is (`claims`).
+//!
 //! Entries lie in dense slots with generations, and are found by 5-tuple through a seeded hash table that holds nothing but slot numbers.
 //! The control plane installs them, changes them by effects alone ([`Forwarding::apply`]), and learns from them what has expired and what
 //! they have counted.
 
 mod channels;
+mod claims;
 mod permissions;
 
 use std::{
@@ -22,8 +25,12 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use turnpike_wire::channel_data::ChannelNumber;
 
-use super::{AllocationId, Client, Effect, Family, Link, timers::Timers};
+use super::{
+    AllocationId, Client, Effect, Family, Link, ListenerId, RelayId, SharedPort, bandwidth::Limited,
+    timers::Timers,
+};
 pub(super) use channels::{BindError, Channel, Channels};
+use claims::Claims;
 pub(super) use permissions::Permissions;
 
 /// Up to here a scan is faster than a search.
@@ -51,11 +58,15 @@ pub(super) struct Entry {
     pub(super) away: bool,
     /// Relayed transport addresses: IPv4, IPv6. None while they are being opened.
     pub(super) relays: [Option<Relay>; 2],
+    /// Those of them that others have too.
+    pub(super) shared: [Option<SharedPort>; 2],
     pub(super) channels: Channels,
     pub(super) permissions: Permissions,
     /// Payload datagrams and bytes.
     pub(super) to_peer: (u64, u64),
     pub(super) to_client: (u64, u64),
+    /// Where there are limits of bits per second.
+    pub(super) limits: Option<Box<Limited>>,
 }
 
 /// One relayed transport address.
@@ -88,11 +99,18 @@ impl Entry {
             relays_tcp,
             away: false,
             relays: [None; 2],
+            shared: [None; 2],
             channels: Channels::default(),
             permissions: Permissions::default(),
             to_peer: (0, 0),
             to_client: (0, 0),
+            limits: None,
         }
+    }
+
+    /// Whether what its client sends comes in a stream.
+    pub(super) fn is_by_stream(&self) -> bool {
+        self.padding != 0
     }
 
     #[inline]
@@ -110,6 +128,20 @@ impl Entry {
         self.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number });
     }
 
+    /// The relay socket on which a peer must be this allocation's, and nobody else's.
+    fn shares(&self, peer: IpAddr) -> Option<SharedPort> {
+        self.shared[Family::of(peer) as usize]
+    }
+
+    /// The same, once nothing opens the way to the peer any more.
+    fn gives_up(&self, peer: IpAddr) -> Option<SharedPort> {
+        let is_held = || {
+            self.permissions.until(peer).is_some()
+                || self.channels.iter().any(|channel| channel.peer.ip() == peer)
+        };
+        self.shares(peer).filter(|_| !is_held())
+    }
+
     /// The family of a relayed transport address whose time is over.
     pub(super) fn expired_relay(&self, now_ms: u64) -> Option<Family> {
         let is_over = |family: &Family| {
@@ -117,6 +149,15 @@ impl Entry {
             relay.is_some_and(|relay| relay.expires_ms <= now_ms)
         };
         [Family::V4, Family::V6].into_iter().find(is_over)
+    }
+
+    /// Addresses of peers of this family, some of them more than once.
+    fn peers(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
+        let peers = self.bindings().map(|binding| match binding {
+            Binding::Permission(ip, _) => ip,
+            Binding::Channel(_, peer, _) => peer.ip(),
+        });
+        peers.filter(move |ip| Family::of(*ip) == family)
     }
 
     /// All permissions and channels.
@@ -148,9 +189,13 @@ pub(super) struct Forwarding {
     /// Without those whose client is away.
     by_client: HashTable<u32>,
     len: usize,
+    /// How many clients each listener has, by its number.
+    by_listener: Vec<u32>,
     hasher: RandomState,
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, u32)>,
+    /// The peers of those that share a relayed transport address.
+    claims: Claims,
     timers: Timers,
 }
 
@@ -166,14 +211,29 @@ impl Forwarding {
             free: Vec::new(),
             by_client: HashTable::new(),
             len: 0,
+            by_listener: Vec::new(),
             hasher: RandomState::default(),
             last: None,
+            claims: Claims::default(),
             timers: Timers::new(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many entries there are by listener: that of the client, or where it was last.
+    pub(super) fn by_listener(&self) -> &[u32] {
+        &self.by_listener
+    }
+
+    fn listener(&mut self, ListenerId(number): ListenerId) -> &mut u32 {
+        let index = usize::from(number);
+        if self.by_listener.len() <= index {
+            self.by_listener.resize(index + 1, 0);
+        }
+        &mut self.by_listener[index]
     }
 
     /// The slot of this 5-tuple.
@@ -209,6 +269,18 @@ impl Forwarding {
         slot.entry.as_deref_mut()
     }
 
+    /// The slot of the allocation whose this peer is, on a relay socket that several share.
+    #[inline]
+    pub(super) fn claimant(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
+        self.claims.find(port, peer)
+    }
+
+    /// The slot of the allocation that keeps this one from having this peer.
+    pub(super) fn rival(&mut self, index: u32, peer: IpAddr) -> Option<u32> {
+        let port = self.at(index)?.1.shares(peer)?;
+        self.claims.find(port, peer).filter(|other| *other != index)
+    }
+
     /// Installs an entry, whose 5-tuple must have none. All that changes it later comes by [`Forwarding::apply`].
     pub(super) fn install(&mut self, now_ms: u64, entry: Entry) -> AllocationId {
         let (client, away) = (entry.client, entry.away);
@@ -216,10 +288,16 @@ impl Forwarding {
             self.slots.push(Slot { generation: 0, entry: None });
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
+        for family in [Family::V4, Family::V6] {
+            if let Some(port) = entry.shared[family as usize] {
+                entry.peers(family).for_each(|peer| self.claims.take(port, peer, index));
+            }
+        }
         let slot = &mut self.slots[index as usize];
         slot.entry = Some(Box::new(entry));
         let generation = slot.generation;
         self.len += 1;
+        *self.listener(client.listener) += 1;
         if !away {
             self.enter(index, &client);
         }
@@ -237,6 +315,10 @@ impl Forwarding {
         let id = AllocationId { index, generation: slot.generation };
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        *self.listener(entry.client.listener) -= 1;
+        for family in [Family::V4, Family::V6] {
+            release(&mut self.claims, &entry, index, family);
+        }
         Some((id, entry))
     }
 
@@ -270,30 +352,42 @@ impl Forwarding {
             Effect::Permitted { allocation, peer, expires_ms, .. } => {
                 let Some(entry) = self.get(*allocation) else { return };
                 entry.permit(*peer, *expires_ms);
+                if let Some(port) = entry.shares(*peer) {
+                    self.claims.take(port, *peer, allocation.index);
+                }
                 self.timers.set_if_earlier(now_ms, allocation.index, *expires_ms);
             }
             Effect::Bound { allocation, number, peer, expires_ms, .. } => {
                 let Some(entry) = self.get(*allocation) else { return };
                 entry.bind(*number, *peer, *expires_ms);
+                if let Some(port) = entry.shares(peer.ip()) {
+                    self.claims.take(port, peer.ip(), allocation.index);
+                }
                 self.timers.set_if_earlier(now_ms, allocation.index, *expires_ms);
             }
             Effect::PermissionEnded { allocation, peer } => {
-                if let Some(entry) = self.get(*allocation) {
-                    entry.permissions.retain(|ip| ip != *peer);
+                let Some(entry) = self.get(*allocation) else { return };
+                entry.permissions.retain(|ip| ip != *peer);
+                if let Some(port) = entry.gives_up(*peer) {
+                    self.claims.release(port, *peer, allocation.index);
                 }
             }
-            Effect::Unbound { allocation, number, .. } => {
-                if let Some(entry) = self.get(*allocation) {
-                    entry.channels.retain(|channel| channel.number != *number);
+            Effect::Unbound { allocation, number, peer } => {
+                let Some(entry) = self.get(*allocation) else { return };
+                entry.channels.retain(|channel| channel.number != *number);
+                if let Some(port) = entry.gives_up(peer.ip()) {
+                    self.claims.release(port, peer.ip(), allocation.index);
                 }
             }
             // RFC 8656 section 8.1: permissions and channels go with the relayed address of their family, and leave the others alone.
-            Effect::RelayClosed { relay } => {
-                if let Some(entry) = self.get(relay.allocation) {
-                    entry.relays[relay.family as usize] = None;
-                    entry.permissions.retain(|ip| Family::of(ip) != relay.family);
-                    entry.channels.retain(|channel| Family::of(channel.peer.ip()) != relay.family);
-                }
+            Effect::RelayClosed { relay: RelayId { allocation, family } } => {
+                let slot = self.slots.get_mut(allocation.index as usize);
+                let slot = slot.filter(|slot| slot.generation == allocation.generation);
+                let Some(entry) = slot.and_then(|slot| slot.entry.as_deref_mut()) else { return };
+                release(&mut self.claims, entry, allocation.index, *family);
+                (entry.relays[*family as usize], entry.shared[*family as usize]) = (None, None);
+                entry.permissions.retain(|ip| Family::of(ip) != *family);
+                entry.channels.retain(|channel| Family::of(channel.peer.ip()) != *family);
             }
             Effect::Away { allocation } => {
                 if let Some(entry) = self.get(*allocation) {
@@ -331,9 +425,9 @@ impl Forwarding {
 
     /// Gives an entry another 5-tuple.
     fn rekey(&mut self, id: AllocationId, client: Client, link: Link, padded: bool) {
-        if self.get(id).is_none() {
-            return;
-        }
+        let Some(was) = self.get(id).map(|entry| entry.client.listener) else { return };
+        *self.listener(was) -= 1;
+        *self.listener(client.listener) += 1;
         self.detach(id.index);
         if let Some(entry) = self.get(id) {
             (entry.client, entry.link, entry.padding, entry.away) =
@@ -362,6 +456,12 @@ impl Forwarding {
             slots[*index as usize].entry.as_ref().map_or(0, |other| hash(hasher, &other.client))
         });
     }
+}
+
+/// Nothing is on its way to this allocation's peers of a family any more.
+fn release(claims: &mut Claims, entry: &Entry, index: u32, family: Family) {
+    let Some(port) = entry.shared[family as usize] else { return };
+    entry.peers(family).for_each(|peer| claims.release(port, peer, index));
 }
 
 #[inline]

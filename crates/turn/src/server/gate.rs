@@ -50,6 +50,8 @@ pub enum Lookup {
 pub enum QuotaRefusal {
     /// Allocations of this user: 486.
     User,
+    /// Allocations of the client's address prefix: 486.
+    Prefix,
     /// Allocations of the realm, or in total: 508, and another server may have room.
     Total,
     /// Allocations of the realm or in total, over all servers that share the limit: 508 as well, and no other server would say otherwise.
@@ -86,11 +88,18 @@ pub struct Destination {
 
 /// How many allocations there may be, as one worker sees it. Called on requests only, never on the packet path.
 pub trait Quotas {
-    /// Counts one more allocation of `identity`, which is unique within `realm`, or refuses.
-    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal>;
+    /// Counts one more allocation of `identity`, which is unique within `realm`, by a client of this prefix
+    /// ([`super::ServerConfig::prefixes`]), or refuses.
+    fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal>;
 
     /// Counts one less.
-    fn release(&mut self, realm: &str, identity: &str);
+    fn release(&mut self, realm: &str, identity: &str, prefix: IpAddr);
+}
+
+/// A name for one user of one realm. Realms have no control characters in their names, so that no identity can reach into another realm.
+#[must_use]
+pub fn user_key(realm: &str, identity: &str) -> String {
+    [realm, "\0", identity].concat()
 }
 
 /// Users, their keys and relayed addresses, as one worker sees them. Called on requests only, never on the packet path.

@@ -5,14 +5,16 @@
 //! is full forgets its oldest, and from then on takes no nonce that is as old: who comes with such a one gets a fresh one by a 438,
 //! and sends a new transaction. So memory is fixed, nothing is ever forgotten too early, and whoever fills the buckets costs others one
 //! more round at worst.
+//!
+//! It lives as long as the server's own key: a process that takes over that key takes this over too. Hence a hash whose key follows from
+//! that one, in place of a seed that nobody can hand on.
 
 use std::{
     fmt,
-    hash::BuildHasher as _,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use foldhash::quality::RandomState;
+use super::keyed_hash::KeyedHash;
 
 /// 544 KiB a server with what they hold. Of 10,000 allocations in one second, with nonces of that second, one in 20,000 is asked to
 /// try again.
@@ -24,10 +26,12 @@ const PLACES: usize = 7;
 pub struct GrantedAllocates(Arc<Inner>);
 
 #[derive(Default)]
-struct Inner {
+struct Inner(OnceLock<Table>);
+
+struct Table {
     /// Locked for a few compares, by Allocates that are about to be granted and by nothing else.
-    buckets: OnceLock<Box<[Mutex<Bucket>]>>,
-    hasher: RandomState,
+    buckets: Box<[Mutex<Bucket>]>,
+    hash: KeyedHash,
 }
 
 #[derive(Default)]
@@ -55,20 +59,49 @@ pub(super) struct Noted {
 }
 
 impl GrantedAllocates {
-    /// The same, with its memory.
-    pub(super) fn ready(&self) -> Self {
-        self.buckets();
+    /// Bytes of [`GrantedAllocates::to_bytes`].
+    const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
+
+    /// The same, with its memory. `key` is the server's own.
+    pub(super) fn ready(&self, key: &[u8; 32]) -> Self {
+        self.0.0.get_or_init(|| Table::new(key));
         self.clone()
+    }
+
+    /// All of it, for [`GrantedAllocates::take_over`] of another process.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::WRITTEN);
+        for index in 0..BUCKETS {
+            let Bucket { forgotten, places } = &*self.bucket(index);
+            bytes.extend(forgotten.to_le_bytes());
+            for Place { tag, time } in places {
+                bytes.extend([tag.to_le_bytes(), time.to_le_bytes()].as_flattened());
+            }
+        }
+        bytes
+    }
+
+    /// Takes over what a process with the same key of nonces has noted. False if it does not fit: then nothing has changed.
+    #[must_use]
+    pub fn take_over(&self, bytes: &[u8]) -> bool {
+        if bytes.len() != Self::WRITTEN {
+            return false;
+        }
+        let (words, _) = bytes.as_chunks::<4>();
+        let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
+        let mut next = || words.next().unwrap_or_default();
+        for index in 0..BUCKETS {
+            let mut bucket = self.bucket(index);
+            bucket.forgotten = next();
+            bucket.places = std::array::from_fn(|_| Place { tag: next(), time: next() });
+        }
+        true
     }
 
     /// Notes an Allocate with a nonce of `issued`, at `unix`, both in seconds. `None` if it may be a copy.
     pub(super) fn note(&self, transaction: [u8; 12], issued: u32, unix: u32) -> Option<Noted> {
-        let hash = self.0.hasher.hash_one(transaction);
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "reduced to the number of buckets; 32 bits are meant"
-        )]
-        let (index, tag) = (hash as usize % BUCKETS, (hash >> 32) as u32);
+        let (index, tag) = self.table().place_of(transaction);
         let after = issued.max(1);
         let mut bucket = self.bucket(index);
         // After the clock was set back, what was noted lies in the future, and nonces of then are stale.
@@ -110,11 +143,28 @@ impl GrantedAllocates {
     }
 
     fn bucket(&self, index: usize) -> MutexGuard<'_, Bucket> {
-        self.buckets()[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.table().buckets[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn buckets(&self) -> &[Mutex<Bucket>] {
-        self.0.buckets.get_or_init(|| (0..BUCKETS).map(|_| Mutex::default()).collect())
+    fn table(&self) -> &Table {
+        self.0.0.get_or_init(|| Table::new(&[0; 32]))
+    }
+}
+
+impl Table {
+    fn new(key: &[u8; 32]) -> Self {
+        let buckets = (0..BUCKETS).map(|_| Mutex::default()).collect();
+        Self { buckets, hash: KeyedHash::new(key, b"turnpike granted allocates") }
+    }
+
+    /// Which bucket, and the tag in there.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "reduced to the number of buckets; 32 bits are meant"
+    )]
+    fn place_of(&self, transaction: [u8; 12]) -> (usize, u32) {
+        let hash = self.hash.of(&[&transaction]);
+        (hash as usize % BUCKETS, (hash >> 32) as u32)
     }
 }
 
@@ -216,6 +266,22 @@ mod tests {
             (100_000..200_000).filter_map(|n| granted.note(transaction(n), 1001, 1001)).collect();
         newer.into_iter().for_each(|noted| granted.withdraw(noted));
         assert!(admitted.iter().all(|n| granted.note(transaction(*n), 1000, 1001).is_none()));
+    }
+
+    #[test]
+    fn another_process_with_the_same_key_knows_what_was_granted() {
+        let ready = |key| GrantedAllocates::default().ready(&[key; 32]);
+        let here = ready(7);
+        for n in 0..60_000 {
+            here.note(transaction(n), 1000 + n / 1000, 2000);
+        }
+        let (same, stranger) = (ready(7), ready(8));
+        assert!(same.take_over(&here.to_bytes()) && stranger.take_over(&here.to_bytes()));
+        assert!((0..60_000).all(|n| same.note(transaction(n), 1000 + n / 1000, 2000).is_none()));
+        let strange = (0..20_000).filter(|n| stranger.note(transaction(*n), 2000, 2000).is_some()).count();
+        assert!(strange > 19_000, "under another key it is noise: {strange}");
+        assert_eq!(here.to_bytes().len(), GrantedAllocates::WRITTEN);
+        assert!(!same.take_over(&here.to_bytes()[1..]));
     }
 
     #[test]

@@ -164,10 +164,9 @@ impl Lookups {
         Some(waiting)
     }
 
-    /// Forgets what a client has asked that is gone.
-    pub(super) fn forget(&mut self, client: &Client) {
-        let is_its =
-            |(id, waiting): (&u64, &Waiting)| (waiting.source.client == *client).then_some(LookupId(*id));
+    /// Forgets what clients have asked that are gone.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(&Source) -> bool) {
+        let is_its = |(id, waiting): (&u64, &Waiting)| is_gone(&waiting.source).then_some(LookupId(*id));
         let forgotten: Vec<_> = self.waiting.iter().filter_map(is_its).collect();
         for lookup in forgotten {
             self.take(lookup);

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::kind;
 
 use super::{
-    AllocationId, Answer, Client, ClosedReason, CredentialRefusal, DropReason, Effect, Gate, Link, Moved,
-    Server, Source, User, Verdict,
+    AllocationId, Answer, Client, ClosedReason, DropReason, Effect, Gate, Link, Moved, Server, Source,
+    Verdict,
     context::{Context, Delivery},
     request::Request,
     secret::Secret,
@@ -110,7 +110,7 @@ impl Mobility {
 }
 
 /// A client that another worker's allocation arrives at: for [`Server::expect`] of the client's worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
     client: Client,
     key: u64,
@@ -118,6 +118,12 @@ pub struct Arrival {
     /// For so long, in milliseconds, the client's first data is waited for: until the allocation expires, unless it is
     /// refreshed over the old 5-tuple.
     patience_ms: u64,
+}
+
+impl Arrival {
+    pub(super) fn new(client: Client, key: u64, owner: u16, patience_ms: u64) -> Self {
+        Self { client, key, owner, patience_ms }
+    }
 }
 
 /// Asks the owner of an allocation to give it to the worker where its client is.
@@ -234,7 +240,7 @@ impl<G: Gate> Server<G> {
     /// (a plain one ends with the connection, and RFC 8016 exists to keep it), and drops what peers send until
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
-        self.lookups.forget(client);
+        self.lookups.forget(|source| source.client == *client);
         if let Some(expected) = self.moves.remove(client) {
             // It never sent data from there; the old 5-tuple remains.
             let index = self.moves.owned.get(&expected.key).copied();
@@ -331,8 +337,7 @@ impl<G: Gate> Server<G> {
         let Some((_, entry, session)) = self.allocation(index) else { return Err(self.fail(context, 437)) };
         // A ticket alone is no proof: whoever shows it must be the user of the allocation.
         if !session.is_of(&context.who) {
-            self.refused(context, User::Name(&context.who.username), CredentialRefusal::WrongUser);
-            return Err(self.fail(context, 441));
+            return Err(self.wrong_user(context));
         }
         let Some(mobility) = &session.mobility else { return Err(self.fail(context, 437)) };
         // A ticket that was replaced is good for the same request again, and for nothing else.
@@ -433,13 +438,13 @@ impl<G: Gate> Server<G> {
         if self.moves.is_nobody_expected() {
             return self.dropped(DropReason::NoAllocation);
         }
-        self.expected(now, source, datagram)
+        self.perhaps_expected(now, source, datagram)
     }
 
     /// The same, where some are expected. If it is one that arrived, the old 5-tuple is forgotten.
     #[cold]
     #[inline(never)]
-    fn expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
+    fn perhaps_expected<'a>(&'a mut self, now: Now, source: &Source, datagram: &'a [u8]) -> Verdict<'a> {
         match self.arrival(now, source, datagram) {
             Ok(None) => self.dropped(DropReason::NoAllocation),
             Ok(Some(index)) => {
@@ -513,6 +518,7 @@ impl<G: Gate> Server<G> {
         }
         self.connections.adopt(self.seat, id.index, &mut session);
         self.sessions.insert(id, session);
+        self.limit(now, id.index);
         self.arm_connections(now, id.index);
         id
     }

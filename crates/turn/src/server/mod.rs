@@ -12,11 +12,13 @@
 //! What it remembers is bounded: allocations by the gate's quotas, permissions and channels by the configuration, requests that wait for
 //! credentials and deletions by number and time, effects by being drained. A datagram that does not authenticate leaves nothing.
 
+mod age;
 mod allocate;
 mod alternate;
 mod answer;
 mod arrivals;
 mod auth;
+pub mod bandwidth;
 mod bindings;
 pub mod config;
 mod connection_table;
@@ -27,6 +29,7 @@ pub mod effect;
 pub mod forwarding;
 pub mod gate;
 mod granted;
+mod keyed_hash;
 mod learned;
 pub mod lookups;
 mod mobility;
@@ -36,7 +39,9 @@ mod nonce;
 pub mod own_endpoints;
 mod packets;
 pub mod peer_rules;
+mod prefix;
 mod realm;
+mod reflection;
 mod refresh;
 mod refusals;
 pub mod request;
@@ -53,7 +58,9 @@ pub mod verdict;
 mod view;
 
 pub use crate::family::Family;
+pub use age::MaxAge;
 pub use alternate::{Alternate, AlternateWhen, Occasion};
+pub use bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way};
 pub use config::{
     ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
 };
@@ -61,7 +68,7 @@ pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection
 pub use drop_reason::DropReason;
 pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
-    TokenProblem,
+    RequestRefusal, TokenProblem,
 };
 pub use gate::{Destination, Gate, Lookup, Newcomer, QuotaRefusal, Quotas, User};
 pub use granted::GrantedAllocates;
@@ -71,11 +78,13 @@ pub use moved::Moved;
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use own_endpoints::OwnEndpoints;
 pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
+pub use prefix::PrefixLengths;
 pub use realm::{Realm, RealmId};
+pub use reflection::RefusalLimit;
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
-pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, Source, Verdict};
+pub use verdict::{AllocationId, Client, Header, Link, ListenerId, RelayId, SharedPort, Source, Verdict};
 pub use view::{NoSessionId, SessionId, SessionView};
 
 use std::{collections::VecDeque, sync::Arc};
@@ -86,12 +95,14 @@ use crate::{
 };
 use answer::Answer;
 use arrivals::Moves;
+use bandwidth::Leases;
 use connection_table::Connections;
 use forwarding::{Binding, Entry, Forwarding};
 use lookups::Lookups;
 use nat_discovery::DiscoveryRate;
 use packets::Indications;
 use realm::Realms;
+use reflection::Reflection;
 use refusals::Refusals;
 use session::{Session, Sessions};
 use smallvec::SmallVec;
@@ -109,9 +120,13 @@ pub struct Server<G> {
     tombstones: Tombstones,
     refusals: Refusals,
     peer_refusals: Refusals,
+    request_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
+    reflection: Reflection,
+    pools: Pools,
+    leases: Leases,
     granted: GrantedAllocates,
     effects: VecDeque<Effect>,
     stats: Stats,
@@ -147,12 +162,16 @@ impl<G: Gate> Server<G> {
             gate,
             forwarding: Forwarding::new(),
             sessions: Sessions::default(),
-            tombstones: Tombstones::new(),
+            tombstones: Tombstones::new(&config.own_key.0),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
+            request_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
-            granted: config.granted.ready(),
+            reflection: Reflection::default(),
+            pools: config.pools.clone(),
+            leases: Leases::default(),
+            granted: config.granted.ready(&config.own_key.0),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -170,8 +189,8 @@ impl<G: Gate> Server<G> {
     }
 
     /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as
-    /// [`OpenResult::Opened`] stays open until an effect closes it; of any other the runtime has nothing left. If only one of
-    /// two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
+    /// [`OpenResult::Opened`] or [`OpenResult::Shared`] is the allocation's until an effect closes it; of any other the runtime has
+    /// nothing left. If only one of two opened, whichever, the allocation lives with that one (RFC 8656 section 7.2 step 9).
     ///
     /// Must be called once for each request. If the allocation is gone by then ([`Server::close_all`]), what was opened is
     /// given back by [`Effect::RelayClosed`].
@@ -183,11 +202,9 @@ impl<G: Gate> Server<G> {
         second: Option<OpenResult>,
     ) -> Verdict<'_> {
         if self.forwarding.get(allocation).is_none() {
-            for result in [Some(first), second].into_iter().flatten() {
-                if let OpenResult::Opened { relayed } = result {
-                    let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
-                    self.effects.push_back(Effect::RelayClosed { relay });
-                }
+            for relayed in [Some(first), second].into_iter().flatten().filter_map(|result| result.relayed()) {
+                let relay = RelayId { allocation, family: Family::of(relayed.ip()) };
+                self.effects.push_back(Effect::RelayClosed { relay });
             }
         }
         match self.finish_allocate(now, allocation, first, second) {
@@ -240,7 +257,8 @@ impl<G: Gate> Server<G> {
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
     /// channels to peers that the new rules refuse, nor those of a realm that is no more: nobody could refresh them, and a
-    /// user of the same name in another realm is somebody else. A realm with another name is another realm.
+    /// user of the same name in another realm is somebody else. A realm with another name is another realm. New limits of bits per
+    /// second and of age hold for what there is, new quotas for what comes.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         for index in self.forwarding.indices() {
             let Some(realm) = self.sessions.get(index).map(|session| Arc::clone(&session.realm)) else {
@@ -257,10 +275,24 @@ impl<G: Gate> Server<G> {
         self.seat = self.seat.on(config.node);
         self.config = config;
         for index in self.forwarding.indices() {
-            if self.sessions.get(index).is_some_and(|session| !self.realms.has(&session.realm)) {
+            let Some(session) = self.sessions.get(index) else { continue };
+            let (has_realm, is_open) = (self.realms.has(&session.realm), session.pending.is_none());
+            if !has_realm {
                 self.close(now, index, ClosedReason::Administrator);
+            } else if is_open {
+                self.shorten(now, index);
+                self.limit(now, index);
             }
         }
+    }
+
+    /// Whether a client of this listener has an allocation.
+    #[must_use]
+    pub fn serves(&mut self, listener: ListenerId) -> bool {
+        self.forwarding.indices().any(|index| {
+            let found = self.forwarding.at(index);
+            found.is_some_and(|(_, entry)| entry.client.listener == listener && !entry.away)
+        })
     }
 
     /// Whether the realm of this allocation is configured. One that comes from a worker which has not yet been reconfigured
@@ -269,6 +301,12 @@ impl<G: Gate> Server<G> {
         let Some(session) = self.session(allocation) else { return false };
         let realm = Arc::clone(&session.realm);
         self.realms.has(&realm)
+    }
+
+    /// Whether a realm of this name is configured.
+    #[must_use]
+    pub fn has_realm(&self, name: &str) -> bool {
+        self.realms.has(name)
     }
 
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
@@ -296,6 +334,12 @@ impl<G: Gate> Server<G> {
     #[must_use]
     pub fn allocations(&self) -> usize {
         self.forwarding.len()
+    }
+
+    /// The same by listener, in the order of their numbers; those without any at the end may be missing.
+    #[must_use]
+    pub fn allocations_by_listener(&self) -> &[u32] {
+        self.forwarding.by_listener()
     }
 
     /// All counters.
@@ -354,7 +398,9 @@ impl<G: Gate> Server<G> {
             && let Some(family) = entry.expired_relay(now.ms)
         {
             if entry.relays.iter().flatten().count() == 1 {
-                self.close(now, index, ClosedReason::Expired);
+                let is_too_old = self.is_too_old(now, index);
+                let reason = if is_too_old { ClosedReason::MaxAge } else { ClosedReason::Expired };
+                self.close(now, index, reason);
                 return;
             }
             self.close_relay(now, RelayId { allocation: id, family });
@@ -429,7 +475,7 @@ impl<G: Gate> Server<G> {
         self.connection_timers.cancel(index);
         self.connections.forget(&session);
         self.forget_arrival(&session);
-        self.gate.release(&session.realm, session.identity());
+        self.gate.release(&session.realm, session.identity(), session.prefix);
         // One that was still waiting for its sockets never counted as opened.
         if session.pending.is_none() {
             self.stats.closed(reason);

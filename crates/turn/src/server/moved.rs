@@ -10,7 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use super::{
-    AllocationId, Client, Effect, Family, Gate, Link, Server, Source,
+    AllocationId, Arrival, Client, Effect, Family, Gate, Link, Server, SharedPort, Source,
+    bandwidth::Limited,
     connections::TcpRelay,
     forwarding::{Entry, Relay},
     mobility::Mobility,
@@ -42,16 +43,26 @@ struct Record {
     client: Client,
     link: Link,
     away: bool,
+    /// To another process alone: a new 5-tuple from which no data has come so far, and its worker.
+    #[serde(default)]
+    arriving: Option<(Client, Link, u16)>,
     relays_tcp: bool,
     /// IPv4 and IPv6, and for how many milliseconds more.
     relays: [Option<(SocketAddr, u64)>; 2],
+    /// Those of them that other allocations have too.
+    #[serde(default)]
+    shared: [Option<SharedPort>; 2],
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
     to_client: (u64, u64),
+    /// What it may relay at once of a limit of its own, each way.
+    #[serde(default)]
+    allowance: Option<[i64; 2]>,
     realm: Box<str>,
     username: Box<str>,
     identity: Option<Box<str>>,
+    prefix: IpAddr,
     grant: Option<Box<Grant>>,
     age_ms: u64,
     transaction: [u8; 12],
@@ -119,6 +130,18 @@ impl Moved {
         Source { client, link }
     }
 
+    /// Realm and user, as quotas count them.
+    #[must_use]
+    pub fn owner(&self) -> (&str, &str) {
+        let Record { realm, username, identity, .. } = &*self.0;
+        (realm.as_ref(), identity.as_ref().unwrap_or(username).as_ref())
+    }
+
+    /// Whoever arrives by a link of which `by` does not say so arrives no more: that way stays behind.
+    pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
+        self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));
+    }
+
     /// As [`super::Server::count_across`], for what was not yet known when the allocation was packed. Its own worker has counted it in
     /// total.
     pub fn count_across(&mut self, to_peer: (u64, u64), to_client: (u64, u64)) {
@@ -137,8 +160,10 @@ impl Moved {
             client: entry.client,
             link: entry.link,
             away: entry.away,
+            arriving: None,
             relays_tcp: entry.relays_tcp,
             relays: entry.relays.map(|relay| relay.map(|relay| (relay.address, left(relay.expires_ms)))),
+            shared: entry.shared,
             permissions: entry.permissions.iter().map(|(ip, ms)| (ip, left(ms))).collect(),
             channels: entry
                 .channels
@@ -147,9 +172,11 @@ impl Moved {
                 .collect(),
             to_peer: entry.to_peer,
             to_client: entry.to_client,
+            allowance: entry.limits.as_ref().and_then(|limits| limits.allowance(now.ms)),
             realm: (&*session.realm).into(),
             username: session.username.clone(),
             identity: session.identity.clone(),
+            prefix: session.prefix,
             grant: session.grant.clone(),
             age_ms: now.ms.wrapping_sub(session.opened_ms),
             transaction: session.transaction,
@@ -172,6 +199,7 @@ impl Moved {
         entry.relays = record
             .relays
             .map(|relay| relay.map(|(address, left)| Relay { address, expires_ms: until(left) }));
+        entry.shared = record.shared;
         for (ip, left) in record.permissions {
             entry.permit(ip, until(left));
         }
@@ -180,11 +208,13 @@ impl Moved {
             entry.bind(number, peer, until(left));
         }
         (entry.to_peer, entry.to_client) = (record.to_peer, record.to_client);
+        entry.limits = record.allowance.map(|tokens| Limited::carried(tokens, now.ms));
         let session = Session {
             id: record.id,
             realm: record.realm.into(),
             username: record.username,
             identity: record.identity,
+            prefix: record.prefix,
             grant: record.grant,
             opened_ms: now.ms.wrapping_sub(record.age_ms),
             transaction: record.transaction,
@@ -201,27 +231,86 @@ impl Moved {
 }
 
 impl<G: Gate> Server<G> {
-    /// An allocation as data, for [`Server::restore`] of another process. It remains here, and is to be closed once it is there.
+    /// Allocations that another process can take: their clients need nothing that is here, being reached by a link of which `by` says
+    /// so, or having gone; and what they relay are datagrams.
+    pub fn portable(&mut self, by: impl Fn(Link) -> bool) -> Vec<AllocationId> {
+        let indices = self.forwarding.indices();
+        let suits = |index| {
+            let (id, entry, session) = self.allocation(index)?;
+            let is_free = session.pending.is_none() && !entry.relays_tcp;
+            (is_free && (entry.away || by(entry.link))).then_some(id)
+        };
+        indices.filter_map(suits).collect()
+    }
+
+    /// An allocation as data, for [`Server::restore`] of another process. It remains here; once it is there, [`Server::surrender`] it.
     pub fn snapshot(&mut self, now: Now, allocation: AllocationId) -> Option<Moved> {
         self.forwarding.get(allocation)?;
         let (_, entry, session) = self.allocation(allocation.index)?;
         let here = Source { client: entry.client, link: entry.link };
-        session.pending.is_none().then(|| Moved::new(now, allocation, here, entry, session))
+        if session.pending.is_some() {
+            return None;
+        }
+        let mut moved = Moved::new(now, allocation, here, entry, session);
+        let arriving = session.mobility.as_ref().and_then(|mobility| mobility.arriving);
+        moved.0.arriving = arriving.map(|(Source { client, link }, worker)| (client, link, worker));
+        Some(moved)
     }
 
-    /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here.
+    /// Forgets an allocation that goes on in another process. Nothing is said of an end, and its sockets are the caller's to close.
+    pub fn surrender(&mut self, now: Now, allocation: AllocationId) {
+        if self.forwarding.get(allocation).is_none() {
+            return;
+        }
+        let Some(session) = self.sessions.remove(allocation.index) else { return };
+        self.emit(now, Effect::Exported { allocation });
+        self.connection_timers.cancel(allocation.index);
+        self.connections.forget(&session);
+        self.forget_arrival(&session);
+        self.gate.release(&session.realm, session.identity(), session.prefix);
+    }
+
+    /// Whoever is expected here with an allocation of another worker; for [`Server::expect`] of another process.
+    #[must_use]
+    pub fn expected(&self, now: Now) -> Vec<Arrival> {
+        self.moves.expected(now.ms)
+    }
+
+    /// Deletions of the last seconds, for [`Server::remember_deletions`] of another process with the same key of nonces.
+    #[must_use]
+    pub fn deletions(&self, now: Now) -> Vec<(u64, u64)> {
+        self.tombstones.all(now.ms)
+    }
+
+    /// Answers these deletions again, should their clients repeat them.
+    pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
+        self.tombstones.bury(now.ms, deletions);
+    }
+
+    /// Forgets requests that wait for credentials, of clients that are reached by a link of which `by` says so: another process
+    /// serves them from now on, and they ask again.
+    pub fn forget_lookups(&mut self, by: impl Fn(Link) -> bool) {
+        self.lookups.forget(|source| by(source.link));
+    }
+
+    /// Takes in an allocation that another process had. Its client is where it was; `link` is the way to it here. A shared relay socket
+    /// has its number still.
     ///
     /// # Errors
     /// Gives it back if its 5-tuple has an allocation, its realm is not configured, or no quota has room for it.
     pub fn restore(&mut self, now: Now, mut moved: Moved, link: Link) -> Result<AllocationId, Moved> {
         let is_taken = moved.was().is_some_and(|was| self.forwarding.find(&was.client).is_some());
-        let Record { realm, username, identity, .. } = &*moved.0;
+        let (realm, identity) = moved.owner();
         let is_strange = is_taken || !self.realms.has(realm);
-        if is_strange || self.gate.acquire(realm, identity.as_ref().unwrap_or(username)).is_err() {
+        if is_strange || self.gate.acquire(realm, identity, moved.0.prefix).is_err() {
             return Err(moved);
         }
         moved.0.link = link;
+        let arriving = moved.0.arriving.take();
         let allocation = self.own(now, moved, false);
+        if let Some((client, link, worker)) = arriving {
+            self.arrives(allocation, Source { client, link }, worker);
+        }
         let Some((_, entry, session)) = self.allocation(allocation.index) else { return Ok(allocation) };
         let mut relays = entry.relays.iter().flatten();
         if let Some(first) = relays.next() {
@@ -239,6 +328,17 @@ impl<G: Gate> Server<G> {
         }
         self.tell_bindings(allocation);
         Ok(allocation)
+    }
+
+    /// As it did in the process that it comes from.
+    fn arrives(&mut self, allocation: AllocationId, source: Source, worker: u16) {
+        let Some(session) = self.sessions.get(allocation.index) else { return };
+        let Some(mobility) = &mut session.mobility else { return };
+        mobility.arriving = Some((source, worker));
+        let (key, own) = (mobility.key.0, self.seat.number());
+        if worker == own {
+            self.moves.expect_own(source.client, key, own);
+        }
     }
 }
 

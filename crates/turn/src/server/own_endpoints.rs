@@ -17,7 +17,7 @@ pub struct OwnEndpoints {
     /// What a NAT in front of us may lead to any of our listeners.
     external: Vec<IpAddr>,
     listeners: Vec<SocketAddr>,
-    relay_ports: RangeInclusive<u16>,
+    relay_ports: Vec<RangeInclusive<u16>>,
     /// Whether the relay has a loopback address: elsewhere no port of loopback is one of its.
     relays_on_loopback: bool,
 }
@@ -56,14 +56,21 @@ impl OwnEndpoints {
         v4.dedup();
         v6.sort_unstable();
         v6.dedup();
-        Self { v4, v6, external, listeners, relay_ports, relays_on_loopback }
+        Self { v4, v6, external, listeners, relay_ports: vec![relay_ports], relays_on_loopback }
+    }
+
+    /// Ports that are given to nobody any more, while allocations of before still have some of them.
+    #[must_use]
+    pub fn with_former_ports(mut self, ranges: impl IntoIterator<Item = RangeInclusive<u16>>) -> Self {
+        self.relay_ports.extend(ranges);
+        self
     }
 
     /// Whether this port may be closed on an address of ours. Settles most questions without looking any address up. `ip` is canonical.
     #[inline]
     pub(super) fn guards(&self, ip: IpAddr, port: u16) -> bool {
         ip.is_loopback()
-            || !self.relay_ports.contains(&port)
+            || !self.is_relay_port(port)
             || self.listeners.iter().any(|listener| listener.port() == port)
     }
 
@@ -85,6 +92,10 @@ impl OwnEndpoints {
 
     /// Whether the relay may have given this port of an address that is ours to a client.
     pub(super) fn relays_on(&self, ip: IpAddr, port: u16) -> bool {
-        self.relay_ports.contains(&port) && (self.relays_on_loopback || !ip.is_loopback())
+        self.is_relay_port(port) && (self.relays_on_loopback || !ip.is_loopback())
+    }
+
+    fn is_relay_port(&self, port: u16) -> bool {
+        self.relay_ports.iter().any(|range| range.contains(&port))
     }
 }

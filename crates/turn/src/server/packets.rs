@@ -1,7 +1,7 @@
 //! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
 //! there it leaves to [`Server::stranger`].
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use turnpike_wire::{
     channel_data::{ChannelData, ChannelDataError},
@@ -11,7 +11,9 @@ use turnpike_wire::{
     stun::{self, Class, Writer, kind, method},
 };
 
-use super::{DropReason, Family, Gate, Header, RelayId, Server, Source, Verdict, context::Delivery};
+use super::{
+    DropReason, Family, Gate, Header, RelayId, Server, SharedPort, Source, Verdict, Way, context::Delivery,
+};
 use crate::time::Now;
 
 /// The most that a UDP datagram over IPv4 holds, in bytes.
@@ -27,6 +29,18 @@ impl<G: Gate> Server<G> {
             Kind::Stun => self.request(now, source, Delivery::Direct, datagram),
             Kind::Other => self.dropped(DropReason::NotStun),
         }
+    }
+
+    /// Whose a peer is on a relay socket that several allocations share: what came from there, and ICMP errors about it, are for that
+    /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
+    #[inline]
+    pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
+        let index = self.forwarding.claimant(port, peer);
+        let Some((allocation, _)) = index.and_then(|index| self.forwarding.at(index)) else {
+            self.stats.drops[DropReason::NoPermission as usize] += datagrams as u64;
+            return None;
+        };
+        Some(RelayId { allocation, family: Family::of(peer) })
     }
 
     /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
@@ -66,6 +80,12 @@ impl<G: Gate> Server<G> {
         };
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
             return self.dropped(DropReason::Oversized);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToClient, datagram.len(), now.ms)
+        {
+            // Whoever sends from there is no stream of ours.
+            return self.held_up(held_up, false);
         }
         entry.to_client.0 += 1;
         entry.to_client.1 += u64::from(length);
@@ -143,6 +163,12 @@ impl<G: Gate> Server<G> {
         };
         let peer = channel.peer;
         let payload = message.payload();
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
+        }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += payload.len() as u64;
         self.stats.to_peer_datagrams += 1;
@@ -180,6 +206,12 @@ impl<G: Gate> Server<G> {
         }
         if !entry.permissions.allow(view.peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
+        }
+        if let Some(limits) = &mut entry.limits
+            && let Err(held_up) = limits.admit(Way::ToPeer, view.data.len(), now.ms)
+        {
+            let is_stream = entry.is_by_stream();
+            return self.held_up(held_up, is_stream);
         }
         entry.to_peer.0 += 1;
         entry.to_peer.1 += view.data.len() as u64;

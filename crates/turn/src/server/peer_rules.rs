@@ -34,6 +34,16 @@ impl Cidr {
             _ => false,
         }
     }
+
+    /// The address that is so many behind the first one, if it lies in it.
+    #[must_use]
+    pub fn nth(&self, n: u32) -> Option<IpAddr> {
+        let ip = match self.base {
+            IpAddr::V4(base) => base.to_bits().checked_add(n).map(Ipv4Addr::from_bits)?.into(),
+            IpAddr::V6(base) => base.to_bits().checked_add(n.into()).map(Ipv6Addr::from_bits)?.into(),
+        };
+        self.contains(ip).then_some(ip)
+    }
 }
 
 impl FromStr for Cidr {
@@ -163,13 +173,16 @@ fn port_range(text: &str, ports: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 /// Deny rules win over allow rules; allow rules win over the built-in refusal of special ranges. Of our own addresses the relay's ports
-/// alone are open, unless an allow rule names one; our listeners and the unspecified address are never a peer.
+/// alone are open, unless an allow rule names one; our listeners and the unspecified address are never a peer. With `allow_only`, what no
+/// allow rule names is refused, public or not.
 #[derive(Clone, Debug, Default)]
 pub struct PeerRules {
     /// Allowed though special, or ours.
     pub allow: Vec<AllowRule>,
     /// Refused though public.
     pub deny: Vec<Cidr>,
+    /// Whether all are refused that `allow` does not name.
+    pub allow_only: bool,
     /// What is ours.
     pub own: OwnEndpoints,
 }
@@ -183,11 +196,13 @@ pub enum PeerDenial {
     Own,
     /// No rule allows its special range, and those are refused by default.
     Special,
+    /// No rule allows it, and no other may be a peer.
+    NotAllowed,
 }
 
 impl PeerDenial {
     /// The values of a label in metrics, in the order of [`PeerDenial::index`].
-    pub const NAMES: [&'static str; 3] = ["rule", "own", "special"];
+    pub const NAMES: [&'static str; 4] = ["rule", "own", "special", "not_allowed"];
 
     /// Which of [`PeerDenial::NAMES`].
     #[must_use]
@@ -196,6 +211,7 @@ impl PeerDenial {
             Self::Rule(_) => 0,
             Self::Own => 1,
             Self::Special => 2,
+            Self::NotAllowed => 3,
         }
     }
 }
@@ -213,6 +229,7 @@ impl PeerRules {
         match self.deny.iter().find(|rule| spellings().any(|ip| rule.contains(ip))) {
             Some(rule) => PeerDenial::Rule(*rule),
             None if self.permits(peer.ip()) && is_closed() => PeerDenial::Own,
+            None if self.allow_only => PeerDenial::NotAllowed,
             None => PeerDenial::Special,
         }
     }
@@ -243,7 +260,9 @@ impl PeerRules {
             IpAddr::V4(ip) => {
                 !ip.is_unspecified()
                     && !self.closes(peer, port, peer)
-                    && self.permits_as(peer, port, 0).unwrap_or_else(|| !is_special_v4(ip))
+                    && self
+                        .permits_as(peer, port, 0)
+                        .unwrap_or_else(|| !self.allow_only && !is_special_v4(ip))
             }
             IpAddr::V6(ip) => self.permits_v6(ip, port),
         }
@@ -261,10 +280,12 @@ impl PeerRules {
         }
         let narrowest = embedded.iter().map(|embedded| embedded.prefix).max().unwrap_or(0);
         self.permits_as(peer, port, narrowest).unwrap_or_else(|| {
-            !is_special_v6(ip)
-                && embedded.iter().all(|embedded| {
-                    self.allows(IpAddr::V4(embedded.ip), port, 0) || !is_special_v4(embedded.ip)
-                })
+            let is_open = |ip: Ipv4Addr| !self.allow_only && !is_special_v4(ip);
+            // An address that embeds one which a rule names is that one.
+            !(is_special_v6(ip) || self.allow_only && embedded.is_empty())
+                && embedded
+                    .iter()
+                    .all(|embedded| self.allows(IpAddr::V4(embedded.ip), port, 0) || is_open(embedded.ip))
         })
     }
 

@@ -3,7 +3,8 @@
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, context::Context, request::Method, ticket,
+    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, age, context::Context, request::Method,
+    ticket,
 };
 
 impl<G: Gate> Server<G> {
@@ -38,6 +39,14 @@ impl<G: Gate> Server<G> {
             Some(0) => 0,
             proposed => who.limit(*now, self.granted(proposed)),
         };
+        let Some(session) = self.sessions.get(index) else { return self.fail(context, 437) };
+        let (granted, granted_ms) = match granted {
+            0 => (0, 0),
+            granted => {
+                let left_ms = self.config.max_age.left_ms(*now, session);
+                age::within(left_ms, granted)
+            }
+        };
         let Some((id, entry, session)) = self.allocation(index) else { return self.fail(context, 437) };
         // RFC 8656 section 8.2: a family that the allocation does not have is a mismatch.
         if family.is_some_and(|family| !entry.has(family)) {
@@ -64,7 +73,7 @@ impl<G: Gate> Server<G> {
                 }
             }
         } else {
-            let expires_ms = now.ms + u64::from(granted) * 1000;
+            let expires_ms = now.ms + granted_ms;
             self.emit(*now, Effect::Renewed { allocation: id, family, expires_ms });
         }
         let mut ticket = None;

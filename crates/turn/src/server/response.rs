@@ -58,7 +58,12 @@ impl Envelope {
 
     /// Begins an error response, with a reason phrase where it is to be signed: unauthenticated, it says no more than it must.
     pub(super) fn error<'b>(&self, buffer: &'b mut Vec<u8>, code: u16) -> Writer<'b> {
-        let reason = if self.signer.is_some() { reason_phrase(code) } else { "" };
+        self.error_because(buffer, code, reason_phrase(code))
+    }
+
+    /// The same with another phrase than the code's own.
+    pub(super) fn error_because<'b>(&self, buffer: &'b mut Vec<u8>, code: u16, reason: &str) -> Writer<'b> {
+        let reason = if self.signer.is_some() { reason } else { "" };
         let mut response = self.begin(buffer, Class::Error);
         response.error(code, reason);
         response

@@ -1,7 +1,10 @@
 //! What the control plane knows of an allocation (RFC 8656 section 3.2): who made it, how its requests are answered again, and what else
 //! it has that no datagram needs. Small while idle: what only an Allocate in progress needs is freed with it.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::{
     AllocationId, Family, auth::Who, connections::TcpRelay, forwarding::Entry, granted::Noted,
@@ -16,6 +19,8 @@ pub(super) struct Session {
     pub(super) username: Box<str>,
     /// Whom quotas count, if not the username.
     pub(super) identity: Option<Box<str>>,
+    /// Where its client was when it was made: quotas count it there.
+    pub(super) prefix: IpAddr,
     /// Of a client that authenticates with tokens, its last one.
     pub(super) grant: Option<Box<Grant>>,
     pub(super) opened_ms: u64,

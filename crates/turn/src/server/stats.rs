@@ -1,8 +1,10 @@
 //! Counters of one worker: plain integers, cheap enough for the packet path.
 
+use std::ops::{Deref, DerefMut};
+
 use strum::{IntoStaticStr, VariantArray};
 
-use super::{ClosedReason, CredentialRefusal, DropReason, PeerDenial, QuotaRefusal, request::Method};
+use super::{ClosedReason, CredentialRefusal, DropReason, Level, PeerDenial, QuotaRefusal, request::Method};
 
 /// Error codes that the server answers with (RFC 8489 section 14.8, RFC 8656 section 19, RFC 6062 section 6.3, RFC 8016 section 3.4), in the order of
 /// [`Stats::errors`].
@@ -53,7 +55,7 @@ pub struct Stats {
     /// Error responses, by code, in the order of [`ERROR_CODES`].
     pub errors: [u64; ERROR_CODES.len()],
     /// Dropped datagrams, by reason, in the order of [`DropReason::VARIANTS`].
-    pub drops: [u64; DropReason::VARIANTS.len()],
+    pub drops: Drops,
     /// Nonces given out with 401 and 438.
     pub nonces: u64,
     /// Requests answered again with the same answer.
@@ -66,18 +68,20 @@ pub struct Stats {
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
     /// All of these times together, in milliseconds.
     pub allocation_ms: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected.
-    pub allocations_closed: [u64; 5],
+    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
+    pub allocations_closed: [u64; 6],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
     pub credentials_refused: [u64; 6],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: of the user, in total, here or everywhere.
-    pub quota_refusals: [u64; 2],
+    /// Allocations refused by quota: of the user, in total (here or everywhere), of the client's prefix.
+    pub quota_refusals: [u64; 3],
     /// Requests refused because the allocation had all the permissions it may have.
     pub permission_limit: u64,
     /// Requests refused because the allocation had all the channels it may have.
     pub channel_limit: u64,
+    /// Requests refused because the peer is another allocation's on the shared relayed transport address.
+    pub shared_peer_limit: u64,
     /// Allocations refused because the server drains.
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
@@ -97,6 +101,32 @@ pub struct Stats {
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
     /// Requests refused with the address of another server: new allocations, and what belongs to another node.
     pub redirects: u64,
+    /// How often streams had to wait for bits per second, in the order of [`Level::NAMES`].
+    pub bandwidth_pauses: [u64; Level::NAMES.len()],
+}
+
+/// A count for each [`DropReason`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drops([u64; DropReason::VARIANTS.len()]);
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self([0; DropReason::VARIANTS.len()])
+    }
+}
+
+impl Deref for Drops {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+impl DerefMut for Drops {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        &mut self.0
+    }
 }
 
 /// What happens to a connection between a relayed transport address and a peer.
@@ -161,12 +191,13 @@ pub enum MobilityEvent {
     TicketReplayed,
 }
 
-const CLOSED: [(ClosedReason, &str); 5] = [
+const CLOSED: [(ClosedReason, &str); 6] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
     (ClosedReason::Administrator, "administrator"),
     (ClosedReason::Disconnected, "disconnected"),
+    (ClosedReason::MaxAge, "max_age"),
 ];
 
 const CREDENTIALS: [&str; 6] =
@@ -228,8 +259,10 @@ impl Stats {
         let limits = [
             ("user", self.quota_refusals[0]),
             ("total", self.quota_refusals[1]),
+            ("prefix", self.quota_refusals[2]),
             ("permissions", self.permission_limit),
             ("channels", self.channel_limit),
+            ("shared_peer", self.shared_peer_limit),
             ("connections", self.connection_limit[0]),
             ("connections_total", self.connection_limit[1]),
             ("connections_user", self.connection_limit[2]),
@@ -258,6 +291,7 @@ impl Stats {
             .chain(labelled("peer_connections", "event", connections, &self.connection_events))
             .chain(labelled("peer_connection_refusals", "reason", refusals, &self.connection_refusals))
             .chain(labelled("mobility", "event", mobility, &self.mobility))
+            .chain(labelled("bandwidth_pauses", "limit", Level::NAMES.into_iter(), &self.bandwidth_pauses))
     }
 
     /// Adds another worker's counters.
@@ -285,6 +319,7 @@ impl Stats {
             quota_refusals,
             permission_limit,
             channel_limit,
+            shared_peer_limit,
             drain_refusals,
             loop_refusals,
             ban_refusals,
@@ -294,6 +329,7 @@ impl Stats {
             connection_bytes,
             mobility,
             redirects,
+            bandwidth_pauses,
         } = other;
         self.to_peer_datagrams += to_peer_datagrams;
         self.to_peer_bytes += to_peer_bytes;
@@ -307,6 +343,7 @@ impl Stats {
         add(&mut self.allocation_times, allocation_times);
         self.permission_limit += permission_limit;
         self.channel_limit += channel_limit;
+        self.shared_peer_limit += shared_peer_limit;
         self.drain_refusals += drain_refusals;
         self.loop_refusals += loop_refusals;
         self.ban_refusals += ban_refusals;
@@ -325,6 +362,7 @@ impl Stats {
         add(&mut self.connection_limit, connection_limit);
         add(&mut self.connection_bytes, connection_bytes);
         add(&mut self.mobility, mobility);
+        add(&mut self.bandwidth_pauses, bandwidth_pauses);
     }
 
     pub(super) fn connection(&mut self, event: ConnectionEvent) {
@@ -385,6 +423,7 @@ impl Stats {
         match refusal {
             QuotaRefusal::User => self.quota_refusals[0] += 1,
             QuotaRefusal::Total | QuotaRefusal::Everywhere => self.quota_refusals[1] += 1,
+            QuotaRefusal::Prefix => self.quota_refusals[2] += 1,
         }
     }
 }

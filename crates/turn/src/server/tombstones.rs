@@ -1,12 +1,12 @@
 //! Deletions of the last seconds, so that a Refresh with LIFETIME 0 whose answer was lost is answered again instead of
 //! with 437. Bounded in number and time; only authenticated requests get here.
 
-use std::{collections::VecDeque, hash::BuildHasher as _};
+use std::{collections::VecDeque, net::IpAddr};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 
-use super::Client;
+use super::{Client, keyed_hash::KeyedHash};
 
 /// RFC 8489 section 6.3.1: a server that remembers transactions does so for 40 seconds.
 const LIFETIME_MS: u64 = 40_000;
@@ -14,20 +14,33 @@ const LIFETIME_MS: u64 = 40_000;
 const MOST: usize = 8192;
 
 pub(super) struct Tombstones {
-    /// Hash and time of expiry, oldest first. Two requests that share a seeded 64-bit hash would have one of them
+    /// Hash and time of expiry, oldest first. Two requests that share a keyed 64-bit hash would have one of them
     /// answered with a success that it did not need.
     queue: VecDeque<(u64, u64)>,
     /// The same, from hash to time: every Refresh with LIFETIME 0 asks.
     expiries: HashMap<u64, u64, RandomState>,
-    hasher: RandomState,
+    hash: KeyedHash,
 }
 
 impl Tombstones {
-    pub(super) fn new() -> Self {
+    /// `key` is the server's own.
+    pub(super) fn new(key: &[u8; 32]) -> Self {
         Self {
             queue: VecDeque::new(),
             expiries: HashMap::with_hasher(RandomState::default()),
-            hasher: RandomState::default(),
+            hash: KeyedHash::new(key, b"turnpike tombstones"),
+        }
+    }
+
+    /// All of them with the milliseconds that are left to each, the oldest first; for [`Tombstones::bury`] of another process.
+    pub(super) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
+        self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
+    }
+
+    /// Takes in what another process with the same key has remembered.
+    pub(super) fn bury(&mut self, now_ms: u64, all: &[(u64, u64)]) {
+        for (hash, left_ms) in all.iter().take(MOST) {
+            self.remember(*hash, now_ms + (*left_ms).min(LIFETIME_MS));
         }
     }
 
@@ -36,9 +49,8 @@ impl Tombstones {
         if self.queue.len() >= MOST {
             self.forget_oldest();
         }
-        let (hash, expires_ms) = (self.hash(client, transaction, username), now_ms + LIFETIME_MS);
-        self.queue.push_back((hash, expires_ms));
-        self.expiries.insert(hash, expires_ms);
+        let hash = self.hash(client, transaction, username);
+        self.remember(hash, now_ms + LIFETIME_MS);
     }
 
     pub(super) fn contains(
@@ -52,8 +64,16 @@ impl Tombstones {
         self.expiries.contains_key(&self.hash(client, transaction, username))
     }
 
+    fn remember(&mut self, hash: u64, expires_ms: u64) {
+        self.queue.push_back((hash, expires_ms));
+        self.expiries.insert(hash, expires_ms);
+    }
+
+    /// Without the number of the listener, which is another one in another process.
     fn hash(&self, client: &Client, transaction: [u8; 12], username: &str) -> u64 {
-        self.hasher.hash_one((client, transaction, username))
+        let Client { address, local, .. } = client;
+        let [address, local] = [address, local].map(|at| (mapped(at.ip()), at.port().to_be_bytes()));
+        self.hash.of(&[&address.0, &address.1, &local.0, &local.1, &transaction, username.as_bytes()])
     }
 
     fn sweep(&mut self, now_ms: u64) {
@@ -71,6 +91,13 @@ impl Tombstones {
     }
 }
 
+fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,7 +112,7 @@ mod tests {
             id[..4].copy_from_slice(&n.to_be_bytes());
             id
         };
-        let mut tombstones = Tombstones::new();
+        let mut tombstones = Tombstones::new(&[7; 32]);
         for n in 0..20_000 {
             tombstones.insert(0, &client, transaction(n), "alice");
         }
@@ -95,5 +122,18 @@ mod tests {
         assert!(!tombstones.contains(39_999, &client, transaction(0), "alice"));
         assert!(!tombstones.contains(40_000, &client, transaction(19_999), "alice"));
         assert!(tombstones.queue.is_empty() && tombstones.expiries.is_empty());
+    }
+
+    #[test]
+    fn another_process_answers_a_deletion_again_for_as_long_as_this_one_would() {
+        let address = "192.0.2.1:1".parse().unwrap();
+        let client = |listener| Client { listener: ListenerId(listener), address, local: address };
+        let mut here = Tombstones::new(&[7; 32]);
+        here.insert(1000, &client(0), [1; 12], "alice");
+        let mut there = Tombstones::new(&[7; 32]);
+        there.bury(500, &here.all(11_000));
+        assert!(there.contains(30_499, &client(3), [1; 12], "alice"));
+        assert!(!there.contains(30_499, &client(3), [2; 12], "alice"));
+        assert!(!there.contains(30_500, &client(3), [1; 12], "alice"));
     }
 }

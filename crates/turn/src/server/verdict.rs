@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
-use super::{DropReason, Family};
+use super::{DropReason, Family, HeldUp};
 
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -62,6 +62,10 @@ pub struct RelayId {
     /// Which.
     pub family: Family,
 }
+
+/// A relay socket that several allocations of this worker share, numbered by the runtime: [`super::Server::claimant`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SharedPort(pub u16);
 
 /// Bytes that stand before a payload, held inline.
 #[derive(Clone, Copy)]
@@ -125,6 +129,9 @@ pub enum Verdict<'a> {
         /// A whole STUN message, in the server's own buffer.
         bytes: &'a [u8],
     },
+    /// From a client's stream, and beyond a limit of bits per second: feed it again then, and read nothing from the stream until that is
+    /// done. Never of datagrams. Whoever cannot wait says so by [`super::Server::not_waited`].
+    Wait(HeldUp),
     /// Nothing to send; the reason has been counted. `None` where an effect goes on with it.
     Drop(Option<DropReason>),
 }

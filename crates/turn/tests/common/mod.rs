@@ -32,10 +32,10 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, IssuerKey, Link,
-        ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
+        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, HeldUp, IssuerKey,
+        Link, ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
         OpenRequest, OpenResult, PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId,
-        RelayTransport, Seat, Server, ServerConfig, Source, ThirdParty, Transport, User, Verdict,
+        RelayTransport, Seat, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -70,7 +70,10 @@ pub(crate) const TICKET: u16 = 0x8030;
 pub(crate) struct TestGate {
     pub(crate) per_user: usize,
     pub(crate) total: usize,
+    /// Allocations of a prefix; 0 for any number.
+    pub(crate) per_prefix: usize,
     pub(crate) held: Rc<RefCell<HashMap<String, usize>>>,
+    pub(crate) prefixes: Rc<RefCell<HashMap<IpAddr, usize>>>,
     pub(crate) lookups: usize,
     /// Whether it never knows at once.
     pub(crate) later: bool,
@@ -139,9 +142,14 @@ impl Gate for TestGate {
 }
 
 impl Quotas for TestGate {
-    fn acquire(&mut self, realm: &str, identity: &str) -> Result<(), QuotaRefusal> {
+    fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
         if self.held() >= self.total {
             return Err(if self.shared { QuotaRefusal::Everywhere } else { QuotaRefusal::Total });
+        }
+        let mut prefixes = self.prefixes.borrow_mut();
+        let of_prefix = prefixes.entry(prefix).or_default();
+        if self.per_prefix > 0 && *of_prefix >= self.per_prefix {
+            return Err(QuotaRefusal::Prefix);
         }
         let mut counts = self.held.borrow_mut();
         let held = counts.entry(key(realm, identity)).or_default();
@@ -149,10 +157,14 @@ impl Quotas for TestGate {
             return Err(QuotaRefusal::User);
         }
         *held += 1;
+        *of_prefix += 1;
         Ok(())
     }
 
-    fn release(&mut self, realm: &str, identity: &str) {
+    fn release(&mut self, realm: &str, identity: &str, prefix: IpAddr) {
+        let mut prefixes = self.prefixes.borrow_mut();
+        let of_prefix = prefixes.get_mut(&prefix).expect("released where it was acquired");
+        *of_prefix = of_prefix.checked_sub(1).expect("released once");
         let mut counts = self.held.borrow_mut();
         let held = counts.get_mut(&key(realm, identity)).expect("released what was acquired");
         *held = held.checked_sub(1).expect("released once");
@@ -358,6 +370,7 @@ pub(crate) enum Outcome {
     Forward { worker: u16 },
     Move(MoveRequest),
     LookUp(CredentialQuery),
+    Wait(HeldUp),
     Drop(DropReason),
     Later,
 }
@@ -373,6 +386,7 @@ impl From<Verdict<'_>> for Outcome {
                 Self::ToClient { client, bytes: [header.as_slice(), payload, &padding].concat() }
             }
             Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
+            Verdict::Wait(held_up) => Self::Wait(held_up),
             Verdict::Drop(Some(reason)) => Self::Drop(reason),
             Verdict::Drop(None) => Self::Later,
         }
@@ -711,6 +725,26 @@ impl World {
         (alice, relay)
     }
 
+    /// Alice with an allocation whose relay socket others have too.
+    pub(crate) fn allocated_sharing(
+        &mut self,
+        relayed: SocketAddr,
+        port: SharedPort,
+    ) -> (Credentials, RelayId) {
+        let alice = self.credentials("alice", Scheme::Md5);
+        loop {
+            match self.feed(&Ask::allocate().signed(&alice).bytes()) {
+                Outcome::Open(request) => {
+                    self.opened(request.allocation, OpenResult::Shared { relayed, port }, None).success();
+                    return (alice, self.last_opened());
+                }
+                // As above.
+                Outcome::Reply(bytes) => assert_eq!(Reply(bytes).code(), Some(438)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Alice on a TCP connection, with an allocation that relays TCP.
     pub(crate) fn allocated_tcp(&mut self) -> (Credentials, RelayId) {
         self.client = stream(41_000);
@@ -769,7 +803,7 @@ impl World {
         RelayId { allocation: opened.expect("an allocation was opened"), family: Family::V4 }
     }
 
-    /// What sessions, connections and refusals there were.
+    /// What sessions, connections and refused credentials and peers there were.
     pub(crate) fn effects(&mut self) -> Vec<Effect> {
         let mut effects = self.all_effects();
         effects.retain(|effect| {
@@ -783,12 +817,13 @@ impl World {
                     | Effect::Away { .. }
                     | Effect::Exported { .. }
                     | Effect::Returned { .. }
+                    | Effect::RequestRefused { .. }
             )
         });
         effects
     }
 
-    /// The same with permissions and channels.
+    /// The same with permissions, channels and refused requests.
     pub(crate) fn all_effects(&mut self) -> Vec<Effect> {
         self.take_effects();
         std::mem::take(&mut self.told)

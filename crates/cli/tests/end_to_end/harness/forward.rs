@@ -9,9 +9,23 @@ use std::{
 };
 
 use super::{
-    Dir, Metrics, Program, SOON, V4, eventually, http,
-    turnpike::{address_after, turnpike},
+    Dir, Metrics, Program, SOON, V4, eventually, http, may_load_programs, skip,
+    turnpike::{address_after, upgradable},
 };
+
+/// Ways to copy, of which the kernel's needs one that is new enough.
+pub(crate) fn copies() -> Vec<&'static str> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let mut copies = vec!["auto", "splice", "buffer"];
+    if version >= (6, 16) && may_load_programs().is_ok() {
+        copies.push("kernel");
+    } else {
+        skip("copy = \"kernel\" needs root and Linux 6.16");
+    }
+    copies
+}
 
 pub(crate) struct Forward {
     pub(crate) program: Program,
@@ -33,7 +47,7 @@ impl Forward {
 
     pub(crate) fn start_in(dir: Dir, arguments: &[&str]) -> Self {
         let all: Vec<&str> = ["forward", "--admin", "127.0.0.1:0"].iter().chain(arguments).copied().collect();
-        let mut program = Program::start(turnpike(&all).current_dir(dir.path()));
+        let mut program = Program::start(upgradable(&all).current_dir(dir.path()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let forward = Self { program, admin, dir };
         eventually("/healthz answers 200", || (forward.health()? == 200).then_some(()));

@@ -1,4 +1,4 @@
-//! Just enough HTTP to read the admin page, and just enough of its metrics format to read a number.
+//! Just enough HTTP to read the admin page and to ask for credentials, and just enough of the metrics format to read a number.
 
 use std::{
     io::{self, Read, Write},
@@ -7,7 +7,24 @@ use std::{
     path::Path,
 };
 
+use serde_json::Value;
+
 use super::SOON;
+
+/// Status and JSON of a POST with a key.
+pub(crate) fn post(server: SocketAddr, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
+    let mut stream = TcpStream::connect_timeout(&server, SOON)?;
+    stream.set_read_timeout(Some(SOON))?;
+    let body = body.to_string();
+    let length = body.len();
+    write!(
+        stream,
+        "POST {path} HTTP/1.0\r\nHost: {server}\r\nAuthorization: Bearer {key}\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let (status, body) = answer(stream)?;
+    Ok((status, serde_json::from_str(&body)?))
+}
 
 /// Status and body of a GET.
 pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<(u16, String)> {
@@ -31,6 +48,10 @@ pub(crate) fn get_unix(socket: &Path, path: &str) -> io::Result<(u16, String)> {
 fn ask(mut stream: impl Read + Write, path: &str, host: &str) -> io::Result<(u16, String)> {
     // 1.0: the answer ends with the connection and is never chunked.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    answer(stream)
+}
+
+fn answer(mut stream: impl Read) -> io::Result<(u16, String)> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;

@@ -6,21 +6,27 @@ mod program;
 mod stun;
 mod tls;
 mod turnpike;
+mod upgraded;
 
 use std::{
     collections::BTreeSet,
+    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
 
-pub(crate) use forward::{Forward, connect, say, say_udp, tcp_echo, udp_echo};
-pub(crate) use http::{Metrics, get_as, get_unix};
+pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
+pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
-pub(crate) use turnpike::{Load, PASSWORD, REALM, Reflect, Serve, USER, address_after, turnpike};
+pub(crate) use turnpike::{
+    Load, PASSWORD, REALM, RUN, Reflect, Serve, USER, address_after, turnpike, upgradable,
+};
 pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
+pub(crate) use upgraded::{Upgraded, ends, lives};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
@@ -59,6 +65,14 @@ pub(crate) fn free_port(address: IpAddr) -> u16 {
 fn a_free_port_is_given_to_one_caller_only() {
     let ports: BTreeSet<u16> = (0..500).map(|_| free_port(V4)).collect();
     assert_eq!(ports.len(), 500);
+}
+
+/// Whether this process may load programs into the kernel: in a user namespace of its own nobody may.
+pub(crate) fn may_load_programs() -> Result<(), &'static str> {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    let may = is_root && map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if may { Ok(()) } else { Err("only root may load programs into the kernel here") }
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.

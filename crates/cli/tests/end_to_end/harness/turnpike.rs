@@ -19,10 +19,25 @@ pub(crate) const REALM: &str = "example.org";
 pub(crate) fn turnpike(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
-    // All servers of all tests by another data path.
-    if let Some(datapath) = std::env::var_os("TURNPIKE_TEST_DATAPATH") {
-        command.env("TURNPIKE_SERVER_DATAPATH", datapath);
+    // All servers and forwarders of all tests by another data path, and another way to copy.
+    for (asked, variables) in [
+        ("TURNPIKE_TEST_DATAPATH", &["TURNPIKE_SERVER_DATAPATH", "TURNPIKE_FORWARD_DATAPATH"][..]),
+        ("TURNPIKE_TEST_COPY", &["TURNPIKE_FORWARD_COPY"][..]),
+    ] {
+        if let Some(value) = std::env::var_os(asked) {
+            command.envs(variables.iter().map(|variable| (variable, &value)));
+        }
     }
+    command
+}
+
+/// Where processes of tests have the sockets on which they can be asked to upgrade. None has its admin interface there.
+pub(crate) const RUN: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/run");
+
+/// The same, for one that has such a socket or asks at one.
+pub(crate) fn upgradable(arguments: &[&str]) -> Command {
+    let mut command = turnpike(arguments);
+    command.env("RUNTIME_DIRECTORY", RUN);
     command
 }
 
@@ -67,7 +82,7 @@ impl Serve {
         }
         arguments.extend(more);
         let dir = Dir::new();
-        let mut program = Program::start(turnpike(&arguments).current_dir(dir.path()));
+        let mut program = Program::start(upgradable(&arguments).current_dir(dir.path()));
         let admin = address_after(&program.line_with(" on http://"), " on http://");
         let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
         let v6 = has_ipv6()
@@ -151,14 +166,16 @@ impl Load {
 
     /// As [`USER`] through the server of a URI.
     pub(crate) fn at(server: &str) -> Self {
-        let user = format!("{USER}:{PASSWORD}");
-        Self(["load", "turn", server, "--user", &user, "--json", "-"].map(str::to_owned).to_vec())
+        Self::at_as(server, &format!("{USER}:{PASSWORD}"))
     }
 
     pub(crate) fn as_user(server: SocketAddr, user: &str) -> Self {
-        let server = server.to_string();
-        let arguments = ["load", "turn", &server, "--user", user, "--json", "-"];
-        Self(arguments.map(str::to_owned).to_vec())
+        Self::at_as(&server.to_string(), user)
+    }
+
+    /// As somebody else through the server of a URI.
+    pub(crate) fn at_as(server: &str, user: &str) -> Self {
+        Self(["load", "turn", server, "--user", user, "--json", "-"].map(str::to_owned).to_vec())
     }
 
     /// To and from this peer.

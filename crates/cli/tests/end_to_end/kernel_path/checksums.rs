@@ -11,7 +11,7 @@ use super::{
 use crate::harness::{Dir, Program, eventually, installed, need};
 
 /// What tcpdump says of the packets that arrive at an end, while `body` runs.
-fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
+pub(super) fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
     let dir = Dir::new();
     let file = dir.path().join("packets");
     let file = file.to_str().expect("a name");
@@ -33,7 +33,7 @@ fn captured(interface: &str, filter: &str, body: impl FnOnce()) -> Vec<String> {
     read().lines().map(str::to_owned).collect()
 }
 
-fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, on: bool) {
+pub(super) fn ethtool(links: &Links, inside: bool, device: &str, feature: &str, on: bool) {
     let words = ["ethtool", "-K", device, feature, if on { "on" } else { "off" }];
     if inside {
         links.inside(&words);

@@ -1,4 +1,5 @@
-//! `serve --datapath kernel` and `xdp` on links of its own: what goes across is what user space would have sent, and nothing else.
+//! `serve` with `--datapath kernel` and `xdp`, and `forward` with `kernel`, on links of their own: what goes across is what user space would have
+//! sent, and nothing else.
 //!
 //! ```text
 //!  this test                       the server's namespace
@@ -11,11 +12,13 @@ mod churn;
 mod client;
 mod ends;
 mod foreign;
+mod forwards;
 mod operator;
 mod order;
 mod relays;
 mod spoofed;
 mod untouched;
+mod upgrade;
 mod vlan;
 mod xdp;
 
@@ -23,7 +26,9 @@ use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
-use crate::harness::{Dir, Metrics, Program, eventually, get_unix, installed, need, skip, turnpike};
+use crate::harness::{
+    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, turnpike, upgradable,
+};
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
 pub(crate) const PEER: [IpAddr; 2] = [v4(2, 2), v6(2, 2)];
@@ -46,12 +51,7 @@ pub(crate) struct Links {
 
 /// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
 pub(crate) fn on_links(test: &str, body: impl FnOnce(&Links)) {
-    // In a user namespace of its own nobody may load programs.
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let is_root = map.split_whitespace().eq(["0", "0", "4294967295"]) && fs::metadata("/root").is_ok();
-    if !is_root || Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout != b"0\n") {
-        return skip("only root may load programs into the kernel here");
-    }
+    need!(may_load_programs());
     need!(installed("nsenter"));
     need!(installed("ip"));
     in_namespaces(test, "n", &["ip", "link", "set", "lo", "up"], || {
@@ -144,10 +144,7 @@ impl Links {
     /// The same, started by a command that ends where the server's begins.
     pub(crate) fn serve_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
         let mut arguments = vec!["serve", "--listen", "10.77.1.1:3478", "--listen", "[fd77:1::1]:3478"];
-        // A socket with a file is reached from every network namespace, and an ordinary user may make one here.
-        let dir = Dir::new();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
-        let admin = format!("unix:{}", dir.at("a.sock").display());
+        let (dir, admin) = admin_socket();
         arguments.extend(["--allow-peer", "10.77.0.0/16", "--allow-peer", "fd77::/16", "--admin", &admin]);
         for (flag, values) in [
             ("--relay-ip", &["10.77.2.1", "fd77:2::1"][..]),
@@ -158,9 +155,9 @@ impl Links {
                 arguments.extend(values.iter().flat_map(|value| [flag, *value]));
             }
         }
-        let serve = turnpike(&arguments);
+        let serve = upgradable(&arguments);
         command.arg(serve.get_program()).args(serve.get_args()).args(more);
-        command.env("RUST_BACKTRACE", "1");
+        command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
         if !more.contains(&"--user") {
             command.env("TURNPIKE_AUTH_REQUIRED", "false");
         }
@@ -168,9 +165,41 @@ impl Links {
         program.line_with("admin interface on unix:");
         Server { program, dir, _links: self }
     }
+
+    /// A forwarder on the kernel path, with these rules and flags.
+    pub(crate) fn forward(&self, more: &[&str]) -> Server<'_> {
+        let mut command = Command::new("nsenter");
+        command.args(self.nsenter()).env_clear();
+        self.forward_as(command, more)
+    }
+
+    /// The same, started by a command that ends where the forwarder's begins.
+    pub(crate) fn forward_as(&self, mut command: Command, more: &[&str]) -> Server<'_> {
+        let (dir, admin) = admin_socket();
+        let mut arguments = vec!["forward", "--admin", &admin];
+        for (flag, value) in [("--workers", "1"), ("--datapath", "kernel")] {
+            if !more.contains(&flag) {
+                arguments.extend([flag, value]);
+            }
+        }
+        let forward = turnpike(&arguments);
+        command.arg(forward.get_program()).args(forward.get_args()).args(more);
+        let mut program = Program::start(command.env("RUST_BACKTRACE", "1"));
+        program.line_with("admin interface on unix:");
+        Server { program, dir, _links: self }
+    }
 }
 
-/// A running server.
+/// Where the admin interface is to be: a socket with a file is reached from every network namespace, and an ordinary user may make one
+/// here.
+fn admin_socket() -> (Dir, String) {
+    let dir = Dir::new();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+    let admin = format!("unix:{}", dir.at("a.sock").display());
+    (dir, admin)
+}
+
+/// A running server or forwarder.
 pub(crate) struct Server<'l> {
     pub(crate) program: Program,
     /// With its socket.

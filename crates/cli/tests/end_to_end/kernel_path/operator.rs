@@ -10,7 +10,7 @@ use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
 const USER: &str = "65534";
 
 /// Starts a program as somebody who is not root, with these capabilities.
-fn unprivileged(links: &Links, capabilities: &str) -> Command {
+pub(super) fn unprivileged(links: &Links, capabilities: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.args(links.nsenter());
     command.args(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "--no-new-privs"]);

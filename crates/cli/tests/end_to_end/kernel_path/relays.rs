@@ -9,7 +9,7 @@ use std::{
 use super::{
     CLIENT, Links, PEER, RELAY, SERVER, Server, by_each,
     client::{Client, bound, received},
-    on_links,
+    on_links, run,
 };
 use crate::harness::eventually;
 
@@ -192,6 +192,54 @@ fn two_clients_of_one_server_reach_each_other_without_it() {
                 other.refresh(0);
             }
             assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+        },
+    );
+}
+
+/// Flows are found by the peer too, so that a relayed address may be several clients'.
+#[test]
+fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
+    on_links(
+        "kernel_path::relays::clients_that_share_a_relayed_address_go_across_each_to_its_own_peer",
+        |links| {
+            let mut server = links.serve(&["--shared-ports", "1"]);
+            let mut pairs = Vec::new();
+            for end in 3..=5_u8 {
+                let address = format!("10.77.2.{end}");
+                run("ip", &["addr", "add", &format!("{address}/24"), "dev", "p"]);
+                let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+                let peer = bound(address.parse().expect("an address"));
+                client.bind(CHANNEL, peer.local_addr().expect("bound"));
+                pairs.push(Pair { client, peer, sent: 0 });
+            }
+            let relayed = pairs[0].client.relayed;
+            assert!(pairs.iter().all(|pair| pair.client.relayed == relayed), "one address for all");
+            for pair in &mut pairs {
+                pair.settle(&server);
+            }
+            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 6);
+            // A peer that has but a permission goes up, to the client whose address it is.
+            let before = server.passes("unknown_peer");
+            let stranger = bound(pairs[1].peer.local_addr().expect("bound").ip());
+            stranger.send_to(b"strange", relayed).expect("it leaves");
+            let mut buffer = [0; 200];
+            let len = pairs[1].client.socket.recv(&mut buffer).expect("a Data indication");
+            assert_eq!(buffer[..2], [0x00, 0x17], "{:02x?}", &buffer[..len]);
+            eventually("it went up", || server.passes("unknown_peer") > before);
+            // One that leaves takes its own flows along, and nobody else's.
+            let gone = pairs.remove(0);
+            gone.client.refresh(0);
+            let line = server.program.line_with(&format!("to_peer_datagrams={}", gone.sent));
+            assert_eq!(number(&line, "to_client_datagrams"), gone.sent, "{line}");
+            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), 4);
+            let before = counts(&server);
+            for _ in 0..20 {
+                pairs.iter_mut().for_each(|pair| pair.exchange(50));
+            }
+            eventually("the others are across still", || {
+                let [to_peer, to_client] = counts(&server);
+                to_peer >= before[0] + 30 && to_client >= before[1] + 30
+            });
         },
     );
 }

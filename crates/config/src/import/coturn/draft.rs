@@ -49,6 +49,9 @@ pub(super) struct Draft {
     pub(super) store: Option<String>,
     pub(super) user_quota: Option<usize>,
     pub(super) total_quota: Option<usize>,
+    /// Bits a second.
+    pub(super) max_bps: Option<u64>,
+    pub(super) bps_capacity: Option<u64>,
     pub(super) max_lifetime: Option<u32>,
     pub(super) idle: Option<u32>,
     pub(super) nonce_lifetime: Option<u32>,
@@ -335,6 +338,8 @@ impl Draft {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
         file.some("limits", "allocations", no_zero(self.total_quota));
         file.some("limits", "allocations_per_user", no_zero(self.user_quota));
+        file.some("limits", "bits_per_second", self.bps_capacity);
+        file.some("limits", "bits_per_second_per_allocation", self.max_bps);
         file.some("limits", "idle", self.idle);
         file.some("limits", "max_lifetime", self.max_lifetime);
         // The default must not be above the most.

@@ -5,7 +5,7 @@ use std::{net::IpAddr, str::FromStr};
 use turnpike_turn::ip_range::IpRange;
 
 use super::draft::{Alternate, Draft};
-use crate::{Secret, StoredKey, UserSecret, keys::is_username, settings::User};
+use crate::{Secret, StoredKey, UserSecret, keys::is_username, limit_keys, settings::User};
 
 /// What becomes of an option.
 pub(super) enum Handling {
@@ -94,8 +94,8 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("oauth", Switch(|draft, on| draft.oauth = on)),
     ("user-quota", Value(|draft, value| set(&mut draft.user_quota, value))),
     ("total-quota", Value(|draft, value| set(&mut draft.total_quota, value))),
-    ("max-bps", Instead("there is no limit of bandwidth by session yet")),
-    ("bps-capacity", Instead("there is no limit of bandwidth in total yet")),
+    ("max-bps", Value(|draft, value| rate(&mut draft.max_bps, value))),
+    ("bps-capacity", Value(|draft, value| rate(&mut draft.bps_capacity, value))),
     ("verbose", Switch(|draft, on| draft.log_level = on.then_some("debug").or(draft.log_level))),
     ("Verbose", Switch(|draft, on| draft.log_level = on.then_some("trace").or(draft.log_level))),
     ("daemon", Needless("a service manager starts it and keeps it")),
@@ -275,6 +275,18 @@ fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result
         Ok(())
     } else {
         Err(format!("{number} is not within {least} to {most}: the nearest of them was taken"))
+    }
+}
+
+/// Bytes a second, 0 for no limit.
+fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
+    let bytes: u64 = parse(value)?;
+    let bits = limit_keys::of_bytes(bytes);
+    *place = Some(bits).filter(|_| bytes > 0);
+    if bytes == 0 || bytes.checked_mul(8) == Some(bits) {
+        Ok(())
+    } else {
+        Err(format!("{bytes} bytes a second are not within what can be limited: {bits} bits were taken"))
     }
 }
 

@@ -10,11 +10,7 @@ use turnpike_turn::server::{
 };
 
 use super::*;
-use crate::{
-    Config, RelayAddress,
-    link::Place,
-    runtime::{Common, Listeners},
-};
+use crate::{Config, RelayAddress, link::Place, listening::Places, runtime::Common};
 
 const TICKET: u16 = 0x8030;
 const NOW: Now = Now { ms: 1000, unix: 1_800_000_000 };
@@ -30,12 +26,14 @@ fn workers() -> [Worker; 2] {
         server: ServerConfig { authenticate: false, ..ServerConfig::default() },
         ..Config::default()
     };
-    let listeners = Listeners { udp: vec![any], ..Listeners::default() };
     let layout = config.layout();
-    let common = Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), None);
+    let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
+    let mut sockets = change.sockets.into_iter();
+    let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None, false);
     let mut mailboxes = Vec::new();
     let made = [0, 1].map(|number| {
-        let (worker, mailbox, _) = Worker::new(number, &common).unwrap_or_else(|error| panic!("{error}"));
+        let made = Worker::new(number, &common, sockets.next().unwrap());
+        let (worker, mailbox, _) = made.unwrap_or_else(|error| panic!("{error}"));
         mailboxes.push(mailbox);
         worker
     });

@@ -23,7 +23,8 @@ use turnpike_turn::{
 use super::*;
 use crate::{
     Config, RelayAddress,
-    runtime::{Common, Listeners},
+    listening::Places,
+    runtime::Common,
     worker::{NOTHING, Worker},
 };
 
@@ -55,8 +56,8 @@ fn client(number: u16) -> Client {
 }
 
 impl Bench {
-    /// `None`, and said, where nobody may.
-    fn new() -> Option<Self> {
+    /// With so many relay sockets that all clients share, or none. `None`, and said, where nobody may.
+    fn new(shared_ports: usize) -> Option<Self> {
         for words in [
             "link add one type veth peer name other",
             "addr add 10.78.0.1/16 dev one",
@@ -85,6 +86,7 @@ impl Bench {
             listen: vec![listen],
             datapath: Datapath::Mmsg,
             relay: vec![RelayAddress { bind: [10, 78, 0, 1].into(), external: None }],
+            shared_ports,
             server: ServerConfig {
                 authenticate: false,
                 max_channels: NUMBERS.into(),
@@ -95,10 +97,11 @@ impl Bench {
             ..Config::default()
         };
         let layout = config.layout();
-        let listeners = Listeners { udp: vec![listen], ..Listeners::default() };
+        let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
+        let sockets = change.sockets.into_iter().next().unwrap();
         let common =
-            Common::new(config, listeners, layout, Arc::new(()), Arc::new(()), Some(Arc::clone(&kernel)));
-        let (worker, ..) = Worker::new(0, &common).unwrap_or_else(|error| panic!("{error}"));
+            Common::new(config, layout, Arc::new(()), Arc::new(()), Some(Arc::clone(&kernel)), false);
+        let (worker, ..) = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
         let flows = kernel.flows().unwrap();
         let now = Now { ms: 1000, unix: 1_800_000_000 };
         let (random, bound) = (StdRng::seed_from_u64(7), BTreeSet::new());
@@ -120,9 +123,12 @@ impl Bench {
         self.pass(STEP_MS);
         self.id = self.id.wrapping_add(1);
         let (of, number) = (self.random.random_range(0..CLIENTS), self.random.random_range(0..NUMBERS));
-        // The same peer for the same number, mostly.
+        // The same peer for the same number, mostly; and seldom another client's, which it cannot have on a relay socket of both.
+        let whose =
+            if self.random.random_range(0..16) == 0 { self.random.random_range(0..CLIENTS) } else { of };
+        let [whose, number_of_peer] = [whose + 1, number].map(|octet| u8::try_from(octet).unwrap());
         let peer = SocketAddr::from((
-            [10, 78, 1, u8::try_from(number).unwrap()],
+            [10, 78, whose, number_of_peer],
             2000 + self.random.random_range(0..8_u16) / 7,
         ));
         let [high, low] = (0x4000 + number).to_be_bytes();
@@ -180,40 +186,53 @@ impl Bench {
     }
 }
 
-/// `TURNPIKE_SOAK=600000` makes it a minute of ten thousand a second.
 #[test]
 fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
     const TEST: &str =
         "worker::offload::tests::binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none";
     in_network_namespace(TEST, || {
-        let wanted = std::env::var("TURNPIKE_SOAK").map_or(2 * EACH, |wanted| wanted.parse().unwrap());
-        let Some(mut bench) = Bench::new() else { return };
-        let started = Instant::now();
-        let mut most = 0;
-        while bench.binds < wanted {
-            let next = bench.binds + EACH;
-            while bench.binds < next.min(wanted) {
-                bench.bind();
-            }
-            bench.compare();
-            most = most.max(bench.kernel.snapshot().flows);
-        }
-        let took = started.elapsed();
-        println!("{} binds in {took:?}, {most} flows at most", bench.binds);
-        // Some had channels to lose, by expiry and as their allocations ended.
-        assert!(most > 1000);
-        bench.pass(3_600_000);
-        assert!(bench.flows.keys().is_empty() && bench.expected().is_empty());
-        assert_eq!((bench.kernel.snapshot().flows, bench.flows.routes()), (0, 0));
-        // And those who are there when the server ends.
-        (0..1000).for_each(|_| bench.bind());
-        bench.compare();
-        assert!(bench.kernel.snapshot().flows > 0);
-        bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
-        bench.worker.carry_out_effects(bench.now, NOTHING);
-        assert_eq!(
-            (bench.kernel.snapshot().flows, bench.flows.keys().len(), bench.flows.routes()),
-            (0, 0, 0)
-        );
+        let Some(mut bench) = Bench::new(0) else { return };
+        come_and_go(&mut bench);
+        assert_eq!(bench.worker.server.stats().shared_peer_limit, 0);
     });
+}
+
+#[test]
+fn flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client() {
+    const TEST: &str =
+        "worker::offload::tests::flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(2) else { return };
+        come_and_go(&mut bench);
+        assert!(bench.worker.server.stats().shared_peer_limit > 0, "no two clients wanted the same peer");
+    });
+}
+
+/// `TURNPIKE_SOAK=600000` makes it a minute of ten thousand a second.
+fn come_and_go(bench: &mut Bench) {
+    let wanted = std::env::var("TURNPIKE_SOAK").map_or(2 * EACH, |wanted| wanted.parse().unwrap());
+    let started = Instant::now();
+    let mut most = 0;
+    while bench.binds < wanted {
+        let next = bench.binds + EACH;
+        while bench.binds < next.min(wanted) {
+            bench.bind();
+        }
+        bench.compare();
+        most = most.max(bench.kernel.snapshot().flows);
+    }
+    let took = started.elapsed();
+    println!("{} binds in {took:?}, {most} flows at most", bench.binds);
+    // Some had channels to lose, by expiry and as their allocations ended.
+    assert!(most > 1000);
+    bench.pass(3_600_000);
+    assert!(bench.flows.keys().is_empty() && bench.expected().is_empty());
+    assert_eq!((bench.kernel.snapshot().flows, bench.flows.routes()), (0, 0));
+    // And those who are there when the server ends.
+    (0..1000).for_each(|_| bench.bind());
+    bench.compare();
+    assert!(bench.kernel.snapshot().flows > 0);
+    bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
+    bench.worker.carry_out_effects(bench.now, NOTHING);
+    assert_eq!((bench.kernel.snapshot().flows, bench.flows.keys().len(), bench.flows.routes()), (0, 0, 0));
 }

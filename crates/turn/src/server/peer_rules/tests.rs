@@ -14,7 +14,7 @@ fn ours(rules: &[&str]) -> PeerRules {
     let listeners = ["0.0.0.0:3478", "198.41.0.4:50000"].map(|at| at.parse().unwrap());
     let relays = [("198.41.0.4".parse().unwrap(), "198.41.0.9".parse().ok())];
     let own = OwnEndpoints::new(ips(&["2606:4700::4"]), relays, listeners, 49_152..=65_535);
-    PeerRules { allow: allow(rules), deny: Vec::new(), own }
+    PeerRules { allow: allow(rules), own, ..PeerRules::default() }
 }
 
 fn permitted(rules: &PeerRules, peer: &str) -> bool {
@@ -107,6 +107,14 @@ fn on_our_own_addresses_the_ports_of_the_relay_alone_are_open_in_any_spelling() 
     let on_loopback = OwnEndpoints::new([], [("127.0.0.1".parse().unwrap(), None)], [], 49_152..=65_535);
     let on_loopback = PeerRules { own: on_loopback, ..rules.clone() };
     assert!(permitted(&on_loopback, "127.0.0.1:60000") && !permitted(&on_loopback, "127.0.0.1:22"));
+    let former = rules.own.clone().with_former_ports([40_000..=40_009]);
+    let reloaded = PeerRules { own: former, ..rules.clone() };
+    for (peer, expected) in
+        [("198.41.0.4:40009", true), ("198.41.0.4:40010", false), ("127.0.0.1:40009", false)]
+    {
+        assert_eq!(permitted(&reloaded, peer), expected, "{peer}");
+        assert!(!permitted(&rules, peer), "{peer}");
+    }
     for neighbour in ["198.41.0.5:22", "[2606:4700::5]:22", "[64:ff9b::198.41.0.5]:3478"] {
         assert!(permitted(&rules, neighbour), "{neighbour}");
     }
@@ -234,6 +242,38 @@ fn deny_wins_over_allow_and_allow_over_the_built_in_refusal() {
     ] {
         assert_eq!(rules.permits(peer.parse().unwrap()), permitted, "{peer}");
     }
+}
+
+#[test]
+fn by_allow_list_only_what_no_rule_names_is_refused_in_every_spelling() {
+    let rules = PeerRules {
+        allow: allow(&["8.8.0.0/16", "10.0.0.0/8", "2606:4700::/32"]),
+        deny: vec![cidr("8.8.4.4")],
+        allow_only: true,
+        ..PeerRules::default()
+    };
+    for (peer, permitted) in [
+        ("8.8.8.8", true),
+        ("8.8.4.4", false),
+        ("10.1.2.3", true),
+        ("9.9.9.9", false),
+        ("192.168.0.1", false),
+        ("2606:4700::1", true),
+        ("2a00::1", false),
+        ("64:ff9b::8.8.8.8", true),
+        ("64:ff9b::8.8.4.4", false),
+        ("64:ff9b::9.9.9.9", false),
+        ("2002:0808:0808::1", true),
+        ("2002:0909:0909::1", false),
+        ("::ffff:8.8.8.8", false),
+    ] {
+        assert_eq!(rules.permits(peer.parse().unwrap()), permitted, "{peer}");
+    }
+    let by = |peer: &str| rules.denial(peer.parse().unwrap());
+    assert_eq!(by("9.9.9.9:1"), PeerDenial::NotAllowed);
+    assert_eq!(by("8.8.4.4:1"), PeerDenial::Rule(cidr("8.8.4.4")));
+    let nobody = PeerRules { allow_only: true, ..PeerRules::default() };
+    assert!(!nobody.permits("8.8.8.8".parse().unwrap()), "an empty list names nobody");
 }
 
 #[test]

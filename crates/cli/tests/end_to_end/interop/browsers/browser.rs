@@ -45,14 +45,8 @@ impl Browser for Chromium {
 
     fn open(url: &str, certificate: &Certificate) -> Self {
         let home = Dir::new();
-        let mut command = at_home("chromium", &home);
-        command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
-        // Root has no sandbox, and user namespaces are missing in many containers: the only page it opens is ours.
-        command.arg("--no-sandbox");
+        let mut command = chromium(&home);
         command.args(["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]);
-        // Nothing of it is to leave this machine.
-        command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
-        command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
         command.arg(format!("--ignore-certificate-errors-spki-list={}", certificate.spki_hash()));
         Self { program: Program::start(command.arg(url)), _home: home }
     }
@@ -60,6 +54,17 @@ impl Browser for Chromium {
     fn program(&mut self) -> &mut Program {
         &mut self.program
     }
+}
+
+/// Without a window, and without what would leave this machine.
+pub(super) fn chromium(home: &Dir) -> Command {
+    let mut command = at_home("chromium", home);
+    command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]);
+    // Root has no sandbox, and user namespaces are missing in many containers: the only page it opens is ours.
+    command.arg("--no-sandbox");
+    command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
+    command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
+    command
 }
 
 pub(super) struct Firefox {
@@ -99,20 +104,26 @@ impl Browser for Firefox {
 
     fn open(url: &str, certificate: &Certificate) -> Self {
         let home = Dir::new();
-        let preferences: String =
-            PREFERENCES.iter().map(|(name, value)| format!("user_pref(\"{name}\", {value});\n")).collect();
-        home.file("user.js", &preferences);
+        let mut command = firefox(&home, &[]);
         if installed("certutil").is_ok() {
             trust(home.path(), &certificate.authority());
         }
-        let mut command = at_home("firefox-esr", &home);
-        command.args(["--headless", "--no-remote", "--profile"]).arg(home.path()).arg(url);
-        Self { program: Program::start(&mut command), _home: home }
+        Self { program: Program::start(command.arg(url)), _home: home }
     }
 
     fn program(&mut self) -> &mut Program {
         &mut self.program
     }
+}
+
+/// Without a window, with these preferences besides.
+pub(super) fn firefox(home: &Dir, more: &[(&str, &str)]) -> Command {
+    let all = PREFERENCES.iter().chain(more);
+    let preferences: String = all.map(|(name, value)| format!("user_pref(\"{name}\", {value});\n")).collect();
+    home.file("user.js", &preferences);
+    let mut command = at_home("firefox-esr", home);
+    command.args(["--headless", "--no-remote", "--profile"]).arg(home.path());
+    command
 }
 
 /// Firefox finds trust anchors in a database of its profile, and asks nothing else on Linux.

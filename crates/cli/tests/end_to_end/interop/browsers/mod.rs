@@ -1,15 +1,20 @@
 //! Browsers: two peer connections of one page that may only meet through `serve`, with audio, video and a data channel.
 
+mod admin_page;
 mod browser;
+mod driver;
 mod page;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use turnpike_testkit::tests;
 
-use crate::harness::{Certificate, PASSWORD, Serve, USER, V4, V6, eventually, loopback_of, need};
+use crate::harness::{
+    Certificate, Dir, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port, loopback_of,
+    need, turnpike,
+};
 
 use browser::{Browser, Chromium, Firefox};
 use page::Page;
@@ -55,17 +60,7 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
         "username": USER,
         "credential": PASSWORD,
     }));
-    let mut browser = B::open(&page.url(), &certificate);
-    let report = eventually("the page reports", || {
-        if browser.program().has_ended() {
-            return Some(json!({"error": "the browser ended before its page reported"}));
-        }
-        page.report()
-    });
-    assert!(report.get("error").is_none(), "{report:#}\n{}", serve.metrics().text());
-
-    assert_eq!(report["echoed"], report["messages"], "{report:#}");
-    assert!(report["echoed"].as_u64() > Some(10), "{report:#}");
+    let (browser, report) = shown::<B>(&page, &certificate, &serve);
     let number = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
     let mut received = 0;
     for end in report["ends"].as_array().expect("two of them") {
@@ -100,7 +95,63 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     browser.close();
 }
 
+/// Opens the page, and waits for what it reports: that all messages came back.
+fn shown<B: Browser>(page: &Page, certificate: &Certificate, serve: &Serve) -> (B, Value) {
+    let mut browser = B::open(&page.url(), certificate);
+    let report = eventually("the page reports", || {
+        if browser.program().has_ended() {
+            return Some(json!({"error": "the browser ended before its page reported"}));
+        }
+        page.report()
+    });
+    assert!(report.get("error").is_none(), "{report:#}\n{}", serve.metrics().text());
+    assert_eq!(report["echoed"], report["messages"], "{report:#}");
+    assert!(report["echoed"].as_u64() > Some(10), "{report:#}");
+    (browser, report)
+}
+
+/// Has a page get its credentials by the code that docs/credentials.md tells people to use, from another origin, and call itself with
+/// them by whichever of the transports that it is told.
+fn gets_its_credentials<B: Browser>() {
+    need!(B::available(true));
+    let certificate = Certificate::of_authority(&["localhost", "127.0.0.1", "::1"]);
+    let dir = Dir::new();
+    let state = dir.at("state").display().to_string();
+    let run = |arguments: &[&str]| {
+        let ended = Program::run(&mut turnpike(&[arguments, &["--json", "--state", &state]].concat()));
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.output());
+        ended.result()
+    };
+    run(&["secret", "rotate", REALM]);
+    let key = run(&["key", "add", "page", "--ttl-max", "600"])["key"].clone();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
+    let origin = format!("http://{}", listener.local_addr().expect("a bound socket has an address"));
+    let api = format!("127.0.0.1:{}", free_port(V4));
+    let text = format!("[credentials]\nlisten = [\"{api}\"]\norigins = [\"{origin}\"]\n");
+    let file = dir.file("turnpike.toml", &text);
+    let arguments = ["--state", &state, "-c", file.to_str().expect("our own path is UTF-8")];
+    let serve = Serve::start_secured(&certificate, &arguments);
+    let settings = json!({ "api": format!("http://{api}"), "key": key, "user": "carol" });
+    let page = Page::serve_at(listener, settings);
+    let (browser, report) = shown::<B>(&page, &certificate, &serve);
+    for end in report["ends"].as_array().expect("two of them") {
+        assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
+    }
+    // A browser takes them all, those that it cannot use too.
+    let urls: Vec<&str> =
+        report["urls"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    for (scheme, transport) in [("turn", "udp"), ("turn", "tcp"), ("turns", "tcp"), ("turns", "udp")] {
+        let (begin, end) = (format!("{scheme}:localhost:"), format!("?transport={transport}"));
+        assert!(urls.iter().any(|url| url.starts_with(&begin) && url.ends_with(&end)), "{report:#}");
+    }
+    let metrics = serve.metrics();
+    assert_eq!(metrics.sum("turnpike_credentials_api_issued_total", "kind=\"password\""), 1);
+    browser.close();
+}
+
 tests! {
+    chromium_gets_its_credentials: gets_its_credentials::<Chromium>();
+    firefox_gets_its_credentials: gets_its_credentials::<Firefox>();
     chromium_over_udp: calls_itself::<Chromium>(Over::Udp, V4);
     chromium_over_udp_and_ipv6: calls_itself::<Chromium>(Over::Udp, V6);
     chromium_over_tcp: calls_itself::<Chromium>(Over::Tcp, V4);

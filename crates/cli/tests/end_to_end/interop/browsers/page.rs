@@ -12,6 +12,8 @@ use serde_json::Value;
 use crate::harness::SOON;
 
 const HTML: &str = include_str!("../../../../../../tests/interop/browser/page.html");
+/// Has a piece of a page in it that asks for credentials.
+const DOCUMENT: &str = include_str!("../../../../../../docs/credentials.md");
 
 /// No report is as long.
 const LONGEST: usize = 1 << 20;
@@ -26,6 +28,11 @@ impl Page {
     /// Gives the page these settings.
     pub(super) fn serve(settings: Value) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
+        Self::serve_at(listener, settings)
+    }
+
+    /// The same where somebody expects it.
+    pub(super) fn serve_at(listener: TcpListener, settings: Value) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let report = Arc::new(Mutex::new(None));
         let page = Self { address, report: Arc::clone(&report) };
@@ -76,6 +83,7 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
     let (status, kind, text) = match (words.next(), words.next()) {
         (Some("GET"), Some("/")) => ("200 OK", "text/html", HTML),
         (Some("GET"), Some("/settings")) => ("200 OK", "application/json", settings),
+        (Some("GET"), Some("/documented.js")) => ("200 OK", "text/javascript", documented()),
         (Some("POST"), Some("/report")) => {
             *report.lock().expect("nobody panics while holding this") = serde_json::from_slice(&body).ok();
             ("200 OK", "text/plain", "")
@@ -87,4 +95,10 @@ fn answer(stream: TcpStream, settings: &str, report: &Mutex<Option<Value>>) -> i
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
         text.len()
     )
+}
+
+/// What the document tells people to put into their pages.
+fn documented() -> &'static str {
+    let (_, rest) = DOCUMENT.split_once("```js\n").expect("the document has it");
+    rest.split_once("```").expect("and an end of it").0
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use crate::harness::{Dir, Forward, Program, SOON, installed, need};
+use crate::harness::{Dir, Forward, Program, SOON, copies, installed, need};
 
 #[test]
 fn curl_gets_files_of_all_sizes() {
@@ -18,7 +18,7 @@ fn curl_gets_files_of_all_sizes() {
     let port = line.split("port ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a port");
     let server = format!("127.0.0.1:{port}");
 
-    for copy in ["auto", "splice", "buffer"] {
+    for copy in copies() {
         let mut forward = Forward::start(&[&format!("tcp://127.0.0.1:0={server}?name=web&copy={copy}")]);
         let address = forward.address("rule web");
         for size in [0, 1, 70_000, 8 << 20] {

@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, path::Path, process::Command};
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, noise, run};
-use crate::harness::{Dir, Forward, Program, eventually, installed, need};
+use crate::harness::{Dir, Forward, Program, copies, eventually, installed, need};
 
 const BODY: u64 = 48 << 20;
 
@@ -147,7 +147,7 @@ fn start(rule: impl Fn(&Nginx) -> String) -> Result<(Nginx, Forward), String> {
 
 #[test]
 fn bodies_arrive_byte_for_byte_both_ways() {
-    for copy in ["auto", "splice", "buffer"] {
+    for copy in copies() {
         let rule = |nginx: &Nginx| format!("tcp://127.0.0.1:0={}?name=web&copy={copy}", nginx.http);
         let (nginx, mut forward) = need!(start(rule));
         nginx.exercise_http(forward.address("rule web"));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{Certificate, NAME, Workshop, all_installed, free_address, run};
-use crate::harness::{Dir, Forward, Program, SOON, installed, need};
+use crate::harness::{Dir, Forward, Program, SOON, copies, installed, need};
 
 const PASSWORD: &str = "forwarded";
 const ROWS: u32 = 200_000;
@@ -157,7 +157,7 @@ fn programs() -> Option<PathBuf> {
 #[test]
 fn statements_and_large_copies_pass() {
     let server = need!(Postgres::start());
-    for copy in ["auto", "splice", "buffer"] {
+    for copy in copies() {
         let mut forward =
             Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=sql&copy={copy}", server.address)]);
         server.exercise(forward.address("rule sql"), copy);

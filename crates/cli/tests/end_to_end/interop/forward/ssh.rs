@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{all_installed, free_address, is_root, noise, run};
-use crate::harness::{Dir, Finished, Forward, Program, installed, need};
+use crate::harness::{Dir, Finished, Forward, Program, copies, installed, need};
 
 const FILE: u64 = 8 << 20;
 
@@ -139,7 +139,7 @@ fn myself() -> Option<(String, String)> {
 #[test]
 fn commands_streams_and_files_pass() {
     let server = need!(Sshd::start());
-    for copy in ["auto", "splice", "buffer"] {
+    for copy in copies() {
         let mut forward =
             Forward::start(&[&format!("tcp://127.0.0.1:0={}?name=ssh&copy={copy}", server.address)]);
         server.exercise(forward.address("rule ssh"));

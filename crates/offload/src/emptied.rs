@@ -7,8 +7,7 @@
 
 use std::time::Duration;
 
-use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::Flows;
+use crate::flows::Flows;
 
 /// How long a socket may have something all the time, while datagrams are lost, before its flows have to give way, in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
@@ -18,7 +17,7 @@ const GIVE_WAY_NS: u64 = 100_000_000;
 const REST_NS: u64 = 1_000_000_000;
 
 /// Where the program reads of sockets, by their number there.
-pub(super) trait Board {
+pub trait Board {
     /// [`Flows::drained`].
     fn drained(&self, slot: u32, at_ns: u64);
     /// [`Flows::behind`].
@@ -35,8 +34,8 @@ impl Board for Flows {
     }
 }
 
-/// All times are [`turnpike_offload::now_ns`].
-pub(super) struct Emptied {
+/// The sockets of one worker, by numbers that are small and the worker's own. All times are [`crate::now_ns`].
+pub struct Emptied {
     /// [`Flows::gap_ns`].
     gap_ns: u64,
     /// By the number of the socket, while flows need it.
@@ -74,7 +73,9 @@ struct Place {
 }
 
 impl Emptied {
-    pub(super) fn new(gap_ns: u64) -> Self {
+    /// `gap_ns` is [`Flows::gap_ns`].
+    #[must_use]
+    pub fn new(gap_ns: u64) -> Self {
         Self {
             gap_ns,
             places: Vec::new(),
@@ -90,11 +91,7 @@ impl Emptied {
     }
 
     /// The number of a socket on the board; `number` makes one.
-    pub(super) fn slot(
-        &mut self,
-        SocketId(socket): SocketId,
-        number: impl FnOnce() -> Option<u32>,
-    ) -> Option<u32> {
+    pub fn slot(&mut self, socket: u32, number: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let at = socket as usize;
         if self.places.len() <= at {
             self.places.resize(at + 1, None);
@@ -116,15 +113,17 @@ impl Emptied {
     }
 
     /// The socket is about to be closed; gives back its number.
-    pub(super) fn forget(&mut self, SocketId(socket): SocketId) -> Option<u32> {
+    pub fn forget(&mut self, socket: u32) -> Option<u32> {
         let place = self.places.get_mut(socket as usize).and_then(Option::take)?;
-        self.watched.retain(|watched| *watched != socket);
-        self.received.retain(|received| *received != socket);
+        if place.is_watched {
+            self.watched.retain(|watched| *watched != socket);
+            self.received.retain(|received| *received != socket);
+        }
         Some(place.slot)
     }
 
     /// Something may be on its way through this socket.
-    pub(super) fn touch(&mut self, SocketId(socket): SocketId) {
+    pub fn touch(&mut self, socket: u32) {
         let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
         (place.ready, place.touched_ns) = (self.wait, None);
         self.is_fresh = true;
@@ -136,14 +135,14 @@ impl Emptied {
     }
 
     /// A receive call has emptied this socket; what it brought is still to be sent.
-    pub(super) fn received(&mut self, SocketId(socket): SocketId) {
+    pub fn received(&mut self, socket: u32) {
         if matches!(self.places.get(socket as usize), Some(Some(place)) if place.is_watched) {
             self.received.push(socket);
         }
     }
 
     /// All that was received has been sent.
-    pub(super) fn flushed(&mut self, board: &impl Board) {
+    pub fn flushed(&mut self, board: &impl Board) {
         for socket in self.received.drain(..) {
             if let Some(Some(place)) = self.places.get_mut(socket as usize) {
                 place.tell(self.after_ns, self.after_ns, self.lost, board);
@@ -152,7 +151,7 @@ impl Emptied {
     }
 
     /// Before a wait: how long it may last.
-    pub(super) fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
+    pub fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
         self.before_ns = now_ns;
         if std::mem::take(&mut self.is_fresh) {
             let fresh = now_ns + self.gap_ns;
@@ -163,21 +162,17 @@ impl Emptied {
     }
 
     /// After a wait: what was told. `are_all` says that nothing else is ready, `lost` how many datagrams sockets have lost so far.
-    pub(super) fn after_wait(
+    pub fn after_wait(
         &mut self,
         now_ns: u64,
-        events: &[Event],
+        ready: impl Iterator<Item = u32>,
         are_all: bool,
         lost: u64,
         board: &impl Board,
     ) {
         self.wait += 1;
         (self.after_ns, self.lost) = (now_ns, lost);
-        for event in events {
-            if let Ok(socket) = u32::try_from(event.token) {
-                self.touch(SocketId(socket));
-            }
-        }
+        ready.for_each(|socket| self.touch(socket));
         let (wait, before_ns, gap_ns) = (self.wait, self.before_ns, self.gap_ns);
         let (places, mut look_ns) = (&mut self.places, None::<u64>);
         self.watched.retain(|socket| {
@@ -227,7 +222,7 @@ mod tests {
     use super::*;
 
     const GAP: u64 = 50_000;
-    const SOCKET: SocketId = SocketId(3);
+    const SOCKET: u32 = 3;
     const SLOT: u32 = 7;
 
     #[derive(Default)]
@@ -258,22 +253,13 @@ mod tests {
         }
 
         /// A wait from `before` to `after`, and what it named.
-        fn wait(&mut self, before: u64, after: u64, ready: &[u64]) -> Option<Duration> {
+        fn wait(&mut self, before: u64, after: u64, ready: &[u32]) -> Option<Duration> {
             self.wait_with(before, after, ready, true)
         }
 
-        fn wait_with(&mut self, before: u64, after: u64, ready: &[u64], are_all: bool) -> Option<Duration> {
-            let event = |token: &u64| Event {
-                token: *token,
-                readable: true,
-                writable: false,
-                error: false,
-                closed: false,
-                priority: false,
-            };
-            let events: Vec<Event> = ready.iter().map(event).collect();
+        fn wait_with(&mut self, before: u64, after: u64, ready: &[u32], are_all: bool) -> Option<Duration> {
             let at_most = self.emptied.before_wait(before);
-            self.emptied.after_wait(after, &events, are_all, self.lost, &self.told);
+            self.emptied.after_wait(after, ready.iter().copied(), are_all, self.lost, &self.told);
             at_most
         }
 

@@ -1,0 +1,266 @@
+//! Where applications ask for credentials: listeners of their own, on which nothing else is answered, and who gets past them. A browser's
+//! page may be among them, if its origin is listed (CORS, the Fetch standard); what it gets is for who has a key.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use axum::{
+    Extension,
+    body::HttpBody as _,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tokio::time::sleep;
+use turnpike_config::{Secret, Settings, api_keys};
+use turnpike_stores::ApiKey;
+use turnpike_turn::rates::{Rate, Rates};
+
+use crate::{
+    access::{Audit, Via, WRONG_TOKEN, is_of_another_page, keep_from_being_kept},
+    connections::{self, Limits},
+    hosts,
+    issue::{Reason, Refusal},
+    key_rates::KeyRates,
+    listen::{Bound, Lent, ListenError, Listener, Serving, take_lent},
+    model::Problem,
+    program::{Program, Server},
+    routes,
+    tls::Tls,
+};
+
+/// Listeners, and nobody is answered yet.
+pub struct Applications {
+    bound: Vec<Bound>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Applications {
+    /// Listens, within a runtime, by what another process has `lent` where that is the same address; nowhere, if that is not configured.
+    ///
+    /// # Errors
+    /// An address or the certificate cannot be used.
+    pub fn listen(settings: &Settings, mut lent: Vec<Lent>) -> Result<Self, ListenError> {
+        let addresses = &settings.credentials.listen;
+        let certificate = settings.credentials_certificate().filter(|_| !addresses.is_empty());
+        let tls = certificate.map(Tls::for_applications).transpose().map_err(ListenError::ApplicationsTls)?;
+        let tls = tls.map(Arc::new);
+        let bind = |address: &SocketAddr| {
+            let failed = |source: io::Error| ListenError::Applications { address: *address, source };
+            Bound::tcp(*address, tls.as_ref(), take_lent(&mut lent, address)).map_err(failed)
+        };
+        let bound = addresses.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { bound, tls })
+    }
+
+    /// Where, with real ports.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.bound.iter().filter_map(Bound::address).collect()
+    }
+
+    /// Says where.
+    pub fn say_where(&self) {
+        for Bound { listener, shown, .. } in &self.bound {
+            let how = if matches!(listener, Listener::Tcp(_, Some(_))) { "" } else { ", in the clear" };
+            tracing::info!("credentials for applications on {shown}, with a key{how}");
+        }
+    }
+
+    /// Answers from now on.
+    #[must_use = "another process gets its sockets from it"]
+    pub fn serve(self, program: Arc<dyn Program>) -> Serving {
+        let limits = Limits::of_one_for_applications(self.bound.len());
+        let router = routes::for_applications(Arc::clone(&program), Gate { program, tls: self.tls });
+        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS)
+    }
+}
+
+/// Who gets past: by the names under which it was asked for, and by the page that asks.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    program: Arc<dyn Program>,
+    tls: Option<Arc<Tls>>,
+}
+
+/// Lets a request pass that may, tells browsers which page may ask, and writes a line about what somebody has got.
+pub(crate) async fn admit(
+    State(gate): State<Gate>,
+    Extension(via): Extension<Via>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let page = page(request.headers()).map(str::to_owned);
+    let (verdict, may_read) = gate.judge(&request, page.as_deref());
+    let mut response = match verdict {
+        Ok(Passes::Preflight) => preflight(),
+        Ok(Passes::Request) => {
+            let what = format!("{} {}", request.method(), request.uri().path());
+            let response = next.run(request).await;
+            write_line(&via, &what, &response);
+            response
+        }
+        Err(refusal) => refusal.answer(),
+    };
+    let headers = response.headers_mut();
+    keep_from_being_kept(headers);
+    headers.append(header::VARY, HeaderValue::from_static("Origin"));
+    if let Some(origin) = page.filter(|_| may_read).and_then(|page| HeaderValue::from_str(&page).ok()) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after"));
+    }
+    response
+}
+
+/// The page that asks, as its browser says.
+fn page(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::ORIGIN)?.to_str().ok()
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    let allowed = HeaderValue::from_static("authorization, content-type");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    // Seconds for which a browser need not ask again.
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    response
+}
+
+fn write_line(via: &Via, what: &str, response: &Response) {
+    let Some(Audit(result)) = response.extensions().get::<Audit>() else { return };
+    tracing::info!(
+        target: "turnpike::credentials",
+        by = %via, request = what, status = response.status().as_u16(), result,
+        "credential issued"
+    );
+}
+
+/// What gets past.
+enum Passes {
+    Request,
+    /// A browser asks whether a page may ask.
+    Preflight,
+}
+
+impl Gate {
+    /// Whether it passes, and whether the page that asks may read the answer.
+    fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, Refusal>, bool) {
+        let Some(server) = self.program.server() else { return (Err(Problem::stopping().into()), false) };
+        let settings = &server.settings.credentials;
+        let headers = request.headers();
+        let of_tls = self.tls.iter().flat_map(|tls| tls.names());
+        let names: Vec<String> =
+            settings.hosts.iter().chain(&settings.names).cloned().chain(of_tls).collect();
+        let section = ("credentials", "hosts");
+        if let Err(problem) = hosts::check(&names, section, request.version(), request.uri(), headers) {
+            let reason = if problem.status == 421 { Reason::Host } else { Reason::BadRequest };
+            return (Err(Refusal::of(reason, problem)), false);
+        }
+        let is_listed =
+            page.is_some_and(|page| settings.origins.iter().any(|own| own.eq_ignore_ascii_case(page)));
+        if !is_listed && is_of_another_page(headers) {
+            let detail = "the page that asks is none of credentials.origins";
+            let refusal = Refusal::new(Reason::Origin, StatusCode::FORBIDDEN, "foreign_origin", detail);
+            return (Err(refusal), false);
+        }
+        if *request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+        {
+            return (Ok(Passes::Preflight), is_listed);
+        }
+        if *request.method() != Method::POST && !request.body().is_end_stream() {
+            let problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body");
+            return (Err(problem.into()), is_listed);
+        }
+        (Ok(Passes::Request), is_listed)
+    }
+}
+
+/// How often keys have asked, and how often somebody has shown a wrong one.
+pub(crate) struct Keys {
+    rates: KeyRates,
+    began: Instant,
+    wrong: Mutex<Rates>,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        // As many lines as a person reads: five at once of an address, and then one a second; the others are counted.
+        let wrong = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
+        Self { rates: KeyRates::default(), began: Instant::now(), wrong: Mutex::new(wrong) }
+    }
+}
+
+impl Keys {
+    /// The key that somebody has shown, if it is one, and may ask once more. Who has shown a wrong one waits.
+    ///
+    /// # Errors
+    /// The answer, where it is refused.
+    pub(crate) async fn judge(
+        &self,
+        server: Result<Server, Problem>,
+        via: &Via,
+        shown: Option<Secret>,
+    ) -> Result<ApiKey, Refusal> {
+        let Some(shown) = shown else {
+            let detail = "a key is needed: Authorization: Bearer KEY, or key=KEY where the draft of a TURN REST API has it";
+            return Err(Refusal::new(Reason::NoKey, StatusCode::UNAUTHORIZED, "no_key", detail));
+        };
+        match self.find(server?, &shown) {
+            Ok((key, rate)) => match self.rates.spend(&key.name, rate) {
+                Ok(()) => Ok(key),
+                Err(pause) => {
+                    let detail = format!("this key may ask {rate} times a second");
+                    let status = StatusCode::TOO_MANY_REQUESTS;
+                    Err(Refusal::new(Reason::Rate, status, "rate_exceeded", detail).after(pause))
+                }
+            },
+            Err(refusal) => {
+                if refusal.reason == Reason::WrongKey {
+                    self.tell(via);
+                    sleep(WRONG_TOKEN).await;
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    /// With the requests a second that it may make.
+    fn find(&self, server: Server, shown: &Secret) -> Result<(ApiKey, u32), Refusal> {
+        let Some(store) = &server.store else {
+            let detail = "there is no store that could have keys: name one by store.url, or a directory by store.state";
+            return Err(Refusal::unavailable("no_store", detail));
+        };
+        if store.rules().is_none() {
+            let detail = "the store with the keys has not answered yet";
+            return Err(Refusal::unavailable("store_unavailable", detail));
+        }
+        let key = api_keys::name_of(shown).and_then(|name| store.api_key(name));
+        let is_it = api_keys::is_key_of(shown, key.as_ref().map(|key| &key.hash));
+        match key.filter(|_| is_it) {
+            Some(key) => {
+                let rate = key.rate.unwrap_or(server.settings.credentials.rate);
+                Ok((key, rate))
+            }
+            None => {
+                let detail = "there is no such key: turnpike key list shows those that there are";
+                Err(Refusal::new(Reason::WrongKey, StatusCode::UNAUTHORIZED, "wrong_key", detail))
+            }
+        }
+    }
+
+    fn tell(&self, via: &Via) {
+        let Some(address) = via.address() else { return };
+        let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        if wrong.admit_address(now, address.ip()) {
+            tracing::warn!(target: "turnpike::credentials", by = %via, "wrong key");
+        }
+    }
+}

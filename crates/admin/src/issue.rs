@@ -1,0 +1,376 @@
+//! Makes what an application has asked for: time-limited credentials (draft-uberti-behave-turn-rest), or tokens (RFC 7635). Nothing is
+//! kept of them: the secret that makes one is what the server checks it by.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use turnpike_config::{
+    Secret, Settings, TokenKeySettings,
+    access_tokens::{self, MadeToken},
+    realms, restapi_credentials,
+};
+use turnpike_stores::ApiKey;
+
+use crate::{
+    access::Audit,
+    accounts::Store,
+    model::{CredentialsRequest, Problem},
+    program::Server,
+    ways::Ways,
+};
+
+/// Bytes of the name of a user: USERNAME holds it behind the time and a colon, in 508 bytes (RFC 8489 section 14.3).
+const LONGEST_USER: usize = 256;
+
+/// What has been made.
+pub(crate) struct Issued {
+    pub(crate) realm: String,
+    /// Seconds.
+    pub(crate) ttl: u32,
+    /// The Unix second in which it ends.
+    pub(crate) expiry: u64,
+    pub(crate) uris: Vec<String>,
+    pub(crate) grant: Grant,
+    /// Whose it is, as the application calls them.
+    user: String,
+}
+
+/// It.
+pub(crate) enum Grant {
+    Password { username: String, password: Secret },
+    Token { kid: String, token: MadeToken },
+}
+
+impl Issued {
+    /// For whom, and by which key; nothing that opens anything.
+    pub(crate) fn audit(&self, key: Option<&ApiKey>) -> Audit {
+        let Self { realm, ttl, user, .. } = self;
+        let what = match &self.grant {
+            Grant::Password { .. } => "a credential".to_owned(),
+            Grant::Token { kid, .. } => format!("a token of {kid:?}"),
+        };
+        let by = key.map_or_else(String::new, |key| format!(", by key {:?}", key.name));
+        // Names are what somebody has sent: no line of the log may be made up by them.
+        Audit(format!("{what} for {user:?} in realm {realm:?}, for {ttl} s{by}"))
+    }
+}
+
+/// Why there is none, for the count of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    NoKey,
+    WrongKey,
+    Rate,
+    Origin,
+    Host,
+    Realm,
+    BadRequest,
+    NoSecret,
+    Unavailable,
+}
+
+const REASONS: [(&str, Reason); 9] = [
+    ("no_key", Reason::NoKey),
+    ("wrong_key", Reason::WrongKey),
+    ("rate", Reason::Rate),
+    ("origin", Reason::Origin),
+    ("host", Reason::Host),
+    ("realm", Reason::Realm),
+    ("bad_request", Reason::BadRequest),
+    ("no_secret", Reason::NoSecret),
+    ("unavailable", Reason::Unavailable),
+];
+
+/// What has been counted since the start, by whichever way it was asked for.
+pub(crate) struct Counts {
+    issued: [AtomicU64; 2],
+    refused: [AtomicU64; REASONS.len()],
+}
+
+pub(crate) static COUNTS: Counts = Counts {
+    issued: [const { AtomicU64::new(0) }; 2],
+    refused: [const { AtomicU64::new(0) }; REASONS.len()],
+};
+
+impl Counts {
+    /// By kind.
+    pub(crate) fn issued(&self) -> [(&'static str, u64); 2] {
+        [("password", 0), ("token", 1)]
+            .map(|(kind, index)| (kind, self.issued[index].load(Ordering::Relaxed)))
+    }
+
+    /// By reason.
+    pub(crate) fn refused(&self) -> [(&'static str, u64); REASONS.len()] {
+        REASONS.map(|(name, reason)| (name, self.refused[reason as usize].load(Ordering::Relaxed)))
+    }
+}
+
+/// A request that is refused.
+pub(crate) struct Refusal {
+    pub(crate) reason: Reason,
+    problem: Box<Problem>,
+    /// When it may be worth to ask again.
+    retry_after: Option<Duration>,
+}
+
+impl Refusal {
+    pub(crate) fn new(reason: Reason, status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
+        Self::of(reason, Problem::new(status, code, detail))
+    }
+
+    pub(crate) fn of(reason: Reason, problem: Problem) -> Self {
+        Self { reason, problem: Box::new(problem), retry_after: None }
+    }
+
+    fn bad_request(detail: impl Into<String>) -> Self {
+        Self::of(Reason::BadRequest, Problem::bad_request(detail))
+    }
+
+    pub(crate) fn unavailable(code: &str, detail: impl Into<String>) -> Self {
+        let refusal = Self::new(Reason::Unavailable, StatusCode::SERVICE_UNAVAILABLE, code, detail);
+        refusal.after(Duration::from_secs(5))
+    }
+
+    pub(crate) fn after(self, pause: Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
+    }
+
+    /// The answer, which counts.
+    pub(crate) fn answer(self) -> Response {
+        COUNTS.refused[self.reason as usize].fetch_add(1, Ordering::Relaxed);
+        let mut response = (*self.problem).into_response();
+        if let Some(pause) = self.retry_after {
+            // Whole seconds, at least one (RFC 9110 section 10.2.3).
+            let seconds = pause.as_millis().div_ceil(1000).max(1).to_string();
+            if let Ok(value) = HeaderValue::from_str(&seconds) {
+                response.headers_mut().insert(header::RETRY_AFTER, value);
+            }
+        }
+        response
+    }
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        let reason = if problem.status >= 500 { Reason::Unavailable } else { Reason::BadRequest };
+        Self::of(reason, problem)
+    }
+}
+
+/// Makes a credential, at `unix` seconds, for whoever has this key, or for an administrator.
+pub(crate) fn issue(
+    server: &Server,
+    key: Option<&ApiKey>,
+    wanted: CredentialsRequest,
+    unix: u64,
+) -> Result<Issued, Refusal> {
+    let CredentialsRequest { user, ttl, realm, kid } = wanted;
+    let settings = &*server.settings;
+    let realm = realm_of(settings, key, realm)?;
+    if let Some(user) = &user
+        && (user.is_empty() || user.len() > LONGEST_USER || user.contains(char::is_control))
+    {
+        let why = format!("user is expected to have 1 to {LONGEST_USER} bytes and no control characters");
+        return Err(Refusal::bad_request(why));
+    }
+    // Whoever is not named is somebody else each time: quotas count by it.
+    let user = user.unwrap_or_else(|| restapi_credentials::random_secret().reveal()[..16].to_owned());
+    let token_key = kid.map(|kid| token_key(settings, &realm, kid)).transpose()?;
+    let ttl = ttl_of(settings, key, token_key.map(|key| key.max_lifetime), ttl)?;
+    let uris = Ways {
+        settings,
+        listeners: &server.relay.listeners(),
+        certificates: &server.certificates,
+        addresses: &server.addresses,
+    }
+    .to(&realm);
+    if uris.is_empty() {
+        let why = format!("no listener serves realm {realm:?}, and credentials.uris names none");
+        return Err(Refusal::new(Reason::Realm, StatusCode::CONFLICT, "no_listener", why));
+    }
+    let expiry = unix.saturating_add(ttl.into());
+    let (grant, kind) = match token_key {
+        Some(TokenKeySettings { kid, key, .. }) => {
+            let name = realms::third_party(settings).server_name;
+            (Grant::Token { kid: kid.clone(), token: access_tokens::make(key, &name, unix, ttl) }, 1)
+        }
+        None => {
+            let Some(secret) = signing_secret(settings, server.store.as_ref(), &realm) else {
+                return Err(no_secret(&realm, server.store.as_ref()));
+            };
+            let username = restapi_credentials::username(expiry, &user);
+            let password = restapi_credentials::password(&secret, &username);
+            (Grant::Password { username, password }, 0)
+        }
+    };
+    COUNTS.issued[kind].fetch_add(1, Ordering::Relaxed);
+    Ok(Issued { realm, ttl, expiry, uris, grant, user })
+}
+
+/// The secret that makes credentials of a realm: the store's, so that all servers of a store agree, whatever else each of them is
+/// configured with; else the first of the configuration.
+pub(crate) fn signing_secret(settings: &Settings, store: Option<&Store>, realm: &str) -> Option<Secret> {
+    let stored = store.and_then(|store| store.signing_secret(realm));
+    stored.map(|secret| Secret::new(secret.as_str())).or_else(|| {
+        let all = realms::all(settings);
+        all.iter().find(|view| view.name == realm)?.secrets.first().cloned()
+    })
+}
+
+/// The realm that is meant: one that the key is good for, and that is served.
+fn realm_of(settings: &Settings, key: Option<&ApiKey>, wanted: Option<String>) -> Result<String, Refusal> {
+    let all = realms::all(settings);
+    let only = key.and_then(|key| key.realm.clone());
+    let realm = match (only, wanted) {
+        (Some(only), Some(wanted)) if only != wanted => {
+            // What else there is, is none of its business.
+            let why = format!("this key is for realm {only:?} alone");
+            return Err(Refusal::new(Reason::Realm, StatusCode::FORBIDDEN, "other_realm", why));
+        }
+        (Some(only), _) => only,
+        (None, Some(wanted)) => wanted,
+        (None, None) => all.first().map_or_else(|| settings.realm.clone(), |first| first.name.to_owned()),
+    };
+    if all.iter().any(|view| view.name == realm) {
+        return Ok(realm);
+    }
+    let why = format!("realm {realm:?} is not served here");
+    Err(Refusal::new(Reason::Realm, StatusCode::BAD_REQUEST, "unknown_realm", why))
+}
+
+fn token_key<'a>(
+    settings: &'a Settings,
+    realm: &str,
+    wanted: String,
+) -> Result<&'a TokenKeySettings, Refusal> {
+    let is_it = |key: &&TokenKeySettings| {
+        key.kid == wanted && key.realm.as_deref().unwrap_or(&settings.realm) == realm
+    };
+    settings.oauth.keys.iter().find(is_it).ok_or_else(|| {
+        let why = format!("there is no token key {wanted:?} in realm {realm:?}");
+        Refusal::new(Reason::BadRequest, StatusCode::BAD_REQUEST, "unknown_kid", why)
+    })
+}
+
+/// Seconds, of which nobody gets more than the least of all limits.
+fn ttl_of(
+    settings: &Settings,
+    key: Option<&ApiKey>,
+    of_token: Option<u32>,
+    wanted: Option<u32>,
+) -> Result<u32, Refusal> {
+    let limits = [key.and_then(|key| key.max_ttl), of_token];
+    let most = limits.into_iter().flatten().fold(settings.credentials.max_ttl, u32::min);
+    match wanted.unwrap_or_else(|| settings.credentials.ttl.min(most)) {
+        0 => Err(Refusal::bad_request(format!("ttl is expected to be 1 to {most}"))),
+        ttl if ttl > most => {
+            Err(Refusal::bad_request(format!("ttl is expected to be 1 to {most}, not {ttl}")))
+        }
+        ttl => Ok(ttl),
+    }
+}
+
+fn no_secret(realm: &str, store: Option<&Store>) -> Refusal {
+    if store.is_some_and(|store| store.rules().is_none()) {
+        return Refusal::unavailable("store_unavailable", "the store with the secrets has not answered yet");
+    }
+    let why =
+        format!("realm {realm:?} has no secret to make credentials with: turnpike secret rotate {realm}");
+    Refusal::new(Reason::NoSecret, StatusCode::CONFLICT, "no_secret", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::RealmSettings;
+
+    use super::*;
+
+    fn settings() -> Settings {
+        let realm = RealmSettings {
+            name: "tenant".to_owned(),
+            secrets: vec![Secret::new("t")],
+            ..RealmSettings::default()
+        };
+        Settings {
+            secrets: vec![Secret::new("first"), Secret::new("second")],
+            realms: vec![realm],
+            ..Settings::default()
+        }
+    }
+
+    fn key(realm: Option<&str>, max_ttl: Option<u32>) -> ApiKey {
+        let realm = realm.map(str::to_owned);
+        ApiKey { name: "shop".to_owned(), hash: [0; 32], realm, max_ttl, rate: None }
+    }
+
+    #[test]
+    fn a_realm_is_the_keys_own_or_one_that_is_served() {
+        let settings = settings();
+        let of = |key: Option<&ApiKey>, wanted: Option<&str>| {
+            realm_of(&settings, key, wanted.map(str::to_owned)).map_err(|refusal| refusal.problem.code)
+        };
+        let (free, bound, lost) = (key(None, None), key(Some("tenant"), None), key(Some("gone"), None));
+        for (key, wanted, found) in [
+            (None, None, Ok("turnpike")),
+            (None, Some("tenant"), Ok("tenant")),
+            (Some(&free), None, Ok("turnpike")),
+            (Some(&free), Some("tenant"), Ok("tenant")),
+            (Some(&free), Some("gone"), Err("unknown_realm")),
+            (Some(&bound), None, Ok("tenant")),
+            (Some(&bound), Some("tenant"), Ok("tenant")),
+            (Some(&bound), Some("turnpike"), Err("other_realm")),
+            (Some(&bound), Some("gone"), Err("other_realm")),
+            (Some(&lost), None, Err("unknown_realm")),
+        ] {
+            let expected = found.map(str::to_owned).map_err(Box::from);
+            assert_eq!(of(key, wanted), expected, "{key:?} {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_ttl_is_bounded_by_the_configuration_the_key_and_the_token_key() {
+        let mut settings = settings();
+        (settings.credentials.ttl, settings.credentials.max_ttl) = (600, 3600);
+        let of = |key: Option<&ApiKey>, of_token, wanted| ttl_of(&settings, key, of_token, wanted).ok();
+        let short = key(None, Some(60));
+        for (key, of_token, wanted, found) in [
+            (None, None, None, Some(600)),
+            (None, None, Some(3600), Some(3600)),
+            (None, None, Some(3601), None),
+            (None, None, Some(0), None),
+            (Some(&short), None, None, Some(60)),
+            (Some(&short), None, Some(60), Some(60)),
+            (Some(&short), None, Some(61), None),
+            (None, Some(30), None, Some(30)),
+            (Some(&short), Some(30), Some(31), None),
+            (None, Some(u32::MAX), Some(1), Some(1)),
+        ] {
+            assert_eq!(of(key, of_token, wanted), found, "{key:?} {of_token:?} {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_store_the_first_secret_of_the_configuration_signs() {
+        let settings = settings();
+        let signs =
+            |realm: &str| signing_secret(&settings, None, realm).map(|secret| secret.reveal().to_owned());
+        assert_eq!(["turnpike", "tenant", "gone"].map(signs), [Some("first".into()), Some("t".into()), None]);
+    }
+
+    #[test]
+    fn a_refusal_says_when_to_come_again_in_whole_seconds() {
+        for (pause, told) in
+            [(Duration::ZERO, "1"), (Duration::from_millis(1001), "2"), (Duration::from_secs(5), "5")]
+        {
+            let refusal = Refusal::new(Reason::Rate, StatusCode::TOO_MANY_REQUESTS, "rate", "too often");
+            let response = refusal.after(pause).answer();
+            assert_eq!(response.headers()[header::RETRY_AFTER], told);
+        }
+    }
+}

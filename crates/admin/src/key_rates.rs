@@ -1,0 +1,92 @@
+//! How often the key of an application may ask: a token bucket a key, which holds what it may ask in a second.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Keys whose buckets are not full, at most. There are no more in use at a time in any store that we can think of; were there, the others
+/// would have to wait.
+const MOST: usize = 65_536;
+
+/// The buckets. One that is full again is forgotten when there is need of room.
+#[derive(Debug)]
+pub(crate) struct KeyRates {
+    began: Instant,
+    /// By name, when each is full, in microseconds since then.
+    full_at: Mutex<HashMap<String, u64>>,
+    most: usize,
+}
+
+impl Default for KeyRates {
+    fn default() -> Self {
+        Self { began: Instant::now(), full_at: Mutex::default(), most: MOST }
+    }
+}
+
+impl KeyRates {
+    /// Takes one token of this key, which gets `rate` a second.
+    ///
+    /// # Errors
+    /// How long it has to wait for the next one.
+    pub(crate) fn spend(&self, key: &str, rate: u32) -> Result<(), Duration> {
+        let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.spend_at(now, key, rate)
+    }
+
+    fn spend_at(&self, now: u64, key: &str, rate: u32) -> Result<(), Duration> {
+        const SECOND: u64 = 1_000_000;
+        let interval = (SECOND / u64::from(rate.max(1))).max(1);
+        let mut buckets = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= self.most && !buckets.contains_key(key) {
+            buckets.retain(|_, full_at| *full_at > now);
+            if buckets.len() >= self.most {
+                return Err(Duration::from_micros(SECOND));
+            }
+        }
+        let held = buckets.get(key).copied().unwrap_or_default();
+        let full_at = held.max(now) + interval;
+        let over = full_at.saturating_sub(now + SECOND);
+        if over > 0 {
+            return Err(Duration::from_micros(over));
+        }
+        buckets.insert(key.to_owned(), full_at);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn granted(rates: &KeyRates, now: u64, key: &str, rate: u32) -> usize {
+        (0..100).filter(|_| rates.spend_at(now, key, rate).is_ok()).count()
+    }
+
+    #[test]
+    fn a_key_has_its_rate_and_one_seconds_worth_at_once() {
+        let rates = KeyRates::default();
+        assert_eq!(granted(&rates, 0, "shop", 10), 10);
+        assert_eq!(rates.spend_at(0, "shop", 10), Err(Duration::from_millis(100)));
+        assert_eq!(granted(&rates, SECOND / 2, "shop", 10), 5);
+        assert_eq!(granted(&rates, 100 * SECOND, "shop", 10), 10, "no more for having waited");
+        assert_eq!(granted(&rates, 100 * SECOND, "other", 1), 1, "each has its own");
+        assert_eq!(rates.spend_at(100 * SECOND, "other", 1), Err(Duration::from_secs(1)));
+        assert_eq!(granted(&rates, 0, "fast", u32::MAX), 100);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_who_finds_no_room_waits() {
+        let rates = KeyRates { most: 3, ..KeyRates::default() };
+        for key in ["a", "b", "c"] {
+            assert_eq!(granted(&rates, 0, key, 2), 2);
+        }
+        assert_eq!(rates.spend_at(0, "d", 2), Err(Duration::from_secs(1)));
+        assert_eq!(rates.spend_at(SECOND / 2, "a", 2), Ok(()), "who has a place keeps it");
+        assert_eq!(rates.spend_at(SECOND + 1, "d", 2), Ok(()));
+        assert_eq!(rates.full_at.lock().unwrap().len(), 2, "those that are full again are gone");
+    }
+}

@@ -1,0 +1,305 @@
+//! What the program does at this moment, read once a second for all who watch, and kept for the last minutes.
+//!
+//! ```text
+//!  each second    workers: publish! ─▶ Reading ─▶ Live ─▶ Frame ─▶ newest ─▶ watchers (routes::live), GET /v1/live
+//!                                        │ the one before   └─▶ History
+//!  while watched  talkers: sessions, slice by slice
+//! ```
+//!
+//! A watcher that takes its time misses what was in between; one that takes nothing any more is dropped. No worker waits for any of it.
+
+mod history;
+mod reading;
+mod talkers;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use http_body_util::channel::Sender;
+use hyper::body::Bytes;
+use jiff::Timestamp;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
+};
+use turnpike_turn::server::stats::ALLOCATION_MS;
+
+use crate::{
+    model::{History, Live, Status, Talkers},
+    program::Program,
+    threads::Threads,
+};
+use history::Minutes;
+use reading::Reading;
+pub(crate) use reading::{refused, total};
+
+/// Between two readings.
+const TICK: Duration = Duration::from_secs(1);
+/// What a worker has for its answer; one that takes longer is told as one that does not.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Watchers at a time, over all listeners: each has a connection for itself.
+pub(crate) const WATCHERS: usize = 8;
+/// What a watcher has to take what is sent to it.
+const SLOW: Duration = Duration::from_secs(10);
+/// For so long after somebody has asked, it is taken that he asks again.
+const WATCHED_MS: u64 = 15_000;
+/// Readings that the quantiles of the times of allocations are of.
+const MINUTE: usize = 60;
+
+/// How many allocations took so long; the last bucket has what is beyond the last bound.
+type Buckets = [u64; ALLOCATION_MS.len() + 1];
+
+/// Reads once a second, for as long as the runtime lives.
+pub(crate) struct Feed {
+    program: Arc<dyn Program>,
+    /// By both clocks: one tells the time, the other how long it is ago.
+    started: (Timestamp, Instant),
+    newest: watch::Sender<Option<Arc<Frame>>>,
+    minutes: Mutex<Minutes>,
+    talkers: Mutex<Option<Arc<Talkers>>>,
+    watchers: Arc<Semaphore>,
+    /// When somebody has asked last, in milliseconds since the start.
+    asked_ms: AtomicU64,
+}
+
+/// One reading, as all watchers get it.
+pub(crate) struct Frame {
+    pub(crate) live: Live,
+    /// Written by the first who wants it.
+    event: OnceLock<Bytes>,
+}
+
+impl Frame {
+    fn event(&self) -> Bytes {
+        self.event.get_or_init(|| event("live", &self.live)).clone()
+    }
+}
+
+/// As server-sent events have it: the JSON has no line ends.
+fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
+    let json = serde_json::to_string(data).unwrap_or_default();
+    format!("event: {name}\ndata: {json}\n\n").into()
+}
+
+impl Feed {
+    /// Begins to read. To be called within a runtime.
+    pub(crate) fn start(program: Arc<dyn Program>) -> Arc<Self> {
+        let feed = Arc::new(Self {
+            program,
+            started: (Timestamp::now(), Instant::now()),
+            newest: watch::Sender::new(None),
+            minutes: Mutex::default(),
+            talkers: Mutex::default(),
+            watchers: Arc::new(Semaphore::new(WATCHERS)),
+            asked_ms: AtomicU64::new(u64::MAX),
+        });
+        tokio::spawn(Arc::clone(&feed).read());
+        tokio::spawn(talkers::compare(Arc::clone(&feed)));
+        feed
+    }
+
+    /// How the program is.
+    pub(crate) fn status(&self) -> Status {
+        let (at, since) = self.started;
+        Status::of(&*self.program, at, since.elapsed())
+    }
+
+    /// The newest reading; waits for the first one.
+    pub(crate) async fn newest(&self) -> Option<Arc<Frame>> {
+        self.mark();
+        let mut newest = self.newest.subscribe();
+        let found = timeout(3 * TICK, newest.wait_for(Option::is_some)).await;
+        found.ok()?.ok()?.clone()
+    }
+
+    /// The last minutes.
+    pub(crate) fn history(&self) -> History {
+        self.minutes.lock().unwrap_or_else(PoisonError::into_inner).history()
+    }
+
+    /// A place among those who watch, if there is one left.
+    pub(crate) fn watcher(self: &Arc<Self>) -> Option<Watcher> {
+        let place = Arc::clone(&self.watchers).try_acquire_owned().ok()?;
+        Some(Watcher { feed: Arc::clone(self), _place: place })
+    }
+
+    fn mark(&self) {
+        self.asked_ms.store(self.since_ms(), Ordering::Relaxed);
+    }
+
+    fn since_ms(&self) -> u64 {
+        u64::try_from(self.started.1.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether somebody watches, or has asked lately.
+    fn is_watched(&self) -> bool {
+        let asked_ms = self.asked_ms.load(Ordering::Relaxed);
+        self.watchers.available_permits() < WATCHERS
+            || (asked_ms != u64::MAX && self.since_ms().saturating_sub(asked_ms) < WATCHED_MS)
+    }
+
+    fn set_talkers(&self, talkers: Option<Talkers>) {
+        *self.talkers.lock().unwrap_or_else(PoisonError::into_inner) = talkers.map(Arc::new);
+    }
+
+    fn talkers(&self) -> Option<Arc<Talkers>> {
+        self.talkers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn read(self: Arc<Self>) {
+        let threads = Threads::default();
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut before: Option<Reading> = None;
+        let mut times: VecDeque<Buckets> = VecDeque::with_capacity(MINUTE);
+        loop {
+            ticks.tick().await;
+            let shares = threads.shares().await;
+            let waits = self.probe().await;
+            let now = Reading::take(&*self.program);
+            if let Some(before) = &before {
+                let talkers = self.talkers();
+                let mut live = now.since(before, self.status(), &shares, &waits, talkers.as_deref());
+                if let (Some(server), Some(counted)) = (&mut live.server, now.allocation_times()) {
+                    let minute_ago = times.front().copied().unwrap_or_default();
+                    server.opening = reading::quantiles(&minute_ago, counted);
+                    if times.len() >= MINUTE {
+                        times.pop_front();
+                    }
+                    times.push_back(*counted);
+                }
+                self.minutes.lock().unwrap_or_else(PoisonError::into_inner).push(now.at(), &live);
+                let frame = Frame { live, event: OnceLock::new() };
+                self.newest.send_replace(Some(Arc::new(frame)));
+            }
+            before = Some(now);
+        }
+    }
+
+    /// Has all workers publish what they have counted, and says how long each question waited for its worker.
+    async fn probe(&self) -> Vec<Option<Duration>> {
+        let Some(server) = self.program.server() else { return Vec::new() };
+        let workers = 0..server.relay.workers();
+        let asked: Vec<_> = workers
+            .map(|worker| {
+                let (sender, answer) = oneshot::channel();
+                server.relay.probe(worker, move |waited| _ = sender.send(waited));
+                answer
+            })
+            .collect();
+        drop(server);
+        let deadline = Deadline::now() + PATIENCE;
+        let mut waits = Vec::with_capacity(asked.len());
+        for answer in asked {
+            waits.push(timeout_at(deadline, answer).await.ok().and_then(Result::ok));
+        }
+        waits
+    }
+}
+
+/// Somebody who watches, and has a place for it.
+pub(crate) struct Watcher {
+    feed: Arc<Feed>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Watcher {
+    /// Sends the last minutes and then each reading, at most `most` of them, until nobody takes them any more or `may_watch` says no.
+    pub(crate) async fn send(self, to: &mut Sender<Bytes>, most: Option<u64>, may_watch: impl Fn() -> bool) {
+        let mut newest = self.feed.newest.subscribe();
+        let mut left = most.unwrap_or(u64::MAX);
+        let mut next = event("history", &self.feed.history());
+        loop {
+            match timeout(SLOW, to.send_data(next)).await {
+                Ok(Ok(())) if left > 0 => {}
+                _ => return,
+            }
+            next = loop {
+                if newest.changed().await.is_err() || !may_watch() {
+                    return;
+                }
+                let frame = newest.borrow_and_update().clone();
+                if let Some(frame) = frame {
+                    break frame.event();
+                }
+            };
+            left -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, channel::Channel};
+
+    use super::*;
+    use crate::connections::tests::Nobody;
+
+    async fn heard(body: &mut Channel<Bytes>) -> Bytes {
+        let frame = body.frame().await.expect("it goes on").expect("no error");
+        frame.into_data().expect("no trailers")
+    }
+
+    /// Time is tokio's here, and passes when nobody has anything to do.
+    #[tokio::test(start_paused = true)]
+    async fn all_who_watch_get_the_same_and_who_takes_nothing_is_dropped() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        let watch = |feed: &Arc<Feed>| {
+            let (mut sender, body) = Channel::<Bytes>::new(1);
+            let watcher = feed.watcher().expect("a place");
+            (tokio::spawn(async move { watcher.send(&mut sender, None, || true).await }), body)
+        };
+        let ((_one, mut first), (_other, mut second), (deaf, unread)) =
+            (watch(&feed), watch(&feed), watch(&feed));
+        assert_eq!(feed.watchers.available_permits(), WATCHERS - 3);
+        assert!(heard(&mut first).await.starts_with(b"event: history\ndata: {"));
+        assert!(heard(&mut second).await.ends_with(b"}\n\n"));
+        for _ in 0..5 {
+            let (one, other) = (heard(&mut first).await, heard(&mut second).await);
+            assert!(one.starts_with(b"event: live\n"));
+            assert_eq!(one.as_ptr(), other.as_ptr(), "written once");
+        }
+        // The others go on while the deaf one runs out of time.
+        while !deaf.is_finished() {
+            heard(&mut first).await;
+            heard(&mut second).await;
+        }
+        assert_eq!(feed.watchers.available_permits(), WATCHERS - 2);
+        drop(unread);
+        let told = Arc::strong_count(&feed);
+        drop(first);
+        while feed.watchers.available_permits() < WATCHERS - 1 {
+            heard(&mut second).await;
+        }
+        assert!(Arc::strong_count(&feed) < told, "who has gone leaves nothing behind");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_may_not_watch_any_more_is_sent_nothing_more() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        let (mut sender, mut body) = Channel::<Bytes>::new(1);
+        let watcher = feed.watcher().expect("a place");
+        let sending = tokio::spawn(async move { watcher.send(&mut sender, None, || false).await });
+        assert!(heard(&mut body).await.starts_with(b"event: history\n"));
+        assert!(body.frame().await.is_none());
+        sending.await.expect("no panic");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_watched_by_who_watches_and_by_who_has_asked_lately() {
+        let feed = Feed::start(Arc::new(Nobody::default()));
+        assert!(!feed.is_watched());
+        let watcher = feed.watcher();
+        assert!(feed.is_watched());
+        drop(watcher);
+        assert!(!feed.is_watched());
+        assert_eq!(feed.newest().await.expect("a reading").live.status.open, 0);
+        assert!(feed.is_watched());
+    }
+}

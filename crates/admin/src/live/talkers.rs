@@ -1,0 +1,143 @@
+//! Which sessions relay the most: all of them are gone through twice, slice by slice, and compared. Only while somebody watches, for it
+//! costs each worker some microseconds for each thousand sessions.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::oneshot, time::sleep};
+use turnpike_relay::sessions::{Look, Looked, Session, SessionFilter, SessionTraffic};
+use turnpike_turn::server::SessionId;
+
+use super::Feed;
+use crate::model::{Rate, Talker, Talkers};
+
+/// Between two comparisons, and before the first.
+const PAUSE: Duration = Duration::from_secs(5);
+const FIRST: Duration = Duration::from_secs(1);
+/// How many are told.
+const MOST: usize = 20;
+
+/// What all sessions had relayed at a time.
+struct Pass {
+    at: Instant,
+    /// With the worker that has it.
+    traffic: HashMap<SessionId, (usize, SessionTraffic)>,
+}
+
+/// Compares for as long as the runtime lives.
+pub(super) async fn compare(feed: Arc<Feed>) {
+    let mut before: Option<Pass> = None;
+    loop {
+        sleep(if feed.talkers().is_some() { PAUSE } else { FIRST }).await;
+        if !feed.is_watched() {
+            before = None;
+            feed.set_talkers(None);
+            continue;
+        }
+        let now = pass(&feed).await;
+        if let (Some(before), Some(now)) = (&before, &now) {
+            let talkers = rank(&feed, before, now).await;
+            feed.set_talkers(Some(talkers));
+        }
+        before = now;
+    }
+}
+
+/// `None` where there is no server.
+async fn pass(feed: &Feed) -> Option<Pass> {
+    let at = Instant::now();
+    let mut traffic = HashMap::new();
+    let workers = feed.program.server()?.relay.workers();
+    for worker in 0..workers {
+        let mut from = Some(0);
+        while let Some(slot) = from {
+            let (sender, answer) = oneshot::channel();
+            let told = move |traffic, next| _ = sender.send((traffic, next));
+            feed.program.server()?.relay.traffic(worker, slot, told);
+            let (found, next): (Vec<SessionTraffic>, _) = answer.await.ok()?;
+            traffic.extend(found.into_iter().map(|session| (session.id, (worker, session))));
+            from = next;
+        }
+    }
+    Some(Pass { at, traffic })
+}
+
+/// Bytes that a session relayed in between, both ways.
+fn relayed(before: &Pass, session: &SessionTraffic) -> u64 {
+    let (to_peer, to_client) = since(before, session);
+    to_peer.1 + to_client.1
+}
+
+/// Datagrams and bytes to peers and to the client. One that is new had nothing before.
+fn since(before: &Pass, session: &SessionTraffic) -> ((u64, u64), (u64, u64)) {
+    let less =
+        |now: (u64, u64), then: (u64, u64)| (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
+    match before.traffic.get(&session.id) {
+        Some((_, then)) => (less(session.to_peer, then.to_peer), less(session.to_client, then.to_client)),
+        None => (session.to_peer, session.to_client),
+    }
+}
+
+async fn rank(feed: &Feed, before: &Pass, now: &Pass) -> Talkers {
+    let active = now.traffic.values().map(|(worker, session)| (relayed(before, session), *worker, *session));
+    let mut active: Vec<(u64, usize, SessionTraffic)> = active.filter(|(bytes, ..)| *bytes > 0).collect();
+    let count = active.len() as u64;
+    if active.len() > MOST {
+        active.select_nth_unstable_by_key(MOST, |(bytes, ..)| Reverse(*bytes));
+        active.truncate(MOST);
+    }
+    active.sort_unstable_by_key(|(bytes, ..)| Reverse(*bytes));
+    let interval_s = (now.at - before.at).as_secs_f64();
+    let mut talkers = Vec::with_capacity(active.len());
+    for (_, worker, traffic) in active {
+        // One that has ended or moved meanwhile is left out.
+        let Some(session) = find(feed, worker, &traffic).await else { continue };
+        let (to_peer, to_client) = since(before, &traffic);
+        talkers.push(Talker {
+            id: session.id.to_string(),
+            realm: session.realm.to_string(),
+            user: session.username.into_string(),
+            client: session.client.to_string(),
+            transport: <&str>::from(session.transport).to_owned(),
+            to_peer: Rate::of(to_peer, interval_s),
+            to_client: Rate::of(to_client, interval_s),
+        });
+    }
+    Talkers { interval_s, active: count, talkers }
+}
+
+async fn find(feed: &Feed, worker: usize, traffic: &SessionTraffic) -> Option<Session> {
+    let filter = Arc::new(SessionFilter { id: Some(traffic.id), ..SessionFilter::default() });
+    let (sender, answer) = oneshot::channel();
+    let look = Look { from: traffic.slot, most: 1, filter, details: false };
+    feed.program.server()?.relay.look(worker, look, move |looked: Looked| _ = sender.send(looked));
+    answer.await.ok()?.sessions.pop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass_of(traffic: &[(&str, u64, u64)]) -> Pass {
+        let session = |(id, to_peer, to_client): &(&str, u64, u64)| {
+            let id: SessionId = id.repeat(32).parse().unwrap();
+            (id, (0, SessionTraffic { id, slot: 0, to_peer: (1, *to_peer), to_client: (2, *to_client) }))
+        };
+        Pass { at: Instant::now(), traffic: traffic.iter().map(session).collect() }
+    }
+
+    #[test]
+    fn what_a_session_relayed_is_what_it_has_more_than_before() {
+        let before = pass_of(&[("1", 100, 1000), ("2", 5, 5)]);
+        let now = pass_of(&[("1", 150, 1300), ("2", 5, 5), ("3", 7, 8)]);
+        let of = |id: &str| {
+            let id: SessionId = id.repeat(32).parse().unwrap();
+            relayed(&before, &now.traffic[&id].1)
+        };
+        assert_eq!([of("1"), of("2"), of("3")], [350, 0, 15]);
+    }
+}

@@ -1,0 +1,254 @@
+//! Credentials for applications, on the admin interface and on listeners of their own: as a browser wants them, and as the draft of a TURN
+//! REST API has it (draft-uberti-behave-turn-rest).
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Extension,
+    extract::{FromRef, Request, State},
+    http::{HeaderMap, Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use jiff::Timestamp;
+use serde::Deserialize;
+use turnpike_config::{Secret, access_tokens::MadeToken};
+use turnpike_stores::ApiKey;
+use utoipa::IntoParams;
+
+use super::{App, Json, body, bytes, health, query, running::seconds, server_of};
+use crate::{
+    access::{Via, asks_for_credential, token},
+    applications::Keys,
+    issue::{Grant, Issued, Refusal, issue},
+    model::{Credentials, CredentialsRequest, IceCredential, IceServer, IceToken, Problem, RestCredentials},
+    program::Program,
+    web,
+};
+
+/// What handlers of credentials work on.
+#[derive(Clone)]
+pub(crate) struct Desk {
+    program: Arc<dyn Program>,
+    /// What applications show on listeners of their own. There are none on the admin interface, which lets in nobody to here but who may
+    /// do everything.
+    keys: Option<Arc<Keys>>,
+}
+
+impl Desk {
+    pub(super) fn for_applications(program: Arc<dyn Program>) -> Self {
+        Self { program, keys: Some(Arc::default()) }
+    }
+}
+
+impl FromRef<App> for Desk {
+    fn from_ref(app: &App) -> Self {
+        Self { program: Arc::clone(&app.program), keys: None }
+    }
+}
+
+/// What the draft has, and, as ours, `ttl` and `realm`.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct RestQuery {
+    /// `turn`
+    service: Option<String>,
+    /// Whose the credential is: 1 to 256 bytes; somebody else each time, if it is not there.
+    username: Option<String>,
+    /// The key of the application, on a listener for those. Not looked at on the admin interface.
+    key: Option<String>,
+    /// The same as `key`, as Janus calls it.
+    api: Option<String>,
+    /// Seconds for which it is good; `credentials.ttl` if it is not there.
+    #[param(minimum = 1)]
+    ttl: Option<u32>,
+    /// The realm; that of the key, or `server.realm`, if it is not there.
+    realm: Option<String>,
+}
+
+/// Makes a credential for a user, or a token (RFC 7635) if `kid` is there: what `new RTCPeerConnection` takes.
+#[utoipa::path(
+    post,
+    path = "/v1/credentials",
+    tag = "credentials",
+    request_body(content = Option<CredentialsRequest>),
+    responses(
+        (status = 200, description = "The credential, and all ways to this server.", body = Credentials),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(crate) async fn make(
+    State(desk): State<Desk>,
+    Extension(via): Extension<Via>,
+    request: Request,
+) -> Response {
+    desk.make(&via, request).await.unwrap_or_else(Refusal::answer)
+}
+
+/// What there is to look at: for browsers a page, for others one line a path. With a query, a credential, as the draft of a TURN REST API
+/// has it: `/?service=turn&username=alice`.
+#[utoipa::path(
+    get,
+    path = "/",
+    tag = "credentials",
+    params(RestQuery),
+    responses(
+        (
+            status = 200,
+            description = "What there is to look at; or the credential, and all ways to this server.",
+            content((String = "text/plain"), (String = "text/html"), (RestCredentials = "application/json")),
+        ),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Request) -> Response {
+    if asks_for_credential(request.uri()) {
+        return rest(desk, via, request).await;
+    }
+    if web::is_wanted(request.headers()) { web::front() } else { health::PATHS.into_response() }
+}
+
+/// The same by a POST, which the draft has too: with its parameters in the URI, as a form, or both, as Janus has them.
+#[utoipa::path(
+    post,
+    path = "/",
+    tag = "credentials",
+    params(RestQuery),
+    responses(
+        (status = 200, description = "The credential, and all ways to this server.", body = RestCredentials),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(crate) async fn rest(
+    State(desk): State<Desk>,
+    Extension(via): Extension<Via>,
+    request: Request,
+) -> Response {
+    desk.make_as_in_the_draft(&via, request).await.unwrap_or_else(Refusal::answer)
+}
+
+impl RestQuery {
+    /// Of the URI, and of the body of a POST. What stands in both must be the same.
+    async fn of(request: Request) -> Result<Self, Problem> {
+        let in_uri: Self = query(request.uri())?;
+        if *request.method() != Method::POST {
+            return Ok(in_uri);
+        }
+        let (headers, bytes) = bytes(request).await?;
+        if bytes.is_empty() {
+            return Ok(in_uri);
+        }
+        if !is_form(&headers) {
+            let detail =
+                "a body is expected to be a form, with Content-Type: application/x-www-form-urlencoded";
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", detail));
+        }
+        let in_body: Self = serde_urlencoded::from_bytes(&bytes)
+            .map_err(|error| Problem::bad_request(format!("the form cannot be read: {error}")))?;
+        Ok(Self {
+            service: one_of("service", in_uri.service, in_body.service)?,
+            username: one_of("username", in_uri.username, in_body.username)?,
+            key: one_of("key", in_uri.key, in_body.key)?,
+            api: one_of("api", in_uri.api, in_body.api)?,
+            ttl: one_of("ttl", in_uri.ttl, in_body.ttl)?,
+            realm: one_of("realm", in_uri.realm, in_body.realm)?,
+        })
+    }
+}
+
+/// What is said in two places.
+fn one_of<T: PartialEq>(what: &str, one: Option<T>, other: Option<T>) -> Result<Option<T>, Problem> {
+    match (one, other) {
+        (Some(one), Some(other)) if one != other => {
+            Err(Problem::bad_request(format!("{what} is said twice, and not the same")))
+        }
+        (one, other) => Ok(one.or(other)),
+    }
+}
+
+fn is_form(headers: &HeaderMap) -> bool {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/x-www-form-urlencoded")
+}
+
+impl Desk {
+    async fn make(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
+        let shown = self.shown(request.headers())?;
+        let key = self.judge(via, shown).await?;
+        let wanted = body::<CredentialsRequest>(request).await?.unwrap_or_default();
+        let issued = self.issue(key.as_ref(), wanted)?;
+        let audit = issued.audit(key.as_ref());
+        Ok((Extension(audit), Json(for_browsers(issued))).into_response())
+    }
+
+    async fn make_as_in_the_draft(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
+        let in_header = self.shown(request.headers())?;
+        let RestQuery { service, username, key, api, ttl, realm } = RestQuery::of(request).await?;
+        let in_query = one_of("key", key, api)?.map(Secret::new);
+        let shown = one_of("the key", in_header, in_query)?;
+        let key = self.judge(via, shown).await?;
+        if service.as_deref() != Some("turn") {
+            let detail = "service is expected to be turn: /?service=turn&username=NAME";
+            return Err(Problem::bad_request(detail).into());
+        }
+        let wanted = CredentialsRequest { user: username, ttl, realm, kid: None };
+        let issued = self.issue(key.as_ref(), wanted)?;
+        let audit = issued.audit(key.as_ref());
+        Ok((Extension(audit), Json(as_in_the_draft(issued))).into_response())
+    }
+
+    /// The key in the head of a request. On the admin interface a token stands there, and has been looked at.
+    fn shown(&self, headers: &HeaderMap) -> Result<Option<Secret>, Problem> {
+        match self.keys {
+            Some(_) => Ok(token(headers)?.map(Secret::new)),
+            None => Ok(None),
+        }
+    }
+
+    /// The key of an application; none of an administrator, who needs none.
+    async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, Refusal> {
+        match &self.keys {
+            Some(keys) => keys.judge(server_of(&*self.program), via, shown).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn issue(&self, key: Option<&ApiKey>, wanted: CredentialsRequest) -> Result<Issued, Refusal> {
+        if self.program.is_draining() {
+            let detail = "this server takes no new clients: ask another one";
+            return Err(Refusal::unavailable("draining", detail));
+        }
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        issue(&server_of(&*self.program)?, key, wanted, unix)
+    }
+}
+
+fn for_browsers(issued: Issued) -> Credentials {
+    let Issued { realm, ttl, expiry, uris, grant, .. } = issued;
+    let (username, credential, credential_type) = match grant {
+        Grant::Password { username, password } => {
+            (username, IceCredential::Password(password.reveal().to_owned()), None)
+        }
+        Grant::Token { kid, token: MadeToken { access_token, mac_key } } => {
+            let (mac_key, access_token) = (mac_key.reveal().to_owned(), access_token.reveal().to_owned());
+            (kid, IceCredential::Token(IceToken { mac_key, access_token }), Some("oauth".to_owned()))
+        }
+    };
+    let end = Timestamp::from_second(i64::try_from(expiry).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX);
+    let ice_servers = vec![IceServer { urls: uris, username, credential, credential_type }];
+    Credentials { ice_servers, realm, ttl, expires_at: seconds(end) }
+}
+
+fn as_in_the_draft(issued: Issued) -> RestCredentials {
+    let Issued { ttl, uris, grant, .. } = issued;
+    let (username, password) = match grant {
+        Grant::Password { username, password } => (username, password.reveal().to_owned()),
+        // The draft has none, and none is asked for by it.
+        Grant::Token { kid, .. } => (kid, String::new()),
+    };
+    RestCredentials { username, password, ttl, uris }
+}

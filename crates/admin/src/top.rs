@@ -1,0 +1,245 @@
+//! `turnpike top`: what the program does at this moment, in a terminal. The same readings as the page has (`/v1/live`), drawn again as they
+//! come; as lines of JSON for programs, or once as text.
+
+mod screen;
+mod units;
+
+use std::{
+    io::{self, Write},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ratatui::{
+    buffer::Buffer,
+    crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers},
+    layout::Rect,
+    widgets::Widget as _,
+};
+
+use crate::{
+    client::{Client, ClientError},
+    commands::CommandError,
+    model::{Certificate, Certificates, History, Live},
+};
+use screen::Screen;
+
+/// Longest wait for a key: so late it is noticed at the most that the program was told to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// Certificates change seldom.
+const SELDOM: Duration = Duration::from_secs(60);
+/// Columns of [`Options::once`] where nobody says how many there are.
+const COLUMNS: u16 = 110;
+/// Lines of it: as many as there is something for, and no more than that.
+const LINES: u16 = 200;
+
+/// How it is to be shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Between two readings.
+    pub interval: Duration,
+    /// One reading, and an end.
+    pub once: bool,
+    /// A line of JSON for each reading, in place of a picture.
+    pub json: bool,
+    /// Whether colours may be used.
+    pub colours: bool,
+    /// Columns of a picture that is no terminal's.
+    pub columns: Option<u16>,
+}
+
+/// What a thread has heard of the program.
+enum Told {
+    Live(Box<Live>),
+    History(Box<History>),
+    Certificates(Vec<Certificate>),
+    Problem(String),
+}
+
+/// Shows it until somebody presses `q` or `stopped` says so.
+///
+/// # Errors
+/// See [`CommandError`]; once it runs, a program that does not answer is told on the screen, and asked again.
+pub fn run(
+    client: Client,
+    options: &Options,
+    out: &mut dyn Write,
+    stopped: impl Fn() -> bool,
+) -> Result<(), CommandError> {
+    if options.json {
+        return lines(&client, options, out, stopped);
+    }
+    if options.once {
+        return once(&client, options, out);
+    }
+    // Before anything is drawn, so that an error stands where it can be read.
+    let live: Live = client.get("/v1/live")?;
+    let mut screen = Screen::new(options.colours, client.whom());
+    screen.hear(live);
+    let (teller, told) = mpsc::channel();
+    let interval = options.interval;
+    thread::Builder::new().name("top".to_owned()).spawn(move || tell(&client, interval, &teller))?;
+    let mut terminal = ratatui::try_init()?;
+    let draw = |screen: &Screen| {
+        let drawn = terminal.draw(|frame| frame.render_widget(screen, frame.area()));
+        drawn.map(drop)
+    };
+    let result = interact(&mut screen, &told, draw, key, stopped);
+    ratatui::restore();
+    Ok(result?)
+}
+
+/// Asks again and again, until nobody listens.
+fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
+    let problem = |error: ClientError| Told::Problem(error.to_string());
+    let mut seldom: Option<Instant> = None;
+    loop {
+        if seldom.is_none_or(|last| last.elapsed() >= SELDOM) {
+            let history = client.get("/v1/live/history").map(Box::new);
+            let _ = history.map(|history| to.send(Told::History(history)));
+            // A forwarder has none.
+            let told = client.get("/v1/certificates").map(|told: Certificates| told.certificates);
+            let _ = told.map(|told| to.send(Told::Certificates(told)));
+            seldom = Some(Instant::now());
+        }
+        thread::sleep(interval);
+        let told = client.get("/v1/live").map_or_else(problem, |live| Told::Live(Box::new(live)));
+        if matches!(told, Told::Problem(_)) {
+            seldom = None;
+        }
+        if to.send(told).is_err() {
+            return;
+        }
+    }
+}
+
+/// What somebody can press.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Quit,
+    Pause,
+    Next,
+    Previous,
+    Down,
+    Up,
+    /// The picture has another size.
+    Other,
+}
+
+fn key(patience: Duration) -> io::Result<Option<Key>> {
+    if !event::poll(patience)? {
+        return Ok(None);
+    }
+    let Event::Key(pressed) = event::read()? else { return Ok(Some(Key::Other)) };
+    if pressed.kind == KeyEventKind::Release {
+        return Ok(None);
+    }
+    let is_control = pressed.modifiers.contains(KeyModifiers::CONTROL);
+    Ok(Some(match pressed.code {
+        KeyCode::Char('c') if is_control => Key::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => Key::Quit,
+        KeyCode::Char('p' | ' ') => Key::Pause,
+        KeyCode::Tab | KeyCode::Right => Key::Next,
+        KeyCode::BackTab | KeyCode::Left => Key::Previous,
+        KeyCode::Down | KeyCode::Char('j') => Key::Down,
+        KeyCode::Up | KeyCode::Char('k') => Key::Up,
+        _ => Key::Other,
+    }))
+}
+
+/// Draws what is told, and obeys keys.
+fn interact(
+    screen: &mut Screen,
+    told: &Receiver<Told>,
+    mut draw: impl FnMut(&Screen) -> io::Result<()>,
+    mut key: impl FnMut(Duration) -> io::Result<Option<Key>>,
+    stopped: impl Fn() -> bool,
+) -> io::Result<()> {
+    draw(screen)?;
+    while !stopped() {
+        let mut changed = false;
+        loop {
+            match told.recv_timeout(Duration::ZERO) {
+                Ok(Told::Live(live)) => screen.hear(*live),
+                Ok(Told::History(history)) => screen.remember(*history),
+                Ok(Told::Certificates(told)) => screen.certify(told),
+                Ok(Told::Problem(why)) => screen.lose(why),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+            changed = true;
+        }
+        let pressed = key(LOOK)?;
+        match pressed {
+            Some(Key::Quit) => return Ok(()),
+            Some(Key::Pause) => screen.pause(),
+            Some(Key::Next) => screen.turn(1),
+            Some(Key::Previous) => screen.turn(-1),
+            Some(Key::Down) => screen.scroll(1),
+            Some(Key::Up) => screen.scroll(-1),
+            Some(Key::Other) | None => {}
+        }
+        if changed || pressed.is_some() {
+            draw(screen)?;
+        }
+    }
+    Ok(())
+}
+
+/// One object a line, as it is answered.
+fn lines(
+    client: &Client,
+    options: &Options,
+    out: &mut dyn Write,
+    stopped: impl Fn() -> bool,
+) -> Result<(), CommandError> {
+    loop {
+        let live: Live = client.get("/v1/live")?;
+        writeln!(out, "{}", serde_json::to_string(&live).map_err(io::Error::from)?)?;
+        out.flush()?;
+        if options.once {
+            return Ok(());
+        }
+        let since = Instant::now();
+        while since.elapsed() < options.interval {
+            if stopped() {
+                return Ok(());
+            }
+            thread::sleep(LOOK.min(options.interval - since.elapsed().min(options.interval)));
+        }
+    }
+}
+
+fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), CommandError> {
+    let history: History = client.get("/v1/live/history")?;
+    let live: Live = client.get("/v1/live")?;
+    let mut screen = Screen::new(false, client.whom());
+    screen.remember(history);
+    screen.hear(live);
+    if let Ok(Certificates { certificates }) = client.get("/v1/certificates") {
+        screen.certify(certificates);
+    }
+    for line in text(&screen.whole(), options.columns.unwrap_or(COLUMNS), LINES) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// What stands on a screen of this size, without what is empty at the ends.
+fn text(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
+    let area = Rect::new(0, 0, columns, rows);
+    let mut buffer = Buffer::empty(area);
+    screen.render(area, &mut buffer);
+    let row = |y: u16| {
+        let cells = (0..columns).filter_map(|x| buffer.cell((x, y)));
+        cells.map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned()
+    };
+    let mut lines: Vec<String> = (0..rows).map(row).collect();
+    while lines.last().is_some_and(String::is_empty) {
+        lines.pop();
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+//! The screen on a terminal that is a buffer, and what keys do.
+
+use std::collections::VecDeque;
+
+use ratatui::{Terminal, backend::TestBackend};
+
+use super::*;
+use crate::model::{
+    Batch, Datapath, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason,
+    Status, Talker, Talkers,
+};
+
+fn live() -> Live {
+    let rate = |datagrams: f64, bytes: f64| Rate { datagrams, bytes };
+    let reason = |kind: &str, reason: &str, total, rate| Reason {
+        kind: kind.to_owned(),
+        reason: reason.to_owned(),
+        total,
+        rate,
+    };
+    let worker = |number, load| LiveWorker {
+        number,
+        sessions: 5,
+        load: Some(load),
+        waiting: Some(0.01),
+        event_loop_us: Some(70),
+        wakeups: 10.0,
+        received: 1500.0,
+        sent: 1400.0,
+        receive_batch: Some(3.5),
+        send_batch: Some(3.0),
+        dropped: 0.0,
+    };
+    Live {
+        at: "2026-01-02T03:04:05.678Z".to_owned(),
+        interval_s: 1.0,
+        status: Status {
+            job: Job::Serve,
+            version: "1.2.3".to_owned(),
+            pid: 7,
+            started_at: "2026-01-02T00:00:00Z".to_owned(),
+            uptime_s: 3700,
+            draining: false,
+            open: 1234,
+            datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
+        },
+        cores: Some(1.25),
+        server: Some(LiveServer {
+            to_peer: rate(1000.0, 125_000.0),
+            to_client: rate(2000.0, 250_000.0),
+            across: rate(0.0, 0.0),
+            received: 3000.0,
+            sent: 2800.0,
+            requests: 12.0,
+            opened: 2.5,
+            closed: 1.5,
+            opening: Some(Quantiles { count: 9, p50_s: Some(0.001), p99_s: None }),
+            drops: vec![reason("packet", "no_permission", 77, 0.5)],
+            refusals: vec![reason("credentials", "wrong_key", 88, 3.0), reason("limit", "user", 9, 9.0)],
+            workers: vec![worker(0, 0.5), worker(1, 0.97)],
+            batches: vec![Batch { from: 1, to: Some(1), rate: 1000.0 }],
+            listeners: vec![LiveListener {
+                transport: "tls".to_owned(),
+                address: "192.0.2.1:5349".to_owned(),
+                server_name: None,
+                sessions: 4,
+            }],
+            realms: vec![LiveRealm { name: "example.org".to_owned(), sessions: 10 }],
+            talkers: Some(Talkers {
+                interval_s: 5.0,
+                active: 1,
+                talkers: vec![Talker {
+                    id: "00112233445566778899aabbccddeeff".to_owned(),
+                    realm: "example.org".to_owned(),
+                    user: "al\u{1b}[2Jice".to_owned(),
+                    client: "192.0.2.9:50000".to_owned(),
+                    transport: "udp".to_owned(),
+                    to_peer: rate(10.0, 1000.0),
+                    to_client: rate(20.0, 2000.0),
+                }],
+            }),
+        }),
+        rules: Vec::new(),
+    }
+}
+
+fn certificate(left_s: i64) -> Certificate {
+    Certificate {
+        file: "turn.pem".to_owned(),
+        names: vec!["turn.example.org".to_owned()],
+        not_after: "2026-03-01T00:00:00Z".to_owned(),
+        expires_in_s: left_s,
+        dtls: true,
+    }
+}
+
+/// On a terminal of this size.
+fn drawn(screen: &Screen, columns: u16, rows: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+    terminal.draw(|frame| frame.render_widget(screen, frame.area())).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let row =
+        |y| (0..columns).filter_map(|x| buffer.cell((x, y))).map(|cell| cell.symbol()).collect::<String>();
+    (0..rows).map(row).map(|line: String| line.trim_end().to_owned()).collect()
+}
+
+fn holds(lines: &[String], parts: &[&str]) {
+    for part in parts {
+        assert!(lines.iter().any(|line| line.contains(part)), "no {part:?} in\n{}", lines.join("\n"));
+    }
+}
+
+#[test]
+fn a_screen_has_figures_curves_workers_and_the_first_table() {
+    let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
+    screen.hear(live());
+    let lines = drawn(&screen, 120, 40);
+    assert!(
+        lines[0].starts_with("turnpike serve 1.2.3  unix:/run/a.sock  up 1 h 1 min  LIVE"),
+        "{}",
+        lines[0]
+    );
+    holds(
+        &lines,
+        &[
+            "sessions 1234",
+            "refused 3/s",
+            "allocation takes p50 1.0 ms, p99 over 2 s",
+            "to peers 1.00 Mbit/s 1.00 k/s",
+            "lost 0.50/s",
+            "data path gso: the highest that works",
+            "a receive call 3.0 datagrams",
+            "to clients, 1 s, at the most 2.00 Mbit/s",
+            "WORKER  LOAD",
+            "1       97 %",
+            "Top talkers",
+            "192.0.2.9:50000",
+            "00112233445566778899aabbccddeeff",
+            "q quit",
+        ],
+    );
+    assert!(!lines.concat().contains('\u{1b}'), "what a client has sent moves no cursor");
+    holds(&lines, &["al\\u{1b}[2Jice"]);
+}
+
+#[test]
+fn a_terminal_may_be_as_small_as_it_likes() {
+    let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
+    for known in [false, true] {
+        if known {
+            screen.hear(live());
+            screen.certify(vec![certificate(5)]);
+        }
+        for _ in 0..5 {
+            screen.turn(1);
+            screen.scroll(1);
+            for (columns, rows) in [(0, 0), (1, 1), (2, 3), (10, 4), (20, 9), (40, 22), (300, 100)] {
+                let _ = text(&screen, columns, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn colours_are_left_out_where_nobody_wants_them() {
+    for colours in [true, false] {
+        let mut screen = Screen::new(colours, String::new());
+        screen.hear(live());
+        let mut terminal = Terminal::new(TestBackend::new(120, 40)).unwrap();
+        terminal.draw(|frame| frame.render_widget(&screen, frame.area())).unwrap();
+        let cells = terminal.backend().buffer().content().iter();
+        let coloured = cells.filter(|cell| cell.fg != ratatui::style::Color::Reset).count();
+        assert_eq!(coloured > 0, colours, "{coloured}");
+    }
+}
+
+#[test]
+fn on_paper_stand_all_tables() {
+    let mut screen = Screen::new(false, "unix:/run/a.sock".to_owned());
+    screen.hear(live());
+    screen.certify(vec![certificate(-90_000)]);
+    let lines = text(&screen.whole(), 120, 100);
+    holds(
+        &lines,
+        &[
+            "Top talkers",
+            "Loss and drops",
+            "packet  no permission  0.50/s  77",
+            "Refusals",
+            "wrong key",
+            "Listeners and realms",
+            "tls 192.0.2.1:5349",
+            "Certificates",
+            "over for 1 d 1 h",
+        ],
+    );
+    assert!(!lines.concat().contains("q quit"));
+    assert!(!lines.last().unwrap().is_empty());
+}
+
+#[test]
+fn a_forwarder_has_its_rules() {
+    let mut live = live();
+    (live.server, live.status.job, live.status.datapath) = (None, Job::Forward, None);
+    live.rules = vec![LiveRule {
+        name: "web".to_owned(),
+        open: 3,
+        accepted: 1.0,
+        to_target: Rate { datagrams: 0.0, bytes: 1000.0 },
+        to_client: Rate { datagrams: 0.0, bytes: 2000.0 },
+        ends: vec![Reason { kind: "end".to_owned(), reason: "target_reset".to_owned(), total: 4, rate: 0.0 }],
+    }];
+    let mut screen = Screen::new(true, String::new());
+    screen.hear(live);
+    holds(
+        &drawn(&screen, 100, 30),
+        &["turnpike forward", "connections 1234", "to targets 8.00 kbit/s", "web", "target reset"],
+    );
+}
+
+/// Keys that come one by one, and what is on the screen after each.
+fn pressed(keys: &[Key], told: Vec<Told>) -> Vec<String> {
+    let (teller, heard) = mpsc::channel();
+    told.into_iter().for_each(|told| teller.send(told).unwrap());
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    let mut keys: VecDeque<Key> = keys.iter().copied().chain([Key::Quit]).collect();
+    let mut seen = Vec::new();
+    let draw = |screen: &Screen| {
+        seen.push(drawn(screen, 120, 40).join("\n"));
+        Ok(())
+    };
+    interact(&mut screen, &heard, draw, |_| Ok(keys.pop_front()), || false).unwrap();
+    seen
+}
+
+#[test]
+fn keys_turn_the_tables_and_quit() {
+    let seen = pressed(&[Key::Next, Key::Next, Key::Previous], Vec::new());
+    assert_eq!(seen.len(), 4, "the first, and one for each key but the last");
+    assert!(seen[0].contains("192.0.2.9:50000") && !seen[1].contains("192.0.2.9:50000"));
+    assert!(seen[1].contains("no permission") && seen[2].contains("wrong key"));
+    assert!(seen[3].contains("no permission"));
+}
+
+#[test]
+fn a_pause_keeps_what_is_shown_and_a_program_that_is_gone_is_told() {
+    let mut other = live();
+    other.status.open = 4321;
+    let seen = pressed(&[Key::Pause], vec![Told::Problem("nobody listens there".to_owned())]);
+    let last = seen.last().unwrap();
+    assert!(last.contains("NO ANSWER") && last.contains("nobody listens there"), "{last}");
+    let seen = pressed(&[Key::Other], vec![Told::Live(Box::new(other.clone()))]);
+    assert!(seen.last().unwrap().contains("sessions 4321"));
+
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    screen.pause();
+    screen.hear(other);
+    let shown = drawn(&screen, 120, 40).join("\n");
+    assert!(shown.contains("sessions 1234") && shown.contains("PAUSED"), "{shown}");
+}
+
+#[test]
+fn it_ends_when_the_program_is_told_to() {
+    let (_teller, told) = mpsc::channel();
+    let mut screen = Screen::new(false, String::new());
+    interact(&mut screen, &told, |_| Ok(()), |_| panic!("nobody is asked"), || true).unwrap();
+}

@@ -1,0 +1,53 @@
+// Numbers with units, as people read them. The same units as in the commands and in docs/web.md.
+
+const GROUPED = new Intl.NumberFormat("en");
+
+export const NONE = "–";
+
+// Three digits and a prefix: 1.23 k.
+function prefixed(value, unit) {
+  const prefixes = ["", "k", "M", "G", "T", "P"];
+  let at = 0;
+  while (value >= 999.5 && at + 1 < prefixes.length) {
+    value /= 1000;
+    at += 1;
+  }
+  const digits = at === 0 && Number.isInteger(value) ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  return `${value.toFixed(digits)} ${prefixes[at]}${unit}`.trim();
+}
+
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+
+export const count = (value) => (known(value) ? GROUPED.format(value) : NONE);
+export const many = (value, what) => `${count(value)} ${what}${value === 1 ? "" : "s"}`;
+export const perSecond = (value) => (known(value) ? `${prefixed(value, "")}/s` : NONE);
+export const bits = (bitsPerSecond) => (known(bitsPerSecond) ? prefixed(bitsPerSecond, "bit/s") : NONE);
+export const bytes = (value) => (known(value) ? prefixed(value, "B") : NONE);
+export const percent = (share) => (known(share) ? `${(share * 100).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %` : NONE);
+export const decimal = (value) => (known(value) ? value.toFixed(value < 9.95 ? 1 : 0) : NONE);
+
+export function micros(us) {
+  if (!known(us)) return NONE;
+  if (us < 1000) return `${Math.round(us)} µs`;
+  return us < 1e6 ? `${(us / 1000).toFixed(us < 9950 ? 1 : 0)} ms` : `${(us / 1e6).toFixed(1)} s`;
+}
+
+// Two units at the most.
+export function span(seconds) {
+  if (!known(seconds)) return NONE;
+  const whole = Math.floor(Math.abs(seconds));
+  const sign = seconds < 0 ? "-" : "";
+  if (whole < 60) return `${sign}${whole} s`;
+  if (whole < 3600) return `${sign}${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${sign}${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${sign}${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+export const clock = (date) => date.toTimeString().slice(0, 8);
+
+export function dateTime(text) {
+  const date = new Date(text);
+  if (Number.isNaN(date.getTime())) return NONE;
+  const pad = (number) => String(number).padStart(2, "0");
+  return `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())} ${clock(date)}`;
+}

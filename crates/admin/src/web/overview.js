@@ -1,0 +1,279 @@
+// The first page: what the program does now, and has done in the last ten minutes.
+
+import { chart } from "./chart.js";
+import { ask } from "./api.js";
+import { h, panel, setAttribute, setText, table } from "./dom.js";
+import { bits, clock, count, decimal, many, micros, NONE, percent, perSecond, span, dateTime } from "./format.js";
+import { dropWords, refusalWords } from "./words.js";
+
+const SECONDS = 600;
+const SOMETIMES_MS = 10000;
+
+const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
+const most = (list, of) => list.reduce((found, one) => (of(one) ?? -1) > (found ?? -1) ? of(one) : found, null);
+
+// One figure that can be read from across the room.
+function tile(title, help) {
+  const value = h("dd");
+  const note = h("dd", { class: "note" });
+  const element = h("div", { class: "tile", title: help }, h("dt", {}, title), value, note);
+  return {
+    element,
+    show(text, more = "", level = "") {
+      setText(value, text);
+      setText(note, more);
+      setAttribute(element, "class", `tile ${level}`.trim());
+    },
+  };
+}
+
+// The moment that all curves show; a slider moves it for those who have no pointer.
+function timeCursor(changed) {
+  let back = 0;
+  const slider = h("input", { type: "range", id: "back", min: 0, max: SECONDS - 1, value: 0, step: 1 });
+  const shown = h("output", { for: "back" }, "now");
+  const element = h("p", { class: "cursor" }, h("label", { for: "back" }, "Look back"), slider, shown);
+  function set(seconds) {
+    back = Math.max(0, Math.min(SECONDS - 1, Math.round(seconds)));
+    const words = back === 0 ? "now" : `${clock(new Date(Date.now() - back * 1000))}, ${span(back)} ago`;
+    setText(shown, words);
+    setAttribute(slider, "aria-valuetext", words);
+    changed();
+  }
+  slider.addEventListener("input", () => set(Number(slider.value)));
+  return {
+    element,
+    seconds: SECONDS,
+    back: () => back,
+    // Which share of the time the pointer is at, from now; null where there is none.
+    point: (share) => set(share === null ? Number(slider.value) : share * (SECONDS - 1)),
+  };
+}
+
+const SERVER_CHARTS = [
+  { title: "Relayed", series: [{ name: "to peers", key: "to_peer_bps" }, { name: "to clients", key: "to_client_bps" }], format: bits, least: 1000 },
+  { title: "Datagrams", series: [{ name: "to peers", key: "to_peer_pps" }, { name: "to clients", key: "to_client_pps" }], format: perSecond, least: 10 },
+  { title: "Sessions", series: [{ name: "Sessions", key: "open" }], format: count, least: 10 },
+  { title: "Lost and refused", series: [{ name: "lost or dropped", key: "dropped" }, { name: "refused", key: "refused" }], format: perSecond, least: 10 },
+  { title: "Busiest worker", series: [{ name: "Busiest worker", key: "load" }], format: percent, least: 1 },
+  { title: "Event loop", series: [{ name: "Event loop", key: "event_loop_us" }], format: micros, least: 100 },
+];
+
+const FORWARDER_CHARTS = [
+  { title: "Forwarded", series: [{ name: "to targets", key: "to_peer_bps" }, { name: "to clients", key: "to_client_bps" }], format: bits, least: 1000 },
+  { title: "Connections", series: [{ name: "Connections", key: "open" }], format: count, least: 10 },
+];
+
+export function overview(job) {
+  const parts = job === "forward" ? forwarder() : server();
+  let shown = null;
+  const cursor = timeCursor(() => shown && charts.forEach((one) => one.update(shown)));
+  const charts = (job === "forward" ? FORWARDER_CHARTS : SERVER_CHARTS).map((settings) => chart(settings, cursor));
+  const element = h("div", {}, h("h1", { tabindex: "-1", class: "unseen" }, "Overview"),
+    h("dl", { class: "tiles", "aria-label": "Now" }, parts.tiles),
+    h("section", { "aria-labelledby": "history" }, h("h2", { id: "history" }, "The last ten minutes"), cursor.element,
+      h("div", { class: "charts" }, charts.map((one) => one.element))),
+    h("div", { class: "panels" }, parts.panels));
+  const timer = setInterval(parts.sometimes, SOMETIMES_MS);
+  parts.sometimes();
+  return {
+    element,
+    title: "Overview",
+    update(live, history) {
+      shown = history;
+      parts.update(live);
+      charts.forEach((one) => one.update(history));
+    },
+    close: () => clearInterval(timer),
+  };
+}
+
+const reasonColumns = (words) => [
+  { title: "Reason", heads: true, cell: (row) => ({ text: words(row), note: `${row.kind} · ${row.reason}` }) },
+  { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
+  { title: "Since the start", number: true, cell: (row) => count(row.total) },
+];
+
+// The order of what was most over all changes seldom, so that rows stay where they are.
+const byTotal = (reasons) => [...reasons].sort((one, other) => other.total - one.total);
+
+function server() {
+  const sessions = tile("Sessions", "Allocations that exist.");
+  const toPeers = tile("To peers", "Payload relayed from clients to peers.");
+  const toClients = tile("To clients", "Payload relayed from peers to clients.");
+  const lost = tile("Lost or dropped", "Datagrams that were not relayed, for whatever reason.");
+  const refused = tile("Refused", "Requests, connections and handshakes that were refused.");
+  const load = tile("Busiest worker", "The share of its core that the busiest worker takes.");
+  const loop = tile("Event loop", "What a datagram would wait now for the slowest worker.");
+  const opening = tile("Allocation takes", "From the request until its relay socket is open: 99 of 100 in the last minute.");
+
+  const workers = table("Workers", [
+    { title: "Worker", heads: true, cell: (row) => String(row.number) },
+    { title: "Load", number: true, cell: (row) => ({ text: percent(row.load), share: row.load ?? 0 }) },
+    { title: "Waits for its core", number: true, cell: (row) => percent(row.waiting) },
+    { title: "Event loop", number: true, cell: (row) => micros(row.event_loop_us) },
+    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+    { title: "Received", number: true, cell: (row) => perSecond(row.received) },
+    { title: "A call", number: true, cell: (row) => decimal(row.receive_batch) },
+    { title: "Sent", number: true, cell: (row) => perSecond(row.sent) },
+    { title: "A call", number: true, cell: (row) => decimal(row.send_batch) },
+    { title: "Lost", number: true, cell: (row) => perSecond(row.dropped) },
+  ]);
+  const datapath = h("p");
+  const across = h("p", { class: "note" });
+  const batches = table("Datagrams of a receive call", [
+    { title: "Datagrams", heads: true, cell: (row) => (row.to === null ? `${row.from} and more` : row.from === row.to ? `${row.from}` : `${row.from} to ${row.to}`) },
+    { title: "Calls", number: true, cell: (row) => perSecond(row.rate) },
+    { title: "Share", number: true, cell: (row) => ({ text: percent(row.part), share: row.part }) },
+  ], "No receive call in the last second.");
+  const drops = table("Lost and dropped datagrams by reason", reasonColumns(dropWords), "Nothing was lost or dropped so far.");
+  const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing was refused so far.");
+  const talkers = table("Sessions that relay the most", [
+    { title: "User", heads: true, cell: (row) => ({ text: row.user || "(nobody)", href: `#/sessions/${row.id}`, note: row.realm }) },
+    { title: "Client", cell: (row) => ({ text: row.client, note: row.transport }) },
+    { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
+    { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
+    { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_peer.datagrams + row.to_client.datagrams) },
+  ], "No session relays anything.");
+  const talking = h("p", { class: "note" });
+  const transports = table("Sessions by transport", [
+    { title: "Transport", heads: true, cell: (row) => row.transport.toUpperCase() },
+    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+    { title: "Share", number: true, cell: (row) => ({ text: percent(row.part), share: row.part }) },
+  ]);
+  const listeners = table("Sessions by listener", [
+    { title: "Listener", heads: true, cell: (row) => (row.server_name ? { text: row.address, note: row.server_name } : row.address) },
+    { title: "Transport", cell: (row) => row.transport.toUpperCase() },
+    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+  ]);
+  const realms = table("Sessions by realm", [
+    { title: "Realm", heads: true, cell: (row) => row.name },
+    { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
+  ], "No realm has sessions.");
+  const certificates = table("Certificates", [
+    { title: "Names", heads: true, cell: (row) => ({ text: row.names.join(", ") || NONE, note: row.file }) },
+    { title: "Ends", cell: (row) => dateTime(row.not_after) },
+    { title: "Left", cell: (row) => (row.expires_in_s < 0 ? `over for ${span(-row.expires_in_s)}` : span(row.expires_in_s)) },
+    { title: "DTLS", cell: (row) => (row.dtls ? "yes" : "no") },
+  ], "No certificate is configured.");
+  const expiry = h("p", { class: "warning", hidden: true });
+  const limits = table("Limits", [
+    { title: "Limit", heads: true, cell: (row) => row.key },
+    { title: "Taken", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
+  ]);
+
+  function update(live) {
+    const now = live.server;
+    if (!now) return;
+    const loss = sum(now.drops, (reason) => reason.rate);
+    const once = new Set(["answer", "credentials", "connection", "tls", "dtls"]);
+    const refusedNow = sum(now.refusals.filter((reason) => once.has(reason.kind)), (reason) => reason.rate);
+    const busiest = most(now.workers, (worker) => worker.load);
+    const slowest = most(now.workers, (worker) => worker.event_loop_us);
+    sessions.show(count(live.status.open), `${perSecond(now.opened)} begin, ${perSecond(now.closed)} end`);
+    toPeers.show(bits(now.to_peer.bytes * 8), `${perSecond(now.to_peer.datagrams)} datagrams`);
+    toClients.show(bits(now.to_client.bytes * 8), `${perSecond(now.to_client.datagrams)} datagrams`);
+    const handled = now.received + now.across.datagrams;
+    lost.show(perSecond(loss), handled > 0 ? `${percent(loss / (handled + loss))} of what came` : "", loss > 0.01 * handled && loss > 1 ? "bad" : "");
+    refused.show(perSecond(refusedNow), `${perSecond(now.requests)} requests`);
+    load.show(percent(busiest), `${decimal(live.cores)} cores in all`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
+    loop.show(micros(slowest), many(now.workers.length, "worker"), slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
+    const { p50_s: half, p99_s: nearly, count: recent } = now.opening ?? { count: 0 };
+    opening.show(recent ? atMost(nearly) : NONE, recent ? `half of ${count(recent)}: ${atMost(half)}` : "none in the last minute");
+
+    workers.update(now.workers);
+    const { step, why } = live.status.datapath ?? { step: NONE, why: "" };
+    setText(datapath, `${step}: ${why}`);
+    setText(across, now.across.datagrams > 0
+      ? `The kernel relays ${perSecond(now.across.datagrams)} datagrams (${bits(now.across.bytes * 8)}) without waking a worker.`
+      : "All datagrams go through the workers.");
+    const calls = sum(now.batches, (batch) => batch.rate);
+    const last = now.batches.findLastIndex((batch) => batch.rate > 0);
+    batches.update(now.batches.slice(0, last + 1).map((batch) => ({ ...batch, part: calls > 0 ? batch.rate / calls : 0 })));
+    drops.update(byTotal(now.drops));
+    refusals.update(byTotal(now.refusals));
+    talkers.update(now.talkers?.talkers ?? []);
+    setText(talking, now.talkers
+      ? `${many(now.talkers.active, "session")} relayed something in the last ${span(now.talkers.interval_s)}.`
+      : "Sessions are being compared.");
+    const byTransport = ["udp", "tcp", "tls", "dtls"].map((transport) => ({
+      transport, sessions: sum(now.listeners.filter((one) => one.transport === transport), (one) => one.sessions),
+    }));
+    const all = sum(byTransport, (one) => one.sessions);
+    transports.update(byTransport.map((one) => ({ ...one, part: all > 0 ? one.sessions / all : 0 })));
+    listeners.update([...now.listeners].sort((one, other) => other.sessions - one.sessions).filter((one, at) => one.sessions > 0 || at < 8));
+    realms.update(now.realms);
+  }
+
+  async function sometimes() {
+    try {
+      const told = (await ask("/v1/certificates")).certificates;
+      certificates.update(told);
+      const soon = told.filter((one) => one.expires_in_s < 14 * 86400);
+      setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has ended" : `ends in ${span(one.expires_in_s)}`}.`).join(" "));
+      expiry.hidden = soon.length === 0;
+      limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));
+    } catch {
+      // The stream tells what is wrong.
+    }
+  }
+
+  return {
+    tiles: [sessions, toPeers, toClients, lost, refused, load, loop, opening].map((one) => one.element),
+    panels: [
+      wide(panel("Workers", null, workers.element)),
+      panel("Loss and drops", "Datagrams that were not relayed.", drops.element),
+      panel("Refusals", "What was refused; an answer stands here by its code, and by its reason too.", refusals.element),
+      panel("Data path", null, datapath, across, h("h3", {}, "Datagrams of a receive call"), batches.element),
+      wide(panel("Top talkers", null, talking, talkers.element)),
+      panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element),
+      panel("Realms", null, realms.element),
+      panel("Limits", null, limits.element),
+      wide(panel("Certificates", null, expiry, certificates.element)),
+    ],
+    update,
+    sometimes,
+  };
+}
+
+const atMost = (seconds) => (seconds === null || seconds === undefined ? "over 2 s" : `≤ ${micros(seconds * 1e6)}`);
+
+function wide(element) {
+  element.classList.add("wide");
+  return element;
+}
+
+function forwarder() {
+  const open = tile("Connections", "Connections and UDP sessions that exist.");
+  const toTargets = tile("To targets", "Payload forwarded from clients to targets.");
+  const toClients = tile("To clients", "Payload forwarded from targets to clients.");
+  const cores = tile("Cores", "What the program takes, 1.0 being one core.");
+  const rules = table("Rules", [
+    { title: "Rule", heads: true, cell: (row) => row.name },
+    { title: "Open", number: true, cell: (row) => count(row.open) },
+    { title: "New", number: true, cell: (row) => perSecond(row.accepted) },
+    { title: "To targets", number: true, cell: (row) => bits(row.to_target.bytes * 8) },
+    { title: "To clients", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
+    { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_target.datagrams + row.to_client.datagrams) },
+  ], "There are no rules.");
+  const ends = table("Why connections ended, and datagrams were dropped", [
+    { title: "Rule", heads: true, cell: (row) => row.rule },
+    { title: "Reason", cell: (row) => row.reason.replaceAll("_", " ") },
+    { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
+    { title: "Since the start", number: true, cell: (row) => count(row.total) },
+  ]);
+  function update(live) {
+    open.show(count(live.status.open), `${perSecond(sum(live.rules, (rule) => rule.accepted))} begin`);
+    toTargets.show(bits(sum(live.rules, (rule) => rule.to_target.bytes) * 8), "");
+    toClients.show(bits(sum(live.rules, (rule) => rule.to_client.bytes) * 8), "");
+    cores.show(decimal(live.cores), "");
+    rules.update(live.rules);
+    ends.update(byTotal(live.rules.flatMap((rule) => rule.ends.map((end) => ({ rule: rule.name, ...end })))));
+  }
+  return {
+    tiles: [open, toTargets, toClients, cores].map((one) => one.element),
+    panels: [wide(panel("Rules", null, rules.element)), wide(panel("Ends", null, ends.element))],
+    update,
+    sometimes: () => {},
+  };
+}

@@ -1,0 +1,70 @@
+// Why a client was refused: what the server remembers of the last refusals.
+
+import { ask } from "./api.js";
+import { h, setText, table } from "./dom.js";
+import { count, dateTime } from "./format.js";
+
+const AGAIN_MS = 5000;
+const V4 = /^\d+(\.\d+){3}([:/]\d+)?$/;
+const V6 = /^\[?[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*\]?([:/]\d+)?$/i;
+
+// An address, with its port perhaps, or a prefix; all else is a part of a username.
+export const isAddress = (text) => V4.test(text) || V6.test(text);
+
+export function refusals(words) {
+  const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false", "aria-describedby": "wanted-help" });
+  wanted.value = words.get("of") ?? "";
+  const form = h("form", {
+    class: "search",
+    role: "search",
+    onsubmit: (event) => {
+      event.preventDefault();
+      const text = wanted.value.trim();
+      location.hash = text === "" ? "#/refusals" : `#/refusals?${new URLSearchParams({ of: text })}`;
+    },
+  },
+  h("p", {}, h("label", { for: "wanted" }, "Client or user"), wanted),
+  h("p", {}, h("button", { class: "main" }, "Find")));
+  const found = h("p", { class: "note", role: "status" }, "Looking.");
+  const problem = h("p", { class: "warning", hidden: true, role: "alert" });
+  const list = table("Refusals", [
+    { title: "Last", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
+    { title: "Client", cell: (row) => row.client },
+    { title: "User", cell: (row) => (row.realm === null ? row.user ?? "" : { text: row.user || "(nobody)", note: row.realm }) },
+    { title: "Asked for", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `answer ${row.code}` }) },
+    { title: "Why", cell: (row) => ({ text: row.reason, note: row.remedy }) },
+  ], "Nobody was refused lately who fits. What was longer ago is forgotten, and so is what there was before a restart.");
+  let current = true;
+  let timer = null;
+
+  async function load() {
+    const text = (words.get("of") ?? "").trim();
+    const query = new URLSearchParams();
+    if (text !== "") query.set(isAddress(text) ? "client" : "user", text);
+    try {
+      const answer = await ask(`/v1/refusals?${query}`);
+      if (!current) return;
+      list.update(answer.refusals);
+      problem.hidden = true;
+      setText(found, answer.refusals.length === 100 ? "The last 100." : `${count(answer.refusals.length)} found.`);
+    } catch (error) {
+      if (!current) return;
+      setText(problem, error.message);
+      setText(found, "");
+      problem.hidden = false;
+    }
+    timer = setTimeout(load, AGAIN_MS);
+  }
+
+  load();
+  return {
+    element: h("div", {}, h("h1", { tabindex: "-1" }, "Why was this client refused?"), form,
+      h("p", { class: "note", id: "wanted-help" }, "An address such as 192.0.2.7 or 2001:db8::/32, or a part of a username; nothing for all."),
+      problem, found, list.element),
+    title: "Why refused?",
+    close: () => {
+      current = false;
+      clearTimeout(timer);
+    },
+  };
+}

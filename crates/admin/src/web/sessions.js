@@ -1,0 +1,213 @@
+// Sessions: found, listed in pages, looked at, ended.
+
+import { ask } from "./api.js";
+import { announce, h, panel, setText, table } from "./dom.js";
+import { bits, bytes, count, many, perSecond, span } from "./format.js";
+
+const PAGE = 100;
+const AGAIN_MS = 2000;
+const FIELDS = { user: "User", client: "Client address", relayed: "Relayed address", realm: "Realm", id: "Session" };
+
+// `words` are what stands behind the question mark of the page's own address: the search, and the cursors of the pages before.
+export function sessions(words) {
+  const by = h("select", { id: "by" }, Object.entries(FIELDS).map(([value, name]) => h("option", { value }, name)));
+  const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
+  const transport = h("select", { id: "transport" }, ["", "udp", "tcp", "tls", "dtls"].map((value) =>
+    h("option", { value }, value === "" ? "any" : value.toUpperCase())));
+  by.value = Object.keys(FIELDS).find((field) => words.has(field)) ?? "user";
+  wanted.value = words.get(by.value) ?? "";
+  transport.value = words.get("transport") ?? "";
+
+  const form = h("form", {
+    class: "search",
+    role: "search",
+    onsubmit: (event) => {
+      event.preventDefault();
+      const text = wanted.value.trim();
+      if (by.value === "id" && text !== "") {
+        location.hash = `#/sessions/${text}`;
+        return;
+      }
+      const query = new URLSearchParams();
+      if (text !== "") query.set(by.value, text);
+      if (transport.value !== "") query.set("transport", transport.value);
+      if (!go(query)) load();
+    },
+  },
+  h("p", {}, h("label", { for: "by" }, "Find by"), by),
+  h("p", {}, h("label", { for: "wanted" }, "which is"), wanted),
+  h("p", {}, h("label", { for: "transport" }, "Transport"), transport),
+  h("p", {}, h("button", { class: "main" }, "Find")));
+
+  const found = h("p", { class: "note", role: "status" }, "Looking.");
+  const problem = h("p", { class: "warning", hidden: true, role: "alert" });
+  const list = table("Sessions", [
+    { title: "User", heads: true, cell: (row) => ({ text: row.user || "(nobody)", href: `#/sessions/${row.id}`, note: row.realm }) },
+    { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, away` : row.transport }) },
+    { title: "Relayed", cell: (row) => row.relayed.map((one) => one.address).join(", ") },
+    { title: "Age", number: true, cell: (row) => span(row.age_s) },
+    { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
+    { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
+    { title: "Worker", number: true, cell: (row) => String(row.worker) },
+  ], "No session fits.");
+  const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
+  const onward = h("button", { type: "button" }, "Next page");
+  const pages = h("nav", { "aria-label": "Pages of sessions", class: "pages" }, back, onward);
+  const page = Number(words.get("page") ?? 1);
+  let current = true;
+  let next = null;
+  onward.addEventListener("click", () => {
+    const query = new URLSearchParams(words);
+    query.set("cursor", next);
+    query.set("page", page + 1);
+    go(query);
+  });
+
+  async function load() {
+    const query = new URLSearchParams(words);
+    query.delete("page");
+    query.set("limit", PAGE);
+    try {
+      const answer = await ask(`/v1/sessions?${query}`);
+      if (!current) return;
+      next = answer.next;
+      list.update(answer.sessions);
+      problem.hidden = true;
+      setText(found, `Page ${page}: ${many(answer.sessions.length, "session")}${next === null ? ", and no more." : ", and there are more."}`);
+    } catch (error) {
+      if (!current) return;
+      list.update([]);
+      setText(found, "");
+      setText(problem, error.message);
+      problem.hidden = false;
+    }
+    back.hidden = page === 1;
+    onward.hidden = next === null;
+  }
+
+  back.hidden = true;
+  onward.hidden = true;
+  load();
+  return {
+    element: h("div", {}, h("h1", { tabindex: "-1" }, "Sessions"), form, problem, found, list.element, pages),
+    title: "Sessions",
+    close: () => {
+      current = false;
+    },
+  };
+}
+
+// Says whether that is another page.
+function go(query) {
+  const text = query.toString();
+  const wanted = text === "" ? "#/sessions" : `#/sessions?${text}`;
+  if (location.hash === wanted) return false;
+  location.hash = wanted;
+  return true;
+}
+
+// One session, read anew every other second. `mayChange` tells whether it may be ended.
+export function session(id, mayChange) {
+  const about = h("dl", { class: "facts" });
+  const problem = h("p", { class: "warning", hidden: true, role: "alert" });
+  const permissions = table("Permissions", [
+    { title: "Peer", heads: true, cell: (row) => row.peer },
+    { title: "Left", number: true, cell: (row) => span(row.expires_in_s) },
+  ], "No peer may send to it.");
+  const channels = table("Channels", [
+    { title: "Channel", heads: true, cell: (row) => `0x${row.number.toString(16)}` },
+    { title: "Peer", cell: (row) => row.peer },
+    { title: "Left", number: true, cell: (row) => span(row.expires_in_s) },
+  ], "No channel is bound.");
+  const end = h("button", { type: "button", class: "danger", disabled: true, onclick: () => dialog.showModal() }, "End session…");
+  const why = h("p", { class: "note", id: "why-not" });
+  const question = h("p");
+  const dialog = h("dialog", { "aria-labelledby": "end-title" },
+    h("h2", { id: "end-title" }, "End this session?"), question,
+    h("p", { class: "actions" },
+      h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Cancel"),
+      h("button", { type: "button", class: "danger", onclick: finish }, "End session")));
+  const facts = new Map();
+  let before = null;
+  let current = true;
+  let timer = null;
+
+  function fact(name, text) {
+    if (!facts.has(name)) {
+      const value = h("dd");
+      facts.set(name, value);
+      about.append(h("div", {}, h("dt", {}, name), value));
+    }
+    setText(facts.get(name), text);
+  }
+
+  async function load() {
+    try {
+      const found = await ask(`/v1/sessions/${encodeURIComponent(id)}`);
+      if (!current) return;
+      show(found);
+      problem.hidden = true;
+      timer = setTimeout(load, AGAIN_MS);
+    } catch (error) {
+      if (!current) return;
+      setText(problem, error.message);
+      problem.hidden = false;
+      end.disabled = true;
+      // One that has ended does not come back.
+      if (error.status !== 404 && error.status !== 400) timer = setTimeout(load, AGAIN_MS);
+    }
+  }
+
+  function show(found) {
+    const seconds = before === null ? 0 : found.age_s - before.age_s;
+    const traffic = (name) => {
+      const total = `${many(found[name].datagrams, "datagram")}, ${bytes(found[name].bytes)}`;
+      if (!(seconds > 0)) return total;
+      const more = (what) => Math.max(0, found[name][what] - before[name][what]) / seconds;
+      return `${total}; now ${bits(more("bytes") * 8)}, ${perSecond(more("datagrams"))} datagrams`;
+    };
+    fact("User", found.user || "(nobody)");
+    if (found.identity !== null) fact("Counted as", found.identity);
+    fact("Realm", found.realm);
+    fact("Client", `${found.client} by ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (away)" : ""}`);
+    fact("Relayed", found.relayed.map((one) => `${one.address} (${found.relayed_transport.toUpperCase()}), ${span(one.expires_in_s)} left`).join("; "));
+    fact("Age", span(found.age_s));
+    fact("To peers", traffic("to_peer"));
+    fact("To client", traffic("to_client"));
+    if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
+    if (found.mobile) fact("Mobile", "It follows its client to another address.");
+    fact("Worker", String(found.worker));
+    permissions.update(found.permissions ?? []);
+    channels.update(found.channels ?? []);
+    setText(question, `The client ${found.client} of ${found.user || "nobody"} loses what it relays. It may make another session at once.`);
+    before = found;
+    const allowed = mayChange();
+    end.disabled = !allowed;
+    setText(why, allowed ? "" : "Ending it needs a token that may change things.");
+  }
+
+  async function finish() {
+    dialog.close();
+    try {
+      const ended = await ask(`/v1/sessions/${encodeURIComponent(id)}`, { method: "DELETE" });
+      announce(`The session of ${ended.user || "nobody"} has ended.`);
+      location.hash = "#/sessions";
+    } catch (error) {
+      setText(problem, error.message);
+      problem.hidden = false;
+    }
+  }
+
+  end.setAttribute("aria-describedby", "why-not");
+  load();
+  return {
+    element: h("div", {}, h("p", {}, h("a", { href: "#/sessions" }, "All sessions")),
+      h("h1", { tabindex: "-1", class: "id" }, `Session ${id}`), problem, about, h("p", {}, end), why, dialog,
+      h("div", { class: "panels" }, panel("Permissions", null, permissions.element), panel("Channels", null, channels.element))),
+    title: "Session",
+    close: () => {
+      current = false;
+      clearTimeout(timer);
+    },
+  };
+}

@@ -1,0 +1,279 @@
+//! What the program does at this moment: asked for once, and as a stream of events with few places, which are given back.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use serde_json::{Value, json};
+use turnpike_admin::program::{Refusal, Rule};
+use turnpike_config::AdminAccess;
+use turnpike_testkit::{eventually, stun};
+
+use crate::support::{FULL, READ, Running, SOON, request};
+
+pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
+    Refusal {
+        first_ms: 1_767_322_000_000,
+        last_ms: 1_767_322_800_123,
+        count: 3,
+        client: client.parse().unwrap(),
+        user: user.to_owned(),
+        realm: None,
+        asked: "credentials",
+        code: Some(401),
+        reason: "wrong key".to_owned(),
+        remedy: "Use the right one.",
+    }
+}
+
+/// A stream of events that goes on.
+struct Events {
+    head: String,
+    reader: BufReader<TcpStream>,
+}
+
+impl Events {
+    fn open(running: &Running, query: &str, headers: &[(&str, &str)]) -> Self {
+        let address: SocketAddr = running.tcp[0];
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let path = format!("/v1/live/events{query}");
+        stream.write_all(&request("GET", &path, &address.to_string(), headers, None)).unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(reader.read_line(&mut head).unwrap() > 0, "no answer: {head:?}");
+        }
+        Self { head: head.to_ascii_lowercase(), reader }
+    }
+
+    fn status(&self) -> &str {
+        self.head.split(' ').nth(1).unwrap()
+    }
+
+    /// The next event; none when there is an end. What stands between events is the framing of chunks.
+    fn next(&mut self) -> Option<(String, Value)> {
+        let mut name = None;
+        loop {
+            let mut line = String::new();
+            if self.reader.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if let Some(event) = line.strip_prefix("event: ") {
+                name = Some(event.trim_end().to_owned());
+            }
+            if let (Some(name), Some(data)) = (&name, line.strip_prefix("data: ")) {
+                return Some((name.clone(), serde_json::from_str(data).unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reading_says_what_the_server_does() {
+    let running = Running::server(2);
+    let clients: Vec<_> = (0..5).map(|_| running.allocated()).collect();
+    let live = eventually("the sessions are read", || {
+        let live = running.get("/v1/live").ok();
+        let sum: u64 =
+            live["server"]["workers"].as_array()?.iter().filter_map(|it| it["sessions"].as_u64()).sum();
+        (sum == 5).then_some(live)
+    });
+    assert_eq!((&live["status"]["job"], &live["status"]["open"]), (&json!("serve"), &json!(7)));
+    assert!(live["interval_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{live}");
+    let udp = running.relay().listeners().udp[0].to_string();
+    let listeners = live["server"]["listeners"].as_array().unwrap();
+    let of_udp = listeners.iter().find(|it| it["address"] == udp && it["transport"] == "udp").unwrap();
+    assert_eq!(of_udp["sessions"], 5);
+    assert_eq!(live["server"]["realms"][0]["sessions"], 5);
+    for worker in live["server"]["workers"].as_array().unwrap() {
+        assert!(worker["event_loop_us"].as_u64().is_some(), "{worker}");
+    }
+    assert!(live.get("rules").is_none(), "{live}");
+    drop(clients);
+}
+
+#[test]
+fn the_last_minutes_are_lists_of_one_length() {
+    let running = Running::server(1);
+    let history = eventually("two points", || {
+        let history = running.get("/v1/live/history").ok();
+        (history["open"].as_array()?.len() >= 2).then_some(history)
+    });
+    let lengths: Vec<usize> =
+        history.as_object().unwrap().values().filter_map(|it| Some(it.as_array()?.len())).collect();
+    assert_eq!(lengths.len(), 9);
+    assert!(lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+    assert!(history["open"].as_array().unwrap().contains(&json!(7.0)), "{history}");
+}
+
+#[test]
+fn a_session_that_relays_is_among_the_talkers_while_somebody_watches() {
+    let running = Running::server(2);
+    let _others: Vec<_> = (0..3).map(|_| running.allocated()).collect();
+    let (client, relayed) = running.allocated();
+    let peer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = stun::xor_address(peer.local_addr().unwrap(), 0);
+    client.send(&stun::message(0x0009, 2, &[(0x000C, &[0x40, 1, 0, 0]), (0x0012, &to)])).unwrap();
+    let mut answer = [0; 1500];
+    client.recv(&mut answer).unwrap();
+    let address = client.local_addr().unwrap().to_string();
+    let talkers = eventually("it is found", || {
+        client.send(&[[0x40, 1, 0, 4].as_slice(), b"data"].concat()).unwrap();
+        let live = running.get("/v1/live").ok();
+        let talkers = live["server"]["talkers"].clone();
+        (talkers["talkers"][0]["client"] == address.as_str()).then_some(talkers)
+    });
+    assert!(talkers["active"].as_u64().is_some_and(|active| active >= 1), "{talkers}");
+    assert!(talkers["talkers"][0]["to_peer"]["bytes"].as_f64().is_some_and(|bytes| bytes > 0.0), "{talkers}");
+    let id = talkers["talkers"][0]["id"].as_str().unwrap();
+    let session = running.get(&format!("/v1/sessions/{id}")).ok();
+    assert_eq!(session["relayed"][0]["address"], relayed.to_string());
+}
+
+#[test]
+fn a_stream_begins_with_the_last_minutes_and_goes_on_with_readings() {
+    let running = Running::server(1);
+    let mut events = Events::open(&running, "", &[]);
+    assert_eq!(events.status(), "200");
+    for header in
+        ["content-type: text/event-stream\r\n", "cache-control: no-store\r\n", "x-accel-buffering: no\r\n"]
+    {
+        assert!(events.head.contains(header), "{header} in {}", events.head);
+    }
+    let (name, history) = events.next().unwrap();
+    assert_eq!(name, "history");
+    assert!(history["open"].is_array());
+    let mut before = String::new();
+    for _ in 0..3 {
+        let (name, live) = events.next().unwrap();
+        assert_eq!((name.as_str(), &live["status"]["open"]), ("live", &json!(7)));
+        let at = live["at"].as_str().unwrap().to_owned();
+        assert!(at > before, "{at} after {before}");
+        before = at;
+    }
+}
+
+#[test]
+fn a_stream_of_some_events_ends_with_the_last() {
+    let running = Running::server(1);
+    let mut events = Events::open(&running, "?count=2", &[]);
+    let names: Vec<String> = std::iter::from_fn(|| events.next()).map(|(name, _)| name).collect();
+    assert_eq!(names, ["history", "live", "live"]);
+    for bad in ["?count=-1", "?count=many", "?most=1"] {
+        assert_eq!(running.get(&format!("/v1/live/events{bad}")).problem(400), "bad_request", "{bad}");
+    }
+}
+
+#[test]
+fn places_for_those_who_watch_are_few_and_are_given_back() {
+    let running = Running::server(1);
+    let mut watching: Vec<Events> = (0..8).map(|_| Events::open(&running, "", &[])).collect();
+    assert!(watching.iter().all(|events| events.status() == "200"));
+    let refused = running.get("/v1/live/events");
+    assert_eq!(refused.problem(503), "too_many_watchers");
+    assert!(refused.json()["detail"].as_str().unwrap().contains("/v1/live"), "{refused:?}");
+    // Others are served all the same, and so is each of those who watch.
+    for _ in 0..30 {
+        assert_eq!(running.ask_tcp("GET", "/v1/status", &[]).status, 200);
+    }
+    for events in &mut watching {
+        assert_eq!(events.next().unwrap().0, "history");
+        assert_eq!(events.next().unwrap().0, "live");
+    }
+    watching.truncate(7);
+    eventually("a place is free", || (Events::open(&running, "", &[]).status() == "200").then_some(()));
+}
+
+#[test]
+fn who_may_look_may_watch_for_as_long_as_the_token_is_good() {
+    let running = Running::server(1);
+    running.program.settings().admin.loopback = AdminAccess::None;
+    assert_eq!(Events::open(&running, "", &[]).status(), "401");
+    let bearer = format!("Bearer {READ}");
+    let mut events = Events::open(&running, "", &[("Authorization", &bearer)]);
+    assert_eq!(events.next().unwrap().0, "history");
+    assert_eq!(events.next().unwrap().0, "live");
+    running.program.settings().admin.read_tokens.clear();
+    while events.next().is_some() {}
+    let mut rest = Vec::new();
+    events.reader.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn whoever_asks_is_told_whether_changes_are_allowed() {
+    let running = Running::server(1);
+    let asked = |token: Option<&str>| {
+        let bearer = token.map(|token| format!("Bearer {token}"));
+        let headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
+        running.ask_tcp("GET", "/v1/access", &headers).ok()["may_change"].as_bool().unwrap()
+    };
+    assert_eq!([asked(None), asked(Some(READ)), asked(Some(FULL))], [false, false, true]);
+    assert_eq!(running.get("/v1/access").ok(), json!({ "may_change": true }));
+    running.program.settings().admin.loopback = AdminAccess::Full;
+    assert!(asked(None) && asked(Some(READ)));
+}
+
+#[test]
+fn refusals_are_found_by_client_and_by_user() {
+    let running = Running::server(1);
+    *running.program.refusals.lock().unwrap() = vec![
+        refusal("192.0.2.9:50000", "1700000000:carol"),
+        refusal("[2001:db8::9]:1", ""),
+        refusal("198.51.100.1:1", "dave"),
+    ];
+    let clients = |query: &str| -> Vec<String> {
+        let found = running.get(&format!("/v1/refusals{query}")).ok();
+        let found = found["refusals"].as_array().unwrap().iter();
+        found.map(|it| it["client"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(clients("").len(), 3);
+    for (query, found) in [
+        ("?client=192.0.2.9", &["192.0.2.9:50000"][..]),
+        ("?client=192.0.2.9:1234", &["192.0.2.9:50000"]),
+        ("?client=192.0.2.0/24", &["192.0.2.9:50000"]),
+        ("?client=2001:db8::/32", &["[2001:db8::9]:1"]),
+        ("?user=carol", &["192.0.2.9:50000"]),
+        ("?user=carol&client=198.51.100.1", &[]),
+        ("?limit=1", &["192.0.2.9:50000"]),
+    ] {
+        assert_eq!(clients(query), found, "{query}");
+    }
+    let told = running.get("/v1/refusals?user=carol").ok()["refusals"][0].clone();
+    assert_eq!(
+        told,
+        json!({
+            "first_at": "2026-01-02T02:46:40Z", "last_at": "2026-01-02T03:00:00.123Z", "count": 3, "client": "192.0.2.9:50000",
+            "user": "1700000000:carol", "realm": null, "asked": "credentials", "code": 401, "reason": "wrong key",
+            "remedy": "Use the right one.",
+        })
+    );
+    assert_eq!(running.get("/v1/refusals?client=2001:db8::9").ok()["refusals"][0]["user"], json!(null));
+    for bad in ["?client=carol", "?client=192.0.2.9/24", "?limit=0", "?limit=1001", "?whom=x"] {
+        assert_eq!(running.get(&format!("/v1/refusals{bad}")).problem(400), "bad_request", "{bad}");
+    }
+}
+
+#[test]
+fn a_forwarder_tells_of_its_rules() {
+    let running = Running::start(None, |_, _| {});
+    *running.program.rules.lock().unwrap() = vec![Rule {
+        name: "web".to_owned(),
+        open: 3,
+        ends: vec![("denied", 2), ("idle", 0)],
+        ..Rule::default()
+    }];
+    let live = eventually("it is read", || {
+        let live = running.get("/v1/live").ok();
+        live.get("rules").is_some().then_some(live)
+    });
+    assert!(live.get("server").is_none(), "{live}");
+    let rule = &live["rules"][0];
+    assert_eq!((&rule["name"], &rule["open"]), (&json!("web"), &json!(3)));
+    assert_eq!(
+        rule["ends"],
+        json!([{ "kind": "end", "reason": "denied", "total": 2, "rate": rule["ends"][0]["rate"] }])
+    );
+}

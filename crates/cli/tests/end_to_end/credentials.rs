@@ -1,0 +1,327 @@
+//! Credentials that applications get: good for each transport that they are told, until their time is over; and secrets that are rotated
+//! without anybody noticing.
+
+use std::{collections::BTreeSet, net::SocketAddr, path::Path};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use hmac::{Hmac, Mac as _};
+use serde_json::{Value, json};
+
+use super::harness::{
+    Certificate, Challenge, Dir, Load, Program, REALM, Reflect, SOON, Serve, Stun, V4, address_after,
+    eventually, fetch, post, turnpike,
+};
+
+/// A directory with a store, in which there are a secret and a key.
+struct Store {
+    dir: Dir,
+    secret: Value,
+    key: String,
+}
+
+impl Store {
+    fn new() -> Self {
+        let dir = Dir::new();
+        let secret = rotate(dir.path(), &[]);
+        let made =
+            json_of(&["key", "add", "shop", "--rate", "100000", "--json", "--state", text(dir.path())]);
+        let key = made["key"].as_str().expect("it is printed once").to_owned();
+        Self { dir, secret, key }
+    }
+
+    /// `serve` on this store, whose clients know it as 127.0.0.1.
+    fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
+        let file = Dir::new();
+        let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
+        let path = file.file("turnpike.toml", format!("{section}{more}"));
+        let arguments = ["-c", text(&path), "--state", text(self.dir.path())];
+        let mut serve = match certificate {
+            Some(certificate) => Serve::start_secured(certificate, &arguments),
+            None => Serve::start(&arguments),
+        };
+        let label = "credentials for applications on http://";
+        let api = address_after(&serve.program.line_with(label), label);
+        Server { serve, api, key: self.key.clone(), _file: file }
+    }
+}
+
+/// A server, and where applications ask it.
+struct Server {
+    serve: Serve,
+    api: SocketAddr,
+    key: String,
+    _file: Dir,
+}
+
+/// What an application has got.
+struct Credential {
+    username: String,
+    password: String,
+    urls: Vec<String>,
+}
+
+impl Credential {
+    fn user(&self) -> String {
+        format!("{}:{}", self.username, self.password)
+    }
+
+    /// Whether this secret has made it.
+    fn is_of(&self, secret: &Value) -> bool {
+        let secret = secret["secret"].as_str().expect("a secret");
+        let mut mac = Hmac::<sha1::Sha1>::new_from_slice(secret.as_bytes()).expect("any key");
+        mac.update(self.username.as_bytes());
+        STANDARD.encode(mac.finalize().into_bytes()) == self.password
+    }
+}
+
+impl Server {
+    fn ask(&self, wanted: &Value) -> (u16, Value) {
+        post(self.api, "/v1/credentials", &self.key, wanted).expect("the API answers")
+    }
+
+    fn credential(&self, wanted: &Value) -> Credential {
+        let (status, told) = self.ask(wanted);
+        assert_eq!(status, 200, "{told}");
+        let server = &told["iceServers"][0];
+        let word = |value: &Value| value.as_str().expect("text").to_owned();
+        let urls = server["urls"].as_array().expect("a list").iter().map(word).collect();
+        Credential { username: word(&server["username"]), password: word(&server["credential"]), urls }
+    }
+
+    /// The error code of an Allocate, or `None` if it is granted.
+    fn allocate(&self, credential: &Credential) -> Option<u16> {
+        loop {
+            let mut client = Stun::new(self.serve.address(V4));
+            let (_, _, challenge) = client.challenge();
+            let Challenge { realm, .. } = &challenge;
+            assert_eq!(realm, REALM.as_bytes(), "a browser takes the realm that it is challenged with");
+            match client.allocate(&credential.username, &credential.password, &challenge) {
+                // The port is that of an earlier client, whose allocation is still there.
+                Some(437) => {}
+                answered => return answered,
+            }
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("our own path is UTF-8")
+}
+
+/// What a command says that works.
+#[track_caller]
+fn said(arguments: &[&str]) -> String {
+    let ended = Program::start(&mut turnpike(arguments)).wait(SOON);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.output());
+    ended.stdout
+}
+
+#[track_caller]
+fn json_of(arguments: &[&str]) -> Value {
+    serde_json::from_str(&said(arguments)).expect("JSON")
+}
+
+fn rotate(state: &Path, more: &[&str]) -> Value {
+    let arguments = ["secret", "rotate", REALM, "--json", "--state", text(state)];
+    json_of(&[&arguments[..], more].concat())
+}
+
+#[test]
+fn a_credential_is_good_for_each_transport_that_it_comes_with() {
+    let (store, certificate) = (Store::new(), Certificate::of_authority(&["127.0.0.1", "::1"]));
+    let mut server = store.serve(Some(&certificate), "");
+    let credential = server.credential(&json!({ "user": "carol", "ttl": 3600 }));
+    let address = server.serve.address(V4);
+    let expected = [
+        ("turn", address.port(), "udp"),
+        ("turn", address.port(), "tcp"),
+        ("turns", address.port(), "tcp"),
+        ("turns", server.serve.address_of("dtls", V4).port(), "udp"),
+    ];
+    let port_of_tcp = server.serve.address_of("tcp", V4).port();
+    let expected = expected.map(|(scheme, port, transport)| {
+        let port = if transport == "tcp" { port_of_tcp } else { port };
+        format!("{scheme}:127.0.0.1:{port}?transport={transport}")
+    });
+    assert_eq!(credential.urls, expected);
+    let authority = certificate.authority();
+    let (reflect, user) = (Reflect::start(V4, &[]), credential.user());
+    for url in &credential.urls {
+        let arguments = ["probe", url, "--user", &user, "--ca", text(&authority), "--json"];
+        let probed = Program::run(&mut turnpike(&arguments));
+        assert_eq!(probed.code, Some(0), "{url}: {}", probed.output());
+        let report = probed.result();
+        assert_eq!((&report["usable"], &report["realm"]), (&json!(true), &json!(REALM)), "{url}: {report}");
+        let trust = ["--ca", text(&authority)];
+        let load = Load::at_as(url, &user).to(reflect.address).with(&["--clients", "2", "--rate", "100"]);
+        let load = load.with(&["--duration", "0.5", "--warmup", "0.1"]);
+        let run = if url.starts_with("turns:") { load.with(&trust) } else { load }.run();
+        assert_eq!(run.code, Some(0), "{url}: {}", run.output());
+        assert!(run.result()["received"].as_u64() > Some(10), "{url}: {}", run.output());
+    }
+    server.serve.wait_for_allocations(0);
+    // Log and metrics say who got something, and nothing that opens anything.
+    let line = server.serve.program.line_with("credential issued");
+    assert!(line.contains("carol") && line.contains("by key \\\"shop\\\""), "{line}");
+    let secret = store.secret["secret"].as_str().expect("a secret");
+    for line in server.serve.program.lines() {
+        for hidden in [credential.password.as_str(), &store.key, secret] {
+            assert!(!line.contains(hidden), "{line}");
+        }
+    }
+    let issued = server.serve.metrics().sum("turnpike_credentials_api_issued_total", "kind=\"password\"");
+    assert_eq!(issued, 1);
+}
+
+#[test]
+fn a_credential_ends_with_its_time_and_a_wrong_password_never_begins() {
+    let store = Store::new();
+    let server = store.serve(None, "");
+    let short = server.credential(&json!({ "user": "carol", "ttl": 1 }));
+    eventually("its time is over", || {
+        // Each time that it still gets in there is one allocation more.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        (server.allocate(&short) == Some(401)).then_some(())
+    });
+    let good = server.credential(&json!({ "user": "carol" }));
+    assert_eq!(server.allocate(&good), None);
+    let forged = Credential { password: short.password, ..good };
+    assert_eq!(server.allocate(&forged), Some(401));
+}
+
+#[test]
+fn the_draft_of_a_turn_rest_api_is_answered_and_who_has_no_key_is_not() {
+    let store = Store::new();
+    let server = store.serve(None, "");
+    let (status, body) =
+        fetch(server.api, &format!("/?service=turn&username=carol&key={}", store.key)).expect("an answer");
+    assert_eq!(status, 200, "{body}");
+    let told: Value = serde_json::from_str(&body).expect("JSON");
+    let word = |name: &str| told[name].as_str().expect("text").to_owned();
+    let uris = told["uris"].as_array().expect("a list").iter();
+    let urls: Vec<String> = uris.map(|uri| uri.as_str().expect("text").to_owned()).collect();
+    let credential = Credential { username: word("username"), password: word("password"), urls };
+    assert!(credential.is_of(&store.secret));
+    assert_eq!(server.allocate(&credential), None);
+    assert_eq!(fetch(server.api, "/?service=turn&username=carol").expect("an answer").0, 401);
+    let listed = said(&["key", "list", "--state", text(store.dir.path())]);
+    assert!(listed.contains("shop") && !listed.contains(&store.key), "{listed}");
+    said(&["key", "remove", "shop", "--state", text(store.dir.path())]);
+    eventually("the key is good no more", || (server.ask(&json!({})).0 == 401).then_some(()));
+}
+
+#[test]
+fn a_token_of_the_api_lets_a_client_in() {
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let oauth = format!(
+        "[oauth]\nserver_name = \"turn.example.org\"\nkey = [{{ kid = \"east\", key = \"{key}\" }}]\n"
+    );
+    let store = Store::new();
+    let server = store.serve(None, &oauth);
+    let (status, told) = server.ask(&json!({ "kid": "east", "ttl": 600 }));
+    assert_eq!(status, 200, "{told}");
+    let ice = &told["iceServers"][0];
+    let word = |value: &Value| value.as_str().expect("text").to_owned();
+    let token = format!(
+        "username: {}\nmac_key: {}\naccess_token: {}\nexpires_in: 600\n",
+        word(&ice["username"]),
+        word(&ice["credential"]["macKey"]),
+        word(&ice["credential"]["accessToken"]),
+    );
+    let dir = Dir::new();
+    let file = dir.file("token", &token);
+    let reflect = Reflect::start(V4, &[]);
+    let (server_at, peer) = (server.serve.address(V4).to_string(), reflect.address.to_string());
+    let arguments =
+        ["load", "turn", &server_at, "--access-token-file", text(&file), "--peer", &peer, "--json", "-"];
+    let more = ["--rate", "100", "--duration", "0.5", "--warmup", "0.1"];
+    let run = Program::run(&mut turnpike(&[&arguments[..], &more].concat()));
+    assert_eq!(run.code, Some(0), "{}", run.output());
+    assert!(run.result()["received"].as_u64() > Some(10), "{}", run.output());
+}
+
+#[test]
+fn a_rotation_leaves_old_and_new_credentials_good_until_the_old_secrets_end() {
+    let store = Store::new();
+    let state = store.dir.path();
+    let mut server = store.serve(None, "");
+    let old = server.credential(&json!({ "user": "carol" }));
+    assert!(old.is_of(&store.secret));
+    let second = rotate(state, &["--overlap", "86400"]);
+    let new = eventually("the new secret signs", || {
+        Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&second))
+    });
+    assert_eq!([server.allocate(&old), server.allocate(&new)], [None, None]);
+    // The next one ends the second at once, and leaves to the first the end that it has.
+    let third = rotate(state, &["--overlap", "0"]);
+    assert!(third["until"].is_string(), "{third}");
+    eventually("the second secret is good no more", || {
+        // Each time that it still gets in there is one allocation more.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        (server.allocate(&new) == Some(401)).then_some(())
+    });
+    let newest = eventually("the third secret signs", || {
+        Some(server.credential(&json!({ "user": "carol" }))).filter(|credential| credential.is_of(&third))
+    });
+    assert_eq!([server.allocate(&old), server.allocate(&newest)], [None, None]);
+    let line = server.serve.program.line_with("whose time is over is removed");
+    assert!(line.contains(REALM), "{line}");
+    let listed = json_of(&["secret", "list", "--json", "--state", text(state)]);
+    let fingerprints: BTreeSet<&str> =
+        listed.as_array().expect("a list").iter().filter_map(|one| one["fingerprint"].as_str()).collect();
+    let of = |secret: &Value| secret["fingerprint"].as_str().expect("text").to_owned();
+    let expected = [of(&store.secret), of(&third)];
+    assert_eq!(fingerprints, expected.iter().map(String::as_str).collect());
+}
+
+#[test]
+fn servers_of_one_store_take_each_others_credentials_from_the_first_moment() {
+    let store = Store::new();
+    let full = "[admin]\nloopback = \"full\"\n";
+    let [one, other] = [(), ()].map(|()| store.serve(None, full));
+    let admin = one.serve.admin().to_string();
+    let secret = json_of(&["secret", "rotate", REALM, "--json", "--admin", &admin]);
+    // The one knows of it already, the other need not: it looks for a secret when a key fits none.
+    let credential = one.credential(&json!({ "user": "carol" }));
+    assert!(credential.is_of(&secret));
+    assert_eq!([other.allocate(&credential), one.allocate(&credential)], [None, None]);
+    let from_other = other.credential(&json!({ "user": "carol" }));
+    assert_eq!([one.allocate(&from_other), other.allocate(&from_other)], [None, None]);
+    eventually("both sign with the same secret", || {
+        other.credential(&json!({ "user": "carol" })).is_of(&secret).then_some(())
+    });
+}
+
+#[test]
+fn what_cannot_be_is_said_before_anything_is_opened() {
+    let dir = Dir::new();
+    for (section, told) in [
+        ("listen = [\"0.0.0.0:8443\"]", "there is no certificate"),
+        ("listen = [\"127.0.0.1:9641\"]", "is taken"),
+        ("origins = [\"*\"]", "credentials.origins"),
+        ("ttl = 0", "credentials.ttl"),
+    ] {
+        let file = dir.file("turnpike.toml", format!("[credentials]\n{section}\n"));
+        let ended = Program::run(&mut turnpike(&["check-config", "-c", text(&file)]));
+        assert_eq!(ended.code, Some(2), "{section}: {}", ended.output());
+        assert!(ended.stderr.contains(told), "{section}: {}", ended.stderr);
+    }
+    let state = ["--state", text(dir.path())];
+    for arguments in [
+        &["key", "add", "Shop"][..],
+        &["key", "add", "shop", "--rate", "0"],
+        &["key", "add", "shop", "--ttl-max", "0"],
+        &["secret", "rotate", REALM, "--overlap", "-1"],
+        &["secret", "rotate", REALM, "--realm", REALM],
+        &["secret", "rotate"],
+        &["secret", "rotate", "a\"b"],
+    ] {
+        let ended = Program::run(&mut turnpike(&[arguments, &state].concat()));
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.output());
+    }
+    assert!(!dir.at("turnpike.sqlite").exists(), "nothing was written");
+    said(&[&["key", "add", "shop"][..], &state].concat());
+    let again = Program::run(&mut turnpike(&[&["key", "add", "shop"][..], &state].concat()));
+    assert_eq!(again.code, Some(1), "{}", again.output());
+    assert!(again.stderr.contains("take another name"), "{}", again.stderr);
+}

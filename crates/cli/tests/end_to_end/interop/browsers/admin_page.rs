@@ -1,0 +1,319 @@
+//! The page of the admin interface in real browsers, with 10,000 sessions: what it shows is what there is, it is operated by keyboard, and
+//! axe (tests/interop/axe) finds nothing that keeps anybody from using it.
+
+use std::{
+    env, fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use serde_json::{Value, json};
+use turnpike_testkit::tests;
+
+use super::driver::{Devtools, Driver, Marionette};
+use crate::harness::{
+    Dir, Load, Program, REALM, Reflect, Serve, Stun, USER, V4, eventually, interop_program, need,
+};
+
+const TOKEN: &str = "token-for-the-browsers-test";
+
+/// One at a time: twenty thousand sockets are enough.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A server with so many sessions, and who has them.
+struct World {
+    serve: Serve,
+    _load: Program,
+    _reflect: Reflect,
+    _dir: Dir,
+}
+
+impl World {
+    fn new(sessions: u64) -> Self {
+        let dir = Dir::new();
+        let limits = "[limits]\nallocations_per_user = 16384\n";
+        let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n{limits}"));
+        let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let reflect = Reflect::start(V4, &[]);
+        let clients = sessions.to_string();
+        let load = Load::new(serve.address(V4))
+            .to(reflect.address)
+            .with(&["--clients", &clients, "--rate", "2000", "--duration", "3600"])
+            .start();
+        eventually("all have their sessions", || (serve.allocations() == sessions).then_some(()));
+        Self { serve, _load: load, _reflect: reflect, _dir: dir }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/", self.serve.admin())
+    }
+}
+
+/// Whether so many relay sockets, and so many sockets of clients, may be open.
+fn enough_descriptors(sessions: u64) -> Result<(), String> {
+    let limit =
+        turnpike_net::limits::raise_open_files(2 * sessions + 1000).map_err(|error| error.to_string())?;
+    if limit >= sessions + 500 {
+        Ok(())
+    } else {
+        Err(format!("ulimit -n is {limit}: too few for {sessions}"))
+    }
+}
+
+/// Waits until a script returns something that is neither null nor false.
+fn until(page: &mut impl Driver, what: &str, script: &str) -> Value {
+    eventually(what, || Some(page.run(script)).filter(|value| !value.is_null() && *value != json!(false)))
+}
+
+/// Rows of the table of this caption, as text.
+fn rows(caption: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('main table')].filter((it) => it.caption.textContent === '{caption}')\
+         .flatMap((it) => [...it.tBodies[0].rows].map((row) => row.innerText))"
+    )
+}
+
+/// For who wants to look: TURNPIKE_TEST_PICTURES=DIR keeps what there was to be seen.
+fn keep(page: &mut impl Driver, browser: &str, name: &str) {
+    if let Some(dir) = env::var_os("TURNPIKE_TEST_PICTURES") {
+        let picture = page.picture();
+        fs::write(Path::new(&dir).join(format!("{browser}-{name}.png")), picture).expect("it can be written");
+    }
+}
+
+fn shows_ten_thousand_sessions<D: Driver>() {
+    const SESSIONS: u64 = 10_000;
+    need!(D::available());
+    need!(enough_descriptors(SESSIONS));
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new(SESSIONS);
+    // Somebody whose password is wrong.
+    let mut stranger = Stun::new(world.serve.address(V4));
+    let (_, _, challenge) = stranger.challenge();
+    assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
+
+    let mut page = D::start();
+    page.show(1400, 900, false);
+    page.go(&world.url());
+    until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
+    until(&mut page, "all sessions", "return document.querySelector('.tiles dd').textContent === '10,000'");
+    assert_eq!(page.run("return document.getElementById('access').textContent"), "Read only");
+    // Nothing came from elsewhere, and nothing that the policy forbids was tried.
+    let strange = page.run(
+        "return performance.getEntriesByType('resource').map((it) => it.name).filter((it) => !it.startsWith(location.origin))",
+    );
+    assert_eq!(strange, json!([]));
+    until(&mut page, "workers", &format!("return {}.length > 0", rows("Workers")));
+    until(
+        &mut page,
+        "the busiest sessions",
+        &format!("return {}.length === 20", rows("Sessions that relay the most")),
+    );
+    until(
+        &mut page,
+        "curves",
+        "return document.querySelector('.line-0').getAttribute('d').split('L').length > 3",
+    );
+    keep(&mut page, D::NAME, "overview-light");
+    page.show(1400, 900, true);
+    keep(&mut page, D::NAME, "overview-dark");
+    page.show(400, 850, false);
+    let wider =
+        page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth");
+    assert_eq!(wider, 0, "on a phone nothing is wider than the screen");
+    keep(&mut page, D::NAME, "overview-phone");
+    page.show(1400, 900, false);
+
+    lists_finds_and_ends::<D>(&mut page, &world);
+
+    page.run("location.hash = '#/refusals?of=mallory'");
+    let told = until(
+        &mut page,
+        "the refusal",
+        &format!("const found = {}; return found.length === 1 && found[0]", rows("Refusals")),
+    );
+    assert!(told.as_str().is_some_and(|row| row.contains("no such user") && row.contains("401")), "{told}");
+    keep(&mut page, D::NAME, "refusals");
+
+    page.run("location.hash = '#/configuration'");
+    let told = until(
+        &mut page,
+        "the configuration",
+        &format!(
+            "return {}.find((row) => row.includes('limits.allocations_per_user'))",
+            rows("Configuration")
+        ),
+    );
+    assert!(
+        told.as_str().is_some_and(|row| row.contains("16384") && row.contains("turnpike.toml")),
+        "{told}"
+    );
+    assert_eq!(
+        page.run(&format!("return {}.some((row) => row.includes('{TOKEN}'))", rows("Configuration"))),
+        false
+    );
+    keep(&mut page, D::NAME, "configuration");
+
+    // The server goes; the page stays, and says so.
+    world.serve.program.signal("KILL");
+    until(&mut page, "the loss", "return document.getElementById('state').textContent === 'No connection'");
+}
+
+fn lists_finds_and_ends<D: Driver>(page: &mut D, world: &World) {
+    let sessions = rows("Sessions");
+    page.run("location.hash = '#/sessions'");
+    until(page, "a page of sessions", &format!("return {sessions}.length === 100"));
+    keep(page, D::NAME, "sessions");
+    let first = page.run(&format!("return {sessions}"));
+    page.run("[...document.querySelectorAll('.pages button')].find((it) => it.textContent === 'Next page').click()");
+    let second = until(
+        page,
+        "the next page",
+        &format!(
+            "const found = {sessions}; return location.hash.includes('page=2') && found.length === 100 && found"
+        ),
+    );
+    let on_both = |row: &Value| second.as_array().expect("rows").contains(row);
+    assert!(!first.as_array().expect("rows").iter().any(on_both), "no session is on two pages");
+
+    // The client of the first row, found by its address.
+    let client =
+        page.run("return document.querySelector('main tbody tr').cells[1].querySelector('span').textContent");
+    page.run(&format!(
+        "document.getElementById('by').value = 'client'; document.getElementById('wanted').value = '{}'; \
+         document.querySelector('form button').click()",
+        client.as_str().expect("an address")
+    ));
+    until(page, "the one", &format!("return location.hash.includes('client=') && {sessions}.length === 1"));
+    page.run("document.querySelector('main tbody a').click()");
+    until(
+        page,
+        "its details",
+        "return document.querySelector('h1').textContent.startsWith('Session ') && document.querySelector('.facts dd')",
+    );
+    let facts = page.run("return document.querySelector('.facts').innerText");
+    assert!(facts.as_str().is_some_and(|text| text.contains(USER)), "{facts}");
+    until(page, "channels", &format!("return {}.length === 1", rows("Channels")));
+    keep(page, D::NAME, "session");
+    assert_eq!(page.run("return document.querySelector('main button.danger').disabled"), true, "it may look");
+
+    // By keyboard: the token, the question, and its answer.
+    page.run("document.getElementById('token-open').focus()");
+    page.press("Enter");
+    until(page, "a question for the token", "return document.getElementById('token-dialog').open");
+    page.run(&format!("document.getElementById('token').value = '{TOKEN}'"));
+    page.press("Enter");
+    until(
+        page,
+        "the right to change",
+        "return document.getElementById('access').textContent === 'May change'",
+    );
+    until(page, "the button", "return document.querySelector('main button.danger').disabled === false");
+    page.run("document.querySelector('main button.danger').focus()");
+    page.press("Enter");
+    until(page, "the question", "return document.querySelector('main dialog').open");
+    assert_eq!(
+        page.run("return document.activeElement.textContent"),
+        "Cancel",
+        "what does no harm comes first"
+    );
+    keep(page, D::NAME, "end");
+    page.press("Escape");
+    until(page, "no question", "return !document.querySelector('main dialog').open");
+    page.run("document.querySelector('main button.danger').focus()");
+    page.press("Enter");
+    until(page, "the question again", "return document.querySelector('main dialog').open");
+    page.press("Tab");
+    page.press("Enter");
+    until(page, "the list again", "return location.hash === '#/sessions'");
+    let announced = page.run("return document.getElementById('announcement').textContent");
+    assert_eq!(announced, format!("The session of {USER} has ended."));
+    let ended = || world.serve.metrics().sum("turnpike_allocations_closed_total", "reason=\"administrator\"");
+    eventually("it is counted", || (ended() == 1).then_some(()));
+    page.run("sessionStorage.clear()");
+}
+
+/// What axe says of the page as it is, and where.
+fn violations(page: &mut impl Driver, axe: &str) -> Value {
+    page.run(&format!(
+        "{axe}\n; const found = await axe.run(document, {{ resultTypes: ['violations'] }}); \
+         return found.violations.map((it) => `${{it.id}}: ${{it.nodes.map((node) => node.html.slice(0, 120) + ' ' + node.failureSummary).join(' | ')}}`)"
+    ))
+}
+
+fn axe_finds_nothing<D: Driver>() {
+    need!(D::available());
+    let axe = need!(interop_program("interop-browsers", "axe/node_modules/axe-core/axe.min.js"));
+    let axe = fs::read_to_string(axe).expect("a script");
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new(150);
+    let mut stranger = Stun::new(world.serve.address(V4));
+    let (_, _, challenge) = stranger.challenge();
+    assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
+    let mut page = D::start();
+    page.go(&world.url());
+    until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
+    for (place, there) in [
+        ("#/", format!("return {}.length > 0", rows("Sessions that relay the most"))),
+        ("#/sessions", format!("return {}.length === 100", rows("Sessions"))),
+        ("#/refusals", format!("return {}.length > 0", rows("Refusals"))),
+        ("#/configuration", format!("return {}.length > 0", rows("Configuration"))),
+        ("#/sessions/", format!("return {}.length > 0", rows("Channels"))),
+        ("token", "return document.getElementById('token-dialog').open".to_owned()),
+    ] {
+        match place {
+            "token" => page.run("document.getElementById('token-open').click()"),
+            "#/sessions/" => page.run(
+                "location.hash = `#/sessions/${(await (await fetch('/v1/sessions?limit=1')).json()).sessions[0].id}`",
+            ),
+            _ => page.run(&format!("location.hash = '{place}'")),
+        };
+        until(&mut page, place, &there);
+        for (width, dark) in [(1400, false), (1400, true), (400, false)] {
+            page.show(width, 900, dark);
+            let found = violations(&mut page, &axe);
+            assert_eq!(found, json!([]), "{} {place} {width} dark: {dark}", D::NAME);
+        }
+    }
+}
+
+/// From the top, with nothing but the Tab key: each stop can be seen and has a name.
+fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
+    need!(D::available());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new(3);
+    let mut page = D::start();
+    page.show(1400, 900, false);
+    page.go(&world.url());
+    until(&mut page, "workers", &format!("return {}.length > 0", rows("Workers")));
+    let mut stops = Vec::new();
+    for _ in 0..60 {
+        page.press("Tab");
+        let stop = page.run(
+            "const it = document.activeElement; if (it === document.body || it === document.documentElement) return null; \
+             const name = it.getAttribute('aria-label') ?? it.labels?.[0]?.textContent ?? it.textContent; \
+             const box = it.getBoundingClientRect(); return [name.trim(), box.width > 0 && box.height > 0]",
+        );
+        if stop.is_null() {
+            break;
+        }
+        assert!(
+            stop[0].as_str().is_some_and(|name| !name.is_empty()) && stop[1] == true,
+            "{stop} after {stops:?}"
+        );
+        stops.push(stop[0].as_str().unwrap_or_default().to_owned());
+    }
+    assert_eq!(stops[0], "Skip to content");
+    for name in ["Sessions", "Why refused?", "Configuration", "Token", "Look back", "Workers", "Metrics"] {
+        assert!(stops.iter().any(|stop| stop == name), "{name} in {stops:?}");
+    }
+}
+
+tests! {
+    chromium_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Devtools>();
+    firefox_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Marionette>();
+    axe_finds_nothing_in_chromium: axe_finds_nothing::<Devtools>();
+    axe_finds_nothing_in_firefox: axe_finds_nothing::<Marionette>();
+    in_chromium_every_stop_of_the_keyboard_has_a_name: every_stop_of_the_keyboard_has_a_name::<Devtools>();
+    in_firefox_every_stop_of_the_keyboard_has_a_name: every_stop_of_the_keyboard_has_a_name::<Marionette>();
+}

@@ -1,0 +1,563 @@
+//! `forward --datapath kernel`: sessions of rules from UDP to UDP go across the kernel, and live and end as they do in user space.
+
+use std::{
+    fs,
+    net::{SocketAddr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use super::{
+    CLIENT, Links, PEER, SERVER, Server,
+    checksums::{captured, ethtool},
+    client::{bound, is_silent, received},
+    on_links,
+};
+use crate::harness::{Dir, Finished, Program, Reflect, SOON, eventually, installed, need, turnpike};
+
+/// A client, a target, and what has passed between the two.
+struct Session {
+    client: UdpSocket,
+    target: UdpSocket,
+    sent: u64,
+    bytes: u64,
+}
+
+impl Session {
+    /// Of a client of this family, which asks the forwarder at this address.
+    fn new(family: usize, at: SocketAddr, target: &UdpSocket) -> Self {
+        let client = bound(CLIENT[family]);
+        client.connect(at).expect("there is a route");
+        Self { client, target: target.try_clone().expect("a descriptor"), sent: 0, bytes: 0 }
+    }
+
+    /// A datagram of this length each way.
+    fn exchange(&mut self, len: usize) {
+        self.sent += 1;
+        self.bytes += len as u64;
+        let first = self.sent.to_le_bytes()[0];
+        // What begins like ChannelData is forwarded like anything else.
+        let payload: Vec<u8> =
+            (first..=255).cycle().map(|byte| byte.wrapping_mul(37) ^ 0x40).take(len).collect();
+        self.client.send(&payload).expect("it leaves");
+        let (heard, from) = received(&self.target);
+        assert!(heard == payload, "{len} bytes to the target");
+        self.target.send_to(&payload, from).expect("it leaves");
+        assert!(self.answer() == payload, "{len} bytes to the client");
+    }
+
+    /// What the client hears, from whom it asked and nobody else.
+    fn answer(&self) -> Vec<u8> {
+        let mut buffer = [0; 4096];
+        let len = self.client.recv(&mut buffer).expect("an answer");
+        buffer[..len].to_vec()
+    }
+
+    /// Until the kernel forwards both directions.
+    fn settle(&mut self, forward: &Server<'_>) {
+        let before = counts(forward);
+        eventually("the kernel has taken the session", || {
+            self.exchange(20);
+            let now = counts(forward);
+            (now[0] > before[0] && now[1] > before[1]).then_some(())
+        });
+    }
+}
+
+/// Datagrams that the kernel has forwarded, to targets and to clients.
+fn counts(forward: &Server<'_>) -> [u64; 2] {
+    let metrics = forward.metrics();
+    ["to_target", "to_client"].map(|direction| {
+        metrics.sum("turnpike_kernel_datagrams_total", &format!("direction=\"{direction}\""))
+    })
+}
+
+/// The same, once all datagrams of these sessions have been counted, and no others were sent.
+fn counts_of(forward: &Server<'_>, sessions: &[&Session]) -> [u64; 2] {
+    let sent: u64 = sessions.iter().map(|session| session.sent).sum();
+    eventually("all is counted", || sum(forward, "turnpike_forward_datagrams_total", "") == 2 * sent);
+    counts(forward)
+}
+
+fn sum(forward: &Server<'_>, family: &str, label: &str) -> u64 {
+    forward.metrics().sum(family, label)
+}
+
+fn flows(forward: &Server<'_>) -> u64 {
+    sum(forward, "turnpike_kernel_flows", "")
+}
+
+fn at(family: usize, port: u16) -> SocketAddr {
+    SocketAddr::new(SERVER[family], port)
+}
+
+fn rule(at: SocketAddr, target: &UdpSocket, more: &str) -> String {
+    let options = if more.is_empty() { String::new() } else { format!("?{more}") };
+    format!("udp://{at}={}{options}", target.local_addr().expect("bound"))
+}
+
+/// Lengths around those at which something changes: none, odd ones, Ethernet's padding, what just fits.
+const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 17, 18, 19, 100, 101, 1000, 1231, 1232, 1233];
+const FAMILIES: [(usize, usize); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
+
+#[test]
+fn payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals_are_exact() {
+    const TEST: &str = "kernel_path::forwards::payloads_arrive_as_they_were_sent_in_every_combination_of_families_and_totals_are_exact";
+    on_links(TEST, |links| {
+        let targets = [0, 1].map(|family| bound(PEER[family]));
+        let port = |client: usize, target: usize| 5000 + u16::from(client == 1) * 2 + u16::from(target == 1);
+        let rules = FAMILIES.map(|(client, target)| {
+            let more = format!("idle=2&name=r{client}{target}");
+            rule(at(client, port(client, target)), &targets[target], &more)
+        });
+        let mut forward = links.forward(&rules.each_ref().map(String::as_str));
+        let line = forward.program.line_with("data path kernel: attached");
+        assert!(line.contains(" to c, p ("), "{line}");
+        forward.program.line_with("never meets this machine's firewall");
+        for (client, target) in FAMILIES {
+            let mut session = Session::new(client, at(client, port(client, target)), &targets[target]);
+            session.settle(&forward);
+            let before = counts(&forward);
+            LENGTHS.into_iter().for_each(|len| session.exchange(len));
+            // All but the longest: in IPv6 that is beyond what fits everywhere.
+            let least = LENGTHS.len() as u64 - 1;
+            eventually("they went across", || {
+                counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + least)
+            });
+            assert_eq!(flows(&forward), 2);
+            let line = forward.program.line_with(&format!("rule=r{client}{target}"));
+            for part in ["connection ended", "reason=\"idle for too long\""] {
+                assert!(line.contains(part), "{line}");
+            }
+            for direction in ["to_target", "to_client"] {
+                assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
+                let label = format!("rule=\"r{client}{target}\",direction=\"{direction}\"");
+                eventually("all is counted", || {
+                    sum(&forward, "turnpike_forward_datagrams_total", &label) == session.sent
+                });
+                assert_eq!(sum(&forward, "turnpike_forward_bytes_total", &label), session.bytes);
+            }
+            assert_eq!(flows(&forward), 0);
+        }
+        assert_eq!(sum(&forward, "turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+#[test]
+fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
+    on_links(
+        "kernel_path::forwards::a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do",
+        |links| {
+            let target = bound(PEER[0]);
+            let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
+            let mut session = Session::new(0, at(0, 5000), &target);
+            session.settle(&forward);
+            // Three times its timeout; first both ways, then one.
+            for round in 0..12 {
+                thread::sleep(Duration::from_millis(500));
+                if round < 6 {
+                    session.exchange(50);
+                } else {
+                    session.client.send(b"?").expect("it leaves");
+                    received(&session.target);
+                }
+            }
+            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
+            assert_eq!(flows(&forward), 2);
+            eventually("it ends", || sum(&forward, "turnpike_forward_ended_total", "reason=\"idle\"") == 1);
+            assert_eq!(flows(&forward), 0);
+            // And whoever comes back has a new one.
+            session.settle(&forward);
+            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 2);
+        },
+    );
+}
+
+#[test]
+fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
+    on_links(
+        "kernel_path::forwards::a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows",
+        |links| {
+            let target = bound(PEER[0]);
+            let forward = links.forward(&[&rule(at(0, 5000), &target, "max_connections=2")]);
+            let [mut busy, mut idle, mut new] = [(); 3].map(|()| Session::new(0, at(0, 5000), &target));
+            busy.settle(&forward);
+            idle.settle(&forward);
+            for _ in 0..15 {
+                thread::sleep(Duration::from_millis(100));
+                busy.exchange(10);
+            }
+            new.exchange(10);
+            eventually("one had to end", || {
+                sum(&forward, "turnpike_forward_ended_total", "reason=\"evicted\"") == 1
+            });
+            assert_eq!((flows(&forward), sum(&forward, "turnpike_forward_connections", "")), (4, 2));
+            let before = sum(&forward, "turnpike_forward_accepted_total", "");
+            busy.exchange(10);
+            new.exchange(10);
+            counts_of(&forward, &[&busy, &idle, &new]);
+            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before, "it was the idle one");
+            idle.exchange(10);
+            counts_of(&forward, &[&busy, &idle, &new]);
+            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), before + 1);
+        },
+    );
+}
+
+#[test]
+fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
+    on_links(
+        "kernel_path::forwards::what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told",
+        |links| {
+            let [target, other] = [(); 2].map(|()| bound(PEER[0]));
+            let table = |name: &str, port: u16, target: &UdpSocket, more: &str| {
+                let (at, target) = (at(0, port), target.local_addr().expect("bound"));
+                format!(
+                    "[[rule]]\nname = \"{name}\"\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{target}\"\n{more}"
+                )
+            };
+            let dir = Dir::new();
+            let [stays, goes] = [table("stays", 5000, &target, ""), table("goes", 5001, &target, "")];
+            let file = dir.file("f.toml", &(stays.clone() + &goes));
+            let mut forward = links.forward(&["-c", file.to_str().expect("a name")]);
+            let [mut one, mut two] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
+            one.settle(&forward);
+            two.settle(&forward);
+
+            // Changed: to another target, and from now on through user space.
+            fs::write(&file, stays + &table("goes", 5001, &other, "kernel = false\n"))
+                .expect("it can be written");
+            forward.program.signal("HUP");
+            forward.program.line_with("rules reloaded rules=2");
+            assert_eq!(flows(&forward), 2);
+            two.client.send(b"to the other").expect("it leaves");
+            assert_eq!(received(&other).0, b"to the other");
+            two.target = other;
+            for _ in 0..50 {
+                two.exchange(30);
+            }
+            let stays = |family: &str| sum(&forward, family, "rule=\"stays\"");
+            let all = "turnpike_forward_datagrams_total";
+            eventually("all is counted", || stays(all) == 2 * one.sent);
+            let before = stays("turnpike_kernel_datagrams_total");
+            one.exchange(30);
+            eventually("and this", || stays(all) == 2 * one.sent);
+            assert_eq!(stays("turnpike_kernel_datagrams_total"), before + 2);
+            assert_eq!(flows(&forward), 2, "and nobody else goes across");
+
+            // Removed: nobody takes it any more.
+            fs::write(&file, &goes).expect("it can be written");
+            forward.program.signal("HUP");
+            forward.program.line_with("rules reloaded rules=1");
+            assert_eq!(flows(&forward), 0);
+            one.client.send(b"late").expect("it leaves");
+            assert!(is_silent(&target));
+        },
+    );
+}
+
+#[test]
+fn rules_that_cannot_go_across_are_named_and_stay_in_user_space() {
+    on_links(
+        "kernel_path::forwards::rules_that_cannot_go_across_are_named_and_stay_in_user_space",
+        |links| {
+            let target = bound(PEER[0]);
+            let rules = [
+                rule(at(0, 5000), &target, "name=slow&max_bytes_per_second=1000000"),
+                rule(at(0, 5001), &target, "name=own&kernel=false"),
+                rule(at(0, 5002), &target, "name=marked&mark=7"),
+            ];
+            let mut forward = links.forward(&rules.each_ref().map(String::as_str));
+            for (name, why) in [("slow", "a limit of bytes a second"), ("marked", "mark may lead")] {
+                let line =
+                    forward.program.line_with(&format!("rule {name}: its datagrams stay in user space"));
+                assert!(line.contains(why), "{line}");
+            }
+            // None of them needs the kernel.
+            assert!(!forward.program.lines().iter().any(|line| line.contains("data path kernel")));
+            for port in [5000, 5001, 5002] {
+                let mut session = Session::new(0, at(0, port), &target);
+                for _ in 0..100 {
+                    session.exchange(100);
+                }
+            }
+            eventually("all is counted", || sum(&forward, "turnpike_forward_datagrams_total", "") == 600);
+            assert_eq!(counts(&forward), [0, 0]);
+            drop(forward);
+
+            // And the other way round: one rule alone.
+            let rules = [rule(at(0, 5000), &target, "kernel=true"), rule(at(0, 5001), &target, "")];
+            let more = ["--datapath", "gso", &rules[0], &rules[1]];
+            let forward = links.forward(&more);
+            let [mut across, mut up] = [5000, 5001].map(|port| Session::new(0, at(0, port), &target));
+            across.settle(&forward);
+            let before = counts_of(&forward, &[&across]);
+            for _ in 0..50 {
+                up.exchange(40);
+            }
+            assert_eq!(counts_of(&forward, &[&across, &up]), before);
+            across.exchange(40);
+            eventually("one goes across", || counts(&forward)[0] > before[0]);
+        },
+    );
+}
+
+#[test]
+fn a_target_that_is_gone_ends_its_session() {
+    on_links("kernel_path::forwards::a_target_that_is_gone_ends_its_session", |links| {
+        let target = bound(PEER[0]);
+        let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        let address = target.local_addr().expect("bound");
+        drop((target, session.target));
+        eventually("ICMP says so", || {
+            session.client.send(b"is anybody there?").expect("it leaves");
+            sum(&forward, "turnpike_forward_ended_total", "reason=\"target_reset\"") == 1
+        });
+        let target = UdpSocket::bind(address).expect("it is free");
+        target.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
+        eventually("what had no target has ended", || {
+            session.client.send(b"new").expect("it leaves");
+            target.recv(&mut [0; 100]).is_ok()
+        });
+        while !is_silent(&target) {}
+        session.target = target;
+        session.settle(&forward);
+    });
+}
+
+#[test]
+fn a_wildcard_listener_answers_from_where_it_was_asked() {
+    on_links("kernel_path::forwards::a_wildcard_listener_answers_from_where_it_was_asked", |links| {
+        links.inside(&["ip", "addr", "add", "10.77.1.9/24", "dev", "c"]);
+        let target = bound(PEER[0]);
+        let to = target.local_addr().expect("bound");
+        for (rules, family) in [
+            (vec![format!("udp://0.0.0.0:5000={to}")], vec![0]),
+            // Both families by one socket.
+            (vec![format!("udp://[::]:5000={to}?ipv6_only=false")], vec![0, 1]),
+        ] {
+            let forward = links.forward(&rules.iter().map(String::as_str).collect::<Vec<_>>());
+            for family in family {
+                let mut session = Session::new(family, at(family, 5000), &target);
+                session.settle(&forward);
+            }
+            let mut session = Session::new(0, "10.77.1.9:5000".parse().expect("an address"), &target);
+            session.settle(&forward);
+        }
+    });
+}
+
+#[test]
+fn while_draining_sessions_go_on_in_user_space() {
+    on_links("kernel_path::forwards::while_draining_sessions_go_on_in_user_space", |links| {
+        let target = bound(PEER[0]);
+        let mut forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
+        let mut session = Session::new(0, at(0, 5000), &target);
+        session.settle(&forward);
+        forward.program.signal("TERM");
+        forward.program.line_with("draining");
+        for _ in 0..20 {
+            session.exchange(60);
+        }
+        let line = forward.program.line_with("connection ended");
+        assert!(line.contains(&format!(" to_target_bytes={} ", session.bytes)), "{line}");
+        forward.program.line_with("stopped");
+    });
+}
+
+#[test]
+fn a_table_that_is_full_leaves_the_rest_in_user_space() {
+    on_links("kernel_path::forwards::a_table_that_is_full_leaves_the_rest_in_user_space", |links| {
+        let dir = Dir::new();
+        let target = bound(PEER[0]);
+        let to = target.local_addr().expect("bound");
+        let text = format!(
+            "[forward]\nkernel_flows = 2\n[[rule]]\nprotocol = \"udp\"\nlisten = \"{}\"\ntarget = \"{to}\"\n",
+            at(0, 5000)
+        );
+        let file = dir.file("f.toml", &text);
+        let forward = links.forward(&["-c", file.to_str().expect("a name")]);
+        let [mut first, mut second] = [(); 2].map(|()| Session::new(0, at(0, 5000), &target));
+        first.settle(&forward);
+        let before = counts_of(&forward, &[&first]);
+        for _ in 0..50 {
+            second.exchange(70);
+        }
+        assert_eq!(counts_of(&forward, &[&first, &second]), before);
+        assert!(sum(&forward, "turnpike_kernel_flows_refused_total", "") >= 1);
+        assert_eq!((flows(&forward), sum(&forward, "turnpike_kernel_flows_limit", "")), (2, 2));
+        first.exchange(70);
+        eventually("the first still goes across", || counts(&forward)[0] > before[0]);
+    });
+}
+
+fn load(forward: SocketAddr, arguments: &[&str]) -> Program {
+    let forward = forward.to_string();
+    Program::start(&mut turnpike(&[&["load", "udp", &forward, "--json", "-"], arguments].concat()))
+}
+
+fn number(run: &Finished, name: &str) -> u64 {
+    let result = run.result();
+    result[name].as_u64().unwrap_or_else(|| panic!("no {name} in {result}"))
+}
+
+#[test]
+fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
+    const TEST: &str =
+        "kernel_path::forwards::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
+    on_links(TEST, |links| {
+        let reflect = Reflect::start(PEER[0], &[]);
+        let rules = format!("udp://{}={}", at(0, 5000), reflect.address);
+        let forward = links.forward(&[&rules]);
+        let runs: Vec<Program> =
+            [("400", "1", "64"), ("4000", "16", "16"), ("1200", "3", "32"), ("20000", "32", "2")]
+                .map(|(rate, burst, clients)| {
+                    let flags = ["--rate", rate, "--burst", burst, "--clients", clients, "--duration", "8"];
+                    load(at(0, 5000), &flags)
+                })
+                .into();
+        for run in runs {
+            let run = run.wait(SOON);
+            assert_eq!(run.code, Some(0), "{}", run.output());
+            assert_eq!(number(&run, "reordered"), 0, "{}", run.output());
+            assert!(number(&run, "received") * 100 > number(&run, "sent") * 95, "{}", run.output());
+        }
+        assert!(counts(&forward).iter().all(|count| *count > 1000), "{:?}", counts(&forward));
+        assert!(forward.passes("super_packet") > 100 && forward.passes("settling") > 0);
+    });
+}
+
+#[test]
+fn several_workers_share_a_rule_whose_sessions_go_across() {
+    on_links("kernel_path::forwards::several_workers_share_a_rule_whose_sessions_go_across", |links| {
+        let reflect = Reflect::start(PEER[1], &[]);
+        let rules = format!("udp://{}={}?idle=1", at(1, 5000), reflect.address);
+        let forward = links.forward(&["--workers", "2", &rules]);
+        let run = load(at(1, 5000), &["--rate", "4000", "--clients", "100", "--duration", "3"]).wait(SOON);
+        assert_eq!(
+            (run.code, number(&run, "lost"), number(&run, "reordered")),
+            (Some(0), 0, 0),
+            "{}",
+            run.output()
+        );
+        let received = number(&run, "received");
+        assert!(counts(&forward)[1] > received / 2, "{:?} of {received}", counts(&forward));
+        eventually("all have ended", || sum(&forward, "turnpike_forward_connections", "") == 0);
+        assert_eq!(flows(&forward), 0);
+        // What the far end sent back has been counted, wherever it went.
+        let label = "direction=\"to_client\"";
+        assert!(sum(&forward, "turnpike_forward_datagrams_total", label) >= received);
+    });
+}
+
+#[test]
+fn no_checksum_is_wrong_in_any_combination_of_offloads() {
+    const TEST: &str = "kernel_path::forwards::no_checksum_is_wrong_in_any_combination_of_offloads";
+    need!(installed("tcpdump"));
+    need!(installed("ethtool"));
+    on_links(TEST, |links| {
+        let targets = [0, 1].map(|family| bound(PEER[family]));
+        let port = |target: usize| 5000 + u16::from(target == 1);
+        let rules = FAMILIES.map(|(client, target)| rule(at(client, port(target)), &targets[target], ""));
+        let forward = links.forward(&rules.each_ref().map(String::as_str));
+        // What leaves is whole, whatever came: its device computes no sums.
+        for device in ["c", "p"] {
+            ethtool(links, true, device, "tx", false);
+        }
+        for (partial, gro) in [(true, true), (true, false), (false, true), (false, false)] {
+            for device in ["c", "p"] {
+                // Without it, what arrives has its sum; with it, the sum is left to the receiver.
+                ethtool(links, false, device, "tx", partial);
+                ethtool(links, true, device, "gro", gro);
+            }
+            for (client, target) in FAMILIES {
+                let mut session = Session::new(client, at(client, port(target)), &targets[target]);
+                session.settle(&forward);
+                let before = counts(&forward);
+                for (interface, what) in [("p", "at the target"), ("c", "at the client")] {
+                    let lines = captured(interface, "udp", || {
+                        [0, 1, 2, 3, 17, 18, 120, 121, 1000, 1200]
+                            .into_iter()
+                            .for_each(|len| session.exchange(len));
+                        session.client.send(b"LAST").expect("it leaves");
+                        let (_, from) = received(&session.target);
+                        session.target.send_to(b"LAST", from).expect("it leaves");
+                        assert_eq!(session.answer(), b"LAST");
+                    });
+                    let good = lines.iter().filter(|line| line.contains("udp sum ok")).count();
+                    let bad: Vec<_> = lines.iter().filter(|line| line.contains("bad")).collect();
+                    assert!(bad.is_empty(), "{what}, partial {partial}, gro {gro}: {bad:#?}");
+                    assert!(good >= 11, "{what}: {lines:#?}");
+                    assert!(lines.iter().all(|line| !line.contains("tos 0x") || line.contains("tos 0x0")));
+                }
+                eventually("they went across", || {
+                    counts(&forward).iter().zip(before).all(|(now, before)| *now >= before + 20)
+                });
+            }
+        }
+        assert_eq!(sum(&forward, "turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+#[test]
+fn what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space() {
+    on_links(
+        "kernel_path::forwards::what_does_not_fit_or_is_in_pieces_is_forwarded_by_user_space",
+        |links| {
+            let target = bound(PEER[0]);
+            let forward = links.forward(&[&rule(at(0, 5000), &target, "")]);
+            let mut session = Session::new(0, at(0, 5000), &target);
+            session.settle(&forward);
+            for len in [1473, 2900] {
+                session.exchange(len);
+            }
+            assert!(forward.passes("fragment") > 0);
+            links.inside(&["ip", "link", "set", "p", "mtu", "1300"]);
+            let long = vec![9; 1400];
+            session.client.send(&long).expect("it leaves");
+            assert_eq!(received(&target).0, long);
+            links.inside(&["ip", "link", "set", "p", "mtu", "1500"]);
+            assert!(forward.passes("too_big") > 0);
+            // Its end of life is here, and user space sends with another.
+            session.client.set_ttl(1).expect("a TTL");
+            session.exchange(40);
+            assert!(forward.passes("ttl") > 0);
+            session.client.set_ttl(64).expect("a TTL");
+            session.settle(&forward);
+            // Strangers at the session's own socket are nobody's.
+            session.client.send(b"where?").expect("it leaves");
+            let (_, from) = received(&target);
+            bound(PEER[0]).send_to(b"strange", from).expect("it leaves");
+            assert!(is_silent(&session.client));
+        },
+    );
+}
+
+#[test]
+fn an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails() {
+    const TEST: &str =
+        "kernel_path::forwards::an_ordinary_user_with_three_capabilities_has_it_and_without_the_start_fails";
+    on_links(TEST, has_it_with_capabilities);
+}
+
+fn has_it_with_capabilities(links: &Links) {
+    let target = bound(PEER[0]);
+    let rule = rule(at(0, 5000), &target, "");
+    {
+        let unprivileged = super::operator::unprivileged(links, ",+net_admin,+bpf,+perfmon");
+        let forward =
+            links.forward_as(unprivileged, &[&rule, "--copy", "kernel", "tcp://10.77.1.1:5000=10.77.2.2:9"]);
+        Session::new(0, at(0, 5000), &target).settle(&forward);
+    }
+    for (flag, rule) in [("--datapath", &rule[..]), ("--copy", "tcp://10.77.1.1:5000=10.77.2.2:9")] {
+        let mut command = super::operator::unprivileged(links, "");
+        let forward = turnpike(&["forward", "--admin", "off", flag, "kernel", rule]);
+        command.arg(forward.get_program()).args(forward.get_args());
+        let ended = Program::start(&mut command).wait(SOON);
+        assert_eq!(ended.code, Some(1), "{}", ended.output());
+        assert!(ended.stderr.contains(&format!("{flag} kernel: ")), "{}", ended.output());
+        assert!(ended.stderr.contains("lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON"), "{}", ended.output());
+    }
+}

@@ -1,0 +1,270 @@
+//! `turnpike upgrade` and SIGUSR2: another process takes the place of a running server, and its clients notice nothing.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use super::harness::{
+    Certificate, Dir, Finished, Load, Metrics, Program, RUN, Reflect, SOON, Serve, Upgraded, V4,
+    address_after, ends, eventually, fetch, lives, turnpike, upgradable,
+};
+
+/// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
+/// program sleep for a moment; and enough that each of the pauses has some.
+const RATE: &str = "1000";
+
+fn relayed(serve: &Serve) -> u64 {
+    serve.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
+}
+
+fn goes_on(serve: &Serve) {
+    let before = relayed(serve);
+    eventually("datagrams are relayed", || (relayed(serve) > before + 200).then_some(()));
+}
+
+/// Clients over UDP that talk until they are told to stop.
+fn talking(serve: &Serve, reflect: &Reflect, clients: u64) -> Program {
+    let load = Load::new(serve.address(V4))
+        .to(reflect.address)
+        .with(&["--clients", &clients.to_string(), "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+        .start();
+    serve.wait_for_allocations(clients);
+    goes_on(serve);
+    load
+}
+
+/// Ends such clients: all that they sent came back, in order, and nobody asked twice.
+fn heard_all(load: Program) -> Value {
+    load.signal("INT");
+    let run = load.wait(SOON);
+    let result = run.result();
+    for (key, value) in [("lost", 0), ("reordered", 0), ("duplicated", 0)] {
+        assert_eq!(result[key], value, "{key} in {result}\n{}", run.output());
+    }
+    assert!(result["received"].as_u64().is_some_and(|received| received > 200), "{result}");
+    result
+}
+
+fn config(dir: &Dir, more: &str) -> PathBuf {
+    let text = format!(
+        "[server]\nlisten = [\"127.0.0.1:0\"]\nworkers = 2\n[auth]\nusers = [\"alice:secret\"]\n\
+         [peers]\nallow = [\"127.0.0.0/8\"]\n{more}"
+    );
+    dir.file("turnpike.toml", text)
+}
+
+#[test]
+fn clients_over_udp_notice_nothing_and_all_is_counted() {
+    let serve = Serve::start(&["--workers", "2"]);
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let load = talking(&serve, &reflect, 16);
+    for turn in 1..=3 {
+        let before = (relayed(&serve), upgraded.next());
+        // The page is the new one's, and what the one before has counted is in it.
+        let now = relayed(&serve);
+        assert!(now >= before.0, "{now} after {}", before.0);
+        ends(before.1);
+        serve.wait_for_allocations(16);
+        goes_on(&serve);
+        let metrics = serve.metrics();
+        assert_eq!(metrics.sum("turnpike_upgrades_total", "result=\"done\""), turn);
+        assert_eq!(metrics.sum("turnpike_allocations_opened_total", ""), 16);
+        assert_eq!(metrics.sum("turnpike_rx_kernel_drops_total", ""), 0);
+    }
+    let received = heard_all(load)["received"].as_u64().unwrap_or_default();
+    serve.wait_for_allocations(0);
+    assert!(relayed(&serve) >= received);
+    // Lines of all processes stand in one log.
+    let lines = eventually("each session has its line", || {
+        let lines = serve.program.lines();
+        let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
+        (deleted >= 16).then_some(lines)
+    });
+    assert_eq!(lines.iter().filter(|line| line.contains("handed over")).count(), 3, "{lines:#?}");
+}
+
+#[test]
+fn a_signal_does_the_same_and_the_log_tells_the_steps() {
+    let mut serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let load = talking(&serve, &reflect, 4);
+    serve.program.signal("USR2");
+    upgraded.took_over(&serve.program.line_with(" serves: 4 sessions"));
+    for step in ["upgrade: started ", "is ready to take over"] {
+        serve.program.line_with(step);
+    }
+    ends(serve.program.pid());
+    goes_on(&serve);
+    heard_all(load);
+    serve.wait_for_allocations(0);
+}
+
+#[test]
+fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one() {
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    // Clients over DTLS that go away without a farewell are not waited for as long as usual.
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", "[limits]\nidle = 1\n");
+    let path = file.to_str().expect("our own path is UTF-8");
+    let serve = Serve::start_secured(&certificate, &["--workers", "2", "-c", path]);
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let authority = certificate.authority().display().to_string();
+    let load = |transport: &str, seconds: &str| {
+        let secured = if matches!(transport, "tls" | "dtls") { &["--ca", &authority][..] } else { &[] };
+        Load::new(serve.address_of(transport, V4))
+            .to(reflect.address)
+            .with(&["--transport", transport, "--clients", "4", "--rate", "200", "--duration", seconds])
+            .with(secured)
+            .start()
+    };
+    let is_well = |run: Finished, transport: &str| {
+        assert_eq!(run.code, Some(0), "{transport}: {}", run.output());
+        assert_eq!(run.result()["lost"], 0, "{transport}: {}", run.result());
+    };
+    let all = ["udp", "tcp", "tls", "dtls"];
+    let before: Vec<Program> = all.iter().map(|transport| load(transport, "600")).collect();
+    serve.wait_for_allocations(16);
+    goes_on(&serve);
+    let first = upgraded.next();
+    // Those of the old process are still counted.
+    serve.wait_for_allocations(16);
+    goes_on(&serve);
+    for transport in all {
+        is_well(load(transport, "1").wait(SOON), transport);
+    }
+    serve.wait_for_allocations(16);
+    // Again: now two processes have clients of before.
+    let second = upgraded.next();
+    serve.wait_for_allocations(16);
+    for transport in all {
+        is_well(load(transport, "1").wait(SOON), transport);
+    }
+    goes_on(&serve);
+    assert!(lives(first), "it has clients");
+    for (load, transport) in before.into_iter().zip(all) {
+        load.signal("INT");
+        let run = load.wait(SOON);
+        let result = run.result();
+        let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
+        assert_eq!(nothing, [Some(0), Some(0)], "{transport}: {result}");
+    }
+    ends(first);
+    ends(second);
+    serve.wait_for_allocations(0);
+    assert_eq!(serve.metrics().sum("turnpike_connections_accepted_total", ""), 24);
+}
+
+/// A program in a file of its own, which is not turnpike.
+fn other_program(dir: &Dir, script: &str) -> String {
+    let path = dir.file("other", script);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    path.display().to_string()
+}
+
+#[test]
+fn a_program_that_does_not_take_over_changes_nothing() {
+    let (dir, serve) = (Dir::new(), Serve::start(&[]));
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let load = talking(&serve, &reflect, 4);
+    for (script, why) in [
+        ("#!/bin/sh\nexit 3\n", "exit status: 3"),
+        ("#!/bin/sh\necho turnpike 9.9 >&0\nexec sleep 60\n", "does not do its part"),
+    ] {
+        let asked = upgraded.ask(&["--binary", &other_program(&dir, script)]);
+        assert_eq!(asked.code, Some(1), "{}", asked.output());
+        assert!(
+            asked.stderr.contains(why) && asked.stderr.contains("serves as before"),
+            "{}",
+            asked.output()
+        );
+        goes_on(&serve);
+    }
+    let asked = upgraded.ask(&["--binary", "/nowhere/turnpike"]);
+    assert!(asked.code == Some(1) && asked.stderr.contains("/nowhere/turnpike"), "{}", asked.output());
+    assert_eq!(serve.metrics().sum("turnpike_upgrades_total", "result=\"failed\""), 3);
+    upgraded.next();
+    heard_all(load);
+}
+
+#[test]
+fn a_configuration_that_does_not_fit_is_told_and_changes_nothing() {
+    let dir = Dir::new();
+    let path = config(&dir, "");
+    let path = path.to_str().expect("our own path is UTF-8");
+    let mut program = Program::start(&mut upgradable(&[
+        "serve",
+        "-c",
+        path,
+        "--relay-ip",
+        "127.0.0.1",
+        "--admin",
+        "127.0.0.1:0",
+    ]));
+    let line = program.line_with("listening on udp ");
+    let server = address_after(&line, "listening on udp ");
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&program);
+    let load = Load::as_user(server, "alice:secret")
+        .to(reflect.address)
+        .with(&["--clients", "4", "--rate", RATE, "--warmup", "0.1", "--duration", "600"])
+        .start();
+    let admin = address_after(&program.line_with(" on http://"), " on http://");
+    let count = |name, label| {
+        let (_, text) = fetch(admin, "/metrics").expect("the admin page answers");
+        Metrics::new(text).sum(name, label)
+    };
+    eventually("all sessions", || (count("turnpike_allocations", "") == 4).then_some(()));
+    let text = fs::read_to_string(path).expect("it was written");
+    for (changed, why) in [
+        (text.replace("workers = 2", "workers = 0"), "server.workers"),
+        (text.replace("127.0.0.1:0", "127.0.0.2:0"), "which is not configured any more"),
+        (text.replace("\"alice:secret\"", ""), "nobody could authenticate"),
+        (format!("{text}[limits]\nallocations = 1\n"), "limits.allocations"),
+    ] {
+        fs::write(path, changed).expect("our own file");
+        let asked = upgraded.ask(&[]);
+        assert_eq!(asked.code, Some(1), "{}", asked.output());
+        assert!(asked.stderr.contains(why), "{why} in {}", asked.output());
+    }
+    // Another number of workers is none that a running server can have, and no reason to refuse.
+    fs::write(path, text.replace("workers = 2", "workers = 3")).expect("our own file");
+    upgraded.next();
+    program.line_with("server.workers has changed, but takes effect only after a restart");
+    eventually("it goes on", || {
+        (count("turnpike_relayed_datagrams_total", "direction=\"to_client\"") > 1000).then_some(())
+    });
+    heard_all(load);
+}
+
+#[test]
+fn a_server_that_drains_or_is_not_there_is_not_upgraded() {
+    let serve = Serve::start(&[]);
+    let reflect = Reflect::start(V4, &[]);
+    let upgraded = Upgraded::new(&serve.program);
+    let load = talking(&serve, &reflect, 1);
+    serve.program.signal("TERM");
+    eventually("/healthz says that it drains", || (serve.health() == Some(503)).then_some(()));
+    let asked = upgraded.ask(&[]);
+    assert!(asked.code == Some(1) && asked.stderr.contains("while draining"), "{}", asked.output());
+    heard_all(load);
+    let pid = upgraded.pid();
+    ends(pid);
+    let asked = upgraded.ask(&[]);
+    assert!(
+        asked.code == Some(1) && asked.stderr.contains("no turnpike that can be asked"),
+        "{}",
+        asked.output()
+    );
+    let socket = Path::new(RUN).join(format!("{pid}.sock"));
+    assert!(!socket.exists(), "its socket is left");
+    let asked = Program::run(&mut turnpike(&["upgrade", "--socket", &socket.display().to_string()]));
+    assert!(asked.code == Some(1) && asked.stderr.contains("cannot ask at"), "{}", asked.output());
+}

@@ -1,0 +1,294 @@
+//! `[credentials]`: where applications ask for credentials, for what, and what they are told of the server.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use turnpike_client::ServerUri;
+
+use crate::{
+    CertificateFiles, Mistake, Settings, StateDir,
+    key::{Kind, list_of},
+    realm_keys::server_name,
+};
+
+/// Settings of the API for credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialsSettings {
+    /// Where it listens; nowhere if empty.
+    pub listen: Vec<SocketAddr>,
+    /// The certificate chain for addresses beyond loopback, PEM; that of `[tls]` if there is none.
+    pub tls_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// Names under which it may be asked for, beside addresses, `localhost`, the public names and those of its certificate.
+    pub hosts: Vec<String>,
+    /// Origins of web pages that may ask, as browsers write them.
+    pub origins: Vec<String>,
+    /// Names or addresses by which clients reach the TURN server.
+    pub names: Vec<String>,
+    /// What clients are told in place of all that follows from listeners and names.
+    pub uris: Vec<String>,
+    /// Seconds that a credential lives, if nobody says how long.
+    pub ttl: u32,
+    /// Seconds that it lives at most.
+    pub max_ttl: u32,
+    /// Requests a second of a key that has no rate of its own.
+    pub rate: u32,
+}
+
+impl Default for CredentialsSettings {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            names: Vec::new(),
+            uris: Vec::new(),
+            ttl: 86_400,
+            max_ttl: 86_400,
+            rate: 50,
+        }
+    }
+}
+
+/// `credentials.origins`.
+pub(crate) const ORIGINS: Kind<Vec<String>> = list_of!(
+    "a list of origins as browsers write them, such as [\"https://app.example.org\", \"http://localhost:8080\"]",
+    origin
+);
+
+/// `credentials.names`.
+pub(crate) const NAMES: Kind<Vec<String>> = list_of!(
+    "a list of host names or addresses by which clients reach this server, such as [\"turn.example.org\"], [] to find out",
+    |text| match text.parse::<IpAddr>() {
+        Ok(ip) if ip.is_unspecified() || ip.is_multicast() => Err("nobody reaches a server there"),
+        Ok(ip) => Ok(ip.to_string()),
+        Err(_) => server_name(text.strip_suffix('.').unwrap_or(text)),
+    }
+);
+
+/// `credentials.uris`.
+pub(crate) const URIS: Kind<Vec<String>> = list_of!(
+    "a list of TURN URIs (RFC 7065) such as [\"turn:turn.example.org:3478?transport=udp\"], [] to find out",
+    |text| {
+        let uri = text.parse::<ServerUri>().map_err(|error| error.to_string())?;
+        // Without a scheme it would be one for us, and none for a browser.
+        let is_named = text.starts_with("turn:") || text.starts_with("turns:");
+        if uri.is_turn() && is_named {
+            Ok(uri.to_string())
+        } else {
+            Err("it is no turn: or turns: URI".to_owned())
+        }
+    }
+);
+
+/// Scheme, host and port as browsers send them in `Origin` (RFC 6454 section 6.2): in lower case, without the port that the scheme has
+/// anyway, and without a slash at the end.
+fn origin(text: &str) -> Result<String, &'static str> {
+    let text = text.trim().to_ascii_lowercase();
+    let (scheme, authority) = text.split_once("://").ok_or("there is no http:// or https:// in it")?;
+    let own_port = match scheme {
+        "http" => 80,
+        "https" => 443,
+        _ => return Err("the scheme is neither http nor https"),
+    };
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    // The colons inside of brackets are those of an IPv6 address.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    };
+    let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => format!("[{}]", address.parse::<Ipv6Addr>().map_err(|_| "its host is none")?),
+        None => match host.parse::<Ipv4Addr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => server_name(host)?,
+        },
+    };
+    let port = port.map(str::parse::<u16>).transpose().map_err(|_| "its port is none")?;
+    Ok(match port.filter(|port| *port != own_port) {
+        Some(port) => format!("{scheme}://{host}:{port}"),
+        None => format!("{scheme}://{host}"),
+    })
+}
+
+impl Settings {
+    /// The certificate of the API for credentials: its own, or the default one of clients.
+    pub fn credentials_certificate(&self) -> Option<CertificateFiles> {
+        let pair = |cert: &Option<PathBuf>, key: &Option<PathBuf>| {
+            let (cert, key) = (cert.clone()?, key.clone()?);
+            Some(CertificateFiles { cert, key })
+        };
+        let CredentialsSettings { tls_cert, tls_key, .. } = &self.credentials;
+        pair(tls_cert, tls_key)
+            .or_else(|| pair(&self.tls_cert, &self.tls_key))
+            .or_else(|| self.tls_certificates.first().cloned())
+    }
+}
+
+impl CredentialsSettings {
+    /// Appends what cannot work.
+    pub(crate) fn check(settings: &Settings, problems: &mut Vec<Mistake>) {
+        let mut refuse = |key: &'static str, problem: String, expected: &str| {
+            problems.push(Mistake::new(settings.origin(key), key, problem, expected));
+        };
+        let Self { listen, tls_cert, tls_key, ttl, max_ttl, .. } = &settings.credentials;
+        let both = "a certificate and its key, or neither";
+        match (tls_cert, tls_key) {
+            (Some(_), None) => {
+                refuse("credentials.tls_cert", "there is no credentials.tls_key for it".to_owned(), both);
+            }
+            (None, Some(_)) => {
+                refuse("credentials.tls_key", "there is no credentials.tls_cert for it".to_owned(), both);
+            }
+            _ => {}
+        }
+        let beyond = listen.iter().find(|address| !address.ip().to_canonical().is_loopback());
+        if let Some(address) = beyond.filter(|_| settings.credentials_certificate().is_none()) {
+            refuse(
+                "credentials.listen",
+                format!("{address} is not on loopback, and there is no certificate"),
+                "loopback, for a proxy that speaks TLS, or credentials.tls_cert and credentials.tls_key, or tls.cert and tls.key",
+            );
+        }
+        if !listen.is_empty() && settings.store.url.is_none() && settings.store.state == StateDir::Off {
+            refuse(
+                "credentials.listen",
+                "there is no store that could have API keys".to_owned(),
+                "store.url or store.state with it, and a key made by `turnpike key add`",
+            );
+        }
+        // One that nobody has set is as long as it may be.
+        if ttl > max_ttl && settings.is_explicit("credentials.ttl") {
+            let problem = format!("{ttl} is above credentials.max_ttl {max_ttl}");
+            refuse("credentials.ttl", problem, "at most credentials.max_ttl (both in seconds)");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Origin;
+
+    proptest! {
+        #[test]
+        fn an_origin_is_read_as_it_is_shown(
+            text in "(?i:https?://)?[a-z0-9.:\\[\\]/@-]{0,30}(:[0-9]{1,6})?/?",
+        ) {
+            if let Ok(shown) = origin(&text) {
+                prop_assert_eq!(origin(&shown), Ok(shown));
+            }
+        }
+
+        #[test]
+        fn any_text_is_an_origin_or_none(text in ".*") {
+            let _ = origin(&text);
+        }
+    }
+
+    #[test]
+    fn an_origin_is_what_a_browser_sends() {
+        for (text, sent) in [
+            ("https://app.example.org", "https://app.example.org"),
+            ("HTTPS://App.Example.ORG:443/", "https://app.example.org"),
+            ("http://localhost:8080", "http://localhost:8080"),
+            ("http://127.0.0.1", "http://127.0.0.1"),
+            ("http://[::1]:3000/", "http://[::1]:3000"),
+            ("https://[2001:DB8:0::1]:443", "https://[2001:db8::1]"),
+            ("http://localhost:0080", "http://localhost"),
+            ("http://localhost:443", "http://localhost:443"),
+        ] {
+            assert_eq!(origin(text).as_deref(), Ok(sent), "{text}");
+        }
+        for bad in [
+            "",
+            "*",
+            "null",
+            "app.example.org",
+            "ftp://app.example.org",
+            "https://",
+            "https://app.example.org/page",
+            "https://user@app.example.org",
+            "https://app.example.org:http",
+            "https://*.example.org",
+            "https://[::1",
+            "https://::1",
+            "https://localhost:",
+            "https://localhost:80:80",
+            "https://localhost:65536",
+        ] {
+            assert!(origin(bad).is_err(), "{bad}");
+        }
+    }
+
+    fn problems(change: impl FnOnce(&mut Settings)) -> Vec<String> {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        let mut problems = Vec::new();
+        CredentialsSettings::check(&settings, &mut problems);
+        problems.iter().map(ToString::to_string).collect()
+    }
+
+    fn listen(settings: &mut Settings, address: &str) {
+        settings.credentials.listen = vec![address.parse().unwrap()];
+    }
+
+    #[test]
+    fn beyond_loopback_it_needs_a_certificate_which_may_be_that_of_clients() {
+        for local in ["127.0.0.1:8443", "[::1]:0", "[::ffff:127.0.0.1]:1"] {
+            assert!(problems(|settings| listen(settings, local)).is_empty(), "{local}");
+        }
+        let told = problems(|settings| listen(settings, "0.0.0.0:8443"));
+        assert!(told.len() == 1 && told[0].contains("no certificate"), "{told:?}");
+        let pair = || (Some("cert.pem".into()), Some("key.pem".into()));
+        let own = |settings: &mut Settings| {
+            listen(settings, "0.0.0.0:8443");
+            (settings.credentials.tls_cert, settings.credentials.tls_key) = pair();
+        };
+        let of_clients = |settings: &mut Settings| {
+            listen(settings, "0.0.0.0:8443");
+            (settings.tls_cert, settings.tls_key) = pair();
+        };
+        assert!(problems(own).is_empty() && problems(of_clients).is_empty());
+    }
+
+    #[test]
+    fn a_ttl_that_nobody_has_set_is_no_mistake() {
+        assert!(problems(|settings| settings.credentials.max_ttl = 60).is_empty());
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for (change, told) in [
+            (
+                (|settings| settings.credentials.tls_cert = Some("a".into())) as fn(&mut Settings),
+                "no credentials.tls_key for it",
+            ),
+            (|settings| settings.credentials.tls_key = Some("a".into()), "no credentials.tls_cert for it"),
+            (
+                |settings| {
+                    settings.credentials.ttl = 86_401;
+                    settings.origins.insert("credentials.ttl", Origin::Default);
+                },
+                "86401 is above credentials.max_ttl 86400",
+            ),
+            (
+                |settings| {
+                    listen(settings, "127.0.0.1:8443");
+                    settings.store.state = StateDir::Off;
+                },
+                "no store that could have API keys",
+            ),
+        ] {
+            let problems = problems(change);
+            assert!(problems.len() == 1 && problems[0].contains(told), "{problems:?}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Limits as keys have them, for all realms and for one, and in the form that the TURN server takes.
+
+use std::{collections::HashMap, ops::RangeInclusive};
+
+use turnpike_turn::server::{Bandwidth, MaxAge, PrefixLengths, Rates, RefusalLimit};
+
+use super::{
+    key::{Kind, number_or_none, show::quoted},
+    read::Reader,
+    source::{Node, Value},
+};
+use crate::{RealmSettings, Settings, realms};
+
+/// Bits per second; `None` is no limit.
+pub(super) const RATE: Kind<Option<u64>> = Kind::one(
+    "bits per second, 1000 to 1000000000000, with k, M or G where wanted, such as \"2M\", or \"none\"",
+    read_rate,
+    show_rate,
+);
+
+/// The same of one realm; `None` where that of all realms holds.
+pub(super) const REALM_RATE: Kind<Option<Option<u64>>> = Kind::one(
+    RATE.expected,
+    |reader, node| read_rate(reader, node).map(Some),
+    |rate| rate.as_ref().map_or_else(String::new, show_rate),
+);
+
+/// Seconds that a session may last; `None` is as long as it is refreshed.
+pub(super) const SESSION_LENGTH: Kind<Option<u32>> = number_or_none!(u32, "seconds", 60..=31_536_000);
+
+/// The same of one realm; `None` where that of all realms holds.
+pub(super) const REALM_SESSION_LENGTH: Kind<Option<Option<u32>>> = Kind::one(
+    SESSION_LENGTH.expected,
+    |reader, node| (SESSION_LENGTH.read)(reader, node).map(Some),
+    |length| length.as_ref().map_or_else(String::new, SESSION_LENGTH.show),
+);
+
+fn read_rate(reader: &mut Reader<'_>, node: &Node) -> Option<Option<u64>> {
+    match &node.value {
+        Value::Text(_) => reader.parsed(node, rate),
+        _ => reader.integer(node, &RATES).map(Some),
+    }
+}
+
+/// Bits per second that can be a limit: less is no rate that anything could be relayed at.
+pub const RATES: RangeInclusive<u64> = 1000..=Bandwidth::MOST;
+
+/// A rate as it is written, such as `2M`, or `none`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn rate(text: &str) -> Result<Option<u64>, &'static str> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let (digits, factor) = match text.char_indices().next_back() {
+        Some((at, 'k')) => (&text[..at], 1_000),
+        Some((at, 'M')) => (&text[..at], 1_000_000),
+        Some((at, 'G')) => (&text[..at], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let rate = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    let rate = rate.ok_or("not a whole number")?;
+    if RATES.contains(&rate) { Ok(Some(rate)) } else { Err("out of range") }
+}
+
+fn show_rate(rate: &Option<u64>) -> String {
+    rate.map_or_else(|| quoted("none"), |rate| rate.to_string())
+}
+
+/// What holds in a realm beside `server.realm`.
+pub(super) fn rates_of(settings: &Settings, realm: &RealmSettings) -> Rates {
+    Rates {
+        per_allocation: realm.rate_per_allocation.unwrap_or(settings.rate_per_allocation),
+        per_user: realm.rate_per_user.unwrap_or(settings.rate_per_user),
+        per_realm: realm.rate.unwrap_or(settings.rate_per_realm),
+    }
+}
+
+/// What coturn calls `max-bps` is bytes a second; the nearest rate that there can be.
+pub fn of_bytes(bytes: u64) -> u64 {
+    bytes.saturating_mul(8).clamp(*RATES.start(), *RATES.end())
+}
+
+/// What holds in a realm, be it `server.realm`.
+pub fn rates(settings: &Settings, realm: &str) -> Rates {
+    let everywhere = Rates {
+        per_allocation: settings.rate_per_allocation,
+        per_user: settings.rate_per_user,
+        per_realm: settings.rate_per_realm,
+    };
+    if realm == settings.realm {
+        let per_allocation = settings.stored.rate_per_allocation.or(everywhere.per_allocation);
+        return Rates { per_allocation, ..everywhere };
+    }
+    let own = settings.realms.iter().find(|own| own.name == realm);
+    own.map_or(everywhere, |own| rates_of(settings, own))
+}
+
+/// For [`turnpike_turn::server::ServerConfig::bandwidth`].
+pub fn bandwidth(settings: &Settings) -> Bandwidth {
+    let rates = Rates {
+        per_allocation: settings.rate_per_allocation,
+        per_user: settings.rate_per_user,
+        per_realm: settings.rate_per_realm,
+    };
+    let tenants = settings.realms.iter().map(|realm| (realm.name.as_str(), rates_of(settings, realm)));
+    let main = (settings.realm.as_str(), self::rates(settings, &settings.realm));
+    let own = tenants.chain([main]).filter(|(_, own)| *own != rates);
+    let realms = own.map(|(realm, own)| (realm.into(), own)).collect();
+    Bandwidth { rates, total: settings.rate, burst_ms: settings.burst_ms, realms }
+}
+
+/// For [`turnpike_turn::server::ServerConfig::max_age`].
+pub fn max_age(settings: &Settings) -> MaxAge {
+    let own =
+        settings.realms.iter().filter_map(|realm| Some((realm.name.as_str().into(), realm.session_length?)));
+    MaxAge { seconds: settings.session_length, realms: own.collect::<HashMap<_, _>>() }
+}
+
+/// For [`turnpike_turn::server::ServerConfig::prefixes`].
+pub fn prefixes(settings: &Settings) -> PrefixLengths {
+    PrefixLengths { v4: settings.prefix_v4, v6: settings.prefix_v6 }
+}
+
+/// For [`turnpike_turn::server::ServerConfig::refusals`] of one of so many workers, which share the rate out evenly.
+pub fn refusals(settings: &Settings, workers: usize) -> Option<RefusalLimit> {
+    let workers = u32::try_from(workers).unwrap_or(u32::MAX).max(1);
+    settings.refusals_per_prefix.map(|rate| RefusalLimit { per_second: rate.div_ceil(workers) })
+}
+
+/// The realm for which no port is left, because others have them all.
+pub(super) fn without_ports(settings: &Settings) -> Option<&str> {
+    let mut owned = vec![false; 1 << 16];
+    for range in settings.realms.iter().filter_map(|realm| realm.relay_ports.as_ref()) {
+        owned[usize::from(*range.start())..=usize::from(*range.end())].fill(true);
+    }
+    if !settings.ports.clone().all(|port| owned[usize::from(port)]) {
+        return None;
+    }
+    let tenant = settings.realms.iter().find(|realm| realm.relay_ports.is_none());
+    let main = realms::serves_main(settings).then_some(settings.realm.as_str());
+    main.or(tenant.map(|realm| realm.name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_may_have_a_unit() {
+        for (text, bits) in [
+            ("1000", Some(1000)),
+            ("64k", Some(64_000)),
+            ("2M", Some(2_000_000)),
+            ("1000G", Some(Bandwidth::MOST)),
+            ("none", None),
+        ] {
+            assert_eq!(rate(text), Ok(bits), "{text}");
+        }
+        for text in ["", "k", "999", "0", "1001G", "2m", "2 M", "1.5M", "-1", "99999999999G"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_store_may_have_a_rate_of_the_main_realm_in_bytes() {
+        for (bytes, bits) in [(1, 1000), (125, 1000), (64_000, 512_000), (u64::MAX, Bandwidth::MOST)] {
+            assert_eq!(of_bytes(bytes), bits);
+        }
+        let mut settings = Settings {
+            rate_per_allocation: Some(1_000_000),
+            realms: vec![RealmSettings { name: "red".to_owned(), ..RealmSettings::default() }],
+            ..Settings::default()
+        };
+        assert!(bandwidth(&settings).realms.is_empty());
+        settings.stored.rate_per_allocation = Some(512_000);
+        let Bandwidth { rates, realms, .. } = bandwidth(&settings);
+        assert_eq!(rates.per_allocation, Some(1_000_000));
+        let main = Rates { per_allocation: Some(512_000), ..Rates::default() };
+        assert_eq!(realms, [("turnpike".into(), main)].into());
+        assert_eq!(super::rates(&settings, "red").per_allocation, Some(1_000_000));
+    }
+
+    #[test]
+    fn a_realm_has_its_own_and_for_the_rest_what_all_have() {
+        let realm = |name: &str| RealmSettings { name: name.to_owned(), ..RealmSettings::default() };
+        let settings = Settings {
+            rate: Some(9_000_000),
+            rate_per_user: Some(2_000_000),
+            rate_per_allocation: Some(1_000_000),
+            session_length: Some(3600),
+            realms: vec![
+                RealmSettings {
+                    rate: Some(Some(5_000_000)),
+                    rate_per_allocation: Some(None),
+                    session_length: Some(None),
+                    ..realm("blue")
+                },
+                realm("red"),
+            ],
+            ..Settings::default()
+        };
+        let Bandwidth { rates, total, realms, .. } = bandwidth(&settings);
+        assert_eq!((total, rates.per_realm, rates.per_user), (Some(9_000_000), None, Some(2_000_000)));
+        let blue = Rates { per_allocation: None, per_user: Some(2_000_000), per_realm: Some(5_000_000) };
+        assert_eq!((realms.len(), realms.get("blue")), (1, Some(&blue)));
+        assert_eq!(super::rates(&settings, "blue"), blue);
+        let max_age = max_age(&settings);
+        assert_eq!((max_age.seconds, max_age.realms.len()), (Some(3600), 1));
+        assert_eq!(max_age.realms.get("blue"), Some(&None));
+        assert_eq!(
+            refusals(&Settings { refusals_per_prefix: Some(100), ..settings }, 3).unwrap().per_second,
+            34
+        );
+    }
+}

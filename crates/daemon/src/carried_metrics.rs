@@ -1,0 +1,309 @@
+//! What the process has counted whose place this one took: its last page of metrics is added to our own, so that no counter begins anew.
+//! Both pages are texts by then: the other process may be of another version, and what it counts that we do not stays in the sum.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Gauges of what exists: while the other process lives, all there is, is there and here.
+const ADDED: [&str; 9] = [
+    "turnpike_allocations",
+    "turnpike_realm_allocations",
+    "turnpike_listener_allocations",
+    "turnpike_connections",
+    "turnpike_dtls_associations",
+    "turnpike_peer_connections_open",
+    "turnpike_kernel_flows",
+    "turnpike_forward_connections",
+    "turnpike_forward_target_connections",
+];
+/// What is said of a process, and not of its service.
+const OF_PROCESS: &str = "turnpike_process_";
+
+/// Of the process before, and of all before that.
+#[derive(Debug, Default)]
+pub(crate) struct CarriedMetrics(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    page: Page,
+    /// Whether what exists there is not counted here.
+    is_apart: bool,
+    lives: bool,
+}
+
+impl CarriedMetrics {
+    /// The page of a process whose place is about to be taken: what exists there comes here.
+    pub(crate) fn expect(&self, text: &str) {
+        *self.lock() = State { page: Page::new(text), is_apart: false, lives: false };
+    }
+
+    /// Its place has been taken, and it goes on with what it has left.
+    pub(crate) fn begin(&self) {
+        self.lock().lives = true;
+    }
+
+    /// A page of what it has left.
+    pub(crate) fn set(&self, text: &str) {
+        *self.lock() = State { page: Page::new(text), is_apart: true, lives: true };
+    }
+
+    /// The process before has ended, and nothing exists there any more. What it counted stays.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        (state.is_apart, state.lives) = (false, false);
+    }
+
+    /// Whether there is a process before that lives.
+    pub(crate) fn lives(&self) -> bool {
+        self.lock().lives
+    }
+
+    /// A page of ours with what is carried.
+    pub(crate) fn add_to(&self, own: String) -> String {
+        let State { page, is_apart, .. } = &*self.lock();
+        if page.0.is_empty() {
+            return own;
+        }
+        let mut sum = Page::new(&own);
+        for family in page.0.iter().filter(|family| family.adds_up(*is_apart)) {
+            match sum.0.iter_mut().find(|ours| ours.name == family.name) {
+                Some(ours) => ours.add(family),
+                None => sum.0.push(family.clone()),
+            }
+        }
+        sum.to_string()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A text in the format of OpenMetrics, in its families.
+#[derive(Debug, Default)]
+struct Page(Vec<Family>);
+
+#[derive(Clone, Debug, Default)]
+struct Family {
+    name: String,
+    kind: String,
+    /// The lines in front of the samples.
+    head: Vec<String>,
+    /// Series and values.
+    samples: Vec<(String, String)>,
+}
+
+impl Page {
+    fn new(text: &str) -> Self {
+        let mut families: Vec<Family> = Vec::new();
+        for line in text.lines() {
+            let Some(about) = line.strip_prefix("# ") else {
+                if let (Some(family), Some((series, value))) = (families.last_mut(), line.rsplit_once(' ')) {
+                    family.samples.push((series.to_owned(), value.to_owned()));
+                }
+                continue;
+            };
+            let mut words = about.splitn(3, ' ');
+            let (Some(what), Some(name)) = (words.next(), words.next()) else { continue };
+            if families.last().is_none_or(|family| family.name != name) {
+                families.push(Family { name: name.to_owned(), ..Family::default() });
+            }
+            if let Some(family) = families.last_mut() {
+                family.head.push(line.to_owned());
+                if what == "TYPE" {
+                    family.kind = words.next().unwrap_or_default().to_owned();
+                }
+            }
+        }
+        Self(families)
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Family { head, samples, .. } in &self.0 {
+            head.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+            samples.iter().try_for_each(|(series, value)| writeln!(f, "{series} {value}"))?;
+        }
+        f.write_str("# EOF\n")
+    }
+}
+
+impl Family {
+    /// Whether its values of two processes have a sum that says something.
+    fn adds_up(&self, is_apart: bool) -> bool {
+        match &*self.kind {
+            "counter" | "histogram" => !self.name.starts_with(OF_PROCESS),
+            "gauge" => is_apart && ADDED.contains(&&*self.name),
+            _ => false,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        let places: HashMap<String, usize> =
+            self.samples.iter().enumerate().map(|(at, (series, _))| (in_order(series), at)).collect();
+        for (series, value) in &other.samples {
+            match places.get(&in_order(series)) {
+                Some(at) => self.samples[*at].1 = sum(&self.samples[*at].1, value),
+                None => self.samples.push((series.clone(), value.clone())),
+            }
+        }
+    }
+}
+
+/// A series with its labels in the order of their names.
+fn in_order(series: &str) -> String {
+    let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
+    let labels = labels.strip_suffix('}').unwrap_or(labels);
+    let (mut quoted, mut escaped) = (false, false);
+    let mut labels: Vec<&str> = labels
+        .split(|c: char| {
+            let is_end = c == ',' && !quoted;
+            quoted ^= c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            is_end
+        })
+        .collect();
+    labels.sort_unstable();
+    format!("{name}{{{}}}", labels.join(","))
+}
+
+fn sum(one: &str, other: &str) -> String {
+    if let (Ok(one), Ok(other)) = (one.parse::<u64>(), other.parse::<u64>()) {
+        return one.saturating_add(other).to_string();
+    }
+    let number = |text: &str| text.parse::<f64>().unwrap_or_default();
+    format!("{:?}", number(one) + number(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "\
+# HELP turnpike_allocations Allocations that exist.
+# TYPE turnpike_allocations gauge
+turnpike_allocations{worker=\"0\"} 2
+# HELP turnpike_draining 1 while the server takes nothing new.
+# TYPE turnpike_draining gauge
+turnpike_draining 1.0
+# HELP turnpike_ended Ends.
+# TYPE turnpike_ended counter
+turnpike_ended_total{worker=\"0\",reason=\"a,b\"} 18446744073709551000
+turnpike_ended_total{reason=\"\\\"x\\\",y\",worker=\"0\"} 5
+turnpike_ended_total{worker=\"1\",reason=\"gone\"} 7
+# HELP turnpike_process_cpu_seconds CPU time.
+# TYPE turnpike_process_cpu_seconds counter
+turnpike_process_cpu_seconds_total 99.5
+# HELP turnpike_forgotten What the new version does not count.
+# TYPE turnpike_forgotten counter
+turnpike_forgotten_total 3
+# HELP turnpike_time Times.
+# TYPE turnpike_time histogram
+turnpike_time_sum 1.25
+turnpike_time_count 2
+turnpike_time_bucket{le=\"+Inf\"} 2
+# HELP turnpike_build This program.
+# TYPE turnpike_build info
+turnpike_build_info{version=\"1\"} 1
+# EOF
+";
+    const NEW: &str = "\
+# HELP turnpike_allocations Allocations that exist.
+# TYPE turnpike_allocations gauge
+turnpike_allocations{worker=\"0\"} 10
+# HELP turnpike_draining 1 while the server takes nothing new.
+# TYPE turnpike_draining gauge
+turnpike_draining 0.0
+# HELP turnpike_ended Ends.
+# TYPE turnpike_ended counter
+turnpike_ended_total{reason=\"a,b\",worker=\"0\"} 15
+turnpike_ended_total{worker=\"0\",reason=\"\\\"x\\\",y\"} 1
+# HELP turnpike_process_cpu_seconds CPU time.
+# TYPE turnpike_process_cpu_seconds counter
+turnpike_process_cpu_seconds_total 0.5
+# HELP turnpike_time Times.
+# TYPE turnpike_time histogram
+turnpike_time_sum 0.5
+turnpike_time_count 1
+turnpike_time_bucket{le=\"+Inf\"} 1
+# HELP turnpike_build This program.
+# TYPE turnpike_build info
+turnpike_build_info{version=\"2\"} 1
+# EOF
+";
+
+    fn value<'t>(text: &'t str, series: &str) -> Vec<&'t str> {
+        text.lines().filter_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).collect()
+    }
+
+    #[test]
+    fn a_page_alone_is_left_as_it_is() {
+        let carried = CarriedMetrics::default();
+        assert!(!carried.lives());
+        assert_eq!(carried.add_to(NEW.to_owned()), NEW);
+        assert_eq!(Page::new(NEW).to_string(), NEW);
+    }
+
+    #[test]
+    fn counters_go_on_and_what_exists_is_added_while_both_live() {
+        let carried = CarriedMetrics::default();
+        carried.set(OLD);
+        let text = carried.add_to(NEW.to_owned());
+        for (series, expected) in [
+            ("turnpike_allocations{worker=\"0\"}", "12"),
+            ("turnpike_draining", "0.0"),
+            ("turnpike_ended_total{reason=\"a,b\",worker=\"0\"}", "18446744073709551015"),
+            ("turnpike_ended_total{worker=\"0\",reason=\"\\\"x\\\",y\"}", "6"),
+            ("turnpike_ended_total{worker=\"1\",reason=\"gone\"}", "7"),
+            ("turnpike_process_cpu_seconds_total", "0.5"),
+            ("turnpike_forgotten_total", "3"),
+            ("turnpike_time_sum", "1.75"),
+            ("turnpike_time_bucket{le=\"+Inf\"}", "3"),
+            ("turnpike_build_info{version=\"2\"}", "1"),
+        ] {
+            assert_eq!(value(&text, series), [expected], "{series} in\n{text}");
+        }
+        assert!(!text.contains("version=\"1\"") && text.matches("# EOF").count() == 1, "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        assert_eq!(families.count(), 7, "{text}");
+    }
+
+    #[test]
+    fn of_a_process_that_has_ended_only_the_counters_are_left() {
+        let carried = CarriedMetrics::default();
+        carried.set(OLD);
+        assert!(carried.lives());
+        carried.end();
+        assert!(!carried.lives());
+        let text = carried.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
+        assert_eq!(value(&text, "turnpike_ended_total{worker=\"1\",reason=\"gone\"}"), ["7"]);
+    }
+
+    #[test]
+    fn what_is_about_to_come_here_is_not_added_to_what_is_here() {
+        let carried = CarriedMetrics::default();
+        carried.expect(OLD);
+        carried.begin();
+        let text = carried.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
+        assert_eq!(value(&text, "turnpike_forgotten_total"), ["3"]);
+        assert!(carried.lives());
+    }
+
+    /// As a third process has it: the second one's page has the first one's counters already.
+    #[test]
+    fn sums_can_be_carried_again() {
+        let (second, third) = (CarriedMetrics::default(), CarriedMetrics::default());
+        second.expect(OLD);
+        third.expect(&second.add_to(NEW.to_owned()));
+        let text = third.add_to(NEW.to_owned());
+        assert_eq!(value(&text, "turnpike_time_count"), ["4"]);
+        assert_eq!(value(&text, "turnpike_forgotten_total"), ["3"]);
+    }
+}

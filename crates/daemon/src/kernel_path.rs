@@ -1,0 +1,74 @@
+//! What `serve` and `forward` tell alike of the path through the kernel: at the start, and on the page of metrics.
+
+use std::fmt;
+
+use prometheus_client::{
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use strum::VariantArray as _;
+use turnpike_net::Datapath;
+use turnpike_relay::{Attachment, Hook, Kernel, KernelCount, KernelSnapshot};
+
+use crate::exposition::{counter, counts};
+
+/// Says what the program was attached to; `datapath` is for all that it leaves to user space.
+pub(crate) fn say(kernel: &Kernel, flows: u32, datapath: Datapath) {
+    let attached = kernel.attached();
+    let where_to = if attached.is_empty() {
+        "to no interface yet: none is Ethernet, up, and has an address".to_owned()
+    } else {
+        format!("to {}", named_by_hook(&attached))
+    };
+    tracing::info!(
+        "data path kernel: attached {where_to}; room for {flows} flows; everything else by {datapath}"
+    );
+    for Attachment { interface, hook, why } in &attached {
+        if let Some(why) = why {
+            tracing::warn!(
+                "data path kernel: not in the driver of {interface}, but at {}: {why}",
+                hook.name()
+            );
+        }
+    }
+}
+
+/// As `eth0, eth1 (xdp), docker0 (tcx)`.
+fn named_by_hook(attached: &[Attachment]) -> String {
+    let mut hooks: Vec<Hook> = attached.iter().map(|it| it.hook).collect();
+    hooks.sort_by_key(|hook| !hook.is_xdp());
+    hooks.dedup();
+    let named = hooks.into_iter().map(|hook| {
+        let of_it = attached.iter().filter(|it| it.hook == hook).map(|it| &it.interface[..]);
+        format!("{} ({})", of_it.collect::<Vec<_>>().join(", "), hook.name())
+    });
+    named.collect::<Vec<_>>().join(", ")
+}
+
+/// Why datagrams went up, and how full the table of flows is.
+pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, kernel: &KernelSnapshot) -> fmt::Result {
+    let counted = KernelCount::VARIANTS.iter().zip(kernel.counts);
+    let passes = counted.filter(|(what, _)| what.is_pass()).map(|(what, value)| (<&str>::from(what), value));
+    let help = "UDP datagrams and super-packets that the kernel left to user space, by reason.";
+    counts(encoder, "kernel_passes", help, "reason", passes)?;
+    let dropped = [KernelCount::Failed, KernelCount::Behind];
+    let dropped = dropped.into_iter().map(|what| (<&str>::from(what), kernel.counts[what as usize]));
+    let help = "Datagrams that were dropped: the kernel refused to change them (failed), or user space was overloaded (behind).";
+    counts(encoder, "kernel_dropped", help, "reason", dropped)?;
+    let mut single = |name, help: &str, value: u64| {
+        counter(encoder, name, help)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+    };
+    single(
+        "kernel_flows_refused",
+        "Flows that stay in user space because the kernel's table was full.",
+        kernel.refused,
+    )?;
+    for (name, help, value) in [
+        ("kernel_flows", "Flows in the kernel's table, each in one direction.", kernel.flows),
+        ("kernel_flows_limit", "Flows that the kernel's table holds at most.", kernel.most_flows),
+    ] {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&value)?;
+    }
+    Ok(())
+}

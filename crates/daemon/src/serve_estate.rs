@@ -1,0 +1,181 @@
+//! What a TURN server gives to the process that takes its place, and what that one makes of it.
+
+use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
+use turnpike_net::{Channel, Datapath, PassedSockets};
+use turnpike_relay::{
+    Relay, TicketKeys,
+    upgrade::{Inheritance, Offer},
+};
+use turnpike_turn::server::NonceKey;
+use zeroize::ZeroizeOnDrop;
+
+use crate::{
+    admin::{Lent, MetricsPage, Serving},
+    control::Reloaded,
+    error::DaemonError,
+    fleet::{FleetEstate, FleetOffer},
+    plan::{self, Before},
+    upgrade::{Estate, Heir, Names, Offered},
+};
+
+/// The offer as a whole.
+#[derive(Serialize, Deserialize)]
+struct ServeOffer {
+    relay: Offer,
+    /// The user that was made up, where there was no other and no store to keep it.
+    generated: Option<OfferedUser>,
+    tickets: Option<TicketKeys>,
+    /// Who is banned, and which node of a fleet it is.
+    #[serde(default)]
+    fleet: FleetOffer,
+    names: Names,
+}
+
+/// Overwritten when it is dropped.
+#[derive(Serialize, Deserialize, ZeroizeOnDrop)]
+struct OfferedUser {
+    name: String,
+    password: String,
+}
+
+/// Of a server that runs.
+pub(crate) struct ServeEstate {
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) fleet: FleetEstate,
+    pub(crate) generated: Option<User>,
+    pub(crate) tickets: Option<TicketKeys>,
+    /// The admin interface, and what answers beside it.
+    pub(crate) pages: [Arc<dyn Serving>; 2],
+    pub(crate) passed: Arc<PassedSockets>,
+    pub(crate) metrics: MetricsPage,
+}
+
+impl Estate for ServeEstate {
+    fn service(&self) -> &'static str {
+        "serve"
+    }
+
+    fn offer(&self) -> io::Result<Offered> {
+        let (relay, mut descriptors, heirs) = self.relay.offer()?;
+        let names = Names::lend(&self.pages, &self.passed, &mut descriptors)?;
+        let generated = self.generated.as_ref().and_then(|user| match &user.secret {
+            UserSecret::Password(password) => {
+                Some(OfferedUser { name: user.name.clone(), password: password.reveal().to_owned() })
+            }
+            UserSecret::Keys(_) => None,
+        });
+        let (tickets, fleet) = (self.tickets.clone(), self.fleet.offer());
+        let offer = ServeOffer { relay, generated, tickets, fleet, names };
+        Offered::new(&offer, descriptors, heirs)
+    }
+
+    fn freeze(&self) -> io::Result<()> {
+        self.relay.freeze()
+    }
+
+    fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        self.relay.hand_over(heirs, patience)
+    }
+
+    fn thaw(&self) {
+        self.relay.thaw();
+    }
+
+    fn release(&self) {
+        // First, so that nothing is told of sessions that end here by going.
+        self.fleet.release();
+        self.relay.release();
+    }
+
+    fn metrics(&self) -> String {
+        (self.metrics)().unwrap_or_default()
+    }
+}
+
+/// What a server begins with that takes another one's place.
+pub(crate) struct ServeInheritance {
+    offer: ServeOffer,
+    descriptors: Vec<OwnedFd>,
+    page: Vec<Lent>,
+    datapath: Datapath,
+}
+
+impl ServeInheritance {
+    /// With the sockets that a service manager had passed to the process before.
+    pub(crate) fn new(heir: &mut Heir) -> Result<(Self, PassedSockets), DaemonError> {
+        let (mut offer, mut descriptors) = heir.offer::<ServeOffer>()?;
+        let (page, passed) = std::mem::take(&mut offer.names).take_from(&mut descriptors)?;
+        let datapath = offer.relay.datapath().ok_or_else(|| {
+            DaemonError::Upgrade("this version does not have the old one's data path".to_owned())
+        })?;
+        Ok((Self { offer, descriptors, page, datapath }, passed))
+    }
+
+    /// Sockets are bound to workers, and what waits in them is of one data path: these stay, whatever is configured.
+    pub(crate) fn keep(&self, settings: &mut Settings) {
+        let Offer { workers, kernel, .. } = self.offer.relay;
+        let mut kept = Vec::new();
+        if plan::workers(settings) != workers {
+            kept.push("server.workers");
+        }
+        let step = DatapathChoice::Step(self.datapath);
+        // Where in the kernel its program is, each process has for itself.
+        let (stays, datapath) = match settings.datapath {
+            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
+                (kernel, if kernel { it } else { step })
+            }
+            _ if kernel => (false, DatapathChoice::Kernel),
+            it => (it == DatapathChoice::Auto || it == step, step),
+        };
+        if !stays {
+            kept.push("server.datapath");
+        }
+        Reloaded::default().need_restart(&kept);
+        settings.workers = Some(workers);
+        settings.datapath = datapath;
+    }
+
+    /// What the plan of this process must find as it was.
+    pub(crate) fn before(&self) -> Before {
+        Before {
+            detected: Some(self.offer.relay.relay().to_vec()),
+            layout: self.offer.relay.layout().clone(),
+        }
+    }
+
+    /// The step of the ladder, with which the kernel's path may go.
+    pub(crate) fn datapath(&self) -> Datapath {
+        self.datapath
+    }
+
+    pub(crate) fn own_key(&self) -> NonceKey {
+        self.offer.relay.own_key()
+    }
+
+    pub(crate) fn fleet(&self) -> &FleetOffer {
+        &self.offer.fleet
+    }
+
+    pub(crate) fn tickets(&self) -> Option<&TicketKeys> {
+        self.offer.tickets.as_ref()
+    }
+
+    /// The user that was made up.
+    pub(crate) fn generated(&self) -> Option<User> {
+        let user = self.offer.generated.as_ref()?;
+        let secret = UserSecret::Password(Secret::new(&*user.password));
+        Some(User { name: user.name.clone(), secret })
+    }
+
+    /// The sockets of the admin interface, and of applications.
+    pub(crate) fn page(&mut self) -> Vec<Lent> {
+        std::mem::take(&mut self.page)
+    }
+
+    pub(crate) fn into_relay(self) -> Inheritance {
+        Inheritance::new(self.offer.relay, self.descriptors)
+    }
+}

@@ -1,0 +1,392 @@
+//! Where a running process is asked to upgrade: a Unix socket named by its number, in a directory that strangers cannot write to.
+//!
+//! ```text
+//! upgrade [PROGRAM]                                what is asked, one line
+//! step started /usr/bin/turnpike as process 7      what comes of it: a line for each step,
+//! done process 7 serves: 812 sessions, ...         and "done" or "failed" at the end
+//! ```
+
+use std::{
+    env, fs,
+    io::{self, BufRead as _, Write as _},
+    os::{
+        fd::AsFd as _,
+        unix::{
+            ffi::OsStrExt as _,
+            fs::{DirBuilderExt as _, MetadataExt as _},
+            net::{UnixListener as StdListener, UnixStream as StdStream},
+        },
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::mpsc,
+    task::AbortHandle,
+    time::timeout,
+};
+use turnpike_net::{SocketFile, UnixName};
+
+use crate::control::{Asked, Request, Told};
+
+/// What every such name ends with, behind the number of the process.
+const ENDING: &str = "sock";
+/// Bytes of a line: a path is no longer (PATH_MAX), and its verb is short.
+const LINE: u64 = 5000;
+/// How long whoever comes in may take to say what he wants.
+const ASKING: Duration = Duration::from_secs(5);
+/// How long a step may take until whoever asked is told that nothing comes any more: longer than the longest of them.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Open for as long as it lives.
+pub(crate) struct Door {
+    task: AbortHandle,
+    _file: SocketFile,
+}
+
+impl Door {
+    /// Opens it where there is a place for it.
+    pub(crate) fn open(requests: mpsc::Sender<Request>) -> Option<Self> {
+        let directory = own_directory()?;
+        let opened = prepared(&directory).and_then(|()| Self::in_directory(&directory, requests));
+        opened
+            .inspect_err(|error| {
+                tracing::warn!(
+                    "no socket for `turnpike upgrade` in {} ({error}); SIGUSR2 does the same",
+                    directory.display()
+                );
+            })
+            .ok()
+    }
+
+    fn in_directory(directory: &Path, requests: mpsc::Sender<Request>) -> io::Result<Self> {
+        sweep(directory);
+        let path = directory.join(format!("{}.{ENDING}", std::process::id()));
+        let name = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
+        let name = UnixName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let (listener, file) = turnpike_net::UnixListener::bind(&name, Some(0o600))?;
+        let listener = StdListener::from(listener.as_fd().try_clone_to_owned()?);
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        let task = tokio::spawn(listen(listener, requests)).abort_handle();
+        Ok(Self { task, _file: file })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn listen(listener: UnixListener, requests: mpsc::Sender<Request>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => _ = tokio::spawn(answer(stream, requests.clone())),
+            // Out of descriptors.
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+    }
+}
+
+async fn answer(mut stream: UnixStream, requests: mpsc::Sender<Request>) {
+    let us = rustix::process::geteuid().as_raw();
+    let is_trusted = stream.peer_cred().is_ok_and(|peer| [0, us].contains(&peer.uid()));
+    if !is_trusted {
+        let _ = stream.write_all(b"failed only root and this service's user may ask\n").await;
+        return;
+    }
+    let mut line = String::new();
+    let (reading, mut writing) = stream.split();
+    let asked = timeout(ASKING, BufReader::new(reading.take(LINE)).read_line(&mut line)).await;
+    if !asked.is_ok_and(|read| read.is_ok()) {
+        return;
+    }
+    let program = match line.trim_end_matches('\n').split_once(' ') {
+        Some(("upgrade", program)) => Some(PathBuf::from(program)),
+        None if line == "upgrade\n" => None,
+        _ => {
+            let _ = writing.write_all(b"failed this socket takes `upgrade [PROGRAM]`\n").await;
+            return;
+        }
+    };
+    let (told, mut steps) = mpsc::unbounded_channel();
+    if requests.send(Request::Upgrade(Asked { program, told: Some(told) })).await.is_err() {
+        return;
+    }
+    while let Some(told) = steps.recv().await {
+        let (verb, text) = match told {
+            Told::Step(text) => ("step", text),
+            Told::Done(text) => ("done", text),
+            Told::Failed(text) => ("failed", text),
+        };
+        let line = format!("{verb} {}\n", text.replace('\n', "; "));
+        if writing.write_all(line.as_bytes()).await.is_err() {
+            // Whoever asked has gone; what was asked for goes on.
+            return;
+        }
+    }
+}
+
+/// Which process is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The only one that there is.
+    Only,
+    /// Of this number.
+    Process(u32),
+    /// Whoever listens here.
+    Socket(PathBuf),
+}
+
+/// Why an upgrade was not asked for, or failed; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
+pub enum AskError {
+    #[error(
+        "no turnpike that can be asked was found in {0}; name its socket with --socket, or send it SIGUSR2 and read its log"
+    )]
+    Nobody(String),
+    #[error("several processes can be asked: {0}; name one with --pid")]
+    Several(String),
+    #[error("cannot ask at {}: {source}; send the process SIGUSR2 and read its log", path.display())]
+    Connect { path: PathBuf, source: io::Error },
+    #[error("the process ended the conversation without an answer; its log says why")]
+    Silent(#[source] io::Error),
+    #[error("not upgraded, and the process serves as before: {0}")]
+    Failed(String),
+}
+
+/// Asks a running process to go on in a new one, of the program that it is itself or of another one. Each step goes to `step`; the answer
+/// is what has come of it.
+///
+/// # Errors
+/// [`AskError`]; then the process serves as before.
+pub fn ask(which: &Which, program: Option<&Path>, mut step: impl FnMut(&str)) -> Result<String, AskError> {
+    let path = match which {
+        Which::Socket(path) => path.clone(),
+        Which::Process(id) => only(sockets().into_iter().filter(|(other, _)| other == id).collect())?,
+        Which::Only => only(sockets())?,
+    };
+    let unreachable = |source| AskError::Connect { path: path.clone(), source };
+    let mut stream = StdStream::connect(&path).map_err(unreachable)?;
+    stream.set_read_timeout(Some(SILENCE)).map_err(unreachable)?;
+    let asked = match program {
+        None => b"upgrade\n".to_vec(),
+        Some(program) => [b"upgrade ", program.as_os_str().as_bytes(), b"\n"].concat(),
+    };
+    stream.write_all(&asked).map_err(AskError::Silent)?;
+    for line in io::BufReader::new(stream).lines() {
+        let line = line.map_err(AskError::Silent)?;
+        match line.split_once(' ') {
+            Some(("done", text)) => return Ok(text.to_owned()),
+            Some(("failed", text)) => return Err(AskError::Failed(text.to_owned())),
+            Some((_, text)) => step(text),
+            None => {}
+        }
+    }
+    Err(AskError::Silent(io::ErrorKind::UnexpectedEof.into()))
+}
+
+fn only(mut found: Vec<(u32, PathBuf)>) -> Result<PathBuf, AskError> {
+    match found.len() {
+        0 => {
+            let named: Vec<String> = directories().iter().map(|path| path.display().to_string()).collect();
+            Err(AskError::Nobody(named.join(", ")))
+        }
+        1 => Ok(found.remove(0).1),
+        _ => {
+            let numbers: Vec<String> = found.iter().map(|(id, _)| id.to_string()).collect();
+            Err(AskError::Several(numbers.join(", ")))
+        }
+    }
+}
+
+/// Of all processes that listen, in the order of their numbers.
+fn sockets() -> Vec<(u32, PathBuf)> {
+    let mut found: Vec<(u32, PathBuf)> =
+        directories().iter().flat_map(|directory| in_directory(directory)).collect();
+    found.sort();
+    found.dedup();
+    found.retain(|(_, path)| StdStream::connect(path).is_ok());
+    found
+}
+
+fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
+    let named = |entry: io::Result<fs::DirEntry>| {
+        let path = entry.ok()?.path();
+        let number = path.file_stem()?.to_str()?.parse::<u32>().ok()?;
+        (path.extension()? == ENDING).then_some((number, path))
+    };
+    fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
+}
+
+/// Removes the sockets of processes that ended without doing so.
+fn sweep(directory: &Path) {
+    for (_, path) in in_directory(directory) {
+        if StdStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Where sockets may be. The service manager makes the first (`RuntimeDirectory=`), the system of a session the second.
+fn directories() -> Vec<PathBuf> {
+    let of_service = env::var("RUNTIME_DIRECTORY").ok().filter(|value| !value.is_empty());
+    let of_service = of_service.and_then(|value| value.split(':').next().map(PathBuf::from));
+    let of_session = env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+    let of_session = of_session.map(|value| Path::new(&value).join("turnpike"));
+    let mut all: Vec<PathBuf> = of_service.into_iter().chain(of_session).collect();
+    all.push(PathBuf::from("/run/turnpike"));
+    all
+}
+
+/// Where this process's is; none where nobody has made a place for it.
+fn own_directory() -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    let mut all = directories();
+    let of_system = all.pop()?;
+    all.into_iter().next().or_else(|| is_root.then_some(of_system))
+}
+
+/// Makes the directory if it is not there; nobody else may write to it.
+fn prepared(directory: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let about = fs::symlink_metadata(directory)?;
+    let is_ours = about.is_dir()
+        && [0, rustix::process::geteuid().as_raw()].contains(&about.uid())
+        && about.mode() & 0o022 == 0;
+    if is_ours {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "others can write to it"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::PermissionsExt as _, thread};
+
+    use turnpike_testkit::Dir;
+
+    use super::*;
+
+    /// What `ask` gets at a door behind which `act` answers.
+    fn asked(
+        program: Option<&'static str>,
+        act: impl Fn(Option<PathBuf>, &mpsc::UnboundedSender<Told>) + Send + 'static,
+    ) -> (Vec<String>, Result<String, AskError>) {
+        let dir = Dir::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (sender, mut requests) = mpsc::channel(1);
+            let door = Door::in_directory(dir.path(), sender).expect("the directory is ours");
+            let (number, path) = in_directory(dir.path()).pop().expect("a socket");
+            assert_eq!(number, std::process::id());
+            assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, 0o600);
+            let asking = thread::spawn(move || {
+                let mut steps = Vec::new();
+                let which = Which::Socket(path);
+                let result = ask(&which, program.map(Path::new), |step| steps.push(step.to_owned()));
+                (steps, result)
+            });
+            let Some(Request::Upgrade(Asked { program, told: Some(told) })) = requests.recv().await else {
+                panic!("nobody asks")
+            };
+            act(program, &told);
+            drop(told);
+            let answer =
+                tokio::task::spawn_blocking(|| asking.join().expect("no panic")).await.expect("no panic");
+            drop(door);
+            assert!(in_directory(dir.path()).is_empty(), "the socket is left");
+            answer
+        })
+    }
+
+    #[test]
+    fn whoever_asks_hears_of_each_step_and_of_the_end() {
+        let (steps, result) = asked(None, |program, told| {
+            assert_eq!(program, None);
+            for text in ["one", "two\nlines"] {
+                told.send(Told::Step(text.to_owned())).expect("somebody listens");
+            }
+            told.send(Told::Done("all is well".to_owned())).expect("somebody listens");
+        });
+        assert_eq!(steps, ["one", "two; lines"]);
+        assert_eq!(result.expect("it is done"), "all is well");
+    }
+
+    #[test]
+    fn a_refusal_and_silence_are_errors() {
+        let (_, refused) = asked(Some("/usr/bin/new one"), |program, told| {
+            assert_eq!(program.as_deref(), Some(Path::new("/usr/bin/new one")));
+            told.send(Told::Failed("no room".to_owned())).expect("somebody listens");
+        });
+        let text = refused.expect_err("it is refused").to_string();
+        assert!(text.contains("no room") && text.contains("serves as before"), "{text}");
+        let (_, silent) = asked(None, |_, _| {});
+        assert!(matches!(silent, Err(AskError::Silent(_))), "{silent:?}");
+    }
+
+    #[test]
+    fn who_says_something_else_is_told_what_there_is() {
+        let dir = Dir::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (sender, _requests) = mpsc::channel(1);
+            let _door = Door::in_directory(dir.path(), sender).expect("the directory is ours");
+            let path = in_directory(dir.path()).remove(0).1;
+            for said in ["restart\n", "upgrade", "\n", "upgrades /x\n"] {
+                let mut stream = UnixStream::connect(&path).await.expect("it listens");
+                stream.write_all(said.as_bytes()).await.expect("it listens");
+                stream.shutdown().await.expect("it is open");
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).await.expect("an end");
+                assert!(
+                    answer.starts_with("failed ") && answer.contains("upgrade [PROGRAM]"),
+                    "{said:?}: {answer:?}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn sockets_that_nobody_listens_on_are_swept_away_and_others_are_not() {
+        let dir = Dir::new();
+        drop(StdListener::bind(dir.at("1.sock")).expect("it is free"));
+        let _listening = StdListener::bind(dir.at("2.sock")).expect("it is free");
+        drop(StdListener::bind(dir.at("app.sock")).expect("it is free"));
+        sweep(dir.path());
+        let left: Vec<bool> = ["1.sock", "2.sock", "app.sock"].map(|name| dir.at(name).exists()).to_vec();
+        assert_eq!(left, [false, true, true]);
+    }
+
+    #[test]
+    fn several_or_none_are_named() {
+        let at = |id| (id, PathBuf::from(format!("/run/{id}.sock")));
+        assert_eq!(only(vec![at(7)]).expect("one"), PathBuf::from("/run/7.sock"));
+        let several = only(vec![at(7), at(8)]).expect_err("two").to_string();
+        assert!(several.contains("7, 8") && several.contains("--pid"), "{several}");
+        let none = only(Vec::new()).expect_err("none").to_string();
+        assert!(none.contains("/run/turnpike") && none.contains("SIGUSR2"), "{none}");
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_none() {
+        let dir = Dir::new();
+        let made = dir.at("made");
+        prepared(&made).expect("it is made");
+        assert_eq!(fs::metadata(&made).expect("it is there").mode() & 0o777, 0o700);
+        prepared(&made).expect("it is there");
+        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("it is ours");
+        assert!(prepared(&made).is_err());
+        assert!(prepared(&dir.at("not/made")).is_err());
+    }
+}

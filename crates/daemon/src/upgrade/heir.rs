@@ -1,0 +1,259 @@
+//! The side of a process that takes another one's place.
+
+use std::{env, fmt::Display, io, os::fd::OwnedFd, sync::Arc, thread, time::Duration};
+
+use serde::de::DeserializeOwned;
+use turnpike_config::UPGRADE_VARIABLE;
+use turnpike_net::{Channel, Message};
+use zeroize::Zeroizing;
+
+use super::{FromNew, FromOld, PROTOCOL};
+use crate::{carried_metrics::CarriedMetrics, error::DaemonError};
+
+/// How long the rest of an offer that is refused may take to come.
+const REST: Duration = Duration::from_secs(2);
+
+/// What was offered to this process, and the way to the one before.
+pub(crate) struct Heir {
+    channel: Channel,
+    text: Zeroizing<Vec<u8>>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Runs a service, in the place of another process if that has started this one. Where it cannot begin, that one is told why, and goes on.
+pub(crate) fn begin(
+    service: &str,
+    run: impl FnOnce(&mut Option<Heir>) -> Result<(), DaemonError>,
+) -> Result<(), DaemonError> {
+    let mut heir = Heir::of_this_process(service)?;
+    let ended = run(&mut heir);
+    if let (Some(heir), Err(error)) = (heir, &ended) {
+        refuse(&heir.channel, error);
+    }
+    ended
+}
+
+impl Heir {
+    fn of_this_process(service: &str) -> Result<Option<Self>, DaemonError> {
+        if env::var_os(UPGRADE_VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let channel = Channel::from_stdin().map_err(|error| {
+            DaemonError::Upgrade(format!(
+                "{UPGRADE_VARIABLE} is set, but standard input leads to no process that is to be upgraded ({error}): unset it"
+            ))
+        })?;
+        Self::meet(channel, service).map(Some)
+    }
+
+    /// Hears who offers what.
+    fn meet(channel: Channel, service: &str) -> Result<Self, DaemonError> {
+        let met =
+            greeted(&channel, service).and_then(|()| channel.receive().map_err(|error| error.to_string()));
+        match met {
+            Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
+            Err(why) => {
+                refuse(&channel, &why);
+                // What nobody has read when the socket is closed would take the refusal with it.
+                let _ = channel.set_patience(REST).and_then(|()| channel.receive());
+                Err(DaemonError::Upgrade(why))
+            }
+        }
+    }
+
+    /// What was offered, and what came with it.
+    pub(crate) fn offer<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), DaemonError> {
+        let text = std::mem::take(&mut self.text);
+        let offer = serde_json::from_slice::<T>(&text).map_err(|error| {
+            DaemonError::Upgrade(format!(
+                "what the old process offers cannot be read ({error}): it is of too different a version, restart instead"
+            ))
+        })?;
+        Ok((offer, std::mem::take(&mut self.descriptors)))
+    }
+
+    /// Takes over: all that can fail has been done, but for the sessions, which `inherited` waits for; `serve` begins to serve them.
+    pub(crate) fn take_over(
+        &self,
+        carried: &CarriedMetrics,
+        inherited: impl FnOnce() -> Result<usize, DaemonError>,
+        serve: impl FnOnce(),
+    ) -> Result<(), DaemonError> {
+        let gone =
+            |error: io::Error| DaemonError::Upgrade(format!("the old process has called it off ({error})"));
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        self.channel.send_value(&FromNew::Ready { version }, &[]).map_err(gone)?;
+        let sessions = inherited()?;
+        self.channel.send_value(&FromNew::Taken { sessions }, &[]).map_err(gone)?;
+        loop {
+            match self.channel.receive_value::<FromOld>().map_err(gone)?.0 {
+                FromOld::Commit => break,
+                // All that exists there is about to exist here.
+                FromOld::Metrics(text) => carried.expect(&text),
+                FromOld::Hello { .. } | FromOld::Released => {
+                    return Err(DaemonError::Upgrade("the old process speaks out of turn".to_owned()));
+                }
+            }
+        }
+        serve();
+        // Where nobody hears it, there is nobody else who would serve.
+        let _ = self.channel.send_value(&FromNew::Serving, &[]);
+        Ok(())
+    }
+
+    /// Listens to the old process until it ends; `released` is called when it has left the kernel's path.
+    pub(crate) fn listen(self, carried: Arc<CarriedMetrics>, released: impl FnOnce() + Send + 'static) {
+        carried.begin();
+        let listening = Arc::clone(&carried);
+        let listen = move || {
+            let mut released = Some(released);
+            loop {
+                match self.channel.receive_value::<FromOld>().map(|(said, _)| said) {
+                    Ok(FromOld::Released) => {
+                        if let Some(released) = released.take() {
+                            released();
+                        }
+                    }
+                    Ok(FromOld::Metrics(text)) => listening.set(&text),
+                    Ok(FromOld::Hello { .. } | FromOld::Commit) => {}
+                    Err(_) => break,
+                }
+            }
+            // Whether it said so or not: it is no more.
+            if let Some(released) = released {
+                released();
+            }
+            listening.end();
+            tracing::info!("the process before this one has ended");
+        };
+        if let Err(error) = thread::Builder::new().name("predecessor".to_owned()).spawn(listen) {
+            carried.end();
+            tracing::warn!("cannot listen to the process before this one: {error}");
+        }
+    }
+}
+
+fn greeted(channel: &Channel, service: &str) -> Result<(), String> {
+    let hello = channel.receive_value::<FromOld>().map_err(|error| error.to_string())?.0;
+    let FromOld::Hello { protocol, version, service: theirs } = hello else {
+        return Err("the old process speaks out of turn".to_owned());
+    };
+    let ours = env!("CARGO_PKG_VERSION");
+    if protocol != PROTOCOL {
+        return Err(format!(
+            "turnpike {version} hands over by protocol {protocol}, turnpike {ours} takes over by {PROTOCOL}: restart instead"
+        ));
+    }
+    if theirs != service {
+        return Err(format!("a process of turnpike {theirs} cannot go on as turnpike {service}"));
+    }
+    Ok(())
+}
+
+fn refuse(channel: &Channel, why: &dyn Display) {
+    let why = why.to_string();
+    // Where nobody hears it, it stands in the log.
+    let _ = channel.send_value(&FromNew::Refused { why }, &[]);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use turnpike_testkit::PATIENCE;
+
+    use super::*;
+
+    fn pair() -> (Channel, Channel) {
+        let (here, there) = Channel::pair().expect("a pair");
+        here.set_patience(PATIENCE).expect("it is ours");
+        there.set_patience(PATIENCE).expect("it is ours");
+        (here, there)
+    }
+
+    fn hello(protocol: u32, service: &str) -> Value {
+        json!({ "hello": { "protocol": protocol, "version": "9.8.7", "service": service, "more": [1] } })
+    }
+
+    fn said(channel: &Channel) -> Value {
+        channel.receive_value::<Value>().expect("it says something").0
+    }
+
+    fn met(hello: &Value) -> (Channel, Result<Heir, DaemonError>) {
+        let (here, there) = pair();
+        here.send_value(hello, &[]).expect("it listens");
+        here.send(b"[7]", &[]).expect("it listens");
+        (here, Heir::meet(there, "serve"))
+    }
+
+    #[test]
+    fn another_protocol_or_service_or_none_is_refused_and_told() {
+        for (greeting, why) in [
+            (hello(PROTOCOL + 1, "serve"), "turnpike 9.8.7 hands over by protocol 2"),
+            (hello(PROTOCOL, "forward"), "turnpike forward cannot go on as turnpike serve"),
+            (json!("commit"), "out of turn"),
+            (json!({ "greetings": 1 }), "cannot be read"),
+        ] {
+            let (old, heir) = met(&greeting);
+            let error = heir.err().expect("it is refused").to_string();
+            assert!(error.contains(why), "{error}");
+            let told = said(&old);
+            assert!(told["refused"]["why"].as_str().is_some_and(|told| told.contains(why)), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_conversation_ends_in_serving_and_not_before() {
+        let (old, heir) = met(&hello(PROTOCOL, "serve"));
+        let mut heir = heir.expect("it fits");
+        assert_eq!(heir.offer::<Vec<u8>>().expect("it can be read").0, [7]);
+        let carried = CarriedMetrics::default();
+        let other = thread::spawn(move || {
+            assert_eq!(said(&old), json!({ "ready": { "version": env!("CARGO_PKG_VERSION") } }));
+            assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
+            assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "nobody has said commit");
+            let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
+            old.send_value(&FromOld::Metrics(page.to_owned()), &[]).expect("it listens");
+            old.send_value(&FromOld::Commit, &[]).expect("it listens");
+            assert_eq!(said(&old), json!("serving"));
+        });
+        let mut serves = false;
+        heir.take_over(&carried, || Ok(5), || serves = true).expect("all is well");
+        other.join().expect("it heard all that");
+        assert!(serves && !carried.lives());
+        assert!(carried.add_to("# EOF\n".to_owned()).contains("turnpike_x_total 4"));
+    }
+
+    #[test]
+    fn an_old_process_that_goes_away_ends_it_before_it_serves() {
+        let (old, heir) = met(&hello(PROTOCOL, "serve"));
+        let heir = heir.expect("it fits");
+        let inherited = || {
+            drop(old);
+            Ok(5)
+        };
+        let error = heir
+            .take_over(&CarriedMetrics::default(), inherited, || panic!("it serves"))
+            .expect_err("it is called off");
+        assert!(error.to_string().contains("called it off"), "{error}");
+    }
+
+    #[test]
+    fn what_the_old_process_counts_is_heard_until_it_ends() {
+        let (old, heir) = met(&hello(PROTOCOL, "serve"));
+        let carried = Arc::<CarriedMetrics>::default();
+        let (sender, released) = std::sync::mpsc::channel();
+        heir.expect("it fits").listen(Arc::clone(&carried), move || sender.send(()).expect("somebody waits"));
+        assert!(carried.lives());
+        old.send_value(&FromOld::Released, &[]).expect("it listens");
+        released.recv_timeout(PATIENCE).expect("it is told");
+        let page = |count| format!("# TYPE turnpike_x counter\nturnpike_x_total {count}\n# EOF\n");
+        for count in [1, 2] {
+            old.send_value(&FromOld::Metrics(page(count)), &[]).expect("it listens");
+        }
+        let has = |text: &str| carried.add_to("# EOF\n".to_owned()).contains(text);
+        turnpike_testkit::eventually("the last page", || has("turnpike_x_total 2"));
+        drop(old);
+        turnpike_testkit::eventually("its end", || !carried.lives());
+        assert!(has("turnpike_x_total 2"));
+    }
+}

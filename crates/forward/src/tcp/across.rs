@@ -1,0 +1,426 @@
+//! Connections whose chatter the kernel passes from socket to socket (`turnpike_offload::sockmap`), so that no worker wakes up for it.
+//!
+//! ```text
+//!  user space ─ a few questions and answers ─▶ joined: both sockets in the map, all still read here
+//!     ▲                                            │ nothing unread, nothing unwritten: both directions lowered
+//!     │ what the kernel had has been written       ▼
+//!     └── settling ◀── more than chatter, an end, an error ── across: epoll tells of nothing else
+//! ```
+//!
+//! - **Which byte is whose** is one counter for each direction, of the program's and ours: what came before [`Sockmap::raise`] the kernel
+//!   writes, what comes after is read here. We write again once the other socket has been written all of the former.
+//! - **An end** is passed on when as much has been read or passed on as has come: what the kernel still holds is not in any read.
+//! - **In the map they stay** until they are closed, since nothing that is taken out again is sure to have been read. So splice(2), which
+//!   does not see the map's queue, is not used for them any more.
+
+use std::{io, os::fd::AsFd as _};
+
+use turnpike_offload::{Joined, Sockmap};
+
+use super::engine::{CLIENT, Connection, Engine, Side, TARGET, Tick, token};
+
+/// So many times the sides take turns until a connection is taken for chatter; twice as often after each time that it was more, up to the
+/// second of these.
+const TURNS: u16 = 4;
+const MOST_TURNS: u16 = 1024;
+/// Bytes in one direction, read at once, that are no chatter.
+const LOUD: u64 = 64 << 10;
+/// Each connection's counters are read once in ten of these, in milliseconds.
+const SWEEP_MS: u64 = 100;
+const SWEEPS: usize = 10;
+/// Between two looks at a direction that has to wait, in milliseconds: at first, and when it waits for long.
+const SOON_MS: u64 = 1;
+const LATER_MS: u64 = 64;
+/// What a broken end had sent before is waited for so long, in milliseconds.
+const LAST_WORDS_MS: u64 = 100;
+
+/// Whether the sides of a connection take turns, with little to say each.
+pub(super) struct Talk {
+    last: Option<Side>,
+    turns: u16,
+    wanted: u16,
+}
+
+impl Default for Talk {
+    fn default() -> Self {
+        Self { last: None, turns: 0, wanted: TURNS }
+    }
+}
+
+impl Talk {
+    /// Bytes came from this side.
+    fn heard(&mut self, side: Side, bytes: u64) {
+        if bytes >= LOUD {
+            (self.last, self.turns) = (None, 0);
+        } else if bytes > 0 && self.last != Some(side) {
+            self.last = Some(side);
+            self.turns = self.turns.saturating_add(1);
+        }
+    }
+
+    fn is_chatter(&self) -> bool {
+        self.turns >= self.wanted
+    }
+
+    /// It was more than that.
+    fn deceived(&mut self) {
+        *self = Self { wanted: (self.wanted * 2).min(MOST_TURNS), ..Self::default() };
+    }
+}
+
+/// A connection whose sockets are in the map.
+pub(super) struct Across {
+    joined: Joined,
+    /// The kernel passes on what comes; otherwise it is read here.
+    passes: bool,
+    /// By the side that the bytes come from.
+    ways: [Way; 2],
+}
+
+/// One direction.
+#[derive(Clone, Copy, Default)]
+struct Way {
+    /// Bytes since the two were joined that have been read, or passed on as far as is known.
+    taken: u64,
+    /// How much had been written to the other socket then.
+    base: u64,
+    /// What the kernel had passed on when it was stopped has yet to be written.
+    settles: Option<Settling>,
+    /// Its source is broken: it is not waited for as long as it takes.
+    is_broken: bool,
+    /// It is among [`Engine::waiting`], and how long it was there the last time.
+    is_waiting: bool,
+    delay: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Settling {
+    /// So many bytes are to be written before ours.
+    first: u64,
+    since: u64,
+}
+
+impl Across {
+    /// Whether the kernel passes on what comes.
+    pub(super) fn passes(&self) -> bool {
+        self.passes
+    }
+
+    /// Bytes were read here.
+    pub(super) fn took(&mut self, side: Side, bytes: u64) {
+        self.ways[side.index()].taken += bytes;
+    }
+
+    /// The source is broken: what the kernel still has of it is waited for, but not for long.
+    pub(super) fn hurry(&mut self, side: Side) {
+        self.ways[side.index()].is_broken = true;
+    }
+
+    /// Whether what comes from this side may be read and written here.
+    pub(super) fn is_ours(&self, side: Side) -> bool {
+        !self.passes && self.ways[side.index()].settles.is_none()
+    }
+}
+
+impl Side {
+    const BOTH: [Self; 2] = [Self::Client, Self::Target];
+
+    fn index(self) -> usize {
+        match self {
+            Self::Client => 0,
+            Self::Target => 1,
+        }
+    }
+}
+
+impl Connection {
+    /// Notes what a turn has brought.
+    pub(super) fn heard(&mut self, side: Side, bytes: u64) {
+        self.talk.heard(side, bytes);
+        if let Some(across) = &mut self.across {
+            across.took(side, bytes);
+        }
+    }
+
+    /// Whether nothing is under way in user space, so that the kernel may take over without a byte changing its place.
+    fn is_quiet(&self) -> bool {
+        let is_idle = [&self.up, &self.down].into_iter().all(|flow| {
+            !flow.readable && !flow.is_blocked() && !flow.has_ended() && !flow.fin && flow.is_ordinary()
+        });
+        is_idle && self.opening.is_none() && !self.unvouched && self.pace.is_none()
+    }
+}
+
+impl Engine {
+    /// Connections of rules that ask for it are passed on by the kernel from now on.
+    pub(crate) fn use_sockmap(&mut self, sockmap: Sockmap) {
+        self.sockmap = Some(sockmap);
+    }
+
+    /// The program has stopped to pass some on.
+    pub(crate) fn on_raised(&mut self, tick: Tick<'_>) {
+        self.wake_up.other += 1;
+        while let Some(pair) = self.sockmap.as_mut().and_then(Sockmap::raised) {
+            if let Some(key) = self.joined.get(pair as usize).copied().flatten() {
+                self.come_up(key, tick);
+            }
+        }
+    }
+
+    /// After a turn that has left nothing to move: whether the kernel may have the connection, or have it again.
+    pub(super) fn consider(&mut self, key: usize, tick: Tick<'_>) {
+        let Some(connection) = self.connections.get(key) else { return };
+        if !connection.talk.is_chatter() || !connection.is_quiet() {
+            return;
+        }
+        match &connection.across {
+            None => self.join(key, tick),
+            Some(across) if Side::BOTH.into_iter().all(|side| across.is_ours(side)) => {
+                self.hand_over(key, tick);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Puts both sockets into the map. What has come between the last read and that is found by a read that goes by the map.
+    fn join(&mut self, key: usize, tick: Tick<'_>) {
+        let (Some(sockmap), Some(connection)) = (&mut self.sockmap, self.connections.get_mut(key)) else {
+            return;
+        };
+        let Some(target) = &connection.target else { return };
+        let client = &connection.client;
+        let mut join = || -> io::Result<_> {
+            // An urgent byte stays in the stream, as it does in user space.
+            client.set_oob_inline(true)?;
+            target.set_oob_inline(true)?;
+            let base = [target.written()?, client.written()?];
+            Ok(sockmap.join(tick.now, [client.as_fd(), target.as_fd()])?.map(|joined| (joined, base)))
+        };
+        let Ok(Some((joined, base))) = join() else {
+            // Too many, or one of them is ending: asked again after as much chatter once more.
+            connection.talk.deceived();
+            return;
+        };
+        let pair = joined.pair() as usize;
+        let ways = base.map(|base| Way { base, ..Way::default() });
+        connection.across = Some(Box::new(Across { joined, passes: false, ways }));
+        for flow in [&mut connection.up, &mut connection.down] {
+            flow.forgo_pipes();
+            (flow.doubts_end, flow.readable) = (true, true);
+        }
+        if self.joined.len() <= pair {
+            self.joined.resize(pair + 1, None);
+        }
+        self.joined[pair] = Some(key);
+        self.pairs += 1;
+        self.again.extend(Side::BOTH.map(|side| (key, side)));
+    }
+
+    /// Has the kernel pass on what comes, unless something has come meanwhile.
+    fn hand_over(&mut self, key: usize, tick: Tick<'_>) {
+        let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
+            return;
+        };
+        let (Some(across), Some(target)) = (&mut connection.across, &connection.target) else { return };
+        let lower = |side: Side| sockmap.lower(&across.joined, side.index(), across.ways[side.index()].taken);
+        if !lower(Side::Client) {
+            return;
+        }
+        let mut is_done = lower(Side::Target);
+        across.passes = true;
+        for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
+            is_done = is_done && tick.poller.set_edge_end(socket, token(kind, key)).is_ok();
+        }
+        if !is_done {
+            self.come_up(key, tick);
+        }
+    }
+
+    /// From now on what comes is read here, and written once the kernel has written what it had taken.
+    pub(super) fn come_up(&mut self, key: usize, tick: Tick<'_>) {
+        let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get(key)) else { return };
+        let Some(across) = connection.across.as_ref().filter(|across| across.passes) else { return };
+        Side::BOTH.into_iter().for_each(|side| sockmap.raise(&across.joined, side.index()));
+        self.book(key, tick.now);
+        let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
+            return;
+        };
+        let (Some(across), Some(target)) = (&mut connection.across, &connection.target) else { return };
+        across.passes = false;
+        for (side, way) in across.ways.iter_mut().enumerate() {
+            let first = sockmap.handed(&across.joined, side);
+            (way.settles, way.delay) = (Some(Settling { first, since: tick.now }), SOON_MS);
+        }
+        connection.talk.deceived();
+        connection.client_writable = true;
+        for (socket, kind) in [(&connection.client, CLIENT), (target, TARGET)] {
+            // What is ready by now is told again. Where it fails, the socket tells of its end all the same.
+            let _ = tick.poller.add_edge_writable(socket, token(kind, key));
+        }
+        (connection.up.readable, connection.down.readable) = (true, true);
+        self.again.extend(Side::BOTH.map(|side| (key, side)));
+    }
+
+    /// Whether what comes from this side may be read and written here by now; otherwise it is looked at again.
+    pub(super) fn settle(&mut self, key: usize, side: Side, tick: Tick<'_>) -> bool {
+        let Some(connection) = self.connections.get_mut(key) else { return false };
+        let Some(across) = connection.across.as_mut().filter(|across| !across.passes) else { return false };
+        let way = &mut across.ways[side.index()];
+        let Some(Settling { first, since }) = way.settles else { return true };
+        let sink = match side {
+            Side::Client => connection.target.as_ref(),
+            Side::Target => Some(&connection.client),
+        };
+        // One that is broken says so when it is written to.
+        let written = sink.and_then(|sink| sink.written().ok());
+        if written.is_none_or(|written| written.saturating_sub(way.base) >= first) {
+            way.settles = None;
+            return true;
+        }
+        if way.is_broken && tick.now >= since + LAST_WORDS_MS {
+            self.broken(key, side, tick);
+        } else {
+            self.wait(key, side, tick.now);
+        }
+        false
+    }
+
+    /// The end of a direction was read. It is one if all that came has been read too.
+    pub(super) fn judge_end(&mut self, key: usize, side: Side, tick: Tick<'_>) {
+        let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
+            return;
+        };
+        let Some(across) = &connection.across else { return };
+        if across.ways[side.index()].taken == sockmap.seen(&across.joined, side.index()) {
+            connection.flow(side).believe_end();
+            self.resume(key, side, tick);
+        } else {
+            self.wait(key, side, tick.now);
+        }
+    }
+
+    fn wait(&mut self, key: usize, side: Side, now: u64) {
+        let across = self.connections.get_mut(key).and_then(|connection| connection.across.as_mut());
+        let Some(way) = across.map(|across| &mut across.ways[side.index()]) else { return };
+        if !std::mem::replace(&mut way.is_waiting, true) {
+            way.delay = way.delay.clamp(SOON_MS, LATER_MS);
+            self.waiting.push((now + way.delay, key, side));
+            way.delay *= 2;
+        }
+    }
+
+    /// Looks again at directions that had to wait, and reads counters. True if the kernel has passed something on.
+    pub(super) fn look_at_joined(&mut self, tick: Tick<'_>) -> bool {
+        if self.waiting.iter().any(|(due, ..)| *due <= tick.now) {
+            for (due, key, side) in std::mem::take(&mut self.waiting) {
+                if due > tick.now {
+                    self.waiting.push((due, key, side));
+                    continue;
+                }
+                // Ended meanwhile, its place may have been taken: then this is one look too many.
+                let Some(connection) = self.connections.get_mut(key) else { continue };
+                let Some(across) = &mut connection.across else { continue };
+                across.ways[side.index()].is_waiting = false;
+                connection.flow(side).readable = true;
+                self.resume(key, side, tick);
+            }
+        }
+        if self.pairs == 0 || tick.now < self.swept + SWEEP_MS {
+            return false;
+        }
+        self.swept = tick.now;
+        self.sweep = (self.sweep + 1) % SWEEPS;
+        let mut any = false;
+        for pair in (self.sweep..self.joined.len()).step_by(SWEEPS) {
+            let Some(key) = self.joined[pair] else { continue };
+            any |= self.book(key, tick.now);
+            if self.is_raised(key) {
+                self.come_up(key, tick);
+            }
+        }
+        any
+    }
+
+    /// When [`Engine::look_at_joined`] has something to do.
+    pub(super) fn joined_due(&self) -> Option<u64> {
+        let sweep = (self.pairs > 0).then_some(self.swept + SWEEP_MS);
+        self.waiting.iter().map(|(due, ..)| *due).chain(sweep).min()
+    }
+
+    /// Counts what the kernel has passed on since the last look. True if there was something.
+    pub(super) fn book(&mut self, key: usize, now: u64) -> bool {
+        let (Some(sockmap), Some(connection)) = (&self.sockmap, self.connections.get_mut(key)) else {
+            return false;
+        };
+        let Some(across) = connection.across.as_mut().filter(|across| across.passes) else { return false };
+        let local = &mut self.rules[connection.rule];
+        let mut any = false;
+        for (side, flow) in Side::BOTH.into_iter().zip([&mut connection.up, &mut connection.down]) {
+            let way = &mut across.ways[side.index()];
+            let handed = sockmap.handed(&across.joined, side.index());
+            let more = handed.saturating_sub(way.taken);
+            way.taken += more;
+            flow.bytes += more;
+            local.moved(connection.seat.as_ref(), side, more);
+            local.counters.spliced_bytes += more;
+            local.counters.kernel_bytes[side.index()] += more;
+            any |= more > 0;
+        }
+        if any {
+            connection.active = now;
+        }
+        any
+    }
+
+    /// To be called when a connection has ended and before its sockets are closed.
+    pub(super) fn part(&mut self, across: Across, now: u64) {
+        let Some(sockmap) = &mut self.sockmap else { return };
+        self.joined[across.joined.pair() as usize] = None;
+        self.pairs -= 1;
+        sockmap.part(now, across.joined);
+    }
+
+    /// Whether the program has stopped to pass a connection on, of which no notice has come.
+    fn is_raised(&self, key: usize) -> bool {
+        let across = self.connections.get(key).and_then(|connection| connection.across.as_ref());
+        let (Some(sockmap), Some(across)) = (&self.sockmap, across) else { return false };
+        across.passes && Side::BOTH.into_iter().any(|side| sockmap.is_up(&across.joined, side.index()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chatter_is_taking_turns_with_little_to_say() {
+        let mut talk = Talk::default();
+        for _ in 0..3 {
+            talk.heard(Side::Client, 30_000);
+        }
+        talk.heard(Side::Target, 10);
+        talk.heard(Side::Client, 10);
+        assert!(!talk.is_chatter(), "three turns");
+        talk.heard(Side::Target, 0);
+        assert!(!talk.is_chatter(), "nothing was said");
+        talk.heard(Side::Target, 10);
+        assert!(talk.is_chatter());
+        talk.heard(Side::Target, LOUD);
+        assert!(!talk.is_chatter());
+    }
+
+    #[test]
+    fn who_was_no_chatter_has_to_chat_for_longer_the_next_time() {
+        let mut talk = Talk::default();
+        let turns = |talk: &mut Talk| {
+            (1..=u32::from(MOST_TURNS) + 1).find(|turn| {
+                talk.heard(if turn % 2 == 0 { Side::Client } else { Side::Target }, 1);
+                talk.is_chatter()
+            })
+        };
+        for wanted in [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
+            assert_eq!(turns(&mut talk), Some(wanted));
+            talk.deceived();
+        }
+    }
+}

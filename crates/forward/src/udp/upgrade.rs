@@ -1,0 +1,233 @@
+//! Sessions of UDP clients that go on in another process, with their sockets, in the same order of age. Connections of TCP clients stay.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{TcpSocket, UdpSocket};
+
+use super::{
+    Choice, Engine, RuleKey, Tick,
+    engine::{connected, narrow, outward_token},
+    rules::{Kind, Listener},
+    sessions::{Inward, Key, Outward, Session},
+};
+use crate::{
+    Slot,
+    cross::{self, Stream},
+    rate::Pace,
+};
+
+/// A session without its socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Portable {
+    /// Place of its rule among those of the process.
+    pub(crate) rule: usize,
+    port: u16,
+    client: SocketAddr,
+    local: Option<IpAddr>,
+    target: SocketAddr,
+    /// Whether it counts as one of the target's.
+    is_seated: bool,
+    attempts: u8,
+    answered: bool,
+    to_target: u64,
+    to_client: u64,
+    lived_ms: u64,
+    idle_ms: u64,
+    /// The kernel's drop counter of its socket, as last seen.
+    drops: u32,
+    /// Of a TCP target.
+    stream: Option<cross::Held>,
+}
+
+impl Engine {
+    /// The listeners of a rule, in the order of its range.
+    pub(crate) fn listening(&self, key: RuleKey) -> Vec<BorrowedFd<'_>> {
+        let mut found: Vec<&Listener> = self.listeners_of(key).map(|(_, listener)| listener).collect();
+        found.sort_unstable_by_key(|listener| listener.port);
+        let descriptors = found.into_iter().filter_map(|listener| match &listener.kind {
+            Kind::Datagrams(id) => self.sockets.get(*id).map(UdpSocket::as_fd),
+            Kind::Streams { socket, .. } => Some(socket.as_fd()),
+        });
+        descriptors.collect()
+    }
+
+    /// The drop counters of a rule's listeners as last seen, in the order of its range.
+    pub(crate) fn lend_listeners(&self, key: RuleKey) -> Vec<u32> {
+        let lent = self.listeners_of(key).filter_map(|(_, listener)| match listener.kind {
+            Kind::Datagrams(id) => Some((listener.port, self.sockets.get(id)?.lend())),
+            Kind::Streams { .. } => None,
+        });
+        let mut lent: Vec<(u16, u32)> = lent.collect();
+        lent.sort_unstable();
+        lent.into_iter().map(|(_, drops)| drops).collect()
+    }
+
+    /// What the other process has told of them.
+    pub(crate) fn expect_drops(&self, key: RuleKey, drops: &[u32]) {
+        for (_, Listener { port, kind, .. }) in self.listeners_of(key) {
+            if let (Kind::Datagrams(id), Some(drops)) = (kind, drops.get(usize::from(*port)))
+                && let Some(socket) = self.sockets.get(*id)
+            {
+                socket.expect_drops(*drops);
+            }
+        }
+    }
+
+    /// Sessions that can go, the longest idle first.
+    pub(crate) fn portable(&self) -> Vec<u32> {
+        let rules = self.rules.iter().filter(|(_, state)| !state.removed);
+        let mut all: Vec<u32> = rules.flat_map(|(slot, _)| self.sessions.of_rule(narrow(slot))).collect();
+        all.retain(|at| self.client_of(*at).is_some());
+        all.sort_by_key(|at| self.sessions.stamp(*at));
+        all
+    }
+
+    /// What a session is, and the socket towards its target; it goes on here if nobody takes it. `rules` are those of the process.
+    pub(crate) fn lend(&self, at: u32, rules: &[RuleKey], now: u64) -> Option<(Portable, BorrowedFd<'_>)> {
+        let session = self.sessions.get(at)?;
+        let key = self.client_of(at)?;
+        let rule = self.rules.get(session.rule as usize)?.key;
+        let (socket, drops, stream) = match &session.outward {
+            Outward::Datagrams(id) => {
+                let socket = self.sockets.get(*id)?;
+                (socket.as_fd(), socket.lend(), None)
+            }
+            Outward::Stream(stream) => (stream.socket().as_fd(), 0, Some(stream.held())),
+        };
+        let portable = Portable {
+            rule: rules.iter().position(|other| *other == rule)?,
+            port: session.port,
+            client: session.client,
+            local: key.local,
+            target: session.tried,
+            is_seated: session.choice.is_some(),
+            attempts: session.attempts,
+            answered: session.answered,
+            to_target: session.to_target,
+            to_client: session.to_client,
+            lived_ms: now.saturating_sub(session.opened),
+            idle_ms: now.saturating_sub(self.sessions.stamp(at)),
+            drops,
+            stream,
+        };
+        Some((portable, socket))
+    }
+
+    /// Goes on with a session of another process.
+    ///
+    /// # Errors
+    /// What is no session of this rule, or no socket of one; those of epoll_ctl(2).
+    pub(crate) fn resume(
+        &mut self,
+        session: Portable,
+        key: RuleKey,
+        socket: OwnedFd,
+        tick: &mut Tick<'_>,
+    ) -> io::Result<()> {
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a session of a rule that there is not");
+        let found = self.listeners_of(key).find(|(_, listener)| listener.port == session.port);
+        let (listener, rule, shared) = match found {
+            Some((at, Listener { rule, kind: Kind::Datagrams(shared), .. })) => (narrow(at), *rule, *shared),
+            _ => return Err(unknown()),
+        };
+        let Portable { client, local, port, .. } = session;
+        let client_key = Key { listener, client, local };
+        if self.sessions.find(&client_key).is_some() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that there is already"));
+        }
+        let token = outward_token(self.sessions.next());
+        let outward = match session.stream {
+            None => {
+                let socket = UdpSocket::take_over(socket, session.drops)?;
+                tick.poller.add(&socket, token)?;
+                Outward::Datagrams(self.sockets.insert(socket))
+            }
+            Some(held) => {
+                let framed = self.rules[rule as usize].framed();
+                let mut stream = Stream::resume(TcpSocket::from(socket), framed, held);
+                let (readable, writable) = stream.wanted();
+                tick.poller.add(stream.socket(), token)?;
+                tick.poller.set_interest(stream.socket(), token, readable, writable)?;
+                stream.interest = (readable, writable);
+                Outward::Stream(Box::new(stream))
+            }
+        };
+        let reply = turnpike_net::Route { to: Some(client), from: local, ..connected(shared) };
+        let inward = Inward::Datagrams { key: client_key, reply };
+        let tried = Choice { target: Slot::default(), address: session.target };
+        let heard = tick.now.saturating_sub(session.idle_ms);
+        let target = session.is_seated.then_some(session.target);
+        let choice = tick.around.resume(key, client.ip(), port, target);
+        let state = &mut self.rules[rule as usize];
+        if let Some(choice) = choice {
+            state.tallies.of(choice.target).open += 1;
+        }
+        let mut resumed = Session::new(rule, client, port, inward, outward, choice.unwrap_or(tried), heard);
+        resumed.choice = choice;
+        resumed.attempts = session.attempts;
+        resumed.answered = session.answered;
+        (resumed.to_target, resumed.to_client) = (session.to_target, session.to_client);
+        resumed.opened = tick.now.saturating_sub(session.lived_ms);
+        resumed.pace = Pace::of(state.rates.as_ref());
+        state.counters.active += 1;
+        self.sessions.insert(resumed, &mut state.lists);
+        self.expect(rule);
+        Ok(())
+    }
+
+    /// Another process has the listeners and the sessions of UDP clients: they are forgotten, and nobody is told. TCP clients live on.
+    pub(crate) fn surrender(&mut self, tick: &mut Tick<'_>) {
+        self.recall(tick);
+        self.send_queued();
+        for at in self.portable() {
+            self.forget(at, tick);
+        }
+        let rules: Vec<u32> = self.rules.iter().map(|(slot, _)| narrow(slot)).collect();
+        for rule in rules {
+            drop(self.take_listeners(rule, tick.poller));
+        }
+        self.send_queued();
+    }
+
+    fn forget(&mut self, at: u32, tick: &mut Tick<'_>) {
+        let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
+        let state = &mut self.rules[rule as usize];
+        let Some(session) = self.sessions.remove(at, &mut state.lists) else { return };
+        state.counters.active -= 1;
+        tick.around.dismiss_client(state.key, session.client.ip());
+        tick.around.leave(state.key);
+        if let Some(choice) = session.choice {
+            state.left(choice, None);
+            tick.around.release(state.key, choice, false);
+        }
+        // Closing a socket here would not take it from the poller while it is open there.
+        match session.outward {
+            Outward::Datagrams(id) => {
+                if let Some(socket) = self.sockets.remove(id) {
+                    let _ = tick.poller.remove(&socket);
+                }
+            }
+            Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
+        }
+    }
+
+    /// Of a session whose client shares the socket of a listener.
+    fn client_of(&self, at: u32) -> Option<&Key> {
+        match &self.sessions.get(at)?.inward {
+            Inward::Datagrams { key, reply } if reply.to.is_some() => Some(key),
+            _ => None,
+        }
+    }
+
+    fn listeners_of(&self, key: RuleKey) -> impl Iterator<Item = (usize, &Listener)> {
+        let is_of = move |listener: &Listener| {
+            self.rules.get(listener.rule as usize).is_some_and(|state| state.key == key && !state.removed)
+        };
+        self.listeners.iter().filter(move |(_, listener)| is_of(listener))
+    }
+}

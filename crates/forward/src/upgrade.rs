@@ -1,0 +1,361 @@
+//! A forwarder that goes on in another process: the old one gives its listeners, and the sessions of UDP clients with their sockets, to a
+//! new one, and keeps TCP connections until they end.
+//!
+//! ```text
+//!        old process                                          new process
+//!  offer ─────────── its rules, their listeners ─────────────▶ start_as_heir     checks, makes its workers
+//!  freeze            the kernel forwards nothing, workers rest, datagrams wait
+//!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
+//!                                                              inherited, serve  reads from the same sockets
+//!  release           what went is forgotten, the kernel's program too
+//!                                                              attach_kernel
+//! ```
+//!
+//! Until `release` the old one has everything that it had, and `thaw` lets it go on.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, PoisonError, mpsc},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Channel, Datapath, SocketFile};
+use turnpike_offload::OffloadError;
+
+use crate::{
+    Bind, Forwarder, Protocol, Rule, StartError,
+    worker::{Command, Step},
+};
+
+/// So long a worker may take for a step that is none but its own.
+const STEP: Duration = Duration::from_secs(2);
+
+/// What the new process has to know before it can say whether it can take over.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    /// Threads; the new one has as many.
+    pub workers: usize,
+    /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
+    datapath: String,
+    /// How old the clock is by which sessions have their ages.
+    age_ms: u64,
+    rules: Vec<Offered>,
+}
+
+/// A rule, and with it a listener of each worker for each of its addresses.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Offered {
+    name: String,
+    protocol: Protocol,
+    /// As the configuration has them: a port may be 0.
+    addresses: Vec<String>,
+}
+
+/// What a new process begins with: see [`Forwarder::start_as_heir`].
+#[derive(Debug)]
+pub struct Inheritance {
+    offer: Offer,
+    /// Of each worker its listeners, those of each rule after the other, and then its end of a channel.
+    descriptors: Vec<OwnedFd>,
+}
+
+/// An inheritance, as the rules of the new process have it.
+#[derive(Default)]
+pub(crate) struct Matched {
+    /// Of each offered rule: which of ours it is.
+    places: Vec<usize>,
+    /// Of each offered rule: the listeners of each worker, until somebody takes them.
+    listeners: Vec<Vec<Vec<OwnedFd>>>,
+    /// One for each worker.
+    channels: Vec<Channel>,
+}
+
+impl Offer {
+    /// How datagrams enter and leave; `None` for what this version does not have.
+    #[must_use]
+    pub fn datapath(&self) -> Option<Datapath> {
+        self.datapath.parse().ok()
+    }
+
+    /// When the clock of the old process was 0.
+    pub(crate) fn began(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_sub(Duration::from_millis(self.age_ms)).unwrap_or(now)
+    }
+}
+
+impl Offered {
+    fn of(rule: &Rule) -> Self {
+        let addresses = match &rule.bind {
+            Bind::Unix(_) => vec![rule.bind.at(0).to_string()],
+            Bind::Ip(_) => {
+                (rule.ports.first..=rule.ports.last).map(|port| rule.bind.at(port).to_string()).collect()
+            }
+        };
+        Self { name: rule.id.0.clone(), protocol: rule.protocol, addresses }
+    }
+
+    /// Whether they listen at the same addresses for the same; names may differ.
+    fn is_like(&self, other: &Self) -> bool {
+        (self.protocol, &self.addresses) == (other.protocol, &other.addresses)
+    }
+}
+
+impl Inheritance {
+    /// What a process was offered, and what came with it.
+    #[must_use]
+    pub fn new(offer: Offer, descriptors: Vec<OwnedFd>) -> Self {
+        Self { offer, descriptors }
+    }
+
+    pub(crate) fn began(&self) -> Instant {
+        self.offer.began()
+    }
+
+    /// Finds each offered rule among these, or says which is gone.
+    pub(crate) fn matched(self, rules: &[Rule]) -> Result<Matched, StartError> {
+        let Self { offer, descriptors } = self;
+        let ours: Vec<Offered> = rules.iter().map(Offered::of).collect();
+        let mut places: Vec<usize> = Vec::with_capacity(offer.rules.len());
+        for offered in &offer.rules {
+            let is_it = |(at, rule): &(usize, &Offered)| !places.contains(at) && rule.is_like(offered);
+            let found = ours.iter().enumerate().find(is_it).map(|(at, _)| at);
+            let gone = || StartError::RuleGone {
+                rule: offered.name.clone(),
+                addresses: offered.addresses.first().cloned().unwrap_or_default(),
+            };
+            places.push(found.ok_or_else(gone)?);
+        }
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
+        let mut listeners: Vec<Vec<Vec<OwnedFd>>> = offer.rules.iter().map(|_| Vec::new()).collect();
+        let mut channels = Vec::with_capacity(offer.workers);
+        for _ in 0..offer.workers {
+            for (rule, listeners) in offer.rules.iter().zip(&mut listeners) {
+                listeners.push(rule.addresses.iter().map(|_| next()).collect::<io::Result<_>>()?);
+            }
+            channels.push(Channel::try_from(next()?)?);
+        }
+        Ok(Matched { places, listeners, channels })
+    }
+}
+
+impl Matched {
+    /// The listeners of each worker for the rule at this place of ours.
+    pub(crate) fn listeners(&mut self, place: usize) -> Option<Vec<Vec<OwnedFd>>> {
+        let at = self.places.iter().position(|other| *other == place)?;
+        Some(std::mem::take(&mut self.listeners[at]))
+    }
+
+    /// Of each offered rule the key that it has here; `keys` are those of our rules. None where one could not be taken.
+    pub(crate) fn keys(&self, keys: &[Option<u32>]) -> Option<Arc<[u32]>> {
+        self.places.iter().map(|place| keys.get(*place).copied().flatten()).collect()
+    }
+
+    pub(crate) fn into_channels(self) -> Vec<Channel> {
+        self.channels
+    }
+}
+
+impl Forwarder {
+    /// What a new process is told, all listeners with the other ends of the ways to its workers, and our ends, one for each worker.
+    ///
+    /// # Errors
+    /// A worker that is stuck or gone; no more descriptors.
+    pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
+        let keys = self.keys();
+        let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
+        for listeners in
+            self.ask(STEP, "lend its listeners", |answer| Step::Lend(Arc::clone(&keys), answer))?
+        {
+            let (here, there) = Channel::pair()?;
+            descriptors.extend(listeners?);
+            descriptors.push(there.into());
+            heirs.push(here);
+        }
+        let offer = Offer {
+            workers: heirs.len(),
+            datapath: self.datapath.to_string(),
+            age_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            rules: self.rules().active.iter().map(|active| Offered::of(&active.state.rule)).collect(),
+        };
+        Ok((offer, descriptors, heirs))
+    }
+
+    /// Has the workers rest, behind all that they have read. What comes from now on waits in its socket. [`Forwarder::thaw`] is due
+    /// whatever comes of it.
+    ///
+    /// # Errors
+    /// A worker that is stuck or gone.
+    pub fn freeze(&self) -> io::Result<()> {
+        self.ask(STEP, "come to rest", Step::Freeze).map(drop)
+    }
+
+    /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
+    ///
+    /// # Errors
+    /// A worker that is stuck or gone; what the other process does not take.
+    pub fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        for heir in &heirs {
+            heir.set_patience(patience)?;
+        }
+        let keys = self.keys();
+        let mut heirs = heirs.into_iter();
+        let give = |answer| match heirs.next() {
+            Some(heir) => Step::Give(heir, Arc::clone(&keys), answer),
+            // Dropped: no answer.
+            None => Step::Thaw,
+        };
+        self.ask(patience + STEP, "give its sessions", give)?.into_iter().sum()
+    }
+
+    /// There is no upgrade: all goes on as before.
+    pub fn thaw(&self) {
+        self.tell(|| Step::Thaw);
+    }
+
+    /// The new process serves. What it has is forgotten here, and what is left lives on: [`Forwarder::active`].
+    pub fn release(&self) {
+        for active in &mut self.rules().active {
+            if let Some(file) = active.file.take() {
+                file.leave();
+            }
+        }
+        self.tell(|| Step::Release);
+        if let Some(kernel) = self.kernel() {
+            kernel.detach();
+        }
+    }
+
+    /// Of an heir: the old process has taken its program from the interfaces, and this one's goes there.
+    ///
+    /// # Errors
+    /// [`OffloadError`]; user space forwards on.
+    pub fn attach_kernel(&self) -> Result<(), OffloadError> {
+        if let Some(kernel) = self.kernel() {
+            kernel.attach()?;
+            self.tell(|| Step::Resume);
+        }
+        Ok(())
+    }
+
+    /// Of an heir: waits until all workers have taken in what they were given; how many sessions.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    pub fn inherited(&self) -> io::Result<usize> {
+        let heirs = self.heirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(heirs) = heirs else { return Ok(0) };
+        let ended = |_| Err(io::Error::other("a worker has ended; the log lines above may say why"));
+        (0..self.workers.count()).map(|_| heirs.recv().unwrap_or_else(ended)).sum()
+    }
+
+    /// Of an heir: from now on it accepts, and reads what comes.
+    pub fn serve(&self) {
+        for active in self.rules().active.iter_mut().filter(|active| active.file.is_none()) {
+            let Bind::Unix(name) = &active.state.rule.bind else { continue };
+            match SocketFile::take_over(name) {
+                Ok(file) => active.file = Some(file),
+                Err(error) => tracing::warn!(rule = active.state.rule.id.0, %error, "its socket has no file"),
+            }
+        }
+        self.tell(|| Step::Serve);
+    }
+
+    /// Of all rules.
+    fn keys(&self) -> Arc<[u32]> {
+        self.rules().active.iter().map(|active| active.state.key).collect()
+    }
+
+    fn tell(&self, step: impl Fn() -> Step) {
+        self.workers.senders().for_each(|worker| worker.tell(Command::Upgrade(step())));
+    }
+
+    fn ask<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut step: impl FnMut(mpsc::Sender<T>) -> Step,
+    ) -> io::Result<Vec<T>> {
+        self.workers.ask(patience, what, |answer| Command::Upgrade(step(answer)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(id: &str, protocol: Protocol, first: u16, last: u16) -> Rule {
+        let target = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+        let mut rule = Rule::new(id, ([127, 0, 0, 1], first).into(), target.into());
+        (rule.protocol, rule.ports.last) = (protocol, last);
+        rule
+    }
+
+    fn offer(rules: &[Rule], workers: usize) -> Offer {
+        let rules = rules.iter().map(Offered::of).collect();
+        let offer = Offer { workers, datapath: "gso".to_owned(), age_ms: 5000, rules };
+        serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap()
+    }
+
+    fn socket() -> OwnedFd {
+        std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    fn channel() -> OwnedFd {
+        Channel::pair().unwrap().0.into()
+    }
+
+    #[test]
+    fn rules_are_the_same_by_their_listeners_whatever_their_names_and_order() {
+        let old = [rule("a", Protocol::Udp, 0, 0), rule("b", Protocol::Tcp, 80, 81)];
+        let new = [
+            rule("c", Protocol::Tcp, 90, 91),
+            rule("d", Protocol::Tcp, 80, 81),
+            rule("e", Protocol::Udp, 0, 0),
+        ];
+        let descriptors =
+            vec![socket(), socket(), socket(), channel(), socket(), socket(), socket(), channel()];
+        let mut matched = Inheritance::new(offer(&old, 2), descriptors).matched(&new).unwrap();
+        assert_eq!(matched.places, [2, 1]);
+        let count = |listeners: Option<Vec<Vec<OwnedFd>>>| {
+            listeners.map(|of_workers| of_workers.iter().map(Vec::len).collect::<Vec<_>>())
+        };
+        assert_eq!(count(matched.listeners(0)), None);
+        assert_eq!(count(matched.listeners(1)), Some(vec![2, 2]));
+        assert_eq!(count(matched.listeners(2)), Some(vec![1, 1]));
+        assert_eq!(matched.keys(&[Some(7), Some(8), Some(9)]).as_deref(), Some(&[9, 8][..]));
+        assert_eq!(matched.keys(&[Some(7), Some(8), None]), None);
+        assert_eq!(matched.into_channels().len(), 2);
+    }
+
+    #[test]
+    fn a_rule_that_is_gone_or_changed_is_named() {
+        for new in [
+            vec![],
+            vec![rule("a", Protocol::Tcp, 80, 80)],
+            vec![rule("a", Protocol::Udp, 80, 81)],
+            vec![rule("a", Protocol::Udp, 81, 81)],
+            vec![rule("a", Protocol::UdpToTcp { framed: true }, 80, 80)],
+        ] {
+            let inheritance =
+                Inheritance::new(offer(&[rule("a", Protocol::Udp, 80, 80)], 1), vec![socket(), channel()]);
+            let Err(error) = inheritance.matched(&new) else { panic!("{new:?} is taken for the same") };
+            let text = error.to_string();
+            assert!(text.contains("rule a ") && text.contains("127.0.0.1:80"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_among_the_descriptors_is_an_error() {
+        let rules = [rule("a", Protocol::Udp, 80, 80)];
+        for descriptors in [vec![], vec![socket()], vec![channel(), socket()]] {
+            assert!(Inheritance::new(offer(&rules, 1), descriptors).matched(&rules).is_err());
+        }
+        let offer = offer(&rules, 1);
+        assert_eq!(offer.datapath(), Some(Datapath::Gso));
+        assert!(Inheritance::new(offer, vec![socket(), channel()]).matched(&rules).is_ok());
+    }
+}

@@ -1,0 +1,345 @@
+//! `copy = "kernel"`: connections that chat are passed on by the kernel, come back when they do more, and lose no byte on either way, however
+//! they end. What all ways of copying have in common is in `transfers`.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use turnpike_forward::{CopyMode, EndReason, Rule, RuleSnapshot, Settings};
+
+use crate::support::{
+    Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly, reset,
+    rule, settings,
+};
+
+fn start(workers: usize, change: impl FnOnce(&mut Rule)) -> (Running, TcpListener) {
+    let (server, target) = listener();
+    let mut rule = Rule { copy: CopyMode::Kernel, ..rule("r", target) };
+    change(&mut rule);
+    (Running::start_with(&Settings { workers, ..settings() }, &[rule]), server)
+}
+
+fn open(running: &Running, server: &TcpListener) -> (TcpStream, TcpStream) {
+    let client = running.connect("r");
+    client.set_nodelay(true).unwrap();
+    let server = accept(server);
+    server.set_nodelay(true).unwrap();
+    (client, server)
+}
+
+/// A few words each way: enough to be taken for chatter, and little time for anything else.
+fn greet(client: &mut TcpStream, server: &mut TcpStream) -> u64 {
+    for round in 0..20 {
+        client.write_all(&pattern(round, 10, 1)).unwrap();
+        assert_eq!(read_exactly(server, 10), pattern(round, 10, 1));
+        server.write_all(&pattern(round, 10, 2)).unwrap();
+        assert_eq!(read_exactly(client, 10), pattern(round, 10, 2));
+    }
+    200
+}
+
+/// `total` bytes one way, checked one by one.
+fn transfer(mut from: TcpStream, to: &mut TcpStream, total: usize, seed: u64) {
+    let writer = thread::spawn(move || {
+        let mut at = 0;
+        while at < total {
+            let len = (at * 7 % 90_001 + 1).min(total - at);
+            from.write_all(&pattern(at as u64, len, seed)).unwrap();
+            at += len;
+        }
+    });
+    let mut at = 0;
+    let mut buffer = vec![0; 1 << 16];
+    while at < total {
+        let most = buffer.len().min(total - at);
+        let got = to.read(&mut buffer[..most]).unwrap();
+        assert!(got > 0, "the end after {at} of {total}");
+        assert!(buffer[..got] == pattern(at as u64, got, seed), "bytes differ after {at}");
+        at += got;
+    }
+    writer.join().unwrap();
+}
+
+fn booked(running: &Running) -> RuleSnapshot {
+    running.snapshot("r")
+}
+
+#[test]
+fn chatter_goes_across_and_totals_are_exact() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (running, server) = start(1, |_| {});
+    let (mut client, mut server) = open(&running, &server);
+    let said = chat(&running, "r", &mut client, &mut server);
+    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
+    let before = booked(&running);
+    for round in 0..500 {
+        let len = 1 + round % 3000;
+        client.write_all(&pattern(round as u64, len, 3)).unwrap();
+        assert_eq!(read_exactly(&mut server, len), pattern(round as u64, len, 3));
+        server.write_all(&pattern(round as u64, 2 * len, 4)).unwrap();
+        assert_eq!(read_exactly(&mut client, 2 * len), pattern(round as u64, 2 * len, 4));
+    }
+    let more: u64 = (0..500).map(|round| 1 + round % 3000).sum();
+    eventually("all is counted", || booked(&running).to_client_bytes == said + 2 * more);
+    let now = booked(&running);
+    assert_eq!(now.to_target_bytes, said + more);
+    let across = [0, 1].map(|way| now.kernel.bytes[way] - before.kernel.bytes[way]);
+    assert_eq!(across, [more, 2 * more], "all of it across");
+    assert_eq!(now.spliced_bytes, now.kernel.bytes.iter().sum::<u64>());
+    drop(client);
+    assert_eq!(read_all(&mut server), b"");
+    drop(server);
+    let report = running.log.wait(1).remove(0);
+    assert_eq!(report.reason, EndReason::Finished);
+    assert_eq!((report.to_target, report.to_client), (said + more, said + 2 * more));
+}
+
+#[test]
+fn bulk_brings_it_back_and_chatter_across_again() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (running, server) = start(1, |_| {});
+    let (mut client, mut server) = open(&running, &server);
+    let mut said = [0; 2];
+    for round in 0..4 {
+        let chatted = chat(&running, "r", &mut client, &mut server);
+        let total = 3 << 20;
+        if round % 2 == 0 {
+            transfer(client.try_clone().unwrap(), &mut server, total, round);
+        } else {
+            transfer(server.try_clone().unwrap(), &mut client, total, round);
+        }
+        said[0] += chatted + if round % 2 == 0 { total as u64 } else { 0 };
+        said[1] += chatted + if round % 2 == 1 { total as u64 } else { 0 };
+        eventually("all is counted", || {
+            let now = booked(&running);
+            [now.to_target_bytes, now.to_client_bytes] == said
+        });
+        let now = booked(&running).kernel.bytes;
+        assert!(
+            now[0] + now[1] < said[0] + said[1] - (total as u64) / 2,
+            "bulk is not the kernel's: {now:?}"
+        );
+    }
+}
+
+/// One who does not read, and does not keep quiet either: sockmap itself would take whatever comes for it.
+#[test]
+fn what_waits_for_a_side_that_does_not_read_is_bounded_and_arrives_when_it_does() {
+    if !kernel_passes_on() {
+        return;
+    }
+    const MOST: usize = 256 << 20;
+    let (running, server) = start(1, |_| {});
+    let (mut client, mut server) = open(&running, &server);
+    chat(&running, "r", &mut client, &mut server);
+    client.set_nonblocking(true).unwrap();
+    let (mut sent, mut refused, mut pings) = (0, 0, 0_u64);
+    while refused < 200 && sent < MOST {
+        match client.write(&pattern(sent as u64, 1400, 5)) {
+            Ok(len) => (sent, refused) = (sent + len, 0),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                refused += 1;
+                thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => panic!("{error}"),
+        }
+        // It takes a turn, as if it had read.
+        if sent % (1400 * 64) == 0 || refused > 0 {
+            server.write_all(b"!").unwrap();
+            pings += 1;
+        }
+    }
+    assert!(sent < MOST, "nothing held the sender back");
+    client.set_nonblocking(false).unwrap();
+    assert_eq!(read_exactly(&mut client, pings as usize), vec![b'!'; pings as usize]);
+    client.shutdown(Shutdown::Write).unwrap();
+    let heard = read_all(&mut server);
+    assert_eq!(heard.len(), sent);
+    assert!(heard == pattern(0, sent, 5));
+}
+
+#[test]
+fn the_last_words_before_an_end_arrive_however_soon_it_comes() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (running, listening) = start(2, |_| {});
+    for number in 0..300_usize {
+        let (mut client, mut server) = open(&running, &listening);
+        greet(&mut client, &mut server);
+        let (asks, answers) = (1 + number * 911 % 60_000, 1 + number * 577 % 60_000);
+        client.write_all(&pattern(0, asks, 6)).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        if number % 3 == 0 {
+            // The answer does not wait for the question.
+            server.write_all(&pattern(0, answers, 7)).unwrap();
+            server.shutdown(Shutdown::Write).unwrap();
+            assert!(read_all(&mut server) == pattern(0, asks, 6), "{number}");
+        } else {
+            assert!(read_all(&mut server) == pattern(0, asks, 6), "{number}");
+            server.write_all(&pattern(0, answers, 7)).unwrap();
+            drop(server);
+        }
+        assert!(read_all(&mut client) == pattern(0, answers, 7), "{number}");
+    }
+    let reports = running.log.wait(300);
+    assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
+    eventually("the last is counted", || booked(&running).active == 0);
+    assert!(booked(&running).kernel.bytes.iter().all(|bytes| *bytes > 300 * 10), "{:?}", booked(&running));
+}
+
+#[test]
+fn many_connections_that_chat_and_load_by_turns_lose_nothing() {
+    if !kernel_passes_on() {
+        return;
+    }
+    const CONNECTIONS: u64 = 24;
+    let (running, listening) = start(2, |_| {});
+    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| open(&running, &listening)).collect();
+    thread::scope(|scope| {
+        for (number, (mut client, mut server)) in (0..CONNECTIONS).zip(pairs) {
+            scope.spawn(move || {
+                let mut random = 1 + number;
+                let mut draw = move |below: u64| {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    (random >> 33) % below
+                };
+                for step in 0..30 {
+                    match draw(6) {
+                        0 => transfer(
+                            client.try_clone().unwrap(),
+                            &mut server,
+                            draw(700_000) as usize + 1,
+                            step,
+                        ),
+                        1 => transfer(
+                            server.try_clone().unwrap(),
+                            &mut client,
+                            draw(700_000) as usize + 1,
+                            step,
+                        ),
+                        _ => _ = greet(&mut client, &mut server),
+                    }
+                }
+                let last = pattern(0, draw(100_000) as usize, number);
+                client.write_all(&last).unwrap();
+                drop((number % 2 == 0).then(|| client.shutdown(Shutdown::Write)));
+                if number % 2 == 0 {
+                    assert!(read_all(&mut server) == last);
+                } else {
+                    assert!(read_exactly(&mut server, last.len()) == last);
+                }
+            });
+        }
+    });
+    let reports = running.log.wait(CONNECTIONS as usize);
+    assert!(reports.iter().all(|report| report.reason == EndReason::Finished), "{reports:?}");
+    assert_eq!(running.forwarder.active(), 0);
+}
+
+#[test]
+fn a_connection_that_the_kernel_passes_on_is_not_idle() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (running, server) = start(1, |rule| rule.idle_timeout = Some(Duration::from_secs(2)));
+    let (mut client, mut server) = open(&running, &server);
+    let said = chat(&running, "r", &mut client, &mut server);
+    eventually("the beginning is counted", || booked(&running).to_client_bytes == said);
+    let before = booked(&running).kernel.bytes[0];
+    for _ in 0..8 {
+        thread::sleep(Duration::from_millis(500));
+        client.write_all(b"?").unwrap();
+        assert_eq!(read_exactly(&mut server, 1), b"?");
+    }
+    eventually("they went across", || booked(&running).kernel.bytes[0] == before + 8);
+    assert!(running.log.all().is_empty());
+    // Now it is, and says so to both.
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(server.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::Idle);
+}
+
+#[test]
+fn one_side_may_end_and_the_other_go_on() {
+    if !kernel_passes_on() {
+        return;
+    }
+    for client_first in [true, false] {
+        let (running, server) = start(1, |_| {});
+        let (mut client, mut server) = open(&running, &server);
+        chat(&running, "r", &mut client, &mut server);
+        let (mut ends, mut goes_on) = if client_first { (client, server) } else { (server, client) };
+        ends.write_all(b"that is all").unwrap();
+        ends.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&mut goes_on), b"that is all");
+        transfer(goes_on.try_clone().unwrap(), &mut ends, 1 << 20, 8);
+        drop(goes_on);
+        assert_eq!(read_all(&mut ends), b"");
+        assert_eq!(running.log.wait(1)[0].reason, EndReason::Finished);
+    }
+}
+
+#[test]
+fn a_reset_comes_through_at_once_though_the_other_side_takes_nothing() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (running, server) = start(1, |_| {});
+    let (mut client, mut server) = open(&running, &server);
+    chat(&running, "r", &mut client, &mut server);
+    client.set_nonblocking(true).unwrap();
+    let (mut taken, mut refused) = (0, 0);
+    while refused < 50 {
+        match client.write(&[7; 1 << 14]) {
+            Ok(more) => (taken, refused) = (taken + more, 0),
+            Err(_) => {
+                refused += 1;
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+    reset(client);
+    assert_eq!(running.log.wait(1)[0].reason, EndReason::ClientReset);
+    assert!(taken > 0, "full from the beginning");
+    let error = loop {
+        match server.read(&mut [0; 1 << 14]) {
+            Ok(0) => panic!("a clean end"),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_rule_that_a_reload_adds_has_its_chatter_passed_on_and_a_stop_resets_it() {
+    if !kernel_passes_on() {
+        return;
+    }
+    let (server, target) = listener();
+    let plain = rule("plain", target);
+    let running = Running::start(std::slice::from_ref(&plain));
+    let mut old = running.connect("plain");
+    let mut of_old = accept(&server);
+    greet(&mut old, &mut of_old);
+    let new = Rule { copy: CopyMode::Kernel, ..rule("r", target) };
+    running.forwarder.reload(&settings(), &[plain, new]).expect("the kernel can");
+    let (mut client, mut server) = open(&running, &server);
+    chat(&running, "r", &mut client, &mut server);
+    greet(&mut old, &mut of_old);
+    assert_eq!(running.snapshot("plain").kernel.bytes, [0, 0]);
+    running.forwarder.stop();
+    for stream in [&mut client, &mut server, &mut old, &mut of_old] {
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+}

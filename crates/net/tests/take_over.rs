@@ -1,0 +1,127 @@
+//! A socket that goes to another process is there what it was here, and nothing of it is counted twice.
+
+use std::{
+    net::{TcpStream, UdpSocket as StdSocket},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use crate::common::{Sender, V4, V6, bind, receive};
+use turnpike_net::{
+    Datapath, ListenOptions, Route, Rx, SocketFile, Sockets, TcpListener, Tx, UdpOptions, UdpSocket,
+    UnixListener, UnixName,
+};
+use turnpike_testkit::{Dir, eventually};
+
+fn again(of: &impl AsFd) -> OwnedFd {
+    of.as_fd().try_clone_to_owned().unwrap()
+}
+
+#[test]
+fn what_the_kernel_dropped_before_is_not_counted_again_and_what_it_drops_meanwhile_is() {
+    let to = bind(V4, &UdpOptions { recv_buffer: Some(4 << 10), ..UdpOptions::default() });
+    let mut sender = Sender::new(Datapath::Mmsg, V4, &UdpOptions::default());
+    let route = sender.route(to.local_addr());
+    let mut flood = || {
+        (0..100).for_each(|_| sender.tx.push_bytes(&route, &[1; 400]));
+        sender.flush();
+    };
+    let drain = |rx: &mut Rx, socket: &UdpSocket| {
+        let mut got = receive(rx, &[socket], 1).len() as u64;
+        while let Ok(received) = rx.recv(socket)
+            && received.count > 0
+        {
+            got += received.count as u64;
+        }
+        rx.reset();
+        got
+    };
+    let poke = |socket: &UdpSocket| {
+        StdSocket::bind((V4, 0)).unwrap().send_to(b"and now?", socket.local_addr()).unwrap();
+    };
+    let mut here = Rx::new(Datapath::Mmsg);
+    flood();
+    let mut got = drain(&mut here, &to);
+    poke(&to);
+    got += drain(&mut here, &to);
+    assert!(here.stats().kernel_drops > 0);
+    assert_eq!(here.stats().kernel_drops + got, 101);
+    // On its way nobody reads it.
+    flood();
+    let there = UdpSocket::take_over(again(&to), to.lend()).unwrap();
+    assert_eq!(there.local_addr(), to.local_addr());
+    drop(to);
+    let mut rx = Rx::new(Datapath::Mmsg);
+    let mut got = drain(&mut rx, &there);
+    poke(&there);
+    got += drain(&mut rx, &there);
+    assert_eq!(rx.stats().kernel_drops + got, 101);
+}
+
+#[test]
+fn a_ttl_that_had_become_usual_is_nobodys_habit_any_more() {
+    for ip in [V4, V6] {
+        let to = bind(ip, &UdpOptions { ip_header: true, ..UdpOptions::default() });
+        let mut sender = Sender::new(Datapath::Mmsg, ip, &UdpOptions::default());
+        let route = sender.route(to.local_addr());
+        let default = {
+            sender.tx.push_bytes(&route, b"plain");
+            sender.flush();
+            receive(&mut Rx::new(Datapath::Mmsg), &[&to], 1)[0].ttl
+        };
+        for _ in 0..40 {
+            sender.tx.push_bytes(&Route { ttl: 17, ..route }, b"marked");
+            sender.flush();
+        }
+        let marked = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 40);
+        assert!(marked.iter().all(|datagram| datagram.ttl == 17));
+        let lent = UdpSocket::take_over(again(sender.socket()), sender.socket().lend()).unwrap();
+        let mut sockets = Sockets::default();
+        let there = Route { socket: sockets.insert(lent), ..route };
+        let mut tx = Tx::new(Datapath::Mmsg);
+        tx.push_bytes(&there, b"plain");
+        tx.flush(&mut sockets, &Rx::new(Datapath::Mmsg));
+        // And here, if nobody took it.
+        sender.tx.push_bytes(&route, b"plain");
+        sender.flush();
+        let plain = receive(&mut Rx::new(Datapath::Mmsg), &[&to], 2);
+        assert!(plain.iter().all(|datagram| datagram.ttl == default), "{plain:?}, not {default}");
+    }
+}
+
+#[test]
+fn clients_that_wait_for_a_listener_are_accepted_where_it_goes() {
+    let listener = TcpListener::bind((V4, 0).into(), &ListenOptions::default()).unwrap();
+    let _waiting = TcpStream::connect(listener.local_addr()).unwrap();
+    let there = TcpListener::take_over(again(&listener)).unwrap();
+    assert_eq!(there.local_addr(), listener.local_addr());
+    drop(listener);
+    eventually("it is accepted", || there.accept().unwrap());
+
+    let dir = Dir::new();
+    let name = UnixName::new(dir.path().join("s").to_str().unwrap()).unwrap();
+    let (listener, file) = UnixListener::bind(&name, None).unwrap();
+    let _waiting = UnixStream::connect(name.path().unwrap()).unwrap();
+    let there = UnixListener::take_over(again(&listener), &name).unwrap();
+    let taken = SocketFile::take_over(&name).unwrap();
+    drop(listener);
+    file.leave();
+    eventually("it is accepted", || there.accept().unwrap());
+    assert!(name.path().unwrap().exists(), "its file is there still");
+    drop(taken);
+    assert!(!name.path().unwrap().exists());
+}
+
+#[test]
+fn what_is_another_kind_of_socket_is_refused() {
+    let udp = || OwnedFd::from(StdSocket::bind((V4, 0)).unwrap());
+    let tcp = TcpListener::bind((V4, 0).into(), &ListenOptions::default()).unwrap();
+    assert!(UdpSocket::take_over(again(&tcp), 0).is_err());
+    assert!(TcpListener::take_over(udp()).is_err());
+    let connected = TcpStream::connect(tcp.local_addr()).unwrap();
+    assert!(TcpListener::take_over(connected.into()).is_err(), "it does not listen");
+    assert!(UnixListener::take_over(again(&tcp), &UnixName::new("@x").unwrap()).is_err());
+    assert!(UdpSocket::take_over(udp(), 0).is_ok());
+}

@@ -1,0 +1,116 @@
+//! Which UDP ports the program looks at: those of a server's listeners and relays for good, those of a forwarder's flows as long as there
+//! are any.
+
+use std::{
+    collections::HashMap,
+    ops::RangeInclusive,
+    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
+};
+
+use crate::{
+    layout::{RELAY, class_of, classes},
+    words::Words,
+};
+
+/// The words that the program reads, and for how many flows it looks at which port.
+pub(crate) struct Ports {
+    words: Words,
+    flows: Mutex<HashMap<u16, u32>>,
+}
+
+impl Ports {
+    pub(crate) fn new(words: Words, listeners: &[u16], relays: RangeInclusive<u16>) -> Self {
+        let ports = Self { words, flows: Mutex::default() };
+        ports.set(listeners, relays);
+        ports
+    }
+
+    /// Those that are looked at for good from now on.
+    pub(crate) fn set(&self, listeners: &[u16], relays: RangeInclusive<u16>) {
+        let mut flows = self.flows();
+        for (word, class) in self.words.iter().zip(classes(listeners, relays)) {
+            word.store(class, Ordering::Relaxed);
+        }
+        flows.retain(|port, _| {
+            let is_held = self.class(*port) & RELAY == 0;
+            if is_held {
+                let (word, bits) = place(*port);
+                self.words[word].fetch_or(bits, Ordering::Relaxed);
+            }
+            is_held
+        });
+    }
+
+    /// One flow more comes to this port; to be given back.
+    pub(crate) fn hold(&self, port: u16) {
+        let mut flows = self.flows();
+        if let Some(held) = flows.get_mut(&port) {
+            *held += 1;
+        } else if self.class(port) & RELAY == 0 {
+            flows.insert(port, 1);
+            let (word, bits) = place(port);
+            self.words[word].fetch_or(bits, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn give_back(&self, port: u16) {
+        let mut flows = self.flows();
+        // One that is looked at for good is not among them.
+        let Some(held) = flows.get_mut(&port) else { return };
+        *held -= 1;
+        if *held == 0 {
+            flows.remove(&port);
+            let (word, bits) = place(port);
+            self.words[word].fetch_and(!bits, Ordering::Relaxed);
+        }
+    }
+
+    fn class(&self, port: u16) -> u64 {
+        let word = self.words[usize::from(port >> 5)].load(Ordering::Relaxed);
+        class_of(&[word], port & 31)
+    }
+
+    fn flows(&self) -> MutexGuard<'_, HashMap<u16, u32>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The word of a port, and the bits in it that have the program look for plain datagrams there.
+fn place(port: u16) -> (usize, u64) {
+    (usize::from(port >> 5), RELAY << ((port & 31) * 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::layout::LISTENER;
+
+    #[test]
+    fn a_port_is_looked_at_as_long_as_flows_come_to_it_or_for_good() {
+        // Mapped, it is memory that is all zero.
+        let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
+        let words = Words::map(&zero, 2048).expect("memory");
+        let ports = Ports::new(words, &[3478], 49_152..=65_535);
+        for port in [53, 3478, 50_000] {
+            let before = ports.class(port);
+            ports.hold(port);
+            ports.hold(port);
+            ports.give_back(port);
+            assert_eq!(ports.class(port), before | RELAY, "{port}");
+            ports.give_back(port);
+            assert_eq!(ports.class(port), before, "{port}");
+        }
+        ports.hold(53);
+        ports.set(&[3479], 40_000..=40_009);
+        assert_eq!(
+            [53, 3478, 3479, 40_000, 50_000].map(|port| ports.class(port)),
+            [RELAY, 0, LISTENER, RELAY, 0]
+        );
+        ports.give_back(53);
+        ports.set(&[3478], 49_152..=65_535);
+        assert_eq!(ports.class(53), 0);
+        assert_eq!([ports.class(52), ports.class(3478), ports.class(50_000)], [0, LISTENER, RELAY]);
+    }
+}

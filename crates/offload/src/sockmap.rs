@@ -1,0 +1,304 @@
+//! Pairs of TCP sockets between which the kernel passes chatter itself (`bpf/verdict.bpf.c`), so that nobody wakes up for it. One worker's.
+//!
+//! ```text
+//!  socket ─▶ turnpike_chat: little, and the other one keeps up? ─yes─▶ queue of a kernel thread ─▶ other socket
+//!                 └─ no, or user space has said UP ──▶ read(2), as without it
+//! ```
+//!
+//! A pair begins with both directions up, and stays in the map until its sockets are closed: what comes between the last read and a removal
+//! would be lost with the queue that the map gives a socket. Each direction has one word for what has been seen and where it goes, so that
+//! user space and the program always agree on which byte is whose.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    maps::{HashMap, MapData, RingBuf, SockMap},
+    programs::SkSkb,
+    util::KernelVersion,
+};
+use rustix::net::sockopt::socket_cookie;
+
+use crate::{
+    error::{OffloadError, chain},
+    kernel::{array, map_error, take},
+    words::Words,
+};
+
+/// Built by `bpf/build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/verdict.o");
+
+const PROGRAM: &str = "turnpike_chat";
+
+/// Linux 6.16 resumes where a send was cut short. Before, whoever read slowly got bytes twice.
+const SOUND: KernelVersion = KernelVersion::new(6, 16, 0);
+
+/// Words (of 64 bits) of a direction, as `struct side` of the program has them.
+const SIDE_WORDS: usize = 8;
+const SEEN: usize = 0;
+const BASE: usize = 1;
+const RUN: usize = 2;
+const HANDED: usize = 3;
+/// In SEEN: what comes goes up.
+const UP: u64 = 1 << 63;
+/// In BASE: it is set.
+const KNOWN: u64 = 1 << 32;
+
+/// How long places are not used again, in milliseconds: the program may still be at work for the old socket.
+const REST_MS: u64 = 1000;
+
+/// The pairs of one worker.
+pub struct Sockmap {
+    places: HashMap<MapData, u64, u32>,
+    sockets: SockMap<MapData>,
+    sides: Words,
+    raised: RingBuf<MapData>,
+    free: Free,
+    /// The program is attached as long as this is there.
+    _object: Ebpf,
+}
+
+/// Two sockets between which the kernel passes chatter; to be parted.
+#[derive(Debug)]
+#[must_use = "its place is lost unless the two are parted"]
+pub struct Joined {
+    pair: u32,
+    cookies: [u64; 2],
+    /// Both are in the map.
+    is_whole: bool,
+}
+
+impl Joined {
+    /// Its number, below those that [`Sockmap::load`] was asked for.
+    #[must_use]
+    pub fn pair(&self) -> u32 {
+        self.pair
+    }
+
+    fn place(&self, side: usize) -> usize {
+        self.pair as usize * 2 + side
+    }
+}
+
+impl Sockmap {
+    /// One for each worker, with room for so many pairs each.
+    ///
+    /// # Errors
+    /// [`OffloadError`], which says what to change.
+    pub fn load(workers: usize, pairs: u32) -> Result<Vec<Self>, OffloadError> {
+        if KernelVersion::current().is_ok_and(|it| it < SOUND) {
+            return Err(OffloadError::Unsound);
+        }
+        let btf = Btf::from_sys_fs().map_err(|error| OffloadError::Kernel {
+            what: "description of its own types (/sys/kernel/btf/vmlinux)",
+            source: io::Error::other(chain(&error)),
+        })?;
+        (0..workers).map(|_| Self::new(&btf, pairs)).collect()
+    }
+
+    fn new(btf: &Btf, pairs: u32) -> Result<Self, OffloadError> {
+        let places = pairs.saturating_mul(2);
+        let mut object = EbpfLoader::new()
+            .btf(Some(btf))
+            .map_max_entries("places", places)
+            .map_max_entries("sockets", places)
+            .map_max_entries("sides", places)
+            .load(OBJECT)
+            .map_err(OffloadError::load)?;
+        // Before its maps are taken from the object: the program names them by descriptors that are open.
+        let program = program(&mut object)?;
+        program.load().map_err(OffloadError::program)?;
+        // What the kernel does not tell is no reason to refuse.
+        if program.info().is_ok_and(|info| info.size_jitted() == 0) {
+            return Err(OffloadError::Interpreted);
+        }
+        let sockets = SockMap::try_from(take(&mut object, "sockets")?).map_err(map_error)?;
+        self::program(&mut object)?.attach(sockets.fd()).map_err(OffloadError::program)?;
+        Ok(Self {
+            places: HashMap::try_from(take(&mut object, "places")?).map_err(map_error)?,
+            sockets,
+            sides: array(&mut object, "sides", places as usize * SIDE_WORDS)?,
+            raised: RingBuf::try_from(take(&mut object, "raised")?).map_err(map_error)?,
+            free: Free::new(pairs),
+            _object: object,
+        })
+    }
+
+    /// Joins two sockets, from each of which all has been read that came before; from now on it is read as ever, until both directions are
+    /// lowered. `None` where there are too many pairs. `now` is milliseconds of any clock that never goes back.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2) and bpf(2): nothing has changed.
+    pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
+        let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
+        let Some(pair) = self.free.take(now) else { return Ok(None) };
+        let mut joined = Joined { pair, cookies, is_whole: false };
+        for (side, cookie) in cookies.iter().enumerate() {
+            let place = joined.place(side);
+            self.word(place, BASE).store(0, Ordering::Relaxed);
+            self.word(place, RUN).store(0, Ordering::Relaxed);
+            self.word(place, HANDED).store(0, Ordering::Relaxed);
+            self.word(place, SEEN).store(UP, Ordering::Release);
+            if let Err(error) = self.places.insert(cookie, number(place), 0) {
+                self.part(now, joined);
+                return Err(io::Error::other(chain(&error)));
+            }
+        }
+        // Each is counted from its first byte on, since its place is known by now.
+        for (side, socket) in sockets.iter().enumerate() {
+            if let Err(error) = self.sockets.set(number(joined.place(side)), &socket.as_raw_fd(), 0) {
+                if side == 0 {
+                    self.part(now, joined);
+                    return Err(io::Error::other(chain(&error)));
+                }
+                // It would not do to take the first one out again. It goes up for good.
+                return Ok(Some(joined));
+            }
+        }
+        joined.is_whole = true;
+        Ok(Some(joined))
+    }
+
+    /// To be called before the sockets are closed, which takes them out of the map.
+    pub fn part(&mut self, now: u64, joined: Joined) {
+        for cookie in joined.cookies {
+            // One that was never there has nothing to remove.
+            let _ = self.places.remove(&cookie);
+        }
+        self.free.give_back(now, joined.pair);
+    }
+
+    /// How many bytes have come from this side since the two were joined.
+    #[must_use]
+    pub fn seen(&self, joined: &Joined, side: usize) -> u64 {
+        self.word(joined.place(side), SEEN).load(Ordering::Acquire) & !UP
+    }
+
+    /// Whether what comes from this side goes up.
+    #[must_use]
+    pub fn is_up(&self, joined: &Joined, side: usize) -> bool {
+        self.word(joined.place(side), SEEN).load(Ordering::Acquire) & UP != 0
+    }
+
+    /// How many of these bytes the kernel has passed on, or soon will have, and were read before that. All others are to be read.
+    #[must_use]
+    pub fn handed(&self, joined: &Joined, side: usize) -> u64 {
+        match self.word(joined.place(side), SEEN).load(Ordering::Acquire) {
+            seen if seen & UP == 0 => seen,
+            _ => self.word(joined.place(side), HANDED).load(Ordering::Acquire),
+        }
+    }
+
+    /// What comes from this side goes up from now on. [`Sockmap::handed`] does not grow any more.
+    pub fn raise(&self, joined: &Joined, side: usize) {
+        let place = joined.place(side);
+        let seen = self.word(place, SEEN).fetch_or(UP, Ordering::AcqRel);
+        if seen & UP == 0 {
+            // The program writes the same, should it be at it.
+            self.word(place, HANDED).store(seen, Ordering::Release);
+        }
+    }
+
+    /// What comes from this side is passed on by the kernel again, unless more has come than these `taken` bytes, which have all been
+    /// written to the other side. Whether it is so.
+    pub fn lower(&self, joined: &Joined, side: usize, taken: u64) -> bool {
+        let place = joined.place(side);
+        // Of what had come before the other one was there, the program cannot tell what is still to be written.
+        let is_based = taken == 0 || self.word(place, BASE).load(Ordering::Acquire) & KNOWN != 0;
+        if !joined.is_whole || !is_based {
+            return false;
+        }
+        self.word(place, RUN).store(0, Ordering::Relaxed);
+        let seen = self.word(place, SEEN);
+        seen.compare_exchange(UP | taken, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// A pair of which a direction goes up because the program saw to it; `None` when there are no more. It may have been parted since.
+    pub fn raised(&mut self) -> Option<u32> {
+        let place = <[u8; 4]>::try_from(&*self.raised.next()?).map(u32::from_ne_bytes);
+        place.ok().map(|place| place / 2)
+    }
+
+    fn word(&self, place: usize, word: usize) -> &AtomicU64 {
+        &self.sides[place * SIDE_WORDS + word]
+    }
+}
+
+/// Readable when there is something in [`Sockmap::raised`].
+impl AsFd for Sockmap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.raised.as_fd()
+    }
+}
+
+fn program(object: &mut Ebpf) -> Result<&mut SkSkb, OffloadError> {
+    let program = object.program_mut(PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {PROGRAM}")))?;
+    program.try_into().map_err(OffloadError::program)
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// Numbers of pairs: given out, taken back, and given out again after a rest.
+struct Free {
+    resting: VecDeque<(u64, u32)>,
+    next: u32,
+    most: u32,
+}
+
+impl Free {
+    fn new(most: u32) -> Self {
+        Self { resting: VecDeque::new(), next: 0, most }
+    }
+
+    fn take(&mut self, now: u64) -> Option<u32> {
+        if self.resting.front().is_some_and(|(since, _)| since + REST_MS <= now) {
+            return self.resting.pop_front().map(|(_, pair)| pair);
+        }
+        (self.next < self.most).then(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+
+    fn give_back(&mut self, now: u64, pair: u32) {
+        self.resting.push_back((now, pair));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_rests_before_it_is_anothers() {
+        let mut free = Free::new(2);
+        assert_eq!([free.take(5), free.take(5), free.take(5)], [Some(0), Some(1), None]);
+        free.give_back(10, 0);
+        free.give_back(20, 1);
+        assert_eq!(free.take(REST_MS + 9), None);
+        assert_eq!([free.take(REST_MS + 10), free.take(REST_MS + 10)], [Some(0), None]);
+        assert_eq!(free.take(REST_MS + 20), Some(1));
+    }
+
+    #[test]
+    fn the_layout_is_the_same_in_both_languages() {
+        let source = include_str!("../bpf/verdict.bpf.c");
+        let fields = source.split("struct side {").nth(1).and_then(|rest| rest.split('}').next());
+        let words: Vec<&str> = fields
+            .expect("it is there")
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("u64 ")?.strip_suffix(';'))
+            .collect();
+        assert_eq!(words, ["seen", "base", "run", "handed", "unused[4]"]);
+        assert_eq!([SEEN, BASE, RUN, HANDED, SIDE_WORDS], [0, 1, 2, 3, 4 + 4]);
+        assert!(source.contains(&format!("#define UP (1ULL << {})", UP.trailing_zeros())));
+        assert!(source.contains(&format!("#define KNOWN (1ULL << {})", KNOWN.trailing_zeros())));
+    }
+}

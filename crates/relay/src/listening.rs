@@ -1,0 +1,727 @@
+//! Which listeners are open, and with which sockets: at the start and at each reload. All that is wanted is bound before anything changes,
+//! so that what cannot be had changes nothing.
+//!
+//! ```text
+//!  open ──reload takes it away──▶ closing: no new allocations ──its last one has ended, on every worker──▶ closed
+//!    ▲─────────────reload brings it back──────────────┘ ◀──────────────────with new sockets─────────────────┘
+//! ```
+//!
+//! The kernel spreads clients over the sockets of a listener by their number: so a UDP socket of one worker is not closed before all are.
+//! A stream listener closes at once, for its connections have sockets of their own.
+
+use std::{
+    io, mem,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Datapath, TcpListener, UdpOptions, UdpSocket, passed};
+use turnpike_turn::server::{NatDiscovery, Transport};
+
+use crate::{Config, Layout, StartError, layout::Placed, runtime::Listeners, stream::listen_options};
+
+/// Ports that the kernel may choose before one is free for both UDP and TCP.
+const PORT_ATTEMPTS: usize = 16;
+
+/// What one worker is to listen on from now on, by place.
+#[derive(Default)]
+pub(crate) struct Sockets {
+    pub(crate) udp: Vec<(usize, Source)>,
+    pub(crate) dtls: Vec<(usize, Source)>,
+    pub(crate) streams: Vec<(usize, TcpListener)>,
+    /// What shall take no new clients.
+    pub(crate) closing: Vec<Closing>,
+}
+
+impl Sockets {
+    /// With these as well, which come first.
+    pub(crate) fn extend(&mut self, first: Self) {
+        let behind = mem::replace(self, first);
+        self.udp.extend(behind.udp);
+        self.dtls.extend(behind.dtls);
+        self.streams.extend(behind.streams);
+        self.closing.extend(behind.closing);
+    }
+}
+
+/// The socket of a listener.
+pub(crate) enum Source {
+    Own(UdpSocket),
+    /// That of the listener of the other kind, plain UDP or DTLS, at this place; with its clients where that one is to be closed: they are
+    /// left once the socket is shared.
+    Shared(usize, Option<Arc<Clients>>),
+}
+
+/// A listener that is to be closed.
+#[derive(Clone)]
+pub(crate) struct Closing {
+    pub(crate) transport: Transport,
+    pub(crate) place: usize,
+    /// For UDP and DTLS, when.
+    pub(crate) clients: Arc<Clients>,
+}
+
+/// How many workers have clients of a listener that is to be closed, or are about to share its socket.
+pub(crate) struct Clients(AtomicUsize);
+
+/// More workers than there are: for as long as they count, the listener is open again.
+const REOPENED: usize = usize::MAX / 2;
+
+impl Clients {
+    pub(crate) fn of(workers: usize) -> Arc<Self> {
+        Arc::new(Self(AtomicUsize::new(workers)))
+    }
+
+    /// One worker has none any more.
+    pub(crate) fn leave(&self) {
+        self.release(1);
+    }
+
+    /// Whether no worker has any: it is closed now.
+    pub(crate) fn are_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Keeps it from being closed; false if it is too late.
+    fn hold(&self, count: usize) -> bool {
+        let held = |workers: usize| (workers > 0).then(|| workers + count);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, held).is_ok()
+    }
+
+    fn release(&self, count: usize) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// What has been done to [`Clients`] for a change, and is undone unless that is kept.
+#[derive(Default)]
+pub(crate) struct Held(Vec<(Arc<Clients>, usize)>);
+
+impl Held {
+    fn hold(&mut self, clients: &Arc<Clients>, count: usize) -> bool {
+        let held = clients.hold(count);
+        if held {
+            self.0.push((Arc::clone(clients), count));
+        }
+        held
+    }
+
+    /// Nothing can fail any more.
+    pub(crate) fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(clients, count)| clients.release(*count));
+    }
+}
+
+/// The listeners that have sockets, by place.
+#[derive(Clone, Default)]
+pub(crate) struct Places {
+    udp: Vec<Option<Place>>,
+    dtls: Vec<Option<Place>>,
+    streams: Vec<Option<Place>>,
+}
+
+#[derive(Clone)]
+struct Place {
+    configured: SocketAddr,
+    bound: SocketAddr,
+    secure: bool,
+    closing: Option<Arc<Clients>>,
+}
+
+/// [`Places`] on their way to another process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OfferedPlaces {
+    udp: Vec<Option<OfferedPlace>>,
+    dtls: Vec<Option<OfferedPlace>>,
+    streams: Vec<Option<OfferedPlace>>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct OfferedPlace {
+    /// The port may be 0.
+    configured: SocketAddr,
+    bound: SocketAddr,
+    secure: bool,
+    /// Whether it takes no new clients.
+    closing: bool,
+}
+
+/// Which listener a socket is of, that of streams being told by TCP, and its place.
+pub(crate) type Named = (Transport, usize);
+
+impl OfferedPlaces {
+    /// The listeners that have a socket of their own, in the order in which sockets travel. One for DTLS may have that of one for plain
+    /// UDP.
+    pub(crate) fn named(&self) -> impl Iterator<Item = Named> + '_ {
+        let listed = [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(self.lists());
+        let named = listed.flat_map(|(transport, list)| {
+            let places = list.iter().enumerate().filter_map(|(place, it)| Some((place, it.as_ref()?)));
+            places.map(move |(place, it)| (transport, place, it))
+        });
+        let has_own = move |(transport, _, it): &(Transport, usize, &OfferedPlace)| {
+            *transport != Transport::Dtls || self.plain_at(it.bound).is_none()
+        };
+        named.filter(has_own).map(|(transport, place, _)| (transport, place))
+    }
+
+    fn lists(&self) -> [&[Option<OfferedPlace>]; 3] {
+        [&self.udp, &self.dtls, &self.streams]
+    }
+
+    fn plain_at(&self, bound: SocketAddr) -> Option<usize> {
+        self.udp.iter().position(|place| place.as_ref().is_some_and(|place| place.bound == bound))
+    }
+
+    /// The same here, for so many workers.
+    pub(crate) fn places(&self, workers: usize) -> Places {
+        let place = |it: &OfferedPlace| Place {
+            configured: it.configured,
+            bound: it.bound,
+            secure: it.secure,
+            closing: it.closing.then(|| Clients::of(workers)),
+        };
+        let places = |list: &[Option<OfferedPlace>]| list.iter().map(|it| it.as_ref().map(place)).collect();
+        let [udp, dtls, streams] = self.lists().map(places);
+        Places { udp, dtls, streams }
+    }
+
+    /// What one worker serves by these descriptors, which are its in the order of [`OfferedPlaces::named`].
+    ///
+    /// # Errors
+    /// There are fewer, or one is something else.
+    pub(crate) fn sockets(
+        &self,
+        places: &Places,
+        mut next: impl FnMut() -> io::Result<OwnedFd>,
+    ) -> io::Result<Sockets> {
+        let mut sockets = Sockets::default();
+        for (transport, place) in self.named() {
+            match transport {
+                Transport::Udp => {
+                    sockets.udp.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                }
+                Transport::Dtls => {
+                    sockets.dtls.push((place, Source::Own(UdpSocket::take_over(next()?, 0)?)));
+                }
+                Transport::Tcp | Transport::Tls => {
+                    sockets.streams.push((place, TcpListener::take_over(next()?)?));
+                }
+            }
+        }
+        for (place, it) in self.dtls.iter().enumerate() {
+            if let Some(plain) = it.as_ref().and_then(|it| self.plain_at(it.bound)) {
+                sockets.dtls.push((place, Source::Shared(plain, None)));
+            }
+        }
+        for (transport, list) in [(Transport::Udp, &places.udp), (Transport::Dtls, &places.dtls)] {
+            let closing = list.iter().enumerate().filter_map(|(place, it)| {
+                let clients = Arc::clone(it.as_ref()?.closing.as_ref()?);
+                Some(Closing { transport, place, clients })
+            });
+            sockets.closing.extend(closing);
+        }
+        Ok(sockets)
+    }
+}
+
+/// Where new listeners really are, kind by kind.
+#[derive(Default)]
+struct Probed {
+    udp: Vec<Found>,
+    dtls: Vec<Found>,
+    streams: Vec<SocketAddr>,
+}
+
+#[derive(Clone, Copy)]
+struct Found {
+    address: SocketAddr,
+    /// The listener of the other kind that has the socket.
+    shared: Option<usize>,
+}
+
+impl Found {
+    fn own(address: SocketAddr) -> Self {
+        Self { address, shared: None }
+    }
+}
+
+/// What becomes of the listeners, once all of it is bound.
+pub(crate) struct Change {
+    pub(crate) places: Places,
+    /// For each worker.
+    pub(crate) sockets: Vec<Sockets>,
+    /// By protocol.
+    pub(crate) opened: Vec<(&'static str, SocketAddr)>,
+    pub(crate) closing: Vec<(&'static str, SocketAddr)>,
+    pub(crate) held: Held,
+}
+
+impl Places {
+    /// Binds what `layout` has open and this has not, for each worker, and says what is to be closed.
+    ///
+    /// # Errors
+    /// Something cannot be bound; then nothing is.
+    pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
+        let workers = config.workers.max(1);
+        let mut change = Change {
+            places: self.clone(),
+            sockets: (0..workers).map(|_| Sockets::default()).collect(),
+            opened: Vec::new(),
+            closing: Vec::new(),
+            held: Held::default(),
+        };
+        change.places.forget_closed();
+        let mut new = [Vec::new(), Vec::new(), Vec::new()];
+        for (transport, new) in [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(&mut new) {
+            for placed in layout.placed(transport) {
+                if !change.stays(transport, placed, workers) {
+                    new.push(placed);
+                }
+            }
+        }
+        let [udp, dtls, streams] = new;
+        let found = change.places.probe(self, config, &udp, &dtls, &streams)?;
+        for (placed, found) in udp.iter().zip(found.udp) {
+            change.bind_udp(Transport::Udp, placed, found, config)?;
+        }
+        for (placed, found) in dtls.iter().zip(found.dtls) {
+            change.bind_udp(Transport::Dtls, placed, found, config)?;
+        }
+        for (placed, address) in streams.iter().zip(found.streams) {
+            change.bind_stream(placed, address, config)?;
+        }
+        Ok(change)
+    }
+
+    /// All of them, for another process.
+    pub(crate) fn offered(&self) -> OfferedPlaces {
+        let offered = |place: &Place| {
+            let is_closed = place.closing.as_ref().is_some_and(|clients| clients.are_gone());
+            (!is_closed).then(|| OfferedPlace {
+                configured: place.configured,
+                bound: place.bound,
+                secure: place.secure,
+                closing: place.closing.is_some(),
+            })
+        };
+        let all = |places: &[Option<Place>]| {
+            places.iter().map(|place| place.as_ref().and_then(offered)).collect::<Vec<_>>()
+        };
+        OfferedPlaces { udp: all(&self.udp), dtls: all(&self.dtls), streams: all(&self.streams) }
+    }
+
+    /// Of those that take new clients.
+    pub(crate) fn listeners(&self) -> Listeners {
+        let open = |places: &[Option<Place>], secure: bool| {
+            let open = places.iter().flatten().filter(|it| it.closing.is_none() && it.secure == secure);
+            open.map(|place| place.bound).collect()
+        };
+        Listeners {
+            udp: open(&self.udp, false),
+            tcp: open(&self.streams, false),
+            tls: open(&self.streams, true),
+            dtls: open(&self.dtls, false),
+        }
+    }
+
+    /// What a listener is bound to, unless it is closed.
+    pub(crate) fn bound_to(&self, transport: Transport, place: usize) -> Option<SocketAddr> {
+        Some(self.of(transport).get(place)?.as_ref()?.bound)
+    }
+
+    /// Forgets UDP and DTLS listeners whose last client is gone.
+    fn forget_closed(&mut self) {
+        for place in self.udp.iter_mut().chain(&mut self.dtls) {
+            let clients = place.as_ref().and_then(|place| place.closing.as_ref());
+            if clients.is_some_and(|clients| clients.are_gone()) {
+                *place = None;
+            }
+        }
+    }
+
+    /// All that is bound, those included that are to be closed.
+    pub(crate) fn bound(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        let all = [&self.udp, &self.dtls, &self.streams].into_iter().flatten().flatten();
+        all.map(|place| place.bound)
+    }
+
+    /// What plain UDP is bound to, for the kernel's table of ports.
+    pub(crate) fn bound_by_udp(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.udp.iter().flatten().map(|place| place.bound)
+    }
+
+    /// Open UDP listeners with their places.
+    pub(crate) fn udp(&self) -> (Vec<usize>, Vec<SocketAddr>) {
+        let numbered = self.udp.iter().enumerate();
+        let open = numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)));
+        open.filter(|(_, place)| place.closing.is_none()).map(|(number, place)| (number, place.bound)).unzip()
+    }
+
+    fn of(&self, transport: Transport) -> &[Option<Place>] {
+        match transport {
+            Transport::Udp => &self.udp,
+            Transport::Dtls => &self.dtls,
+            Transport::Tcp | Transport::Tls => &self.streams,
+        }
+    }
+
+    fn of_mut(&mut self, transport: Transport) -> &mut Vec<Option<Place>> {
+        match transport {
+            Transport::Udp => &mut self.udp,
+            Transport::Dtls => &mut self.dtls,
+            Transport::Tcp | Transport::Tls => &mut self.streams,
+        }
+    }
+
+    fn set(&mut self, transport: Transport, at: usize, place: Option<Place>) {
+        let places = self.of_mut(transport);
+        if places.len() <= at {
+            places.resize(at + 1, None);
+        }
+        places[at] = place;
+    }
+
+    /// The listener of a kind that has, or is to have, the socket of this address as it is configured; none of `taken`.
+    fn shared(
+        &self,
+        transport: Transport,
+        configured: SocketAddr,
+        taken: &[usize],
+    ) -> Option<(usize, SocketAddr)> {
+        let numbered = self.of(transport).iter().enumerate();
+        let mut all = numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)));
+        all.find(|(number, place)| place.configured == configured && !taken.contains(number))
+            .map(|(number, place)| (number, place.bound))
+    }
+
+    /// Real addresses of new listeners, and whose sockets they share. Each is bound once without SO_REUSEPORT: a second server on the same
+    /// port is told so, instead of silently sharing it. For an address that is listened on by UDP and by TCP, port 0 becomes the same
+    /// port. What `before` has is ours, and where a socket was passed there is nothing to find out.
+    fn probe(
+        &self,
+        before: &Self,
+        config: &Config,
+        udp: &[Placed],
+        dtls: &[Placed],
+        streams: &[Placed],
+    ) -> Result<Probed, StartError> {
+        let mut all = self.clone();
+        let mut found = Probed::default();
+        let mut of_pair: Vec<Option<SocketAddr>> = vec![None; streams.len()];
+        for placed in udp {
+            let wanted = placed.address;
+            let probed = match all.shared(Transport::Dtls, wanted, &[]) {
+                Some((place, address)) => Found { address, shared: Some(place) },
+                None if before.overlaps(&[Transport::Udp, Transport::Dtls], wanted) => Found::own(wanted),
+                None => {
+                    let is_it = |at: &usize| {
+                        !streams[*at].secure && streams[*at].address == wanted && of_pair[*at].is_none()
+                    };
+                    let pair = (0..streams.len()).find(is_it);
+                    let pair = pair.filter(|_| !before.overlaps(&[Transport::Tcp], wanted));
+                    let (udp, tcp) = probe_pair(config, wanted, pair.is_some())?;
+                    if let Some(at) = pair {
+                        of_pair[at] = tcp;
+                    }
+                    Found::own(udp)
+                }
+            };
+            all.set(Transport::Udp, placed.place, Some(Place::open(placed, probed.address)));
+            found.udp.push(probed);
+        }
+        let mut taken = Vec::new();
+        for placed in dtls {
+            let wanted = placed.address;
+            found.dtls.push(match all.shared(Transport::Udp, wanted, &taken) {
+                Some((place, address)) => {
+                    taken.push(place);
+                    Found { address, shared: Some(place) }
+                }
+                None if before.overlaps(&[Transport::Udp, Transport::Dtls], wanted) => Found::own(wanted),
+                None => Found::own(
+                    probe_udp(config, wanted).map_err(|source| listen_error("dtls", wanted, source))?,
+                ),
+            });
+        }
+        for (placed, of_pair) in streams.iter().zip(of_pair) {
+            let (wanted, protocol) = (placed.address, protocol(Transport::Tcp, placed.secure));
+            let of_udp = || before.shared(Transport::Udp, wanted, &[]).map(|(_, bound)| bound);
+            found.streams.push(match of_pair {
+                Some(address) => address,
+                None if before.overlaps(&[Transport::Tcp], wanted) => wanted,
+                None => {
+                    let takes_that_of_udp = wanted.port() == 0 && !placed.secure;
+                    let wanted = if takes_that_of_udp { of_udp().unwrap_or(wanted) } else { wanted };
+                    probe_tcp(config, wanted).map_err(|source| listen_error(protocol, wanted, source))?
+                }
+            });
+        }
+        Ok(found)
+    }
+
+    /// Whether a listener of ours is in the way of one that is bound without SO_REUSEPORT.
+    fn overlaps(&self, transports: &[Transport], wanted: SocketAddr) -> bool {
+        let all = transports.iter().flat_map(|transport| self.of(*transport)).flatten();
+        wanted.port() != 0
+            && all.map(|place| place.bound).any(|bound| {
+                bound.port() == wanted.port()
+                    && bound.is_ipv4() == wanted.is_ipv4()
+                    && (bound.ip() == wanted.ip()
+                        || bound.ip().is_unspecified()
+                        || wanted.ip().is_unspecified())
+            })
+    }
+}
+
+impl Place {
+    fn open(placed: &Placed, bound: SocketAddr) -> Self {
+        Self { configured: placed.address, bound, secure: placed.secure, closing: None }
+    }
+}
+
+impl Change {
+    /// Whether nothing is to be bound for this listener: it is as it was, or is to be closed, or open again.
+    fn stays(&mut self, transport: Transport, placed: Placed, workers: usize) -> bool {
+        let protocol = protocol(transport, placed.secure);
+        let Some(place) = self.places.of_mut(transport).get_mut(placed.place).and_then(Option::as_mut) else {
+            return !placed.open;
+        };
+        place.secure = placed.secure;
+        let bound = place.bound;
+        match (placed.open, &place.closing) {
+            (true, None) | (false, Some(_)) => true,
+            (true, Some(clients)) => {
+                let is_open = self.held.hold(clients, REOPENED);
+                if is_open {
+                    place.closing = None;
+                    self.opened.push((protocol, bound));
+                }
+                is_open
+            }
+            (false, None) => {
+                let clients = Clients::of(workers);
+                let closing = Closing { transport, place: placed.place, clients: Arc::clone(&clients) };
+                self.sockets.iter_mut().for_each(|sockets| sockets.closing.push(closing.clone()));
+                self.closing.push((protocol, bound));
+                if transport == Transport::Tcp {
+                    self.places.set(transport, placed.place, None);
+                } else {
+                    place.closing = Some(clients);
+                }
+                true
+            }
+        }
+    }
+
+    fn bind_udp(
+        &mut self,
+        transport: Transport,
+        placed: &Placed,
+        Found { address, shared }: Found,
+        config: &Config,
+    ) -> Result<(), StartError> {
+        let protocol = protocol(transport, false);
+        let shared = shared.and_then(|place| self.share(transport, place));
+        for (worker, sockets) in self.sockets.iter_mut().enumerate() {
+            let source = match &shared {
+                Some((place, clients)) => Source::Shared(*place, clients.clone()),
+                None => Source::Own(udp_socket(protocol, address, worker, config)?),
+            };
+            let list = if transport == Transport::Udp { &mut sockets.udp } else { &mut sockets.dtls };
+            list.push((placed.place, source));
+        }
+        self.places.set(transport, placed.place, Some(Place::open(placed, address)));
+        self.opened.push((protocol, address));
+        Ok(())
+    }
+
+    /// Has a listener use the socket of the one of the other kind at this place; `None` where that is closed by now.
+    fn share(&mut self, transport: Transport, place: usize) -> Option<(usize, Option<Arc<Clients>>)> {
+        let other = if transport == Transport::Udp { Transport::Dtls } else { Transport::Udp };
+        let found = self.places.of(other).get(place)?.as_ref()?;
+        let Some(clients) = &found.closing else { return Some((place, None)) };
+        self.held.hold(clients, self.sockets.len()).then(|| (place, Some(Arc::clone(clients))))
+    }
+
+    fn bind_stream(
+        &mut self,
+        placed: &Placed,
+        address: SocketAddr,
+        config: &Config,
+    ) -> Result<(), StartError> {
+        let protocol = protocol(Transport::Tcp, placed.secure);
+        for (worker, sockets) in self.sockets.iter_mut().enumerate() {
+            let bound = config.passed.tcp(worker, address, &listen_options());
+            let bound = bound.map_err(|source| bind_error(config, protocol, address, source));
+            sockets.streams.push((placed.place, bound?));
+        }
+        self.places.set(Transport::Tcp, placed.place, Some(Place::open(placed, address)));
+        self.opened.push((protocol, address));
+        Ok(())
+    }
+}
+
+fn protocol(transport: Transport, secure: bool) -> &'static str {
+    match transport {
+        Transport::Udp => "udp",
+        Transport::Dtls => "dtls",
+        Transport::Tcp | Transport::Tls if secure => "tls",
+        Transport::Tcp | Transport::Tls => "tcp",
+    }
+}
+
+fn udp_socket(
+    protocol: &'static str,
+    address: SocketAddr,
+    worker: usize,
+    config: &Config,
+) -> Result<UdpSocket, StartError> {
+    let options = UdpOptions {
+        // Several workers, a reload, all addresses and one of them on one port: none could bind what another has.
+        reuse_port: true,
+        recv_buffer: Some(config.listener_buffer),
+        send_buffer: Some(config.listener_buffer),
+        gro: config.datapath == Datapath::Gso,
+        packet_info: address.ip().is_unspecified(),
+        ip_header: true,
+        errors: false,
+        dual_stack: false,
+    };
+    let bound = config.passed.udp(worker, address, &options);
+    bound.map_err(|source| bind_error(config, protocol, address, source))
+}
+
+fn probe_pair(
+    config: &Config,
+    address: SocketAddr,
+    also_tcp: bool,
+) -> Result<(SocketAddr, Option<SocketAddr>), StartError> {
+    let named_by = udp_setting(config, address);
+    let mut attempts = 0;
+    loop {
+        let udp = match probe_udp(config, address) {
+            Ok(udp) => udp,
+            Err(source) => return Err(cannot_listen("udp", named_by, address, source)),
+        };
+        if !also_tcp {
+            return Ok((udp, None));
+        }
+        match probe_tcp(config, udp) {
+            Ok(tcp) => return Ok((udp, Some(tcp))),
+            Err(_) if address.port() == 0 && attempts < PORT_ATTEMPTS => attempts += 1,
+            Err(source) => return Err(cannot_listen("tcp", named_by, udp, source)),
+        }
+    }
+}
+
+fn probe_udp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Udp, address) > 0 {
+        return Ok(address);
+    }
+    UdpSocket::bind(address, &UdpOptions::default()).map(|socket| socket.local_addr())
+}
+
+fn probe_tcp(config: &Config, address: SocketAddr) -> io::Result<SocketAddr> {
+    if config.passed.count(passed::Transport::Tcp, address) > 0 {
+        return Ok(address);
+    }
+    TcpListener::probe(address)
+}
+
+/// The flag that names the listeners of a protocol.
+fn setting(protocol: &str) -> &'static str {
+    match protocol {
+        "tls" => "--tls-listen",
+        "dtls" => "--dtls-listen",
+        _ => "--listen",
+    }
+}
+
+/// What names this UDP listener. Those of NAT discovery stand among the others, which serve TCP too unless nobody wants that.
+fn udp_setting(config: &Config, address: SocketAddr) -> &'static str {
+    let of_discovery =
+        |of: &NatDiscovery| of.addresses.contains(&address.ip()) && of.ports.contains(&address.port());
+    let is_discovery = config.server.nat_discovery.iter().any(of_discovery);
+    if is_discovery && !config.streams.listen.contains(&address) {
+        "nat_discovery.addresses and nat_discovery.ports"
+    } else {
+        setting("udp")
+    }
+}
+
+/// Says what to do about a listener of which a worker has no socket. Some may have been passed.
+fn bind_error(config: &Config, protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+    let by_udp = matches!(protocol, "udp" | "dtls");
+    let transport = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+    match config.passed.remedy(transport, address, source.kind()) {
+        Some(remedy) => StartError::Listen { protocol, address, source, remedy: remedy.to_owned() },
+        None => listen_error(protocol, address, source),
+    }
+}
+
+/// Says what to do about a listener that cannot be bound.
+fn listen_error(protocol: &'static str, address: SocketAddr, source: io::Error) -> StartError {
+    cannot_listen(protocol, setting(protocol), address, source)
+}
+
+/// The same for one that `named_by` names.
+fn cannot_listen(
+    protocol: &'static str,
+    named_by: &str,
+    address: SocketAddr,
+    source: io::Error,
+) -> StartError {
+    let remedy = match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("another program has this port: stop it, or choose another port with {named_by}")
+        }
+        io::ErrorKind::PermissionDenied => format!(
+            "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a \
+             higher port with {named_by}"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            format!("choose an address of this machine (ip address) with {named_by}")
+        }
+        _ => format!("choose another address with {named_by}"),
+    };
+    StartError::Listen { protocol, address, source, remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_names_the_setting_of_the_listener() {
+        let told = |protocol, kind: io::ErrorKind| {
+            listen_error(protocol, ([10, 0, 0, 1], 443).into(), kind.into()).to_string()
+        };
+        for kind in [
+            io::ErrorKind::AddrInUse,
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::AddrNotAvailable,
+            io::ErrorKind::Other,
+        ] {
+            for (protocol, flag) in [
+                ("udp", " --listen"),
+                ("tcp", " --listen"),
+                ("tls", " --tls-listen"),
+                ("dtls", " --dtls-listen"),
+            ] {
+                let text = told(protocol, kind);
+                assert!(text.ends_with(flag) && text.contains(&format!("{protocol} 10.0.0.1:443")), "{text}");
+            }
+        }
+    }
+}

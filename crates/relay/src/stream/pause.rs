@@ -1,0 +1,85 @@
+//! Connections of clients that have used up their bits per second: what was read of them waits, and nothing more is read, so that TCP slows
+//! the client down. Nothing is dropped, and no more waits than one read brings.
+
+use turnpike_net::{Rx, Span, poll::Poller};
+
+use super::{CloseReason, Streams, Token, receive::Incoming};
+
+impl Streams {
+    /// `message` may not pass before that time, nor may anything behind it.
+    pub(crate) fn pause(
+        &mut self,
+        incoming: &Incoming,
+        message: Span,
+        until_ms: u64,
+        rx: &Rx,
+        poller: &Poller,
+    ) {
+        let slot = incoming.slot;
+        let Some(connection) = self.connections.get_mut(slot) else { return };
+        if connection.closing.is_some() {
+            return;
+        }
+        let behind = incoming.rest.offset + incoming.rest.len;
+        let whole = Span { offset: message.offset, len: behind - message.offset };
+        connection.framer.hold(rx.bytes(whole), 0);
+        // It will be counted when it comes again.
+        self.stats.received -= 1;
+        connection.paused = true;
+        self.paused.insert((until_ms, slot, connection.generation));
+        self.watch(slot, false, poller);
+    }
+
+    /// One of those whose time has come; [`Streams::go_on`] says what it has.
+    pub(crate) fn next_resumed(&mut self, now_ms: u64) -> Option<usize> {
+        while let Some(&(until_ms, slot, generation)) = self.paused.first()
+            && until_ms <= now_ms
+        {
+            self.paused.pop_first();
+            // Its place may be another's by now.
+            let connection = self.connections.get_mut(slot);
+            if let Some(connection) = connection.filter(|it| it.generation == generation && it.paused) {
+                connection.paused = false;
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// What was held, in the arena, which has [`Streams::ROOM`].
+    pub(crate) fn go_on(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
+        let connection = self.connections.get_mut(slot).filter(|connection| connection.closing.is_none())?;
+        let behind = rx.fill(connection.framer.held().len(), |_| Ok(0)).ok()?;
+        let rest = rx.join(connection.framer.held(), behind);
+        Some(Incoming { slot, source: connection.source(slot), rest })
+    }
+
+    /// Reads from it again, unless it had to be paused once more.
+    pub(crate) fn read_on(&mut self, slot: usize, poller: &Poller) {
+        if self.connections.get(slot).is_some_and(|connection| !connection.paused) {
+            self.watch(slot, true, poller);
+        }
+    }
+
+    pub(crate) fn is_paused(&self, slot: usize) -> bool {
+        self.connections.get(slot).is_some_and(|connection| connection.paused)
+    }
+
+    /// Its other end is gone; what waits will not pass.
+    pub(crate) fn abandon(&mut self, slot: usize) {
+        self.close(slot, CloseReason::Broken);
+    }
+
+    fn watch(&mut self, slot: usize, readable: bool, poller: &Poller) {
+        let connection = &mut self.connections[slot];
+        if connection.watches_readable == readable {
+            return;
+        }
+        connection.watches_readable = readable;
+        let token = Token::Connection(slot).get();
+        let watched = poller.set_interest(&connection.socket, token, readable, connection.watches_writable);
+        if watched.is_err() {
+            self.close(slot, CloseReason::Broken);
+        }
+    }
+}

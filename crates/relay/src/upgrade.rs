@@ -1,0 +1,398 @@
+//! A relay that goes on in another process: the old one gives its listening sockets, the relay sockets of clients over UDP and all that it
+//! knows of them to a new one, and keeps the clients over streams and DTLS until they end.
+//!
+//! ```text
+//!        old process                                          new process
+//!  offer ─────────── how it listens, its keys, sockets ──────▶ start_as_heir     checks, makes its workers
+//!  freeze            the kernel relays nothing, workers rest, datagrams wait
+//!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
+//!                                                              inherited, serve  reads from the same sockets
+//!  release           what went is forgotten, the kernel's program too
+//!                                                              attach_kernel
+//! ```
+//!
+//! Until `release` the old one has everything that it had, and `thaw` lets it go on. The kernel spreads clients over the very same sockets
+//! before and after, so that each stays with the worker of its number.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, PoisonError, mpsc},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Channel, Datapath};
+use turnpike_offload::OffloadError;
+use turnpike_turn::server::NonceKey;
+
+use crate::{
+    Layout, Relay, RelayAddress,
+    listening::{Named, OfferedPlaces, Places, Sockets},
+    ports::Known,
+    runtime::StartError,
+    worker::{Command, Step},
+};
+
+/// So long a worker may take for a step that is none but its own.
+const STEP: Duration = Duration::from_secs(2);
+/// Sessions that a worker takes out of the kernel in that time are more than there can be; but it serves meanwhile.
+const SUSPEND: Duration = Duration::from_secs(30);
+/// Rounds after which what workers hand to one another has come to an end; three are enough for all that there is.
+const ROUNDS: usize = 32;
+
+/// What the new process has to know before it can say whether it can take over. It holds keys.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    /// Threads; the new one has as many.
+    pub workers: usize,
+    /// Whether the kernel relays what it can.
+    pub kernel: bool,
+    /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
+    datapath: String,
+    own_key: NonceKey,
+    /// The numbers of all listeners there have been, which clients go on to have.
+    layout: Layout,
+    /// A listening socket of each worker for each.
+    places: OfferedPlaces,
+    /// Those that relayed transport addresses are made on now.
+    relay: Vec<RelayAddress>,
+    known: Known,
+}
+
+/// What a new process begins with: see [`Relay::start_as_heir`].
+#[derive(Debug)]
+pub struct Inheritance {
+    offer: Offer,
+    /// Of each worker its sockets in the order of the offer's, and then its end of a channel.
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Why sessions cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what their fields are")]
+pub enum Unfit {
+    #[error("what the old process sent is not complete: it is of too different a version")]
+    Incomplete,
+    #[error("cannot take the sessions over: {0}")]
+    Failed(#[from] io::Error),
+    #[error(
+        "the realm {realm} has sessions and is not configured any more; reload the old process first (SIGHUP), which ends them"
+    )]
+    Realm { realm: String },
+    #[error(
+        "limits.allocations, limits.allocations_per_user, limits.allocations_per_prefix or a realm's own limits have no room for all \
+         sessions, {user:?} of realm {realm} for one; raise them to what they were"
+    )]
+    Quota { realm: String, user: String },
+    #[error("a worker has ended; the log lines above may say why")]
+    Worker,
+}
+
+impl Offer {
+    /// How datagrams enter and leave; `None` for what this version does not have.
+    #[must_use]
+    pub fn datapath(&self) -> Option<Datapath> {
+        self.datapath.parse().ok()
+    }
+
+    /// Of [`turnpike_turn::server::ServerConfig::own_key`].
+    #[must_use]
+    pub fn own_key(&self) -> NonceKey {
+        self.own_key
+    }
+
+    /// The numbers of listeners, to be followed by those that are configured here.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The relay addresses, where none are configured: what the machine says of itself may be something else by now.
+    #[must_use]
+    pub fn relay(&self) -> &[RelayAddress] {
+        &self.relay
+    }
+}
+
+impl Relay {
+    /// What a new process is told, all listening sockets with the other ends of the ways to its workers, and our ends, one for each
+    /// worker.
+    ///
+    /// # Errors
+    /// Relay sockets that allocations share, of which some would have to stay; a worker that is stuck or gone; no more descriptors.
+    pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
+        if self.in_force().config.shared_ports > 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "relay sockets that allocations share (relay.shared_ports) cannot go to another process: restart instead",
+            ));
+        }
+        let (places, layout, relay, own_key, datapath) = {
+            let in_force = self.in_force();
+            let config = &in_force.config;
+            let (layout, relay) = (in_force.layout.clone(), config.relay.clone());
+            (in_force.places.offered(), layout, relay, config.server.own_key, config.datapath.to_string())
+        };
+        let named: Arc<[Named]> = places.named().collect();
+        let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
+        for sockets in self.ask(STEP, "lend its sockets", |answer| Step::Lend(Arc::clone(&named), answer))? {
+            let (here, there) = Channel::pair()?;
+            descriptors.extend(sockets?);
+            descriptors.push(there.into());
+            heirs.push(here);
+        }
+        let (workers, kernel, known) = (heirs.len(), self.kernel.is_some(), self.ports.known());
+        let offer = Offer { workers, kernel, datapath, own_key, layout, places, relay, known };
+        Ok((offer, descriptors, heirs))
+    }
+
+    /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more. What comes from now on
+    /// waits in its socket. [`Relay::thaw`] is due whatever comes of it.
+    ///
+    /// # Errors
+    /// A worker that is stuck or gone.
+    pub fn freeze(&self) -> io::Result<()> {
+        self.ask(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
+        self.ask(STEP, "come to rest", Step::Freeze)?;
+        for _ in 0..ROUNDS {
+            let taken: Vec<usize> = self.ask(STEP, "settle", Step::Settle)?;
+            if taken.iter().all(|taken| *taken == 0) {
+                return Ok(());
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the workers do not settle what they hand to one another",
+        ))
+    }
+
+    /// Gives what the frozen workers have to those at the other ends of these ways, each within so long; how many sessions.
+    ///
+    /// # Errors
+    /// A worker that is stuck or gone; what the other process does not take.
+    pub fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {
+        for heir in &heirs {
+            heir.set_patience(patience)?;
+        }
+        let mut heirs = heirs.into_iter();
+        let give = |answer| match heirs.next() {
+            Some(heir) => Step::Give(heir, answer),
+            // Dropped: no answer.
+            None => Step::Thaw,
+        };
+        self.ask(patience + STEP, "give its sessions", give)?.into_iter().sum()
+    }
+
+    /// There is no upgrade: all goes on as before.
+    pub fn thaw(&self) {
+        self.tell(|| Step::Thaw);
+    }
+
+    /// The new process serves. What it has is forgotten here, and what is left lives on: [`Relay::left`].
+    pub fn release(&self) {
+        self.tell(|| Step::Release);
+        if let Some(kernel) = &self.kernel {
+            kernel.detach();
+        }
+    }
+
+    /// Allocations that exist, and connections and associations beside them: at most 100 ms old.
+    pub fn left(&self) -> (u64, u64) {
+        self.snapshots().iter().fold((0, 0), |(allocations, connections), worker| {
+            let connected = worker.streams.open + worker.dtls.open + worker.dtls.half_open;
+            (allocations + worker.allocations, connections + connected)
+        })
+    }
+
+    /// Of an heir: waits until all workers have taken in what they were given; how many sessions.
+    ///
+    /// # Errors
+    /// [`Unfit`].
+    pub fn inherited(&self) -> Result<usize, Unfit> {
+        let heirs = self.heirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(heirs) = heirs else { return Ok(0) };
+        let mut sessions = 0;
+        for _ in 0..self.workers.count() {
+            sessions += heirs.recv().unwrap_or(Err(Unfit::Worker))?;
+        }
+        Ok(sessions)
+    }
+
+    /// Of an heir: from now on it reads what comes.
+    pub fn serve(&self) {
+        self.tell(|| Step::Serve);
+    }
+
+    /// Of an heir: the old process has taken its program from the interfaces, and this one's goes there.
+    ///
+    /// # Errors
+    /// [`OffloadError`]; user space relays on.
+    pub fn attach_kernel(&self) -> Result<(), OffloadError> {
+        if let Some(kernel) = &self.kernel {
+            kernel.attach()?;
+            self.tell(|| Step::Resume);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, step: impl Fn() -> Step) {
+        self.workers.senders().for_each(|worker| worker.tell(Command::Upgrade(step())));
+    }
+
+    fn ask<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut step: impl FnMut(mpsc::Sender<T>) -> Step,
+    ) -> io::Result<Vec<T>> {
+        self.workers.ask(patience, what, |answer| Command::Upgrade(step(answer)))
+    }
+}
+
+impl Inheritance {
+    /// What a process was offered, and what came with it.
+    #[must_use]
+    pub fn new(offer: Offer, descriptors: Vec<OwnedFd>) -> Self {
+        Self { offer, descriptors }
+    }
+
+    /// What was offered.
+    #[must_use]
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// What so many workers begin with.
+    pub(crate) fn open(self, workers: usize) -> Result<Inherited, StartError> {
+        let Self { offer: Offer { workers: offered, places, known, .. }, descriptors } = self;
+        if offered != workers {
+            // One more would change which worker a client comes to.
+            return Err(StartError::Worker(io::ErrorKind::InvalidInput.into()));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
+        let here = places.places(workers);
+        let (mut sockets, mut channels) = (Vec::with_capacity(workers), Vec::with_capacity(workers));
+        for _ in 0..workers {
+            sockets.push(places.sockets(&here, &mut next)?);
+            channels.push(Channel::try_from(next()?)?);
+        }
+        Ok(Inherited { places: here, sockets, channels, known })
+    }
+}
+
+/// An inheritance that is there as a whole; without one, nothing.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    pub(crate) places: Places,
+    /// One for each worker.
+    pub(crate) sockets: Vec<Sockets>,
+    /// The same.
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) known: Known,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, UdpSocket};
+
+    use turnpike_turn::server::Transport;
+
+    use super::*;
+    use crate::{Config, DtlsConfig, StreamConfig};
+
+    fn config(udp: &[SocketAddr], dtls: &[SocketAddr], tcp: &[SocketAddr], tls: &[SocketAddr]) -> Config {
+        Config {
+            listen: udp.to_vec(),
+            dtls: DtlsConfig { listen: dtls.to_vec(), ..DtlsConfig::default() },
+            streams: StreamConfig {
+                listen: tcp.to_vec(),
+                tls_listen: tls.to_vec(),
+                ..StreamConfig::default()
+            },
+            ..Config::default()
+        }
+    }
+
+    /// As a relay with one worker makes it whose listeners are these.
+    fn offer(layout: &Layout, places: &Places) -> Offer {
+        let offer = Offer {
+            workers: 1,
+            kernel: false,
+            datapath: "gso".to_owned(),
+            own_key: NonceKey([213; 32]),
+            layout: layout.clone(),
+            places: places.offered(),
+            relay: Vec::new(),
+            known: Known::default(),
+        };
+        serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap()
+    }
+
+    fn udp() -> OwnedFd {
+        UdpSocket::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    fn tcp() -> OwnedFd {
+        TcpListener::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    fn channel() -> OwnedFd {
+        Channel::pair().unwrap().0.into()
+    }
+
+    #[test]
+    fn listeners_keep_places_and_numbers_and_what_was_about_to_be_closed_is_so_still() {
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
+        // Plain UDP and DTLS on one socket; the second UDP listener is taken away by a reload.
+        let first = config(&[any, other], &[any], &[any], &[other]);
+        let mut layout = first.layout();
+        let places =
+            Places::default().change(&layout, &first).unwrap_or_else(|error| panic!("{error}")).places;
+        let second = config(&[any], &[any], &[any], &[other]);
+        layout.follow(&second.listen, &second.dtls.listen, &second.streams);
+        let places = places.change(&layout, &second).unwrap_or_else(|error| panic!("{error}")).places;
+        let offer = offer(&layout, &places);
+        let named: Vec<Named> = offer.places.named().collect();
+        let (plain, stream) = (Transport::Udp, Transport::Tcp);
+        assert_eq!(named, [(plain, 0), (plain, 1), (stream, 0), (stream, 1)]);
+        assert_eq!(*offer.layout(), layout);
+        let descriptors = vec![udp(), udp(), tcp(), tcp(), channel()];
+        let Inherited { places: here, sockets, channels, .. } =
+            Inheritance::new(offer, descriptors).open(1).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((sockets.len(), channels.len()), (1, 1));
+        assert_eq!(here.listeners(), places.listeners());
+        let [of_one] = &sockets[..] else { panic!() };
+        assert_eq!((of_one.udp.len(), of_one.dtls.len(), of_one.streams.len()), (2, 1, 2));
+        let closing: Vec<Named> = of_one.closing.iter().map(|it| (it.transport, it.place)).collect();
+        assert_eq!(closing, [(plain, 1)]);
+        // As it is configured, nothing is opened or closed; one that is not there any more is named.
+        let same = here.change(&layout, &second).unwrap_or_else(|error| panic!("{error}"));
+        assert!(same.opened.is_empty() && same.closing.is_empty());
+        let less = config(&[any], &[any], &[any], &[]);
+        layout.follow(&less.listen, &less.dtls.listen, &less.streams);
+        let gone = here.change(&layout, &less).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(gone.closing, [("tls", places.listeners().tls[0])]);
+    }
+
+    #[test]
+    fn what_is_missing_or_of_another_kind_among_the_sockets_is_an_error() {
+        let config = config(&["127.0.0.1:0".parse().unwrap()], &[], &[], &[]);
+        let layout = config.layout();
+        let places =
+            Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}")).places;
+        let offer = || offer(&layout, &places);
+        for descriptors in
+            [vec![], vec![udp()], vec![channel(), udp()], vec![udp(), udp()], vec![tcp(), channel()]]
+        {
+            assert!(Inheritance::new(offer(), descriptors).open(1).is_err());
+        }
+        assert!(Inheritance::new(offer(), vec![udp(), channel()]).open(2).is_err(), "another worker");
+        assert_eq!(offer().datapath(), Some(Datapath::Gso));
+        assert!(!format!("{:?}", offer()).contains("213, 213"));
+        assert!(Inheritance::new(offer(), vec![udp(), channel()]).open(1).is_ok());
+    }
+}

@@ -1,0 +1,210 @@
+//! The relay sockets of datagrams: opening them, what comes from peers, and closing them. An allocation has its own, or several have one
+//! together (`Config::shared_ports`).
+
+use std::net::SocketAddr;
+
+use turnpike_net::{
+    SocketId,
+    error_queue::{self, IcmpError},
+    poll::Event,
+};
+use turnpike_turn::{
+    server::{
+        AllocationId, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
+        SharedPort,
+    },
+    time::Now,
+};
+
+use super::{Role, SHARE, Worker, out::side};
+use crate::ports::{Opened, Refusal};
+
+/// ICMP errors read from one socket in one tick.
+const ERRORS: usize = 16;
+
+/// Who has a relay socket.
+#[derive(Clone, Copy)]
+pub(super) enum Holder {
+    /// One allocation.
+    One(RelayId),
+    /// Several.
+    Many(SharedPort),
+}
+
+impl Worker {
+    /// Opens the relay sockets of a new allocation and answers its client.
+    pub(super) fn open(&mut self, now: Now, request: &OpenRequest) {
+        let first = self.open_one(now, request.allocation, &request.first);
+        let second = request.second.map(|wish| self.open_one(now, request.allocation, &wish));
+        let verdict = self.server.opened(now, request.allocation, first, second);
+        self.out.reply(verdict);
+    }
+
+    fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+        if wish.transport == RelayTransport::Tcp {
+            return self.open_tcp(allocation, wish);
+        }
+        let owner = self.server.owner(allocation).unwrap_or_default();
+        // A realm with ports of its own shares them with nobody.
+        if wish.port == PortWish::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
+            return self.open_shared(allocation, wish.family);
+        }
+        let opened = match self.ports.open(wish, owner, now.ms) {
+            Ok(opened) => opened,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let Opened { socket, relayed } = opened;
+        let bound = socket.local_addr();
+        let relay = RelayId { allocation, family: wish.family };
+        match self.adopt(socket, Role::Relay(Holder::One(relay))) {
+            Ok(id) => {
+                self.set_relay(relay, id, bound);
+                OpenResult::Opened { relayed }
+            }
+            Err(_) => {
+                self.ports.release(bound);
+                self.refuse(Refusal::File)
+            }
+        }
+    }
+
+    /// A relay socket that other allocations have too: a new one while there may be more, and then the one with the fewest.
+    fn open_shared(&mut self, allocation: AllocationId, family: Family) -> OpenResult {
+        let opened =
+            if self.shared.may_open(family) { self.open_another(family) } else { Err(Refusal::Port) };
+        let port = match (opened, self.shared.emptiest(family)) {
+            // Where no more can be had, those that there are have to do.
+            (Ok(port), _) | (Err(_), Some(port)) => port,
+            (Err(refusal), None) => return self.refuse(refusal),
+        };
+        let Some(place) = self.shared.get(port) else { return OpenResult::NoCapacity };
+        self.shared.join(port);
+        self.set_relay(RelayId { allocation, family }, place.socket, place.bound);
+        OpenResult::Shared { relayed: place.relayed, port }
+    }
+
+    /// One more relay socket to share.
+    fn open_another(&mut self, family: Family) -> Result<SharedPort, Refusal> {
+        let Opened { socket, relayed } = self.ports.open_shared(family)?;
+        let bound = socket.local_addr();
+        let Ok(id) = self.adopt(socket, Role::Free) else {
+            self.ports.release(bound);
+            return Err(Refusal::File);
+        };
+        let port = self.shared.open(id, bound, relayed);
+        self.roles[id.0 as usize] = Role::Relay(Holder::Many(port));
+        Ok(port)
+    }
+
+    /// From now on this socket sends for a relayed transport address.
+    pub(super) fn set_relay(&mut self, relay: RelayId, socket: SocketId, bound: SocketAddr) {
+        self.out.set_relay(relay, socket);
+        if let Some(offload) = &mut self.offload {
+            offload.relay_opened(relay, socket, bound);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, refusal: Refusal) -> OpenResult {
+        let remedy = match refusal {
+            Refusal::Port => {
+                self.counted.ports_exhausted += 1;
+                "every relay port is taken: widen --relay-ports or add a --relay-ip"
+            }
+            Refusal::File => {
+                self.counted.files_exhausted += 1;
+                "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
+            }
+            Refusal::Family | Refusal::Reservation => return refusal.result(),
+        };
+        if !self.complained {
+            self.complained = true;
+            tracing::warn!(
+                worker = self.number,
+                "allocation refused with 508: {remedy}; said once, counted on"
+            );
+        }
+        refusal.result()
+    }
+
+    pub(super) fn receive_from_peers(&mut self, now: Now, holder: Holder, event: &Event) {
+        let (socket, mut share) = match holder {
+            Holder::One(relay) => (self.out.relay_socket(relay), 1),
+            Holder::Many(port) => (self.shared.get(port).map(|place| place.socket), SHARE),
+        };
+        let Some(id) = socket else { return };
+        if event.error {
+            self.pass_errors_on(now, holder, id);
+        }
+        // One that many have may be ready at every wait, and the kernel has to be told when it was empty: only a call that brings nothing
+        // shows that, for an ICMP error ends one too.
+        let reads_on = self.offload.is_some() && matches!(holder, Holder::Many(_));
+        loop {
+            let Some(socket) = self.sockets.get(id) else { return };
+            let Ok(received) = self.rx.recv(socket) else { return };
+            if received.count == 0 {
+                if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
+                    offload.received(id);
+                }
+                return;
+            }
+            for buffer in self.rx.buffers(received) {
+                let relay = match holder {
+                    Holder::One(relay) => Some(relay),
+                    // All of a buffer is of one peer.
+                    Holder::Many(port) => self.server.claimant(port, buffer.from.ip(), buffer.count()),
+                };
+                let Some(relay) = relay else { continue };
+                for datagram in buffer.datagrams() {
+                    let verdict = self.server.from_peer(now, relay, buffer.from, datagram);
+                    self.out.carry_out(&self.rx, &buffer, verdict);
+                }
+            }
+            share = share.saturating_sub(received.count);
+            if !(received.more || reads_on) || share == 0 || !self.rx.has_room() {
+                return;
+            }
+        }
+    }
+
+    /// What ICMP has said of datagrams to peers.
+    fn pass_errors_on(&mut self, now: Now, holder: Holder, socket: SocketId) {
+        let Some(socket) = self.sockets.get(socket) else { return };
+        let mut errors = [None; ERRORS];
+        let mut count = 0;
+        let _ = error_queue::read(socket, ERRORS, |error| {
+            errors[count] = Some(error);
+            count += 1;
+        });
+        for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
+            let relay = match holder {
+                Holder::One(relay) => Some(relay),
+                Holder::Many(port) => self.server.claimant(port, to.ip(), 1),
+            };
+            if let Some(relay) = relay {
+                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
+                self.out.reply(verdict);
+            }
+        }
+    }
+
+    pub(super) fn close(&mut self, relay: RelayId) {
+        let pair = self.out.relays.get_mut(relay.allocation.index as usize);
+        let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
+        let is_last = match self.roles[id.0 as usize] {
+            Role::Relay(Holder::Many(port)) => self.shared.leave(port),
+            _ => true,
+        };
+        if let Some(offload) = &mut self.offload {
+            offload.relay_closed(relay, is_last);
+        }
+        if !is_last {
+            return;
+        }
+        // What is queued leaves before its socket does. The arena keeps what is still to be routed.
+        self.out.tx.flush(&mut self.sockets, &self.rx);
+        self.roles[id.0 as usize] = Role::Free;
+        if let Some(socket) = self.sockets.remove(id) {
+            self.ports.release(socket.local_addr());
+        }
+    }
+}

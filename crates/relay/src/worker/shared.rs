@@ -1,0 +1,185 @@
+//! Relay sockets that several allocations of this worker have together (`Config::shared_ports`). The state machine tells their peers
+//! apart; here stands which sockets there are, and how many allocations each has.
+
+use std::net::SocketAddr;
+
+use turnpike_net::SocketId;
+use turnpike_turn::server::{Family, SharedPort};
+
+use super::out::side;
+use crate::Config;
+
+/// Sockets, by their numbers. One is opened while there are fewer than there may be, and closed with the last of its allocations.
+pub(super) struct SharedPorts {
+    /// So many of a family there may be: IPv4, IPv6.
+    most: [usize; 2],
+    places: Vec<Option<Place>>,
+}
+
+/// One socket.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) socket: SocketId,
+    pub(super) bound: SocketAddr,
+    /// What clients are told.
+    pub(super) relayed: SocketAddr,
+    allocations: usize,
+    /// Whether newcomers may have it: its address and port are still configured.
+    drawn: bool,
+}
+
+impl SharedPorts {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { most: most(config), places: Vec::new() }
+    }
+
+    /// From now on addresses and ports are those of this configuration. Sockets on others are closed with the last of their allocations,
+    /// and given to no more.
+    pub(super) fn reconfigure(&mut self, config: &Config) {
+        self.most = most(config);
+        for place in self.places.iter_mut().flatten() {
+            let is_ours = config.relay.iter().any(|address| address.bind == place.bound.ip());
+            place.drawn = is_ours && config.ports.contains(&place.bound.port());
+        }
+    }
+
+    /// Whether ports of this family are shared.
+    pub(super) fn shares(&self, family: Family) -> bool {
+        self.most[side(family)] > 0
+    }
+
+    /// Whether there may be one more.
+    pub(super) fn may_open(&self, family: Family) -> bool {
+        self.of(family).count() < self.most[side(family)]
+    }
+
+    /// One more, which no allocation has so far; its number.
+    pub(super) fn open(&mut self, socket: SocketId, bound: SocketAddr, relayed: SocketAddr) -> SharedPort {
+        let at = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.places[at] = Some(Place { socket, bound, relayed, allocations: 0, drawn: true });
+        number(at)
+    }
+
+    /// That of this family with the fewest allocations, so that as few as can be want the same peers.
+    pub(super) fn emptiest(&self, family: Family) -> Option<SharedPort> {
+        self.of(family).min_by_key(|(_, place)| place.allocations).map(|(port, _)| port)
+    }
+
+    pub(super) fn get(&self, SharedPort(port): SharedPort) -> Option<Place> {
+        *self.places.get(usize::from(port))?
+    }
+
+    /// One more allocation has it.
+    pub(super) fn join(&mut self, SharedPort(port): SharedPort) {
+        if let Some(Some(place)) = self.places.get_mut(usize::from(port)) {
+            place.allocations += 1;
+        }
+    }
+
+    /// One less. True if it was the last: then the socket is to be closed.
+    pub(super) fn leave(&mut self, SharedPort(port): SharedPort) -> bool {
+        let Some(slot) = self.places.get_mut(usize::from(port)) else { return true };
+        let Some(place) = slot else { return true };
+        place.allocations = place.allocations.saturating_sub(1);
+        let is_last = place.allocations == 0;
+        if is_last {
+            *slot = None;
+        }
+        is_last
+    }
+
+    /// Those that newcomers may have.
+    fn of(&self, family: Family) -> impl Iterator<Item = (SharedPort, &Place)> {
+        let places = self.places.iter().enumerate();
+        let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));
+        places.filter(move |(_, place)| place.drawn && place.bound.is_ipv4() == (family == Family::V4))
+    }
+}
+
+/// How many of each family there may be: IPv4, IPv6.
+fn most(config: &Config) -> [usize; 2] {
+    [true, false].map(|v4| {
+        let addresses = config.relay.iter().filter(|address| address.bind.is_ipv4() == v4).count();
+        // Numbers of both families have 16 bits.
+        config.shared_ports.saturating_mul(addresses).min(usize::from(u16::MAX / 2))
+    })
+}
+
+fn number(at: usize) -> SharedPort {
+    // `most` has seen to it.
+    SharedPort(u16::try_from(at).unwrap_or(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RelayAddress;
+
+    fn ports(shared_ports: usize, addresses: &[&str]) -> SharedPorts {
+        let relay = addresses.iter().map(|ip| RelayAddress { bind: ip.parse().unwrap(), external: None });
+        SharedPorts::new(&Config { shared_ports, relay: relay.collect(), ..Config::default() })
+    }
+
+    fn open(ports: &mut SharedPorts, socket: u32, bound: &str) -> SharedPort {
+        let bound = bound.parse().unwrap();
+        ports.open(SocketId(socket), bound, bound)
+    }
+
+    #[test]
+    fn there_are_so_many_of_each_address_and_none_by_default() {
+        let none = ports(0, &["127.0.0.1", "::1"]);
+        assert!(!none.shares(Family::V4) && !none.may_open(Family::V4));
+        let mut ports = ports(2, &["127.0.0.1", "127.0.0.2", "::1"]);
+        for port in 1..=4 {
+            assert!(ports.may_open(Family::V4));
+            open(&mut ports, port, &format!("127.0.0.1:{port}"));
+        }
+        assert!(!ports.may_open(Family::V4));
+        open(&mut ports, 5, "[::1]:5");
+        assert!(ports.may_open(Family::V6));
+        open(&mut ports, 6, "[::1]:6");
+        assert!(!ports.may_open(Family::V6));
+    }
+
+    #[test]
+    fn after_a_reload_newcomers_have_sockets_of_its_addresses_and_ports_alone() {
+        let mut ports = ports(1, &["127.0.0.1"]);
+        let old = open(&mut ports, 1, "127.0.0.1:50001");
+        (0..2).for_each(|_| ports.join(old));
+        let relay = |ip: &str| vec![RelayAddress { bind: ip.parse().unwrap(), external: None }];
+        let config = |ip, ports| Config { shared_ports: 1, relay: relay(ip), ports, ..Config::default() };
+        for config in [config("127.0.0.2", 49_152..=65_535), config("127.0.0.1", 50_002..=50_009)] {
+            ports.reconfigure(&config);
+            assert!(ports.may_open(Family::V4) && ports.emptiest(Family::V4).is_none());
+            assert_eq!(ports.get(old).unwrap().socket, SocketId(1));
+        }
+        ports.reconfigure(&config("127.0.0.1", 50_000..=50_009));
+        assert_eq!((ports.may_open(Family::V4), ports.emptiest(Family::V4)), (false, Some(old)));
+        assert_eq!([(); 2].map(|()| ports.leave(old)), [false, true]);
+    }
+
+    #[test]
+    fn allocations_are_spread_and_the_last_one_closes() {
+        let mut ports = ports(3, &["127.0.0.1"]);
+        assert_eq!(ports.emptiest(Family::V4), None);
+        for port in 1..=3 {
+            open(&mut ports, port, &format!("127.0.0.1:{port}"));
+        }
+        let mut given = [0; 3];
+        for _ in 0..9 {
+            let port = ports.emptiest(Family::V4).unwrap();
+            given[usize::from(port.0)] += 1;
+            ports.join(port);
+        }
+        assert_eq!(given, [3; 3]);
+        assert_eq!(ports.emptiest(Family::V6), None);
+        let port = SharedPort(1);
+        assert_eq!([(); 3].map(|()| ports.leave(port)), [false, false, true]);
+        assert!(ports.get(port).is_none() && ports.may_open(Family::V4));
+        assert_eq!(open(&mut ports, 9, "127.0.0.1:9"), port, "its number is given again");
+        assert_eq!(ports.get(port).unwrap().socket, SocketId(9));
+    }
+}

@@ -1,0 +1,257 @@
+//! Where DTLS clients go whose associations another process has: after an upgrade their datagrams come to the sockets of the new one,
+//! while the keys are the old one's. The new one passes them on, and the old one answers by the same sockets. A process has both ends where
+//! it was upgraded twice.
+//!
+//! ```text
+//!  │ listener, 2 bytes │ TOS │ TTL │ client: IP 16, port 2 │ local: IP 16, port 2 │ datagram …     new ──▶ old
+//!  the same without a datagram: the association has ended                                          old ──▶ new
+//! ```
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashSet;
+use turnpike_net::{Span, TcpSocket, poll::Poller, unix};
+use turnpike_turn::{
+    server::{Client, ListenerId},
+    time::Now,
+};
+use turnpike_wire::address::canonical;
+
+use super::Worker;
+
+/// Tokens of the poller: the way to the old process, and to the new one.
+pub(super) const TO_OLD: u64 = u64::MAX - 2;
+pub(super) const TO_NEW: u64 = u64::MAX - 3;
+
+/// Bytes that may be on their way.
+const BUFFER: usize = 4 << 20;
+const HEAD: usize = 40;
+/// Datagrams taken in one tick.
+const SHARE: usize = 256;
+
+/// The ways of one worker to those before and behind it.
+#[derive(Default)]
+pub(super) struct Tunnels {
+    old: Option<TcpSocket>,
+    new: Option<TcpSocket>,
+    /// Clients of DTLS that the old process has.
+    elsewhere: HashSet<Client, RandomState>,
+}
+
+/// What stands in front of a datagram.
+struct Head {
+    client: Client,
+    tos: u8,
+    ttl: u8,
+}
+
+impl Tunnels {
+    /// Opens the way to a new process, for [`Tunnels::lend`].
+    pub(super) fn open(&mut self) -> io::Result<TcpSocket> {
+        let (near, far) = unix::messages(BUFFER)?;
+        self.new = Some(near);
+        Ok(far)
+    }
+
+    /// Nobody takes it.
+    pub(super) fn close(&mut self) {
+        self.new = None;
+    }
+
+    /// The new process is there.
+    pub(super) fn watch(&self, poller: &Poller) -> io::Result<()> {
+        self.new.as_ref().map_or(Ok(()), |new| poller.add(new, TO_NEW))
+    }
+
+    /// The old process has these clients.
+    pub(super) fn join(
+        &mut self,
+        old: TcpSocket,
+        clients: impl IntoIterator<Item = Client>,
+        poller: &Poller,
+    ) -> io::Result<()> {
+        poller.add(&old, TO_OLD)?;
+        self.old = Some(old);
+        self.elsewhere.extend(clients);
+        Ok(())
+    }
+
+    /// Whoever is elsewhere.
+    pub(super) fn clients(&self) -> impl Iterator<Item = Client> {
+        self.elsewhere.iter().copied()
+    }
+
+    /// Whether the datagrams of this client are not ours.
+    #[inline]
+    pub(super) fn leads_away(&self, client: &Client) -> bool {
+        !self.elsewhere.is_empty() && self.elsewhere.contains(client)
+    }
+
+    /// Whether clients of this listener are elsewhere.
+    pub(super) fn lead_from(&self, listener: ListenerId) -> bool {
+        self.elsewhere.iter().any(|client| client.listener == listener)
+    }
+
+    /// Passes a datagram on, whose client is elsewhere. False if it is lost, as it would be where a socket is full.
+    pub(super) fn pass_on(&self, client: &Client, (tos, ttl): (u8, u8), datagram: &[u8]) -> bool {
+        let Some(old) = &self.old else { return false };
+        // Without a datagram it would say something else.
+        if datagram.is_empty() {
+            return true;
+        }
+        let head = Head { client: *client, tos, ttl }.write();
+        old.write_vectored(&[io::IoSlice::new(&head), io::IoSlice::new(datagram)]).is_ok()
+    }
+
+    /// The association of a client has ended: the new process serves it from now on.
+    pub(super) fn tell_ended(&self, client: Client) {
+        let Some(new) = &self.new else { return };
+        // One that is not told is passed on to us until we end.
+        let _ = new.write(&Head { client, tos: 0, ttl: 0 }.write());
+    }
+}
+
+impl Worker {
+    /// The old process tells who is not its client any more, or has ended.
+    pub(super) fn hear_of_old(&mut self) {
+        let mut head = [0; HEAD];
+        while let Some(old) = &self.tunnels.old {
+            match old.read(&mut head) {
+                Ok(HEAD) => {
+                    let ended = Head::read(&head).client;
+                    if self.tunnels.elsewhere.remove(&ended) {
+                        self.tunnels.tell_ended(ended);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // It is gone, and its clients begin anew with us.
+                _ => {
+                    let _ = self.poller.remove(old);
+                    self.tunnels.old = None;
+                    let clients: Vec<Client> = self.tunnels.elsewhere.drain().collect();
+                    clients.into_iter().for_each(|client| self.tunnels.tell_ended(client));
+                }
+            }
+        }
+    }
+
+    /// The new process passes on what clients of ours send.
+    pub(super) fn receive_from_new(&mut self, now: Now) {
+        for _ in 0..SHARE {
+            if self.rx.room() < crate::dtls::Associations::ROOM {
+                self.flush();
+            }
+            let Some(new) = &self.tunnels.new else { return };
+            let filled = self.rx.fill(0, |room| new.read(room));
+            let message = match filled {
+                Ok(message) if message.len as usize > HEAD => message,
+                Ok(message) if message.len > 0 => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // It has ended, and with it the sockets' only reader.
+                _ => {
+                    let _ = self.poller.remove(new);
+                    return self.tunnels.close();
+                }
+            };
+            let Some(head) = self.rx.bytes(message).first_chunk::<HEAD>() else { return };
+            let Head { client, tos, ttl } = Head::read(head);
+            #[expect(clippy::cast_possible_truncation, reason = "40")]
+            let head = HEAD as u32;
+            let datagram = Span { offset: message.offset + head, len: message.len - head };
+            if self.tunnels.leads_away(&client) {
+                self.tunnels.pass_on(&client, (tos, ttl), self.rx.bytes(datagram));
+            } else {
+                self.route_dtls_datagram(now, client, datagram, (tos, ttl));
+            }
+        }
+    }
+
+    /// Tells the new process whose associations have ended.
+    pub(super) fn tell_ended_associations(&mut self) {
+        while let Some(client) = self.out.dtls.next_ended() {
+            self.tunnels.tell_ended(client);
+        }
+    }
+}
+
+impl Head {
+    fn write(&self) -> [u8; HEAD] {
+        let Self { client: Client { listener: ListenerId(listener), address, local }, tos, ttl } = self;
+        let mut head = [0; HEAD];
+        head[..2].copy_from_slice(&listener.to_be_bytes());
+        (head[2], head[3]) = (*tos, *ttl);
+        for (at, place) in [address, local].into_iter().zip([4, 22]) {
+            let ip = match at.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            head[place..place + 16].copy_from_slice(&ip.octets());
+            head[place + 16..place + 18].copy_from_slice(&at.port().to_be_bytes());
+        }
+        head
+    }
+
+    fn read(head: &[u8; HEAD]) -> Self {
+        let [l0, l1, tos, ttl, rest @ ..] = head;
+        let [address, local] = [&rest[..18], &rest[18..]].map(|at| {
+            let ip: [u8; 16] = std::array::from_fn(|n| at[n]);
+            canonical(SocketAddr::new(Ipv6Addr::from(ip).into(), u16::from_be_bytes([at[16], at[17]])))
+        });
+        let listener = ListenerId(u16::from_be_bytes([*l0, *l1]));
+        Self { client: Client { listener, address, local }, tos: *tos, ttl: *ttl }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_head_is_read_as_it_was_written(
+            listener: u16,
+            tos: u8,
+            ttl: u8,
+            address: SocketAddr,
+            local: SocketAddr,
+        ) {
+            // Neither flow labels nor scopes are kept, as nowhere in a client.
+            let [address, local] =
+                [address, local].map(|at| canonical(SocketAddr::new(at.ip(), at.port())));
+            let client = Client { listener: ListenerId(listener), address, local };
+            let read = Head::read(&Head { client, tos, ttl }.write());
+            prop_assert_eq!((read.client, read.tos, read.ttl), (client, tos, ttl));
+        }
+    }
+
+    #[test]
+    fn clients_of_the_old_process_are_led_there_until_they_end() {
+        let poller = Poller::new().unwrap();
+        let client = |port: u16| Client {
+            listener: ListenerId(2),
+            address: ([192, 0, 2, 1], port).into(),
+            local: ([192, 0, 2, 9], 443).into(),
+        };
+        let (mut old, mut new) = (Tunnels::default(), Tunnels::default());
+        let far = old.open().unwrap();
+        new.join(far, [1, 2].map(client), &poller).unwrap();
+        assert!(new.leads_away(&client(1)) && !new.leads_away(&client(3)));
+        assert!(new.lead_from(ListenerId(2)) && !new.lead_from(ListenerId(1)));
+        assert!(new.pass_on(&client(2), (7, 64), b"datagram"));
+        let mut message = [0; 100];
+        let len = old.new.as_ref().unwrap().read(&mut message).unwrap();
+        let head = Head::read(message.first_chunk().unwrap());
+        assert_eq!((head.client, head.tos, head.ttl), (client(2), 7, 64));
+        assert_eq!(&message[HEAD..len], b"datagram");
+        // A queue that is full loses datagrams and nothing else.
+        let passed = (0..1_000_000).take_while(|_| new.pass_on(&client(1), (0, 0), &[0; 1000])).count();
+        assert!((1..1_000_000).contains(&passed));
+    }
+}

@@ -1,0 +1,379 @@
+//! A worker's part of an upgrade ([`crate::upgrade`]): it rests, gives what it has to the worker of the same number in the new process, and
+//! forgets it, or goes on as if nothing had been. There the other one takes it in before it serves anybody.
+
+use std::{
+    io, mem,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{Arc, mpsc},
+};
+
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Channel, SocketId, TcpSocket, UdpSocket};
+use turnpike_turn::{
+    server::{AllocationId, Arrival, Client, Family, Link, Moved, RelayId, Transport},
+    time::Now,
+};
+
+use super::{Command, Lingering, NOTHING, Role, Worker, handoff};
+use crate::{link::Way, listening::Named, ports::Reserved, upgrade::Unfit};
+
+/// Sessions that travel at a time: while the one process writes some, the other one reads those before.
+const BATCH: usize = 64;
+
+/// What a worker is told in an upgrade. Who asks to be answered waits for it.
+pub(crate) enum Step {
+    /// The sockets of these listeners.
+    Lend(Arc<[Named]>, mpsc::Sender<io::Result<Vec<OwnedFd>>>),
+    /// The kernel relays nothing from now on; answered when it does not.
+    Suspend(mpsc::Sender<()>),
+    /// Rest: what comes waits in its socket.
+    Freeze(mpsc::Sender<()>),
+    /// How much other workers have handed over since it was last asked.
+    Settle(mpsc::Sender<usize>),
+    /// Give all that can go: how many sessions.
+    Give(Channel, mpsc::Sender<io::Result<usize>>),
+    /// Go on: there is no upgrade.
+    Thaw,
+    /// Go on with what is left.
+    Release,
+    /// Serve what was taken in.
+    Serve,
+    /// The kernel relays again.
+    Resume,
+}
+
+/// What a worker that takes another's place needs for that.
+pub(crate) struct Heir {
+    /// From the other one.
+    pub(crate) channel: Channel,
+    /// How many sessions there are, or why they cannot be taken.
+    pub(crate) answer: mpsc::Sender<Result<usize, Unfit>>,
+    /// What holds from the first moment.
+    pub(crate) first: Command,
+}
+
+/// What comes before the sessions.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    /// Of the listeners for datagrams with a socket of their own: the kernel's drop counter as last seen.
+    drops: Vec<(Named, u32)>,
+    /// Clients over DTLS, which stay.
+    associations: Vec<Client>,
+    arrivals: Vec<Arrival>,
+    deletions: Vec<(u64, u64)>,
+    /// Of all workers; the first one has them.
+    reservations: Vec<Reserved>,
+    has_granted: bool,
+    has_tunnel: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Batch {
+    sessions: Vec<(Moved, Vec<Lent>)>,
+    is_last: bool,
+}
+
+/// A relay socket: its descriptor travels beside it.
+#[derive(Serialize, Deserialize)]
+struct Lent {
+    family: Family,
+    drops: u32,
+}
+
+/// Clients that are reached by nothing but a socket, which goes along.
+fn by_datagrams(link: Link) -> bool {
+    Way::of(link) == Way::Datagrams
+}
+
+impl Worker {
+    /// A step of a worker that serves. True means the end.
+    pub(super) fn upgrade(&mut self, now: Now, step: Step) -> bool {
+        match step {
+            Step::Lend(named, answer) => _ = answer.send(self.lend(&named)),
+            Step::Suspend(done) => match &mut self.offload {
+                Some(offload) => {
+                    offload.set_active(false);
+                    self.suspended = Some(done);
+                }
+                None => _ = done.send(()),
+            },
+            Step::Freeze(done) => return self.freeze(now, &done),
+            Step::Thaw => self.thaw(),
+            Step::Resume => self.resume_offload(),
+            // Who rests, or has yet to begin, is told these.
+            Step::Settle(_) | Step::Give(..) | Step::Release | Step::Serve => {}
+        }
+        false
+    }
+
+    /// Has more sessions follow where the kernel's path was begun or ended.
+    pub(super) fn walk_offload(&mut self) {
+        let Some(offload) = &mut self.offload else { return };
+        if offload.walk(&mut self.server, &self.out.listeners)
+            && let Some(done) = self.suspended.take()
+        {
+            let _ = done.send(());
+        }
+    }
+
+    fn resume_offload(&mut self) {
+        self.suspended = None;
+        if let Some(offload) = &mut self.offload {
+            offload.set_active(true);
+        }
+    }
+
+    /// The open listeners for datagrams, each with its socket; where DTLS has that of plain UDP, the latter.
+    fn sockets_listened_on(&self) -> Vec<(Named, SocketId)> {
+        let mut all: Vec<(Named, SocketId)> = Vec::new();
+        for (transport, count) in
+            [(Transport::Udp, self.listeners.len()), (Transport::Dtls, self.out.dtls.places())]
+        {
+            for place in 0..count {
+                let Some((socket, _)) = self.listening(transport, place) else { continue };
+                if all.iter().all(|(_, other)| *other != socket) {
+                    all.push(((transport, place), socket));
+                }
+            }
+        }
+        all
+    }
+
+    fn lend(&self, named: &[Named]) -> io::Result<Vec<OwnedFd>> {
+        let closed = || io::Error::new(io::ErrorKind::NotFound, "a listener has just been closed: try again");
+        let lend = |(transport, place): &Named| {
+            if *transport == Transport::Tcp {
+                return self.out.streams.listening(*place).ok_or_else(closed)?.as_fd().try_clone_to_owned();
+            }
+            let socket = self.listening(*transport, *place).and_then(|(id, _)| self.sockets.get(id));
+            socket.ok_or_else(closed)?.as_fd().try_clone_to_owned()
+        };
+        named.iter().map(lend).collect()
+    }
+
+    /// Rests until it is told how it goes on. True means the end.
+    fn freeze(&mut self, now: Now, done: &mpsc::Sender<()>) -> bool {
+        // What was read has left before anybody else reads.
+        self.carry_out_effects(now, NOTHING);
+        self.flush();
+        let _ = done.send(());
+        let (mut taken, mut later) = (0, Vec::new());
+        while let Some(command) = self.inbox.wait() {
+            match command {
+                Command::Handoff(handoff) => {
+                    taken += 1;
+                    self.take_handoff(now, *handoff);
+                    self.flush();
+                }
+                Command::Upgrade(Step::Settle(answer)) => _ = answer.send(mem::take(&mut taken)),
+                Command::Upgrade(Step::Give(channel, answer)) => _ = answer.send(self.give(now, &channel)),
+                Command::Upgrade(Step::Thaw) => {
+                    self.thaw();
+                    break;
+                }
+                Command::Upgrade(Step::Release) => {
+                    self.release(now);
+                    break;
+                }
+                Command::Stop => {
+                    later.push(Command::Stop);
+                    break;
+                }
+                other => later.push(other),
+            }
+        }
+        let now = self.now();
+        later.into_iter().any(|command| self.handle_command(now, command))
+    }
+
+    fn thaw(&mut self) {
+        self.given.clear();
+        self.tunnels.close();
+        self.resume_offload();
+    }
+
+    /// Sends all that can go. It remains here.
+    fn give(&mut self, now: Now, channel: &Channel) -> io::Result<usize> {
+        let portable = self.server.portable(by_datagrams);
+        let listened_on = self.sockets_listened_on();
+        let drops =
+            listened_on.iter().filter_map(|(named, id)| Some((*named, self.sockets.get(*id)?.lend())));
+        let drops = drops.collect();
+        let has_dtls = (0..self.out.dtls.places()).any(|place| self.out.dtls.listening(place).is_some());
+        let tunnel = if has_dtls { Some(self.tunnels.open()?) } else { None };
+        let is_first = self.number == 0;
+        let reserved = if is_first { self.ports.lend_reserved(now.ms)? } else { Vec::new() };
+        let (reservations, sockets): (Vec<_>, Vec<_>) = reserved.into_iter().unzip();
+        let head = Head {
+            drops,
+            associations: self.out.dtls.clients().chain(self.tunnels.clients()).collect(),
+            arrivals: self.server.expected(now),
+            deletions: self.server.deletions(now),
+            reservations,
+            has_granted: is_first,
+            has_tunnel: tunnel.is_some(),
+        };
+        let tunnel = tunnel.as_ref().map(|end| end.as_fd());
+        let descriptors: Vec<_> = tunnel.into_iter().chain(sockets.iter().map(|end| end.as_fd())).collect();
+        channel.send_value(&head, &descriptors)?;
+        if is_first {
+            channel.send(&self.granted.to_bytes(), &[])?;
+        }
+        for sessions in portable.chunks(BATCH) {
+            self.give_batch(now, channel, sessions)?;
+        }
+        channel.send_value(&Batch { sessions: Vec::new(), is_last: true }, &[])?;
+        let count = portable.len();
+        self.given = portable;
+        Ok(count)
+    }
+
+    fn give_batch(&mut self, now: Now, channel: &Channel, allocations: &[AllocationId]) -> io::Result<()> {
+        let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
+        let mut descriptors = Vec::with_capacity(2 * allocations.len());
+        for allocation in allocations {
+            let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
+            moved.keep_arrival(by_datagrams);
+            let mut lent = Vec::with_capacity(2);
+            for family in [Family::V4, Family::V6] {
+                let id = self.out.relay_socket(RelayId { allocation: *allocation, family });
+                let Some(socket) = id.and_then(|id| self.sockets.get(id)) else { continue };
+                lent.push(Lent { family, drops: socket.lend() });
+                descriptors.push(socket.as_fd());
+            }
+            batch.sessions.push((moved, lent));
+        }
+        channel.send_value(&batch, &descriptors)
+    }
+
+    /// The other worker has it now. What has not gone lives on here.
+    fn release(&mut self, now: Now) {
+        // Closing a socket here would not take it from the poller while it is open there.
+        for (_, id) in self.sockets_listened_on() {
+            let Some(socket) = self.sockets.get(id) else { continue };
+            let _ = self.poller.remove(socket);
+            // Associations that stay answer by it.
+            if !matches!(
+                mem::replace(&mut self.roles[id.0 as usize], Role::Free),
+                Role::Dtls(_) | Role::Both(..)
+            ) {
+                self.sockets.remove(id);
+                let answers = self.out.listeners.iter_mut();
+                answers.filter(|way| way.is_some_and(|(by, _)| by == id)).for_each(|way| *way = None);
+            }
+        }
+        self.listeners.clear();
+        self.lingering = Lingering::default();
+        self.out.streams.leave_listeners(&self.poller);
+        for allocation in mem::take(&mut self.given) {
+            if let Some(offload) = &mut self.offload {
+                offload.release(allocation, &mut self.server);
+            }
+            for (_, socket) in self.detach_sockets(allocation) {
+                self.ports.release(socket.local_addr());
+            }
+            self.server.surrender(now, allocation);
+        }
+        self.server.forget_lookups(by_datagrams);
+        if self.number == 0 {
+            self.ports.surrender_reserved();
+        }
+        self.out.dtls.left_behind();
+        if let Err(error) = self.tunnels.watch(&self.poller) {
+            tracing::error!(worker = self.number, %error, "clients over DTLS cannot be served any more");
+        }
+        self.carry_out_effects(now, NOTHING);
+        self.flush();
+        self.publish_now(now.ms);
+    }
+
+    /// Takes another worker's place and serves, if all others can do so too.
+    pub(crate) fn run_as_heir(&mut self, heir: Heir) {
+        let Heir { channel, answer, first } = heir;
+        let result = self.inherit(&channel);
+        let has_it = result.is_ok();
+        let _ = answer.send(result);
+        drop(channel);
+        let mut later = vec![first];
+        while has_it && let Some(command) = self.inbox.wait() {
+            match command {
+                Command::Upgrade(Step::Serve) => {
+                    let now = self.now();
+                    if !later.into_iter().any(|command| self.handle_command(now, command)) {
+                        self.run();
+                    }
+                    return;
+                }
+                // The sessions are the old process's still.
+                Command::Stop => return,
+                other => later.push(other),
+            }
+        }
+    }
+
+    /// Takes in what the worker of the same number gives; how many sessions.
+    fn inherit(&mut self, channel: &Channel) -> Result<usize, Unfit> {
+        let (head, descriptors) = channel.receive_value::<Head>()?;
+        let mut descriptors = descriptors.into_iter();
+        let now = self.now();
+        for ((transport, place), drops) in head.drops {
+            let socket = self.listening(transport, place).and_then(|(id, _)| self.sockets.get(id));
+            if let Some(socket) = socket {
+                socket.expect_drops(drops);
+            }
+        }
+        if head.has_tunnel {
+            let old = TcpSocket::from(descriptors.next().ok_or(Unfit::Incomplete)?);
+            self.tunnels.join(old, head.associations, &self.poller)?;
+        }
+        for arrival in head.arrivals {
+            self.server.expect(now, arrival);
+        }
+        self.server.remember_deletions(now, &head.deletions);
+        for reserved in head.reservations {
+            let socket = descriptors.next().ok_or(Unfit::Incomplete)?;
+            self.ports.adopt_reserved(now.ms, reserved, socket)?;
+        }
+        if head.has_granted && !self.granted.take_over(&channel.receive()?.bytes) {
+            return Err(Unfit::Incomplete);
+        }
+        let mut count = 0;
+        loop {
+            let (batch, descriptors) = channel.receive_value::<Batch>()?;
+            let mut descriptors = descriptors.into_iter();
+            count += batch.sessions.len();
+            for (moved, lent) in batch.sessions {
+                self.take_in(now, moved, &lent, &mut descriptors)?;
+            }
+            if batch.is_last {
+                return Ok(count);
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        now: Now,
+        moved: Moved,
+        lent: &[Lent],
+        descriptors: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), Unfit> {
+        let mut sockets = handoff::Sockets::with_capacity(lent.len());
+        for Lent { family, drops } in lent {
+            let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, *drops)?;
+            self.ports.adopt(socket.local_addr());
+            sockets.push((*family, socket));
+        }
+        let allocation = self.server.restore(now, moved, Way::Datagrams.link()).map_err(|moved| {
+            let (realm, user) = moved.owner();
+            let (realm, user) = (realm.to_owned(), user.to_owned());
+            if self.server.has_realm(&realm) { Unfit::Quota { realm, user } } else { Unfit::Realm { realm } }
+        })?;
+        self.attach_sockets(now, allocation, sockets);
+        let has = |lent: &Lent| {
+            let relay = RelayId { allocation, family: lent.family };
+            self.out.relay_socket(relay).is_some()
+        };
+        if lent.iter().all(has) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Limits of bits per second over real sockets: what gets through is held against what the time that really passed allows.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use turnpike_relay::Config;
+use turnpike_turn::server::{Bandwidth, Rates};
+
+use crate::support::*;
+
+/// Bits per second; a megabyte.
+const RATE: u64 = 8_000_000;
+const PAYLOAD: usize = 1000;
+
+fn per_allocation(burst_ms: u32) -> Bandwidth {
+    let rates = Rates { per_allocation: Some(RATE), ..Rates::default() };
+    Bandwidth { rates, burst_ms, ..Bandwidth::default() }
+}
+
+/// Bytes that a bucket lets pass from `since` until now, and a twentieth: the server reads its clock once per batch.
+fn allowed(since: Instant, burst_ms: u32) -> u64 {
+    let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap() + 1;
+    let at_once = RATE / 8000 * u64::from(burst_ms);
+    (at_once + RATE / 8000 * elapsed_ms) * 21 / 20 + PAYLOAD as u64
+}
+
+/// A client over UDP.
+struct Datagrams {
+    socket: UdpSocket,
+    server: SocketAddr,
+}
+
+impl Datagrams {
+    /// With a channel to `peer`; also its relayed transport address.
+    fn allocated(world: &World, peer: &UdpSocket) -> (Self, SocketAddr) {
+        let client = Self { socket: crate::support::peer(), server: world.udp() };
+        let relayed = plain(&client.ask(&allocate()).attribute(0x0016));
+        client.ask(&bind(peer.local_addr().unwrap()));
+        (client, relayed)
+    }
+
+    fn ask(&self, request: &[u8]) -> Message {
+        self.socket.send_to(request, self.server).unwrap();
+        let answer = Message(heard(&self.socket));
+        assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0100, "{answer:?}");
+        answer
+    }
+}
+
+/// Has `send` called twice as often as the rate lets datagrams pass, for a second and a half. Who falls behind catches up bit by bit, lest
+/// a socket's buffer overflow.
+fn offer(mut send: impl FnMut()) {
+    let started = Instant::now();
+    let per_second = 2 * RATE / 8 / PAYLOAD as u64;
+    let mut sent = 0;
+    while started.elapsed() < Duration::from_millis(1500) {
+        let due = u64::try_from(started.elapsed().as_micros()).unwrap() * per_second / 1_000_000;
+        let now = due.saturating_sub(sent).min(32);
+        (0..now).for_each(|_| send());
+        sent += now;
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn datagrams_beyond_the_rate_are_dropped_each_way() {
+    let burst_ms = 250;
+    let world = start_with(|config| config.server.bandwidth = per_allocation(burst_ms));
+    let peer = peer();
+    let started = Instant::now();
+    let (client, relayed) = Datagrams::allocated(&world, &peer);
+    let (up, down) = (channel_data(&[7; PAYLOAD]), [8; PAYLOAD]);
+    for way in ["to_peer", "to_client"] {
+        let began = Instant::now();
+        offer(|| {
+            let sent = if way == "to_peer" {
+                client.socket.send_to(&up, client.server)
+            } else {
+                peer.send_to(&down, relayed)
+            };
+            sent.unwrap();
+        });
+        let offered_for = u64::try_from(began.elapsed().as_millis()).unwrap();
+        // Twice the rate was offered all the time: half of the rate is little.
+        let least = RATE / 8000 * offered_for / 2;
+        let passed = eventually(&format!("{way}: {least} bytes"), || {
+            let passed = world.counter("relayed_bytes", way);
+            (passed >= least).then_some(passed)
+        });
+        let most = allowed(started, burst_ms);
+        assert!(passed <= most, "{way}: {passed} bytes, of which {most} may pass");
+        world.wait_whether("dropped_datagrams", "allocation_bandwidth", true);
+    }
+    assert!(world.counter("dropped_datagrams", "total_bandwidth") == 0);
+}
+
+/// The client's bytes stay where they are until they may pass; who else is served is served.
+#[test]
+fn a_client_over_a_stream_waits_and_loses_nothing() {
+    let burst_ms = 20;
+    let world = start_with(|config| {
+        config.streams.tls = Some(context(&[identity(&["turn.example.org"])]));
+        config.server.bandwidth = per_allocation(burst_ms);
+    });
+    let tls = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+    waits(&world, burst_ms, world.client());
+    waits(&world, burst_ms, Client::new(tls));
+    assert_eq!(world.counter("dropped_datagrams", "allocation_bandwidth"), 0);
+}
+
+fn waits<S: Read + Write + Send>(world: &World, burst_ms: u32, mut client: Client<S>) {
+    const DATAGRAMS: usize = 600;
+    let peer = peer();
+    let pauses = || world.counter("bandwidth_pauses", "allocation");
+    let before = pauses();
+    let started = Instant::now();
+    client.allocated(&peer);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..DATAGRAMS {
+                let mut payload = [0; PAYLOAD];
+                payload[..2].copy_from_slice(&u16::try_from(number).unwrap().to_be_bytes());
+                client.send(&padded(channel_data(&payload)));
+            }
+            // It comes behind all of them.
+            client.ask(&refresh(9));
+        });
+        // All the time, for its buffer is small.
+        let reading = scope.spawn(|| {
+            for number in 0..DATAGRAMS {
+                let payload = heard(&peer);
+                assert_eq!(payload.len(), PAYLOAD);
+                assert_eq!(usize::from(u16::from_be_bytes([payload[0], payload[1]])), number);
+            }
+        });
+        eventually("it waits", || (pauses() > before).then_some(()));
+        world.client().ask(&binding(1));
+        reading.join().unwrap();
+        let (passed, most) = ((DATAGRAMS * PAYLOAD) as u64, allowed(started, burst_ms));
+        assert!(passed <= most, "{passed} bytes, of which {most} may pass");
+    });
+}
+
+#[test]
+fn a_reload_brings_and_takes_the_limit() {
+    let world = start(|_| {});
+    let peer = peer();
+    let mut client = world.client();
+    client.allocated(&peer);
+    let pauses = || world.counter("bandwidth_pauses", "allocation");
+    let mut relays = || {
+        for _ in 0..200 {
+            client.send(&padded(channel_data(&[7; PAYLOAD])));
+            heard(&peer);
+        }
+        // The counters are younger than the last datagram.
+        let bindings = world.counter("requests", "binding");
+        client.ask(&binding(1));
+        eventually("the counters", || (world.counter("requests", "binding") > bindings).then_some(()));
+        pauses()
+    };
+    let reload = |bandwidth: Bandwidth| {
+        let config = configured(|config: &mut Config| config.server.bandwidth = bandwidth);
+        let store: Arc<dyn turnpike_relay::CredentialStore> = Arc::new(());
+        world.relay.reconfigure(&config, &world.relay.layout(), &store).unwrap();
+    };
+    assert_eq!(relays(), 0);
+    // Ping-pong on loopback is faster than this.
+    let slow = Rates { per_allocation: Some(RATE / 4), ..Rates::default() };
+    reload(Bandwidth { rates: slow, burst_ms: 10, ..Bandwidth::default() });
+    let paused = eventually("a pause", || Some(relays()).filter(|pauses| *pauses > 0));
+    reload(Bandwidth::default());
+    // Once all workers have it.
+    let paused = eventually("no more pauses", || {
+        let before = pauses();
+        Some(relays()).filter(|pauses| *pauses == before && before >= paused)
+    });
+    assert_eq!(relays(), paused);
+}
+
+/// Two clients, wherever the kernel puts them, of two workers that have one bucket.
+#[test]
+fn what_all_have_together_is_kept_over_workers_and_shared_fairly() {
+    let burst_ms = 250;
+    let world = start_with(|config| {
+        config.workers = 2;
+        config.server.bandwidth = Bandwidth { total: Some(RATE), burst_ms, ..Bandwidth::default() };
+    });
+    let peers = [peer(), peer()];
+    let started = Instant::now();
+    let clients = [0, 1].map(|number: usize| Datagrams::allocated(&world, &peers[number]).0);
+    let datagram = channel_data(&[7; PAYLOAD]);
+    let over = AtomicBool::new(false);
+    let heard: Vec<usize> = thread::scope(|scope| {
+        let count = |peer: &UdpSocket| {
+            peer.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            let mut count = 0;
+            loop {
+                match peer.recv(&mut [0; 2048]) {
+                    Ok(_) => count += 1,
+                    Err(_) if over.load(Ordering::Relaxed) => return count,
+                    Err(_) => {}
+                }
+            }
+        };
+        let counting: Vec<_> = peers.iter().map(|peer| scope.spawn(move || count(peer))).collect();
+        offer(|| {
+            for client in &clients {
+                client.socket.send_to(&datagram, client.server).unwrap();
+            }
+        });
+        over.store(true, Ordering::Relaxed);
+        counting.into_iter().map(|counting| counting.join().unwrap()).collect()
+    });
+    let (passed, most) = (((heard[0] + heard[1]) * PAYLOAD) as u64, allowed(started, burst_ms));
+    assert!(passed <= most, "{passed} bytes, of which {most} may pass");
+    assert!(heard[0] >= heard[1] / 2 && heard[1] >= heard[0] / 2, "{heard:?}");
+    world.wait_whether("dropped_datagrams", "total_bandwidth", true);
+}

@@ -1,0 +1,113 @@
+//! What may be seen of a relay from outside: its counts at once, how many clients each listener has, and who was turned
+//! away.
+
+use std::{
+    io::Write,
+    net::UdpSocket,
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use crate::support::{self, *};
+use turnpike_relay::{Relay, SessionLog, TurnedAway};
+use turnpike_turn::server::{Effect, Transport};
+
+/// Has a worker publish what it has counted.
+fn probe(relay: &Relay, worker: usize) -> Duration {
+    let (sender, answer) = mpsc::channel();
+    relay.probe(worker, move |waited| sender.send(waited).unwrap());
+    answer.recv_timeout(SOON).expect("an answer")
+}
+
+fn allocated(world: &World) -> UdpSocket {
+    let client = peer();
+    client.connect(world.udp()).unwrap();
+    client.send(&allocate()).unwrap();
+    assert_eq!(Message(heard(&client)).kind(), ALLOCATE | 0x0100);
+    client
+}
+
+#[test]
+fn counts_are_of_the_moment_in_which_somebody_asks() {
+    let world = support::start_workers(1);
+    let mut clients = Vec::new();
+    // Faster than workers publish by themselves.
+    for count in 1..=20 {
+        clients.push(allocated(&world));
+        probe(&world.relay, 0);
+        assert_eq!(world.relay.snapshots()[0].allocations, count);
+    }
+    let (sender, answer) = mpsc::channel::<Duration>();
+    world.relay.probe(1, move |waited| sender.send(waited).unwrap());
+    assert!(answer.recv_timeout(SOON).is_err(), "there is no such worker");
+}
+
+#[test]
+fn each_listener_has_its_clients() {
+    let world = support::start_workers(2);
+    let _udp = [allocated(&world), allocated(&world)];
+    let mut tcp = world.client();
+    assert_eq!(tcp.ask(&allocate()).kind(), ALLOCATE | 0x0100);
+    let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+    let mut tls = Client::new(stream);
+    assert_eq!(tls.ask(&allocate()).kind(), ALLOCATE | 0x0100);
+    (0..2).for_each(|worker| _ = probe(&world.relay, worker));
+    let snapshots = world.relay.snapshots();
+    let counted = world.relay.by_listener(&snapshots);
+    let of = |transport, address| {
+        let found = counted.iter().filter(|it| (it.transport, it.address) == (transport, address));
+        found.map(|it| it.allocations).sum::<u64>()
+    };
+    assert_eq!(of(Transport::Udp, world.udp()), 2);
+    assert_eq!(of(Transport::Tcp, world.tcp()), 1);
+    assert_eq!(of(Transport::Tls, world.tls()), 1);
+    assert_eq!(counted.iter().map(|it| it.allocations).sum::<u64>(), 4);
+}
+
+#[derive(Clone, Default)]
+struct Door(Arc<Mutex<Vec<TurnedAway>>>);
+
+impl SessionLog for Door {
+    fn effect(&self, _: usize, _: &Effect) {}
+    fn turned_away(&self, _: usize, turned: &TurnedAway) {
+        self.0.lock().unwrap().push(*turned);
+    }
+}
+
+#[test]
+fn who_is_turned_away_is_told_with_the_reason() {
+    let door = Door::default();
+    let world = support::start_heard_by(Arc::new(door.clone()), Arc::new(()), |config| {
+        config.streams.tls = Some(context(&[identity(&["turn.example.org"])]));
+        config.streams.tls_only = true;
+    });
+    let told = |stage: &str, reason: &str| {
+        eventually(&format!("{stage} {reason}"), || {
+            let told = door.0.lock().unwrap();
+            told.iter().find(|it| (it.stage, it.reason) == (stage, reason)).copied()
+        })
+    };
+    let mut plain = connect(world.tls());
+    plain.write_all(&allocate()).unwrap();
+    let turned = told("connection", "plain_refused");
+    assert_eq!((turned.client, turned.transport), (plain.local_addr().unwrap(), Transport::Tcp));
+    let mut strange = connect(world.tcp());
+    strange.write_all(&[0x80; 20]).unwrap();
+    assert_eq!(told("connection", "not_stun").client, strange.local_addr().unwrap());
+    // A record of TLS with nonsense in it.
+    let mut garbage = connect(world.tls());
+    garbage.write_all(&[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]).unwrap();
+    let of_tls = eventually("a handshake that failed", || {
+        let told = door.0.lock().unwrap();
+        told.iter().find(|it| it.stage == "tls_handshake").copied()
+    });
+    assert_eq!((of_tls.client, of_tls.transport), (garbage.local_addr().unwrap(), Transport::Tls));
+    // Who goes as he came is not.
+    let count = door.0.lock().unwrap().len();
+    let mut client = world.client();
+    client.ask(&allocate());
+    drop(client);
+    eventually("it has ended", || (world.relay.snapshots()[0].allocations == 0).then_some(()));
+    probe(&world.relay, 0);
+    assert_eq!(door.0.lock().unwrap().len(), count);
+}

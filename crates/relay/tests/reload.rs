@@ -1,0 +1,209 @@
+//! A reload changes where is listened and relayed, while those who are there go on.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::Arc,
+};
+
+use turnpike_relay::{Config, CredentialStore, RelayAddress, Relistened, StartError};
+
+use crate::support::{
+    dtls::{DtlsClient, Kind},
+    *,
+};
+
+const ANOTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
+
+fn reload(world: &World, change: impl FnOnce(&mut Config)) -> Result<Relistened, StartError> {
+    let config = configured(change);
+    let mut layout = world.relay.layout();
+    layout.follow(&config.listen, &config.dtls.listen, &config.streams);
+    let nobody: Arc<dyn CredentialStore> = Arc::new(());
+    world.relay.reconfigure(&config, &layout, &nobody)
+}
+
+/// The answer to a request by UDP, from this socket.
+fn asked(socket: &UdpSocket, server: SocketAddr, request: &[u8]) -> Message {
+    socket.send_to(request, server).unwrap();
+    Message(heard(socket))
+}
+
+fn is_success(answer: &Message) -> bool {
+    answer.kind() & 0x0110 == 0x0100
+}
+
+/// Whether the server gives an allocation at this address to somebody new.
+fn allocates(server: SocketAddr) -> bool {
+    is_success(&asked(&peer(), server, &allocate()))
+}
+
+/// An allocation over UDP with a channel to a peer.
+struct Flow {
+    client: UdpSocket,
+    server: SocketAddr,
+    peer: UdpSocket,
+    relayed: SocketAddr,
+}
+
+impl Flow {
+    fn new(server: SocketAddr) -> Self {
+        let (client, peer) = (peer(), peer());
+        let relayed = plain(&asked(&client, server, &allocate()).attribute(0x0016));
+        assert!(is_success(&asked(&client, server, &bind(peer.local_addr().unwrap()))));
+        Self { client, server, peer, relayed }
+    }
+
+    fn goes_on(&self) {
+        self.client.send_to(&channel_data(b"up"), self.server).unwrap();
+        assert_eq!(heard(&self.peer), b"up");
+        self.peer.send_to(b"down", self.relayed).unwrap();
+        assert_eq!(heard(&self.client)[4..], *b"down");
+        assert!(is_success(&asked(&self.client, self.server, &refresh(5))));
+    }
+
+    fn ends(self) {
+        let delete = stun(REFRESH, 6, &[(0x000D, &0_u32.to_be_bytes())]);
+        assert!(is_success(&asked(&self.client, self.server, &delete)));
+    }
+}
+
+#[test]
+fn a_udp_listener_that_is_taken_away_keeps_its_clients_until_the_last_and_takes_no_new_ones() {
+    for workers in [1, 2] {
+        let world = start_with(|config| config.workers = workers);
+        let old = world.udp();
+        let flow = Flow::new(old);
+        let elsewhere = |config: &mut Config| config.listen = vec![SocketAddr::new(ANOTHER, 0)];
+        let changed = reload(&world, elsewhere).unwrap();
+        let new = world.udp();
+        assert_eq!((changed.opened, changed.closed), (vec![("udp", new)], vec![("udp", old)]));
+        assert_eq!((new.ip(), world.relay.listeners().udp.len()), (ANOTHER, 1));
+        eventually("it serves", || allocates(new).then_some(()));
+        eventually("the old one takes nobody", || (!allocates(old)).then_some(()));
+        assert!(is_success(&asked(&peer(), old, &binding(1))), "but answers");
+        flow.goes_on();
+
+        // It comes back as the same one.
+        let changed = reload(&world, |config| config.listen.push(SocketAddr::new(ANOTHER, 0))).unwrap();
+        assert_eq!((changed.opened, changed.closed), (vec![("udp", old)], vec![]));
+        eventually("it takes clients again", || allocates(old).then_some(()));
+        flow.goes_on();
+
+        // Others have come, who stay for as long as they like: one listener without them.
+        let world = start_with(|config| config.workers = workers);
+        let old = world.udp();
+        let flow = Flow::new(old);
+        reload(&world, elsewhere).unwrap();
+        flow.goes_on();
+        assert!(UdpSocket::bind(old).is_err());
+        flow.ends();
+        eventually("it is closed on all workers", || UdpSocket::bind(old).ok());
+        eventually("the new one serves", || allocates(world.udp()).then_some(()));
+    }
+}
+
+#[test]
+fn a_stream_listener_that_is_taken_away_closes_at_once_and_its_connections_stay() {
+    let world = start_workers(2);
+    let (tcp, peer) = (world.tcp(), peer());
+    let mut client = world.client();
+    client.allocated(&peer);
+    let changed = reload(&world, |config| config.streams.listen.clear()).unwrap();
+    assert!(changed.closed.contains(&("tcp", tcp)), "{changed:?}");
+    eventually("nobody listens", || TcpStream::connect(tcp).err());
+    client.send(&padded(channel_data(b"still here")));
+    assert_eq!(heard(&peer), b"still here");
+    client.ask(&refresh(3));
+
+    let changed = reload(&world, |_| {}).unwrap();
+    let back = world.tcp();
+    assert!(changed.opened.contains(&("tcp", back)), "{changed:?}");
+    eventually("it is back", || TcpStream::connect(back).ok());
+    world.client().ask(&binding(1));
+}
+
+#[test]
+fn what_cannot_be_bound_changes_nothing() {
+    let world = start(|_| {});
+    let before = world.relay.listeners();
+    let (busy, also_busy) = (peer(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let taken = [busy.local_addr().unwrap(), also_busy.local_addr().unwrap()];
+    let by_udp = reload(&world, |config| config.listen = vec![SocketAddr::new(ANOTHER, 0), taken[0]]);
+    assert!(by_udp.unwrap_err().to_string().contains(&format!("udp {}", taken[0])));
+    let by_tcp = reload(&world, |config| {
+        config.listen.clear();
+        config.streams.listen.push(taken[1]);
+    });
+    assert!(by_tcp.unwrap_err().to_string().contains(&format!("tcp {}", taken[1])));
+    let elsewhere = "192.0.2.1".parse().unwrap();
+    let relay = reload(&world, |config| {
+        config.listen.clear();
+        config.relay = vec![RelayAddress { bind: elsewhere, external: None }];
+    });
+    assert!(matches!(relay, Err(StartError::RelayAddress { address, .. }) if address == elsewhere));
+    assert_eq!(world.relay.listeners(), before);
+    assert!(allocates(before.udp[0]));
+    world.client().ask(&binding(1));
+}
+
+/// Of two clients that are each other's peer through their relayed addresses, as WebRTC has them where both are behind NATs.
+#[test]
+fn new_allocations_are_where_the_reload_says_and_old_ones_stay_where_they_are() {
+    let world = start(|_| {});
+    let flow = Flow::new(world.udp());
+    let relayed = |flow: &Flow| (flow.relayed.ip(), (30_000..=30_099).contains(&flow.relayed.port()));
+    assert_eq!(relayed(&flow), (Ipv4Addr::LOCALHOST.into(), false));
+    // To the first one by its relayed address.
+    let other = peer();
+    let at_other = plain(&asked(&other, world.udp(), &allocate()).attribute(0x0016));
+    assert!(is_success(&asked(&other, world.udp(), &bind(flow.relayed))));
+    assert!(is_success(&asked(&flow.client, flow.server, &permit(at_other))));
+
+    let elsewhere = |config: &mut Config| {
+        config.ports = 30_000..=30_099;
+        config.relay = vec![RelayAddress { bind: ANOTHER, external: None }];
+    };
+    reload(&world, elsewhere).unwrap();
+    assert_eq!(relayed(&Flow::new(world.udp())), (ANOTHER, true));
+    flow.goes_on();
+    other.send_to(&channel_data(b"relay to relay"), world.udp()).unwrap();
+    let indication = Message(heard(&flow.client));
+    assert_eq!((indication.kind(), indication.attribute(0x0013)), (DATA, b"relay to relay".to_vec()));
+}
+
+#[test]
+fn a_first_certificate_opens_tls_and_dtls() {
+    for workers in [1, 2] {
+        let world = start_with(|config| config.workers = workers);
+        let flow = Flow::new(world.udp());
+        let secure = |config: &mut Config| {
+            let identity = identity(&["turn.example.org"]);
+            config.streams.tls = Some(context(std::slice::from_ref(&identity)));
+            config.dtls.context = Some(dtls::context(&[identity]));
+            // Of the same socket.
+            config.dtls.listen = config.listen.clone();
+        };
+        let changed = reload(&world, secure).unwrap();
+        let (tls, dtls) = (world.tls(), world.dtls());
+        assert_eq!(changed.opened, [("dtls", dtls), ("tls", tls)]);
+        assert_eq!(dtls, world.udp());
+        eventually("TLS is served", || {
+            let stream = tls_connect(tls, "turn.example.org", &tls_config(&[])).ok()?;
+            Client::new(stream).ask(&binding(1));
+            Some(())
+        });
+        // A worker that has not seen the reload yet costs the client a retransmission.
+        let mut client = DtlsClient::connect(dtls, Kind::V12);
+        let peer = peer();
+        client.allocated(&peer);
+        flow.goes_on();
+
+        // Without it, who is there stays.
+        let changed = reload(&world, |_| {}).unwrap();
+        assert_eq!((changed.opened.len(), changed.closed), (0, vec![("dtls", dtls), ("tls", tls)]));
+        client.send(&channel_data(b"still here"));
+        assert_eq!(heard(&peer), b"still here");
+        client.ask(&refresh(2));
+        flow.goes_on();
+    }
+}

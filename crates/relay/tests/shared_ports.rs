@@ -1,0 +1,265 @@
+//! One relay socket for many allocations (`Config::shared_ports`) over real sockets: each client hears its own peers, nothing is opened
+//! for it, and one call to the kernel serves several.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+};
+
+use turnpike_net::{rx::RxStats, tx::TxStats};
+
+use crate::support::*;
+
+const REQUESTED_TRANSPORT: (u16, &[u8]) = (0x0019, &[17, 0, 0, 0]);
+const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+
+/// A relay with so many shared ports for each worker.
+fn start_shared(shared_ports: usize, workers: usize) -> World {
+    start_with(|config| (config.shared_ports, config.workers) = (shared_ports, workers))
+}
+
+/// A client over UDP.
+struct Sharer {
+    socket: UdpSocket,
+    relayed: SocketAddr,
+}
+
+impl Sharer {
+    fn new(world: &World) -> Self {
+        Self::with(world, &[])
+    }
+
+    /// Its Allocate has these attributes too.
+    fn with(world: &World, attributes: &[(u16, &[u8])]) -> Self {
+        let socket = peer();
+        socket.connect(world.udp()).unwrap();
+        let mut sharer = Self { socket, relayed: world.udp() };
+        let attributes = [&[REQUESTED_TRANSPORT], attributes].concat();
+        let answer = sharer.ask(&stun(ALLOCATE, 1, &attributes));
+        assert_eq!(answer.kind(), ALLOCATE | 0x0100, "{answer:?}");
+        sharer.relayed = plain(&answer.attribute(XOR_RELAYED_ADDRESS));
+        sharer
+    }
+
+    fn ask(&self, request: &[u8]) -> Message {
+        self.socket.send(request).unwrap();
+        Message(heard(&self.socket))
+    }
+
+    /// The code of a refusal, 0 for a success.
+    fn code(&self, request: &[u8]) -> u16 {
+        let answer = self.ask(request);
+        if answer.kind() & 0x0110 == 0x0100 {
+            return 0;
+        }
+        let value = answer.attribute(0x0009);
+        u16::from(value[2]) * 100 + u16::from(value[3])
+    }
+
+    /// A datagram each way, on the channel to this peer.
+    fn converses(&self, peer: &UdpSocket, word: &[u8]) {
+        self.socket.send(&channel_data(word)).unwrap();
+        let mut buffer = [0; 100];
+        let (len, from) = peer.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..len], from), (word, self.relayed));
+        peer.send_to(word, self.relayed).unwrap();
+        assert_eq!(Message(heard(&self.socket)).payload(), word);
+    }
+}
+
+/// A peer with an address of its own.
+fn peer_at(number: u8) -> UdpSocket {
+    let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number), 0)).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket
+}
+
+/// Clients on one relayed address, each with a channel to a peer of its own.
+fn pairs(world: &World, count: u8) -> Vec<(Sharer, UdpSocket)> {
+    let pair = |number| {
+        let (client, peer) = (Sharer::new(world), peer_at(number));
+        assert_eq!(client.code(&bind(peer.local_addr().unwrap())), 0);
+        (client, peer)
+    };
+    (1..=count).map(pair).collect()
+}
+
+#[test]
+fn each_client_hears_its_own_peers_on_one_relayed_address() {
+    let world = start_shared(1, 1);
+    let pairs = pairs(&world, 20);
+    let relayed = pairs[0].0.relayed;
+    for (number, (client, peer)) in (0..).zip(&pairs) {
+        assert_eq!(client.relayed, relayed);
+        client.converses(peer, &[number; 9]);
+    }
+    // By a permission alone: what comes from any port of that address.
+    let (client, _) = &pairs[7];
+    let stranger = peer_at(8);
+    stranger.send_to(b"strange", relayed).unwrap();
+    let indication = Message(heard(&client.socket));
+    assert_eq!(indication.kind(), DATA);
+    assert_eq!(indication.attribute(0x0013), b"strange");
+    assert_eq!(plain_with(&indication, 0x0012), stranger.local_addr().unwrap());
+    // From nowhere.
+    peer_at(200).send_to(b"lost", relayed).unwrap();
+    world.wait_for_counter("dropped_datagrams", "no_permission", 1);
+}
+
+/// An address in an indication, whose transaction ID is of no matter for IPv4.
+fn plain_with(message: &Message, kind: u16) -> SocketAddr {
+    plain(&message.attribute(kind))
+}
+
+#[test]
+fn a_peer_that_another_client_has_is_refused_until_it_is_free() {
+    let world = start_shared(1, 1);
+    let (alice, bob) = (Sharer::new(&world), Sharer::new(&world));
+    assert_eq!(alice.relayed, bob.relayed);
+    let there = peer_at(1);
+    let at = there.local_addr().unwrap();
+    assert_eq!(alice.code(&bind(at)), 0);
+    assert_eq!(bob.code(&permit(at)), 508);
+    assert_eq!(bob.code(&bind(SocketAddr::new(at.ip(), 9))), 508);
+    alice.converses(&there, b"hers");
+    world.wait_for_counter("limit_refusals", "shared_peer", 2);
+    // Her session ends, his takes the peer over, on the same socket.
+    assert_eq!(alice.code(&stun(REFRESH, 5, &[(0x000D, &[0; 4])])), 0);
+    assert_eq!(bob.code(&bind(at)), 0);
+    bob.converses(&there, b"his");
+}
+
+#[test]
+fn the_socket_is_closed_with_the_last_of_its_allocations() {
+    let world = start_shared(1, 1);
+    let mut pairs = pairs(&world, 3);
+    let relayed = pairs[0].0.relayed;
+    let end = stun(REFRESH, 5, &[(0x000D, &[0; 4])]);
+    while let Some((client, _)) = pairs.pop() {
+        for (other, peer) in &pairs {
+            other.converses(peer, b"open");
+        }
+        assert!(UdpSocket::bind(relayed).is_err(), "it is still the relay's");
+        assert_eq!(client.code(&end), 0);
+    }
+    eventually("the port is free", || UdpSocket::bind(relayed).ok());
+    // The next one gets another.
+    let (client, peer) = (Sharer::new(&world), peer_at(1));
+    assert_eq!(client.code(&bind(peer.local_addr().unwrap())), 0);
+    client.converses(&peer, b"anew");
+}
+
+#[test]
+fn clients_are_spread_over_as_many_ports_as_there_may_be() {
+    let world = start_shared(3, 1);
+    let clients: Vec<_> = (0..12).map(|_| Sharer::new(&world)).collect();
+    let ports: Vec<u16> = clients.iter().map(|client| client.relayed.port()).collect();
+    let distinct: BTreeSet<u16> = ports.iter().copied().collect();
+    assert_eq!(distinct.len(), 3);
+    for port in distinct {
+        assert_eq!(ports.iter().filter(|other| **other == port).count(), 4, "{ports:?}");
+    }
+    // On different ports two clients may have the same peer.
+    let at = peer_at(1).local_addr().unwrap();
+    let other = clients.iter().find(|client| client.relayed != clients[0].relayed).unwrap();
+    assert_eq!((clients[0].code(&permit(at)), other.code(&permit(at))), (0, 0));
+}
+
+#[test]
+fn who_needs_a_port_of_its_own_has_it() {
+    let world = start_shared(1, 1);
+    let shared = Sharer::new(&world);
+    // EVEN-PORT, with and without a reservation, and MOBILITY-TICKET.
+    let even = Sharer::with(&world, &[(0x0018, &[0])]);
+    let mobile = Sharer::with(&world, &[(0x8030, &[])]);
+    let socket = peer();
+    socket.connect(world.udp()).unwrap();
+    socket.send(&stun(ALLOCATE, 1, &[REQUESTED_TRANSPORT, (0x0018, &[0x80])])).unwrap();
+    let answer = Message(heard(&socket));
+    let token = answer.attribute(0x0022);
+    let reserved = Sharer::with(&world, &[(0x0022, &token)]);
+    let pair = plain(&answer.attribute(XOR_RELAYED_ADDRESS)).port();
+    assert_eq!((even.relayed.port() % 2, pair % 2, reserved.relayed.port()), (0, 0, pair + 1));
+    let ports = [&shared, &even, &mobile, &reserved].map(|client| client.relayed.port());
+    assert_eq!(BTreeSet::from(ports).len(), 4, "{ports:?}");
+    assert_eq!(Sharer::new(&world).relayed, shared.relayed);
+    // There any of them may have any peer.
+    let at = peer_at(1).local_addr().unwrap();
+    for client in [&shared, &even, &mobile, &reserved] {
+        assert_eq!(client.code(&permit(at)), 0);
+    }
+}
+
+#[test]
+fn an_icmp_error_is_told_to_whoever_sent_there() {
+    let world = start_shared(1, 1);
+    let pairs = pairs(&world, 4);
+    let gone = peer_at(9);
+    let at = gone.local_addr().unwrap();
+    drop(gone);
+    let client = &pairs[2].0;
+    assert_eq!(client.code(&permit(at)), 0);
+    let send = stun(SEND, 6, &[(0x0012, &xored(at)), (0x0013, b"anybody?")]);
+    client.socket.send(&send).unwrap();
+    let indication = Message(heard(&client.socket));
+    assert_eq!((indication.kind(), plain_with(&indication, 0x0012)), (DATA, at));
+    // Port unreachable.
+    assert_eq!(indication.attribute(0x8004)[2..4], [3, 3]);
+    // Nobody else hears of it, and nobody's datagrams suffer.
+    for (other, peer) in &pairs {
+        other.converses(peer, b"well");
+    }
+}
+
+#[test]
+fn each_worker_has_shared_ports_of_its_own() {
+    let world = start_shared(1, 2);
+    // Enough that both workers have some: all but one of 2^31 runs.
+    let pairs = pairs(&world, 32);
+    let ports: BTreeSet<_> = pairs.iter().map(|(client, _)| client.relayed).collect();
+    assert_eq!(ports.len(), 2);
+    for (client, peer) in &pairs {
+        client.converses(peer, b"here");
+    }
+}
+
+/// What a worker counted.
+fn counted(world: &World) -> (RxStats, TxStats) {
+    let snapshot = &world.relay.snapshots()[0];
+    (snapshot.rx, snapshot.tx)
+}
+
+/// With a socket for each allocation, each of these datagrams would take a call of its own.
+#[test]
+fn one_call_receives_from_many_peers() {
+    let world = start_shared(1, 1);
+    let pairs = pairs(&world, 60);
+    let relayed = pairs[0].0.relayed;
+    let several = || counted(&world).0.batch[2..].iter().sum::<u64>();
+    // The worker may be too quick for a batch now and then.
+    eventually("a call that brings four datagrams or more", || {
+        for (_, peer) in &pairs {
+            peer.send_to(b"in", relayed).unwrap();
+        }
+        for (client, _) in &pairs {
+            assert_eq!(Message(heard(&client.socket)).payload(), b"in");
+        }
+        (several() > 0).then_some(())
+    });
+}
+
+#[test]
+fn one_call_sends_to_many_peers() {
+    let world = start_shared(1, 1);
+    let pairs = pairs(&world, 60);
+    eventually("a call that sends to several peers", || {
+        for (client, _) in &pairs {
+            client.socket.send(&channel_data(b"out")).unwrap();
+        }
+        for (_, peer) in &pairs {
+            assert_eq!(heard(peer), b"out");
+        }
+        let sent = counted(&world).1;
+        (sent.messages > sent.calls).then_some(())
+    });
+}

@@ -1,0 +1,341 @@
+//! A relay that goes on in another one, as it would in another process: the sockets are the same, and so is all that passes between the two.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use rustls::HandshakeKind;
+use turnpike_relay::{
+    Config, Relay, StartError,
+    upgrade::{Inheritance, Offer},
+};
+
+use crate::support::{
+    Client, Message, SOON, World, allocate, bind, binding, channel_data, configured, connect, context,
+    dtls::{self, DtlsClient, Kind},
+    eventually, heard, identity, padded, peer, plain, refresh, tls_config, tls_connect,
+};
+
+/// Has `old` go on in a new one of this configuration. Why not, if it does not: then it goes on itself.
+fn upgraded(old: &World, config: &Config) -> Result<World, String> {
+    let (offer, descriptors, heirs) = old.relay.offer().map_err(|error| error.to_string())?;
+    let offer: Offer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
+    let mut config = config.clone();
+    config.server.own_key = offer.own_key();
+    config.server.nonce_keys = offer.own_key().into();
+    let mut layout = offer.layout().clone();
+    layout.follow(&config.listen, &config.dtls.listen, &config.streams);
+    let inheritance = Inheritance::new(offer, descriptors);
+    let heir = Relay::start_as_heir(None, &config, &layout, Arc::new(()), Arc::new(()), inheritance);
+    let heir = heir.map_err(|error| error.to_string())?;
+    let given = old.relay.freeze().and_then(|()| old.relay.hand_over(heirs, SOON));
+    // Who does not take it closes the way that the old one writes to, and knows better why.
+    let done = match (given, heir.inherited()) {
+        (Ok(given), Ok(taken)) => {
+            assert_eq!(given, taken);
+            Ok(())
+        }
+        (_, Err(unfit)) => Err(unfit.to_string()),
+        (Err(error), Ok(_)) => Err(error.to_string()),
+    };
+    if let Err(why) = done {
+        drop(heir);
+        old.relay.thaw();
+        return Err(why);
+    }
+    heir.serve();
+    old.relay.release();
+    Ok(World { relay: heir })
+}
+
+fn ended(old: World) {
+    eventually("the old one has nothing left", || old.relay.left() == (0, 0));
+    drop(old);
+}
+
+/// Datagrams of one client that may be under way: those of all together fit into the smallest receive buffer of any kernel, so that
+/// nothing is lost however long a busy machine lets somebody sleep.
+const WINDOW: u64 = 16;
+
+/// A client over UDP with a channel to a peer that sends everything back.
+struct Talk {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    threads: Vec<thread::JoinHandle<u64>>,
+}
+
+impl Talk {
+    fn start(server: SocketAddr) -> Self {
+        let (socket, far) = (peer(), peer());
+        socket.connect(server).unwrap();
+        socket.send(&allocate()).unwrap();
+        heard(&socket);
+        socket.send(&bind(far.local_addr().unwrap())).unwrap();
+        heard(&socket);
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let echo = thread::spawn(move || {
+            let mut buffer = [0; 64];
+            let mut count = 0;
+            // The last one has no number.
+            while let Ok((len, from)) = far.recv_from(&mut buffer) {
+                far.send_to(&buffer[..len], from).unwrap();
+                if len == 0 {
+                    break;
+                }
+                count += 1;
+            }
+            count
+        });
+        let receiving = socket.try_clone().unwrap();
+        let heard_of = Arc::<AtomicU64>::default();
+        let hears = Arc::clone(&heard_of);
+        let receiver = thread::spawn(move || {
+            let mut expected = 0_u64;
+            loop {
+                hears.store(expected, Ordering::Relaxed);
+                let message = Message(heard(&receiving));
+                let payload = message.payload();
+                if payload.is_empty() {
+                    return expected;
+                }
+                let number = u64::from_be_bytes(payload.try_into().unwrap());
+                assert_eq!(number, expected, "lost, or out of order");
+                expected += 1;
+            }
+        });
+        let sender = thread::spawn({
+            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
+            move || {
+                let mut number = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    if number < heard_of.load(Ordering::Relaxed) + WINDOW {
+                        socket.send(&channel_data(&number.to_be_bytes())).unwrap();
+                        number += 1;
+                        sent.store(number, Ordering::Relaxed);
+                    }
+                    thread::sleep(Duration::from_micros(200));
+                }
+                socket.send(&channel_data(&[])).unwrap();
+                number
+            }
+        });
+        Self { stop, sent, threads: vec![sender, echo, receiver] }
+    }
+
+    fn goes_on(&self) {
+        let wanted = self.sent.load(Ordering::Relaxed) + 20;
+        eventually("it talks on", || self.sent.load(Ordering::Relaxed) >= wanted);
+    }
+
+    /// All of it has come back, in its order.
+    fn lost_nothing(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let counts: Vec<u64> = self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(counts.iter().all(|count| *count == counts[0]), "sent, sent back, and heard: {counts:?}");
+    }
+}
+
+fn workers(count: usize) -> Config {
+    configured(|config| config.workers = count)
+}
+
+fn start(config: &Config) -> World {
+    World { relay: Relay::start(config, Arc::new(()), Arc::new(())).unwrap() }
+}
+
+#[test]
+fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
+    for count in [1, 3] {
+        let config = workers(count);
+        let mut world = start(&config);
+        let talks: Vec<Talk> = (0..24).map(|_| Talk::start(world.udp())).collect();
+        for _ in 0..3 {
+            talks.iter().for_each(Talk::goes_on);
+            let next = upgraded(&world, &config).unwrap();
+            ended(std::mem::replace(&mut world, next));
+        }
+        talks.iter().for_each(Talk::goes_on);
+        let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
+        assert_eq!(allocations, 24);
+        let drops: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.rx.kernel_drops).sum();
+        assert_eq!(drops, 0, "nobody read for too long");
+        talks.into_iter().for_each(Talk::lost_nothing);
+    }
+}
+
+#[test]
+fn sessions_keep_their_time_and_end_as_they_would_have() {
+    let config = workers(2);
+    let old = start(&config);
+    let client = peer();
+    client.connect(old.udp()).unwrap();
+    client.send(&allocate()).unwrap();
+    let relayed = Message(heard(&client)).attribute(0x0016);
+    let new = upgraded(&old, &config).unwrap();
+    ended(old);
+    // The very request again is answered as before.
+    client.send(&allocate()).unwrap();
+    assert_eq!(Message(heard(&client)).attribute(0x0016), relayed);
+    client.send(&refresh(2)).unwrap();
+    assert_eq!(Message(heard(&client)).kind(), 0x0104);
+    client.send(&crate::support::stun(crate::support::REFRESH, 3, &[(0x000D, &[0; 4])])).unwrap();
+    assert_eq!(Message(heard(&client)).kind(), 0x0104);
+    new.wait_for_counter("allocations_closed", "deleted", 1);
+    // Its port is free for everybody.
+    eventually("nobody has it", || UdpSocket::bind(plain(&relayed)).is_ok());
+}
+
+#[test]
+fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
+    let tls = context(&[identity(&["turn.example.org"])]);
+    let config = configured(|config| {
+        config.workers = 2;
+        config.streams.tls = Some(Arc::clone(&tls));
+    });
+    let old = start(&config);
+    let (tcp, tls_address) = (old.tcp(), old.tls());
+    let client_config = tls_config(&[]);
+    let far = peer();
+    let mut plain_client = Client::new(connect(tcp));
+    let relayed = plain_client.allocated(&far);
+    let stream = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
+    let mut secure_client = Client::new(stream);
+    secure_client.allocated(&far);
+    // This one has said nothing yet, and waits in the kernel.
+    let mut silent = Client::new(connect(tcp));
+
+    let mut next = config;
+    let other = context(&[identity(&["turn.example.org"])]);
+    other.take_over(&tls.ticket_keys());
+    next.streams.tls = Some(other);
+    let new = upgraded(&old, &next).unwrap();
+    silent.ask(&binding(1));
+    let mut late = Client::new(connect(tcp));
+    late.allocated(&far);
+    let accepted = || new.relay.snapshots().iter().map(|snapshot| snapshot.streams.accepted).sum::<u64>();
+    eventually("both are the new one's", || accepted() == 2);
+    plain_client.send(&padded(channel_data(b"still here")));
+    assert_eq!(heard(&far), b"still here");
+    far.send_to(b"and back", relayed).unwrap();
+    assert_eq!(plain_client.receive().unwrap().payload(), b"and back");
+    secure_client.send(&padded(channel_data(b"me too")));
+    assert_eq!(heard(&far), b"me too");
+    // Who has shaken hands with the old one need not do so again in full.
+    let again = tls_connect(tls_address, "turn.example.org", &client_config).unwrap();
+    assert_eq!(again.conn.handshake_kind(), Some(HandshakeKind::Resumed));
+    // An allocation may begin there too: nobody has been told to go away.
+    eventually("both are counted", || old.relay.left().0 == 2);
+    drop((plain_client, secure_client));
+    ended(old);
+    late.ask(&refresh(7));
+}
+
+#[test]
+fn clients_over_dtls_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
+    for (shared, kind) in [(false, Kind::V12), (true, Kind::V13)] {
+        let config = configured(|config| {
+            config.dtls.context = Some(dtls::context(&[identity(&["dtls.example"])]));
+            if shared {
+                config.dtls.listen = config.listen.clone();
+            }
+        });
+        let old = start(&config);
+        let far = peer();
+        let mut client = DtlsClient::connect(old.dtls(), kind);
+        let relayed = client.allocated(&far);
+        let talk = Talk::start(old.udp());
+        // Half a handshake: its second half comes to the new one.
+        let mut begun = DtlsClient::new(old.dtls(), kind);
+        let hello = begun.says().remove(0);
+        begun.socket.send(&hello).unwrap();
+        eventually("it has got its cookie", || old.dtls_stats().cookies >= 2);
+
+        let mut chain = vec![upgraded(&old, &config).unwrap()];
+        begun.finish().unwrap();
+        begun.allocated(&far);
+        // And once more, with clients of two processes.
+        let last = upgraded(&chain[0], &config).unwrap();
+        chain.push(last);
+        let mut late = DtlsClient::connect(old.dtls(), kind);
+        late.allocated(&far);
+        for (number, client) in [&mut client, &mut begun, &mut late].into_iter().enumerate() {
+            let said = format!("of process {number}");
+            client.send(&channel_data(said.as_bytes()));
+            assert_eq!(heard(&far), said.as_bytes());
+        }
+        far.send_to(b"and back", relayed).unwrap();
+        assert_eq!(client.receive().payload(), b"and back");
+        for (number, process) in [&old, &chain[0], &chain[1]].into_iter().enumerate() {
+            eventually("one association each", || process.dtls_stats().open == 1);
+            assert_eq!(process.dtls_stats().half_open, 0, "process {number}");
+        }
+        // Whoever ends there begins anew with the newest.
+        client.close();
+        eventually("the first has nothing left", || old.relay.left() == (0, 0));
+        let again = client.socket.try_clone().unwrap();
+        let mut again = DtlsClient::on(again, kind);
+        again.finish().unwrap();
+        eventually("it is the newest's", || chain[1].dtls_stats().open == 2);
+        drop(old);
+        begun.send(&channel_data(b"of the second"));
+        assert_eq!(heard(&far), b"of the second");
+        talk.lost_nothing();
+    }
+}
+
+#[test]
+fn what_the_new_one_cannot_take_stays_where_it_is() {
+    let config = workers(2);
+    let old = start(&config);
+    let talks: Vec<Talk> = (0..6).map(|_| Talk::start(old.udp())).collect();
+    let few = Config { max_allocations: 3, ..config.clone() };
+    let why = upgraded(&old, &few).err().expect("there is no room");
+    assert!(why.contains("limits.allocations"), "{why}");
+    let gone = Config { listen: vec!["127.0.0.3:0".parse().unwrap()], ..config.clone() };
+    let why = upgraded(&old, &gone).err().expect("a listener is gone");
+    assert!(why.contains(&format!("udp {}", old.udp())), "{why}");
+    let why = upgraded(&old, &workers(3)).err().expect("another number of workers");
+    assert!(why.contains("worker"), "{why}");
+    talks.iter().for_each(Talk::goes_on);
+    eventually("all are counted", || old.relay.left().0 == 6);
+    // And then it goes all the same.
+    let new = upgraded(&old, &config).unwrap();
+    ended(old);
+    talks.into_iter().for_each(Talk::lost_nothing);
+    drop(new);
+}
+
+#[test]
+fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
+    let config = workers(2);
+    let old = start(&config);
+    let talks: Vec<Talk> = (0..4).map(|_| Talk::start(old.udp())).collect();
+    // Ten megabytes would wait for somebody to read them; here the other ends are gone.
+    let (_, descriptors, heirs) = old.relay.offer().unwrap();
+    drop(descriptors);
+    old.relay.freeze().unwrap();
+    let error = old.relay.hand_over(heirs, SOON).expect_err("nobody is there").to_string();
+    assert!(!error.is_empty());
+    old.relay.thaw();
+    talks.iter().for_each(Talk::goes_on);
+    talks.into_iter().for_each(Talk::lost_nothing);
+}
+
+#[test]
+fn an_offer_of_a_later_version_may_say_more() {
+    let old = start(&workers(1));
+    let (offer, ..) = old.relay.offer().unwrap();
+    let mut value = serde_json::to_value(&offer).unwrap();
+    value["something"] = serde_json::json!({"new": 1});
+    assert!(serde_json::from_value::<Offer>(value.clone()).is_ok());
+    value.as_object_mut().unwrap().remove("layout");
+    assert!(serde_json::from_value::<Offer>(value).is_err());
+    let error = StartError::ListenerGone { protocol: "tls", address: old.tcp() };
+    assert!(error.to_string().contains("tls 127.0.0.1:"), "{error}");
+}

@@ -1,0 +1,92 @@
+//! Keys by which applications ask for credentials: their hashes, and what each may have. The keys themselves are nowhere but with their
+//! applications.
+
+use std::collections::BTreeMap;
+
+/// All keys by name.
+pub type ApiKeys = BTreeMap<Box<str>, ApiKey>;
+
+/// What is known of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKey {
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of the key.
+    pub hash: [u8; 32],
+    /// The one realm that it is good for; `None` for all.
+    pub realm: Option<String>,
+    /// Seconds that a credential made for it lives at most.
+    pub max_ttl: Option<u32>,
+    /// Requests a second.
+    pub rate: Option<u32>,
+}
+
+/// A row of `turnpike_api_key`, or an entry of the hash `turnpike/api-keys`: all of it text, what is not set empty.
+pub(crate) struct ApiKeyRow<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) hash: &'a str,
+    pub(crate) realm: &'a str,
+    pub(crate) max_ttl: &'a str,
+    pub(crate) rate: &'a str,
+}
+
+impl ApiKey {
+    /// `None` where it cannot be read.
+    pub(crate) fn read(row: &ApiKeyRow<'_>) -> Option<Self> {
+        let number = |digits: &str| match digits.trim() {
+            "" => Some(None),
+            digits => digits.parse::<u32>().ok().filter(|number| *number > 0).map(Some),
+        };
+        Some(Self {
+            name: Some(row.name).filter(|name| !name.is_empty())?.to_owned(),
+            hash: hex::decode(row.hash.trim()).ok()?.try_into().ok()?,
+            realm: Some(row.realm).filter(|realm| !realm.is_empty()).map(str::to_owned),
+            max_ttl: number(row.max_ttl)?,
+            rate: number(row.rate)?,
+        })
+    }
+
+    /// Hash, realm, `max_ttl` and `rate` as a store has them.
+    pub(crate) fn written(&self) -> [String; 4] {
+        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+        let realm = self.realm.clone().unwrap_or_default();
+        [hex::encode(self.hash), realm, number(self.max_ttl), number(self.rate)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, [hash, realm, max_ttl, rate]: [&str; 4]) -> Option<ApiKey> {
+        ApiKey::read(&ApiKeyRow { name, hash, realm, max_ttl, rate })
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bare = ApiKey { name: "shop".to_owned(), hash: [7; 32], realm: None, max_ttl: None, rate: None };
+        let bound =
+            ApiKey { realm: Some("a b".to_owned()), max_ttl: Some(600), rate: Some(5), ..bare.clone() };
+        for key in [bare, bound] {
+            let written = key.written();
+            assert_eq!(read("shop", written.each_ref().map(String::as_str)), Some(key));
+        }
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_no_key() {
+        let hash = "07".repeat(32);
+        assert!(read("shop", [&hash, "", "", ""]).is_some());
+        for bad in [
+            ["", "", "", ""],
+            ["07", "", "", ""],
+            ["no hex", "", "", ""],
+            [&hash, "", "0", ""],
+            [&hash, "", "", "-1"],
+            [&hash, "", "soon", ""],
+        ] {
+            assert_eq!(read("shop", bad), None, "{bad:?}");
+        }
+        assert_eq!(read("", [&hash, "", "", ""]), None);
+    }
+}

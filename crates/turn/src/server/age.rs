@@ -1,0 +1,68 @@
+//! How old an allocation may become, whatever its client refreshes.
+
+use std::collections::HashMap;
+
+use super::{Effect, Family, Gate, Server, session::Session};
+use crate::time::Now;
+
+/// The longest sessions, in seconds; `None` is as long as they are refreshed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MaxAge {
+    /// In realms that `realms` does not have.
+    pub seconds: Option<u32>,
+    /// Realms where it is otherwise.
+    pub realms: HashMap<Box<str>, Option<u32>>,
+}
+
+impl MaxAge {
+    /// So many seconds, but no more than a new allocation of this realm may live.
+    pub(super) fn limit(&self, realm: &str, seconds: u32) -> u32 {
+        self.of(realm).map_or(seconds, |most| most.min(seconds))
+    }
+
+    fn of(&self, realm: &str) -> Option<u32> {
+        self.realms.get(realm).copied().unwrap_or(self.seconds)
+    }
+
+    /// Milliseconds that are left to this one; `None` for no such limit.
+    pub(super) fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
+        // In a process that took it over it may have begun before the clock did.
+        let age_ms = now.ms.wrapping_sub(session.opened_ms);
+        self.of(&session.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
+    }
+}
+
+/// What a Refresh gets of so many seconds, where so many milliseconds are left: the LIFETIME that it is told, one second at least, and
+/// how many milliseconds it really is.
+pub(super) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
+    let wanted_ms = u64::from(seconds) * 1000;
+    match left_ms {
+        Some(left_ms) if left_ms < wanted_ms => {
+            (u32::try_from(left_ms / 1000).unwrap_or(seconds).max(1), left_ms)
+        }
+        _ => (seconds, wanted_ms),
+    }
+}
+
+impl<G: Gate> Server<G> {
+    /// Whether this allocation is as old as it may become.
+    pub(super) fn is_too_old(&mut self, now: Now, index: u32) -> bool {
+        let session = self.sessions.get(index);
+        session.is_some_and(|session| self.config.max_age.left_ms(now, session) == Some(0))
+    }
+
+    /// Has an allocation end no later than it may by now.
+    pub(super) fn shorten(&mut self, now: Now, index: u32) {
+        let Some(session) = self.sessions.get(index) else { return };
+        let Some(left_ms) = self.config.max_age.left_ms(now, session) else { return };
+        let latest_ms = now.ms.saturating_add(left_ms);
+        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let relays = entry.relays;
+        for (relay, family) in relays.into_iter().zip([Family::V4, Family::V6]) {
+            if relay.is_some_and(|relay| relay.expires_ms > latest_ms) {
+                let family = Some(family);
+                self.emit(now, Effect::Renewed { allocation, family, expires_ms: latest_ms });
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! What the allocations of a user, of a realm, or all together may relay in a second: atomic, and shared by the workers.
+//!
+//! **How exact.** In the long run to the bit. At once a pool lets pass its burst, and what workers have leased and not given out: for each
+//! worker and way two slices at most, each of 2 ms of the rate, at least 2 KiB, or as long as the longest datagram.
+//!
+//! **How fair.** While there is enough for all, everybody passes. One half of the burst is for those who are within their share: each
+//! allocation that asks for something gains an equal share of the rate, and who asks for less leaves the rest of it to the others (max-min).
+//! So who floods a pool gets what is left over, and takes nothing from those who are within their share. What is asked for is counted anew
+//! four times a second.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+use super::{BYTE, Limit, Way, gained, needed_ms};
+
+/// The least that a pool holds: the longest payload there is.
+pub(super) const LEAST_POOL: i64 = 65_536 * BYTE;
+/// What a worker leases at once: so many milliseconds of the rate, and at least so much.
+const SLICE_MS: u64 = 2;
+const LEAST_SLICE: i64 = 2048 * BYTE;
+/// Shares are counted anew each 256 ms.
+const PERIOD_BITS: u32 = 8;
+/// One whole share. Who has asked for less counts as a part of one.
+const WHOLE: u64 = 1 << 16;
+
+/// One pool.
+#[derive(Debug)]
+pub(super) struct Pool {
+    rate: AtomicU64,
+    burst: AtomicI64,
+    ways: [PoolWay; 2],
+}
+
+#[derive(Debug, Default)]
+struct PoolWay {
+    tokens: AtomicI64,
+    filled_ms: AtomicU64,
+    /// Which period `asking` counts.
+    period: AtomicU64,
+    /// Shares that are asked for in this period, and that were in the one before; in parts of [`WHOLE`].
+    asking: AtomicU64,
+    asked: AtomicU64,
+}
+
+impl Pool {
+    fn new(limit: Limit, now_ms: u64) -> Self {
+        let way = || PoolWay {
+            tokens: AtomicI64::new(limit.burst),
+            filled_ms: AtomicU64::new(now_ms),
+            ..PoolWay::default()
+        };
+        Self { rate: AtomicU64::new(limit.rate), burst: AtomicI64::new(limit.burst), ways: [way(), way()] }
+    }
+
+    /// From now on with another rate.
+    fn set(&self, limit: Limit) {
+        self.rate.store(limit.rate, Relaxed);
+        self.burst.store(limit.burst, Relaxed);
+    }
+
+    fn limit(&self) -> Limit {
+        Limit { rate: self.rate.load(Relaxed), burst: self.burst.load(Relaxed) }
+    }
+
+    /// What is for those within their share alone.
+    fn reserve(&self) -> i64 {
+        self.burst.load(Relaxed) / 2
+    }
+
+    /// No more than 1 of 16 of the burst, where that is not too little.
+    fn slice(&self) -> i64 {
+        let Limit { rate, burst } = self.limit();
+        gained(rate, SLICE_MS).min(burst / 16).max(LEAST_SLICE)
+    }
+
+    /// Takes up to so much, and leaves `floor` there.
+    fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
+        let (limit, way) = (self.limit(), &self.ways[way as usize]);
+        way.refill(limit, now_ms);
+        let granted = |tokens: i64| (tokens - floor).clamp(0, want);
+        let take = |tokens: i64| Some(granted(tokens)).filter(|granted| *granted > 0).map(|it| tokens - it);
+        way.tokens.fetch_update(Relaxed, Relaxed, take).map_or(0, granted)
+    }
+
+    /// Whether it makes no difference to forget it: nobody has taken anything lately.
+    fn is_full(&self, now_ms: u64) -> bool {
+        let limit = self.limit();
+        self.ways.iter().all(|way| {
+            way.refill(limit, now_ms);
+            way.tokens.load(Relaxed) >= limit.burst
+        })
+    }
+
+    /// Bits per second of one whole share.
+    fn share(&self, way: Way) -> u64 {
+        let way = &self.ways[way as usize];
+        let all = way.asking.load(Relaxed).max(way.asked.load(Relaxed)).max(WHOLE);
+        (self.rate.load(Relaxed).saturating_mul(WHOLE) / all).max(1)
+    }
+}
+
+impl PoolWay {
+    fn refill(&self, limit: Limit, now_ms: u64) {
+        let before = self.filled_ms.load(Relaxed);
+        if now_ms <= before || self.filled_ms.compare_exchange(before, now_ms, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let gained = gained(limit.rate, now_ms - before);
+        let fill = |tokens: i64| Some(tokens.saturating_add(gained).min(limit.burst));
+        // The closure always has a value.
+        let _ = self.tokens.fetch_update(Relaxed, Relaxed, fill);
+    }
+
+    /// One more asks in this period, for so much of a share. Who comes while a period ends may be counted in the one or the other.
+    fn join(&self, period: u64, weight: u64) {
+        let of = self.period.load(Relaxed);
+        if of < period && self.period.compare_exchange(of, period, Relaxed, Relaxed).is_ok() {
+            let sum = self.asking.swap(0, Relaxed);
+            self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
+        }
+        self.asking.fetch_add(weight, Relaxed);
+    }
+}
+
+/// What one worker has taken from a pool and not given out so far. That worker alone changes it; atomic, because its allocations share it.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pool: Arc<Pool>,
+    ways: [Held; 2],
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// For whoever asks.
+    open: AtomicI64,
+    /// For those within their share.
+    kept: AtomicI64,
+}
+
+impl Lease {
+    fn new(pool: Arc<Pool>) -> Self {
+        Self { pool, ways: Default::default() }
+    }
+
+    /// How much of `want` may pass, of which `within` is within the share of who asks.
+    fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
+        let held = &self.ways[way as usize];
+        let (open, kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
+        if open + kept.min(within) >= want { want } else { self.leases(way, want, within, now_ms) }
+    }
+
+    /// The same, where there is not enough at hand.
+    #[inline(never)]
+    fn leases(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
+        let (held, pool) = (&self.ways[way as usize], &self.pool);
+        let (mut open, mut kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
+        let slice = pool.slice();
+        let missing = want - open - kept.min(within);
+        open += pool.take(way, missing.max(slice), pool.reserve(), now_ms);
+        held.open.store(open, Relaxed);
+        let missing = within - open - kept;
+        if missing > 0 {
+            kept += pool.take(way, missing.max(slice), 0, now_ms);
+            held.kept.store(kept, Relaxed);
+        }
+        (open + kept.min(within)).clamp(0, want)
+    }
+
+    /// So much of what was offered has passed, of which `within` was within the share.
+    fn spend(&self, way: Way, cost: i64, within: i64) {
+        let held = &self.ways[way as usize];
+        let kept = held.kept.load(Relaxed);
+        let of_kept = kept.min(within);
+        held.kept.store(kept - of_kept, Relaxed);
+        held.open.store(held.open.load(Relaxed) - (cost - of_kept), Relaxed);
+    }
+
+    /// What is more than a slice goes back to the pool, lest that fill up again beside it.
+    fn give_back(&self, way: Way, tokens: i64) {
+        let open = &self.ways[way as usize].open;
+        let has = open.load(Relaxed).saturating_add(tokens);
+        let kept = has.min(self.pool.slice());
+        open.store(kept, Relaxed);
+        if has > kept {
+            self.pool.ways[way as usize].tokens.fetch_add(has - kept, Relaxed);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        for (way, held) in self.pool.ways.iter().zip(&self.ways) {
+            way.tokens.fetch_add(held.open.load(Relaxed) + held.kept.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// The fair part of an allocation in a pool, one way.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    tokens: i64,
+    /// The most that it gathers: its part of the burst.
+    depth: i64,
+    filled_ms: u64,
+    /// In which it was counted last.
+    period: u64,
+    /// What it has asked for in that period.
+    asked: i64,
+}
+
+impl Share {
+    /// Of who has never asked.
+    const NEW: Self = Self { tokens: 0, depth: 0, filled_ms: 0, period: u64::MAX, asked: 0 };
+
+    fn refill(&mut self, pool: &Pool, way: Way, now_ms: u64) {
+        let period = now_ms >> PERIOD_BITS;
+        // A new one is full.
+        let is_new = self.period == u64::MAX;
+        let elapsed = if is_new { u64::MAX } else { now_ms.saturating_sub(self.filled_ms) };
+        if period != self.period {
+            self.join(pool, way, period);
+        }
+        if elapsed > 0 {
+            self.filled_ms = now_ms;
+            let (share, Limit { rate, burst }) = (pool.share(way), pool.limit());
+            self.depth = gained(share, burst.unsigned_abs() / rate.max(1));
+            self.tokens = self.tokens.saturating_add(gained(share, elapsed)).min(self.depth);
+        }
+    }
+
+    /// Is counted in a new period: as much of a share as it has asked for when it was counted last.
+    fn join(&mut self, pool: &Pool, way: Way, period: u64) {
+        let weight = if self.period == u64::MAX {
+            WHOLE
+        } else {
+            let whole = gained(pool.share(way), 1 << PERIOD_BITS).unsigned_abs();
+            (self.asked.unsigned_abs().saturating_mul(WHOLE) / whole.max(1)).clamp(1, WHOLE)
+        };
+        pool.ways[way as usize].join(period, weight);
+        (self.period, self.asked) = (period, 0);
+    }
+
+    /// How much of a datagram is within it: all or nothing. One longer than it is deep is, when it is full.
+    fn within(&self, cost: i64) -> i64 {
+        if self.tokens >= cost.min(self.depth) { cost } else { 0 }
+    }
+}
+
+/// An allocation in a pool.
+#[derive(Debug)]
+pub(super) struct Member {
+    lease: Arc<Lease>,
+    shares: [Share; 2],
+    /// What is within the share, of what was asked for last.
+    within: i64,
+}
+
+impl Member {
+    pub(super) fn new(lease: Arc<Lease>) -> Self {
+        Self { lease, shares: [Share::NEW; 2], within: 0 }
+    }
+
+    /// Whether a datagram may pass.
+    pub(super) fn admits(&mut self, way: Way, cost: i64, now_ms: u64) -> bool {
+        let share = self.asks(way, cost, now_ms);
+        self.within = share.within(cost);
+        self.lease.offers(way, cost, self.within, now_ms) >= cost
+    }
+
+    /// How much of so much may pass.
+    pub(super) fn offers(&mut self, way: Way, want: i64, now_ms: u64) -> i64 {
+        let share = self.asks(way, want, now_ms);
+        self.within = share.tokens.clamp(0, want);
+        self.lease.offers(way, want, self.within, now_ms)
+    }
+
+    /// So much has passed, of what was asked for last.
+    pub(super) fn spend(&mut self, way: Way, cost: i64) {
+        let within = self.within.min(cost);
+        self.shares[way as usize].tokens -= within;
+        self.lease.spend(way, cost, within);
+    }
+
+    pub(super) fn give_back(&mut self, way: Way, tokens: i64) {
+        let share = &mut self.shares[way as usize];
+        share.tokens = share.tokens.saturating_add(tokens).min(share.depth);
+        share.asked = share.asked.saturating_sub(tokens).max(0);
+        self.lease.give_back(way, tokens);
+    }
+
+    /// When to ask for so much again.
+    pub(super) fn until_ms(&self, way: Way, cost: i64, now_ms: u64) -> u64 {
+        let share = &self.shares[way as usize];
+        now_ms + needed_ms(self.lease.pool.share(way), cost.min(share.depth) - share.tokens)
+    }
+
+    fn asks(&mut self, way: Way, cost: i64, now_ms: u64) -> Share {
+        let share = &mut self.shares[way as usize];
+        share.refill(&self.lease.pool, way, now_ms);
+        share.asked = share.asked.saturating_add(cost);
+        *share
+    }
+}
+
+/// The pools of a server, which all its workers share. Looked at when an allocation begins or moves, and at a reload.
+#[derive(Clone, Default)]
+pub struct Pools(Arc<Mutex<Registry>>);
+
+#[derive(Default)]
+struct Registry {
+    pools: HashMap<Box<str>, Arc<Pool>, RandomState>,
+    /// With so many, those that make no difference any more are forgotten.
+    sweep_at: usize,
+}
+
+/// Tables smaller than this are not swept.
+const FEW: usize = 64;
+
+impl Pools {
+    /// The pool of this name, with this limit. One that nobody is in is kept until it is full again: nobody gains a burst by making
+    /// allocations anew.
+    fn get(&self, name: &str, limit: Limit, now_ms: u64) -> Arc<Pool> {
+        let mut registry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = registry.pools.get(name) {
+            pool.set(limit);
+            return Arc::clone(pool);
+        }
+        if registry.pools.len() >= registry.sweep_at {
+            registry.pools.retain(|_, pool| Arc::strong_count(pool) > 1 || !pool.is_full(now_ms));
+            registry.sweep_at = (registry.pools.len() * 2).max(FEW);
+        }
+        let pool = Arc::new(Pool::new(limit, now_ms));
+        registry.pools.insert(name.into(), Arc::clone(&pool));
+        pool
+    }
+}
+
+impl fmt::Debug for Pools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pools(..)")
+    }
+}
+
+/// What one worker has leased, by the name of the pool.
+#[derive(Default)]
+pub(in crate::server) struct Leases {
+    leases: HashMap<Box<str>, Weak<Lease>, RandomState>,
+    sweep_at: usize,
+}
+
+impl Leases {
+    pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Arc<Lease> {
+        let pool = pools.get(name, limit, now_ms);
+        // Of a pool that was forgotten there may be one that nobody has any more.
+        let known = self.leases.get(name).and_then(Weak::upgrade);
+        if let Some(lease) = known.filter(|lease| Arc::ptr_eq(&lease.pool, &pool)) {
+            return lease;
+        }
+        if self.leases.len() >= self.sweep_at {
+            self.leases.retain(|_, lease| lease.strong_count() > 0);
+            self.sweep_at = (self.leases.len() * 2).max(FEW);
+        }
+        let lease = Arc::new(Lease::new(pool));
+        self.leases.insert(name.into(), Arc::downgrade(&lease));
+        lease
+    }
+
+    /// Leases that somebody has.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.leases.values().filter(|lease| lease.strong_count() > 0).count()
+    }
+}
+
+#[cfg(test)]
+impl Pools {
+    pub(super) fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pools.len()
+    }
+}

@@ -1,0 +1,79 @@
+//! Whose the peers of shared relay sockets are. Several allocations have the same relayed transport address there, so that only the peer
+//! says which of them a datagram is for; and since a permission is for all ports of an address (RFC 8656 section 9), an address of peers
+//! is one allocation's alone, for as long as that has a permission or a channel for it.
+
+use std::{
+    hash::{BuildHasher as _, Hasher as _},
+    net::IpAddr,
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+
+use crate::server::SharedPort;
+
+/// Found by port and peer. Entries are bounded as permissions and channels are: none is here without one of them.
+#[derive(Default)]
+pub(super) struct Claims {
+    table: HashTable<Claim>,
+    hasher: RandomState,
+    /// The one looked up last: datagrams come in runs.
+    last: Option<Claim>,
+}
+
+#[derive(Clone, Copy)]
+struct Claim {
+    port: SharedPort,
+    peer: IpAddr,
+    /// The slot of the allocation.
+    index: u32,
+}
+
+impl Claim {
+    #[inline]
+    fn is(&self, port: SharedPort, peer: IpAddr) -> bool {
+        self.port == port && self.peer == peer
+    }
+}
+
+impl Claims {
+    /// The slot of the allocation whose this peer is.
+    #[inline]
+    pub(super) fn find(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
+        if let Some(last) = self.last.filter(|last| last.is(port, peer)) {
+            return Some(last.index);
+        }
+        let hash = hash(&self.hasher, port, peer);
+        let found = *self.table.find(hash, |claim| claim.is(port, peer))?;
+        self.last = Some(found);
+        Some(found.index)
+    }
+
+    /// This peer is that allocation's, unless it is another's.
+    pub(super) fn take(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
+        let Self { table, hasher, .. } = self;
+        let rehash = |claim: &Claim| hash(hasher, claim.port, claim.peer);
+        let entry = table.entry(hash(hasher, port, peer), |claim| claim.is(port, peer), rehash);
+        entry.or_insert(Claim { port, peer, index });
+    }
+
+    /// This peer is not that allocation's any more, if it was.
+    pub(super) fn release(&mut self, port: SharedPort, peer: IpAddr, index: u32) {
+        self.last = None;
+        let hash = hash(&self.hasher, port, peer);
+        if let Ok(entry) = self.table.find_entry(hash, |claim| claim.is(port, peer) && claim.index == index) {
+            entry.remove();
+        }
+    }
+}
+
+#[inline]
+fn hash(seeded: &RandomState, SharedPort(port): SharedPort, peer: IpAddr) -> u64 {
+    let mut hasher = seeded.build_hasher();
+    hasher.write_u128(match peer {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    });
+    hasher.write_u16(port);
+    hasher.finish()
+}

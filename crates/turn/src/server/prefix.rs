@@ -1,0 +1,52 @@
+//! Prefixes of client addresses: what one customer has counts as one.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// How many bits of a client's address tell customers apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixLengths {
+    /// Of an IPv4 address, 0 to 32. Default 32.
+    pub v4: u8,
+    /// Of an IPv6 address, 0 to 128. Default 64.
+    pub v6: u8,
+}
+
+impl Default for PrefixLengths {
+    fn default() -> Self {
+        Self { v4: 32, v6: 64 }
+    }
+}
+
+impl PrefixLengths {
+    /// The prefix of an address, by its first address.
+    #[must_use]
+    pub fn of(self, ip: IpAddr) -> IpAddr {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.v4.min(32))).unwrap_or(0);
+                Ipv4Addr::from_bits(ip.to_bits() & mask).into()
+            }
+            IpAddr::V6(ip) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.v6.min(128))).unwrap_or(0);
+                Ipv6Addr::from_bits(ip.to_bits() & mask).into()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_what_its_length_says() {
+        let of = |v4, v6, ip: &str| PrefixLengths { v4, v6 }.of(ip.parse().unwrap()).to_string();
+        assert_eq!(of(32, 64, "192.0.2.7"), "192.0.2.7");
+        assert_eq!(of(24, 64, "192.0.2.7"), "192.0.2.0");
+        assert_eq!(of(24, 64, "::ffff:192.0.2.7"), "192.0.2.0");
+        assert_eq!(of(0, 64, "192.0.2.7"), "0.0.0.0");
+        assert_eq!(of(32, 64, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(of(32, 128, "2001:db8::1"), "2001:db8::1");
+        assert_eq!(of(32, 0, "2001:db8::1"), "::");
+    }
+}

@@ -1,0 +1,207 @@
+//! Limits of bits per second, as the forwarding table holds them: what passes is counted, in virtual time.
+
+use std::collections::HashMap;
+
+use crate::common::*;
+use turnpike_turn::server::{
+    Bandwidth, Client, DropReason, HeldUp, Level, PeerRules, Rates, RelayId, ServerConfig, Way,
+};
+
+const PERMITTED: &str = "198.41.0.5:7000";
+
+fn limited(rates: Rates, total: Option<u64>) -> ServerConfig {
+    let bandwidth = Bandwidth { rates, total, burst_ms: 100, realms: HashMap::new() };
+    ServerConfig { bandwidth, ..streams() }
+}
+
+fn per_allocation(rate: u64) -> ServerConfig {
+    limited(Rates { per_allocation: Some(rate), ..Rates::default() }, None)
+}
+
+/// A client with a channel to one peer and a permission for another.
+fn relaying(world: &mut World, client: Client, user: &str) -> RelayId {
+    world.client = client;
+    let user = world.credentials(user, Scheme::Md5);
+    world.ask(&Ask::allocate().signed(&user)).success();
+    let relay = world.last_opened();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&user)).success();
+    world.ask(&Ask::permit(PERMITTED).signed(&user)).success();
+    relay
+}
+
+/// Datagrams of 1,000 bytes that pass at once on the channel.
+fn passing(world: &mut World, client: Client) -> usize {
+    world.client = client;
+    let datagram = channel_data(0x4000, &[7; 1000]);
+    (0..10_000).take_while(|_| matches!(world.feed(&datagram), Outcome::ToPeer { .. })).count()
+}
+
+#[test]
+fn each_way_of_an_allocation_has_the_rate_by_channel_and_by_indication() {
+    // 1,000 bytes a millisecond, 100,000 at once.
+    let mut world = World::with(per_allocation(8_000_000));
+    let relay = relaying(&mut world, client(1), "alice");
+    assert_eq!(passing(&mut world, client(1)), 100);
+    let dropped = Outcome::Drop(DropReason::AllocationBandwidth);
+    assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), dropped);
+    for peer in [PEER, PERMITTED] {
+        let passed =
+            (0..50).filter(|_| matches!(world.peer_sends(relay, peer, &[7; 1000]), Outcome::ToClient { .. }));
+        assert_eq!(passed.count(), 50, "the other way");
+    }
+    assert_eq!(world.peer_sends(relay, PEER, &[7; 1000]), dropped);
+    world.now.ms += 7;
+    assert_eq!(passing(&mut world, client(1)), 7);
+    assert!(
+        matches!(world.feed(&Ask::send(PERMITTED, &[])), Outcome::ToPeer { .. }),
+        "nothing costs nothing"
+    );
+    let stats = world.server.stats();
+    assert_eq!((stats.to_peer_bytes, stats.to_client_bytes), (107_000, 100_000));
+    assert_eq!(world.dropped(DropReason::AllocationBandwidth), 4);
+}
+
+#[test]
+fn a_user_a_realm_and_all_together_are_counted_by_what_held_them_up() {
+    for (rates, total, reason) in [
+        (Rates { per_user: Some(8_000_000), ..Rates::default() }, None, DropReason::UserBandwidth),
+        (Rates { per_realm: Some(8_000_000), ..Rates::default() }, None, DropReason::RealmBandwidth),
+        (Rates::default(), Some(8_000_000), DropReason::TotalBandwidth),
+    ] {
+        let mut world = World::with(limited(rates, total));
+        for (port, user) in [(1, "alice"), (2, "alice"), (3, "bob")] {
+            relaying(&mut world, client(port), user);
+        }
+        let passed: Vec<usize> = [1, 2, 3].map(|port| passing(&mut world, client(port))).to_vec();
+        let (alice, bob) = (passed[0] + passed[1], passed[2]);
+        if reason == DropReason::UserBandwidth {
+            assert_eq!((alice, bob), (100, 100), "each user has it all");
+        } else {
+            assert_eq!(alice + bob, 100, "{reason:?}");
+        }
+        assert!(world.dropped(reason) > 0 && world.dropped(DropReason::AllocationBandwidth) == 0);
+    }
+}
+
+#[test]
+fn workers_share_what_is_a_users() {
+    let config = limited(Rates { per_user: Some(80_000_000), ..Rates::default() }, None);
+    let mut workers = World::workers(&config, 4);
+    for (number, world) in (1..).zip(&mut workers) {
+        relaying(world, client(number), "alice");
+    }
+    let (mut passed, start) = (0, workers[0].now.ms);
+    for _ in 0..4000 {
+        for (number, world) in (1..).zip(&mut workers) {
+            world.now.ms += 1;
+            // Each offers more than all may have.
+            world.client = client(number);
+            for _ in 0..11 {
+                passed += u64::from(matches!(
+                    world.feed(&channel_data(0x4000, &[7; 1000])),
+                    Outcome::ToPeer { .. }
+                ));
+            }
+        }
+    }
+    // 10,000 bytes a millisecond; 1,000,000 at once, and what four workers hold.
+    let brought = (workers[0].now.ms - start) * 10;
+    assert!(passed >= brought * 99 / 100 && passed <= brought + 1000 + 4 * 40, "{passed} of {brought}");
+}
+
+#[test]
+fn a_realm_has_rates_of_its_own_and_may_have_none() {
+    let mut config = per_allocation(8_000_000);
+    config.bandwidth.realms.insert(REALM.into(), Rates::default());
+    let mut world = World::with(config);
+    let relay = relaying(&mut world, client(1), "alice");
+    assert_eq!(passing(&mut world, client(1)), 10_000);
+    assert!(!world.server.is_limited(relay.allocation));
+}
+
+#[test]
+fn what_a_stream_brings_waits_and_is_not_dropped() {
+    let mut world = World::with(per_allocation(8_000_000));
+    let relay = relaying(&mut world, stream(1), "alice");
+    assert_eq!(passing(&mut world, stream(1)), 100);
+    let until_ms = world.now.ms + 1;
+    let held_up = HeldUp { level: Level::Allocation, until_ms };
+    let datagram = channel_data(0x4000, &[7; 1000]);
+    assert_eq!(world.feed(&datagram), Outcome::Wait(held_up));
+    assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait(held_up));
+    world.now.ms = until_ms;
+    assert!(matches!(world.feed(&datagram), Outcome::ToPeer { .. }), "fed again");
+    assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "the first, when it was counted, too");
+    assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
+    // Where nobody can be made to wait, it is lost, and said so.
+    world.server.not_waited(held_up);
+    assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
+    // Peers send datagrams, whatever the client has.
+    let to_client = (0..101).map(|_| world.peer_sends(relay, PEER, &[7; 1000])).last();
+    assert_eq!(to_client, Some(Outcome::Drop(DropReason::AllocationBandwidth)));
+}
+
+#[test]
+fn connections_take_bytes_from_the_same_buckets_and_give_back_what_they_do_not_carry() {
+    let mut world = World::with(limited(
+        Rates { per_allocation: Some(8_000_000), per_user: Some(16_000_000), ..Rates::default() },
+        None,
+    ));
+    let (_, relay) = world.allocated_tcp();
+    let (now, id) = (world.now, relay.allocation);
+    let server = &mut world.server;
+    assert_eq!(server.take_bytes(now, id, Way::ToPeer, 60_000), Ok(60_000));
+    server.give_back_bytes(id, Way::ToPeer, 20_000);
+    assert_eq!(server.take_bytes(now, id, Way::ToPeer, 1 << 30), Ok(60_000));
+    let held_up = server.take_bytes(now, id, Way::ToPeer, 1).expect_err("nothing is left");
+    assert!(held_up.level == Level::Allocation && held_up.until_ms > now.ms);
+    assert_eq!(server.take_bytes(now, id, Way::ToClient, 10), Ok(10));
+    assert_eq!(server.stats().bandwidth_pauses, [1, 0, 0, 0]);
+    let stranger = turnpike_turn::server::AllocationId { index: 77, generation: 0 };
+    assert_eq!(server.take_bytes(now, stranger, Way::ToPeer, 5), Ok(5), "nobody's limits");
+}
+
+#[test]
+fn a_reload_changes_rates_of_what_there_is_and_a_rate_that_there_was_gives_nobody_a_burst() {
+    let mut world = World::with(per_allocation(8_000_000));
+    let relay = relaying(&mut world, client(1), "alice");
+    assert_eq!(passing(&mut world, client(1)), 100);
+    world.server.reconfigure(world.now, per_allocation(80_000_000).into());
+    assert_eq!(passing(&mut world, client(1)), 0);
+    world.now.ms += 1;
+    assert_eq!(passing(&mut world, client(1)), 10);
+    world.server.reconfigure(world.now, streams().into());
+    assert_eq!(passing(&mut world, client(1)), 10_000);
+    assert!(!world.server.is_limited(relay.allocation));
+    let user = limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None);
+    world.server.reconfigure(world.now, user.clone().into());
+    assert_eq!(passing(&mut world, client(1)), 100, "nobody has used it so far");
+    world.server.reconfigure(world.now, user.into());
+    assert_eq!(passing(&mut world, client(1)), 0);
+    world.server.reconfigure(world.now, per_allocation(8_000_000).into());
+    assert_eq!(passing(&mut world, client(1)), 100, "a limit that is new loses nobody anything");
+}
+
+#[test]
+fn a_new_allocation_of_a_user_has_no_burst_of_its_own() {
+    let mut world = World::with(limited(Rates { per_user: Some(8_000_000), ..Rates::default() }, None));
+    relaying(&mut world, client(1), "alice");
+    assert_eq!(passing(&mut world, client(1)), 100);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    relaying(&mut world, client(1), "alice");
+    assert_eq!(passing(&mut world, client(1)), 0);
+}
+
+#[test]
+fn no_rule_but_the_rates_holds_up_who_is_within_them() {
+    // All there is to say about a packet still holds.
+    let mut config = per_allocation(8_000_000);
+    config.peers = PeerRules { deny: vec!["198.41.0.5".parse().unwrap()], ..PeerRules::default() };
+    let mut world = World::with(config);
+    world.client = client(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate().signed(&alice)).success();
+    assert_eq!(world.feed(&Ask::send(PERMITTED, b"x")), Outcome::Drop(DropReason::PeerRefused));
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+}

@@ -1,0 +1,70 @@
+//! Refusals to prefixes: whoever forges a source address makes the server send there no more than it may.
+
+use crate::common::*;
+use turnpike_turn::server::{Client, DropReason, ListenerId, PrefixLengths, RefusalLimit, ServerConfig};
+
+fn bounded() -> ServerConfig {
+    ServerConfig {
+        refusals: Some(RefusalLimit { per_second: 10 }),
+        prefixes: PrefixLengths { v4: 24, v6: 64 },
+        ..streams()
+    }
+}
+
+/// Answers to so many bare requests from ports of one address.
+fn answered(world: &mut World, listener: u16, last: u8, requests: u16) -> usize {
+    let asked = (1..=requests).filter(|port| {
+        let address = ([198, 51, 100, last], *port).into();
+        world.client = Client { listener: ListenerId(listener), address, ..client(*port) };
+        matches!(world.feed(&Ask::allocate().bytes()), Outcome::Reply(_))
+    });
+    asked.count()
+}
+
+#[test]
+fn a_prefix_gets_no_more_refusals_than_it_may_and_others_get_theirs() {
+    let mut world = World::with(bounded());
+    assert_eq!(answered(&mut world, 0, 1, 100), 20, "two seconds' worth");
+    assert_eq!(answered(&mut world, 0, 200, 100), 0, "its neighbours count with it");
+    assert_eq!(world.dropped(DropReason::RefusalLimit), 180);
+    world.client = client(1);
+    assert!(matches!(world.feed(&Ask::allocate().bytes()), Outcome::Reply(_)), "another prefix");
+    world.sleep(1);
+    assert_eq!(answered(&mut world, 0, 1, 100), 10);
+}
+
+#[test]
+fn streams_and_whoever_has_authenticated_are_answered_as_ever() {
+    let mut world = World::with(bounded());
+    assert_eq!(answered(&mut world, 1, 1, 100), 100, "over TCP");
+    world.client = Client { address: address("198.51.100.1:5000"), ..client(1) };
+    let alice = world.credentials("alice", Scheme::Md5);
+    assert_eq!(answered(&mut world, 0, 1, 100), 19);
+    world.client = Client { address: address("198.51.100.1:5000"), ..client(1) };
+    // Signed refusals, and successes.
+    for _ in 0..100 {
+        assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(437));
+        world.ask(&Ask::new(BINDING)).success();
+    }
+    world.ask(&Ask::allocate().signed(&alice)).success();
+}
+
+#[test]
+fn long_challenges_to_short_requests_stay_within_three_times_what_came() {
+    let mut config = bounded();
+    config.refusals = Some(RefusalLimit { per_second: 1_000_000 });
+    config.realm = "r".repeat(120);
+    let mut world = World::with(config);
+    let request = Ask::allocate().bytes().len();
+    let (mut sent, mut received) = (0, 0);
+    for port in 1..2000 {
+        world.client = client(port);
+        received += request;
+        match world.feed(&Ask::allocate().bytes()) {
+            Outcome::Reply(reply) => sent += reply.len(),
+            outcome => assert_eq!(outcome, Outcome::Drop(DropReason::RefusalRatio)),
+        }
+    }
+    assert!(world.dropped(DropReason::RefusalRatio) > 100);
+    assert!(sent <= 3 * received + 4000, "{sent} for {received}");
+}

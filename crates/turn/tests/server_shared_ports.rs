@@ -1,0 +1,333 @@
+//! Several allocations on one relayed transport address: an address of peers is one client's alone, and whoever comes second is refused.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use crate::common::{turn::AdditionalAddressFamily, *};
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use turnpike_turn::server::{
+    ClosedReason, DropReason, Effect, Family, Link, OpenResult, PeerRules, PortWish, RelayId, ServerConfig,
+    SharedPort, Verdict,
+};
+
+const PORT: SharedPort = SharedPort(0);
+const OTHER_PORT: SharedPort = SharedPort(1);
+
+/// The relayed transport address of a port, and the number of its socket: each family has one.
+fn relayed(SharedPort(number): SharedPort, family: Family) -> (SocketAddr, SharedPort) {
+    let relayed = match family {
+        Family::V4 => address(&format!("203.0.113.1:{}", 50_000 + number)),
+        Family::V6 => address(&format!("[2001:db8::1]:{}", 50_000 + number)),
+    };
+    (relayed, SharedPort(2 * number + family as u16))
+}
+
+fn opened(port: SharedPort, family: Family) -> OpenResult {
+    let (relayed, port) = relayed(port, family);
+    OpenResult::Shared { relayed, port }
+}
+
+/// A client of this port with an allocation on a relay socket that others have too.
+fn shares(world: &mut World, from: u16, port: SharedPort) -> (Credentials, RelayId) {
+    world.client = client(from);
+    let (relayed, port) = relayed(port, Family::V4);
+    world.allocated_sharing(relayed, port)
+}
+
+fn ask(world: &mut World, from: u16, ask: &Ask) -> Option<u16> {
+    world.client = client(from);
+    world.ask(ask).code()
+}
+
+fn claimant(world: &mut World, port: SharedPort, peer: &str) -> Option<RelayId> {
+    let peer: IpAddr = peer.parse().unwrap();
+    let family = if peer.is_ipv4() { Family::V4 } else { Family::V6 };
+    world.server.claimant(relayed(port, family).1, peer, 1)
+}
+
+#[test]
+fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
+    let mut world = World::new();
+    let (alice, first) = shares(&mut world, 1, PORT);
+    let (bob, second) = shares(&mut world, 2, PORT);
+    assert_eq!(ask(&mut world, 1, &Ask::permit("198.41.0.1:0").signed(&alice)), None);
+    assert_eq!(ask(&mut world, 2, &Ask::bind(0x4000, "198.41.0.2:7000").signed(&bob)), None);
+    for (peer, relay, to) in [("198.41.0.1", first, client(1)), ("198.41.0.2", second, client(2))] {
+        assert_eq!(claimant(&mut world, PORT, peer), Some(relay));
+        let sent = world.peer_sends(relay, &format!("{peer}:7000"), b"x");
+        assert!(matches!(&sent, Outcome::ToClient { client, .. } if *client == to), "{sent:?}");
+        let other = if relay == first { second } else { first };
+        let sent = world.peer_sends(other, &format!("{peer}:7000"), b"x");
+        assert_eq!(sent, Outcome::Drop(DropReason::NoPermission));
+        // ICMP errors go the same way.
+        let peer = address(&format!("{peer}:7000"));
+        let verdict = world.server.from_icmp(world.now, relay, peer, 3, 3, 0);
+        assert!(matches!(verdict, Verdict::Reply { client, .. } if client == to));
+    }
+    let before = world.dropped(DropReason::NoPermission);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.3"), None);
+    assert_eq!(world.server.claimant(PORT, "198.41.0.3".parse().unwrap(), 7), None);
+    assert_eq!(world.dropped(DropReason::NoPermission), before + 8, "each datagram counts");
+    assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.1"), None, "another socket");
+}
+
+#[test]
+fn whoever_wants_a_peer_second_is_refused_and_told_why() {
+    let mut world = World::new();
+    let (alice, first) = shares(&mut world, 1, PORT);
+    let (bob, _) = shares(&mut world, 2, PORT);
+    let (carol, third) = shares(&mut world, 3, OTHER_PORT);
+    assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
+    // A permission is for all ports of the address, and so a channel to any of them is refused too; with one such peer all are.
+    world.client = client(2);
+    let refused = world.ask(&Ask::permit("198.41.0.9:0").peer("198.41.0.4:1").signed(&bob));
+    assert_eq!(refused.code(), Some(508));
+    assert_eq!(refused.get::<stun_types::attribute::ErrorCode>().reason(), "Peer Taken on Shared Port");
+    assert_eq!(ask(&mut world, 2, &Ask::bind(0x4000, "198.41.0.4:7001").signed(&bob)), Some(508));
+    assert_eq!(world.server.stats().shared_peer_limit, 2);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.9"), None, "all are installed or none");
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
+    // Who has it renews it; elsewhere it is free.
+    assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
+    assert_eq!(ask(&mut world, 3, &Ask::permit(PEER).signed(&carol)), None);
+    assert_eq!(claimant(&mut world, OTHER_PORT, "198.41.0.4"), Some(third));
+    // An allocation on a port of its own shares nothing.
+    world.client = client(4);
+    let (dave, own) = world.allocated();
+    assert_eq!(ask(&mut world, 4, &Ask::permit(PEER).signed(&dave)), None);
+    assert!(matches!(world.peer_sends(own, PEER, b"x"), Outcome::ToClient { .. }));
+}
+
+#[test]
+fn a_peer_is_held_by_permission_or_channel_and_free_as_soon_as_both_have_ended() {
+    let mut world = World::new();
+    let (alice, first) = shares(&mut world, 1, PORT);
+    let (bob, second) = shares(&mut world, 2, PORT);
+    assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
+    assert_eq!(ask(&mut world, 1, &Ask::refresh(3600).signed(&alice)), None);
+    assert_eq!(ask(&mut world, 2, &Ask::refresh(3600).signed(&bob)), None);
+    world.sleep(301);
+    // The permission is over; but on the channel alice sends still, and what comes back is hers.
+    assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(first));
+    assert_eq!(world.peer_sends(first, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    // Nobody has looked since: no timer has gone off.
+    world.now.ms += 300_000;
+    assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
+    assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), Some(508));
+    // A session that ends leaves its peers to others, and so does one that nobody has refreshed.
+    assert_eq!(ask(&mut world, 2, &Ask::refresh(0).signed(&bob)), None);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None);
+    assert_eq!(ask(&mut world, 1, &Ask::permit(PEER).signed(&alice)), None);
+    world.now.ms += 3_600_000;
+    let (carol, third) = shares(&mut world, 3, PORT);
+    assert_eq!(ask(&mut world, 3, &Ask::permit(PEER).signed(&carol)), None);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(third));
+    let ended = world.effects();
+    assert!(
+        matches!(&ended[..], [Effect::Closed { reason: ClosedReason::Expired, allocation, .. }] if *allocation == first.allocation),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn new_peer_rules_free_what_they_refuse() {
+    let mut world = World::new();
+    let (alice, _) = shares(&mut world, 1, PORT);
+    assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
+    let deny = PeerRules { deny: vec!["198.41.0.0/24".parse().unwrap()], ..PeerRules::default() };
+    world.server.reconfigure(world.now, Arc::new(ServerConfig { peers: deny, ..config() }));
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None);
+    world.server.reconfigure(world.now, Arc::new(config()));
+    let (bob, second) = shares(&mut world, 2, PORT);
+    assert_eq!(ask(&mut world, 2, &Ask::permit(PEER).signed(&bob)), None);
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), Some(second));
+}
+
+#[test]
+fn each_family_of_a_dual_stack_allocation_is_shared_by_itself() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
+    let Outcome::Open(request) = world.feed(&Ask::allocate().with(&also).signed(&alice).bytes()) else {
+        panic!()
+    };
+    let wishes = (request.first.port, request.second.map(|second| second.port));
+    assert_eq!(wishes, (PortWish::Any, Some(PortWish::Any)));
+    let own = OpenResult::Opened { relayed: address("203.0.113.1:50100") };
+    world.opened(request.allocation, own, Some(opened(PORT, Family::V6))).success();
+    let first = RelayId { family: Family::V6, ..world.last_opened() };
+    world.ask(&Ask::permit(PEER).peer(PEER_V6).signed(&alice)).success();
+    assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), Some(first));
+    assert_eq!(claimant(&mut world, PORT, "198.41.0.4"), None, "that one is her own");
+    // The end of one family frees its peers and leaves the other's.
+    world.ask(&Ask::refresh(0).raw(0x0017, &[2, 0, 0, 0]).signed(&alice)).success();
+    assert_eq!(claimant(&mut world, PORT, "2606:4700::1"), None);
+    let v4 = RelayId { family: Family::V4, ..first };
+    assert!(matches!(world.peer_sends(v4, PEER, b"x"), Outcome::ToClient { .. }));
+}
+
+#[test]
+fn an_allocation_that_may_move_to_another_worker_wants_ports_of_its_own() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
+    let mobile = Ask::allocate().with(&also).raw(TICKET, &[]).signed(&alice);
+    let Outcome::Open(request) = world.feed(&mobile.bytes()) else { panic!() };
+    let wishes = (request.first.port, request.second.map(|second| second.port));
+    assert_eq!(wishes, (PortWish::Own, Some(PortWish::Own)));
+}
+
+/// A session that ended while its socket was being opened gives back what it got of a shared one too.
+#[test]
+fn a_shared_port_that_comes_too_late_is_given_back() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) else { panic!() };
+    world.server.close_all(world.now, ClosedReason::Administrator);
+    world.all_effects();
+    let verdict = world.server.opened(world.now, request.allocation, opened(PORT, Family::V4), None);
+    assert!(matches!(verdict, Verdict::Drop(Some(DropReason::StaleRelay))));
+    let relay = RelayId { allocation: request.allocation, family: Family::V4 };
+    assert_eq!(world.all_effects(), [Effect::RelayClosed { relay }]);
+}
+
+/// As data, on its way to another process.
+#[test]
+fn an_allocation_that_is_written_and_read_has_its_peers_still() {
+    let (mut here, mut there) = (World::new(), World::new());
+    let (alice, first) = shares(&mut here, 1, PORT);
+    assert_eq!(ask(&mut here, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);
+    let text = serde_json::to_string(&here.server.snapshot(here.now, first.allocation).unwrap()).unwrap();
+    let allocation = there
+        .server
+        .restore(there.now, serde_json::from_str(&text).unwrap(), Link(0))
+        .expect("there is room");
+    assert_eq!(claimant(&mut there, PORT, "198.41.0.4"), Some(RelayId { allocation, ..first }));
+    let (bob, _) = shares(&mut there, 2, PORT);
+    assert_eq!(ask(&mut there, 2, &Ask::permit(PEER).signed(&bob)), Some(508));
+    there.server.close_one(there.now, allocation, ClosedReason::Administrator);
+    assert_eq!(ask(&mut there, 2, &Ask::permit(PEER).signed(&bob)), None);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(bool),
+    Refresh(u32),
+    Permit(u8),
+    Bind(u8, u8),
+    Client(u8),
+    Sleep(u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => any::<bool>().prop_map(Step::Allocate),
+        1 => prop_oneof![Just(0), Just(600), Just(3000)].prop_map(Step::Refresh),
+        5 => (0..6_u8).prop_map(Step::Permit),
+        5 => (0..4_u8, 0..6_u8).prop_map(|(n, p)| Step::Bind(n, p)),
+        4 => (0..5_u8).prop_map(Step::Client),
+        2 => (1..400_u16).prop_map(Step::Sleep),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// Who holds which peers on which port, by what is told.
+#[derive(Default)]
+struct Holders(BTreeMap<u32, Holder>);
+
+struct Holder {
+    relay: RelayId,
+    port: SharedPort,
+    permissions: BTreeMap<IpAddr, u64>,
+    channels: BTreeMap<u16, IpAddr>,
+}
+
+impl Holders {
+    fn hear(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Opened { allocation, relayed, .. } => {
+                let holder = Holder {
+                    relay: RelayId { allocation: *allocation, family: Family::V4 },
+                    port: SharedPort(relayed.0.port() - 50_000),
+                    permissions: BTreeMap::new(),
+                    channels: BTreeMap::new(),
+                };
+                assert!(self.0.insert(allocation.index, holder).is_none());
+            }
+            Effect::Permitted { allocation, peer, expires_ms, .. } => {
+                self.0.get_mut(&allocation.index).unwrap().permissions.insert(*peer, *expires_ms);
+            }
+            Effect::PermissionEnded { allocation, peer } => {
+                self.0.get_mut(&allocation.index).unwrap().permissions.remove(peer);
+            }
+            Effect::Bound { allocation, number, peer, .. } => {
+                self.0.get_mut(&allocation.index).unwrap().channels.insert(number.get(), peer.ip());
+            }
+            Effect::Unbound { allocation, number, .. } => {
+                self.0.get_mut(&allocation.index).unwrap().channels.remove(&number.get());
+            }
+            Effect::Closed { allocation, .. } => _ = self.0.remove(&allocation.index),
+            _ => {}
+        }
+    }
+
+    /// All who hold a peer on a port.
+    fn of(&self, port: SharedPort, peer: IpAddr) -> Vec<RelayId> {
+        let holds = |holder: &&Holder| {
+            holder.port == port
+                && (holder.permissions.contains_key(&peer) || holder.channels.values().any(|ip| *ip == peer))
+        };
+        self.0.values().filter(holds).map(|holder| holder.relay).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever is asked for, and slept through: no peer of a shared port is two clients', and it is found exactly where somebody holds it.
+    #[test]
+    fn a_peer_of_a_shared_port_has_one_client_at_most(steps in steps()) {
+        let mut world = World::new();
+        let mut holders = Holders::default();
+        for step in steps {
+            let alice = world.credentials("alice", Scheme::Md5);
+            match step {
+                Step::Allocate(other) => {
+                    let port = if other { OTHER_PORT } else { PORT };
+                    if let Outcome::Open(request) = world.feed(&Ask::allocate().signed(&alice).bytes()) {
+                        world.opened(request.allocation, opened(port, Family::V4), None);
+                    }
+                }
+                Step::Refresh(seconds) => _ = world.ask(&Ask::refresh(seconds).signed(&alice)),
+                Step::Permit(n) => {
+                    world.ask(&Ask::permit(&format!("198.41.0.{}:0", n + 1)).signed(&alice));
+                }
+                Step::Bind(number, n) => {
+                    let peer = format!("198.41.0.{}:{}", n + 1, 7000 + u16::from(number));
+                    world.ask(&Ask::bind(0x4000 + u16::from(number), &peer).signed(&alice));
+                }
+                Step::Client(n) => world.client = client(40_000 + u16::from(n)),
+                Step::Sleep(seconds) => world.sleep(seconds.into()),
+            }
+            for effect in world.all_effects() {
+                holders.hear(&effect);
+            }
+            for port in [PORT, OTHER_PORT] {
+                for n in 1..=6 {
+                    let peer = IpAddr::from([198, 41, 0, n]);
+                    let held = holders.of(port, peer);
+                    prop_assert!(held.len() <= 1, "{} is held by {:?}", peer, held);
+                    prop_assert_eq!(world.server.claimant(relayed(port, Family::V4).1, peer, 1), held.first().copied());
+                }
+            }
+        }
+    }
+}
