@@ -231,7 +231,7 @@ impl Interface {
     #[must_use = "it removes the files of its sockets when it is dropped"]
     pub fn serve(self, program: Arc<dyn Program>) -> Serving {
         // Other nodes of a fleet ask although nobody can do so here.
-        let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.status().is_some();
+        let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
             return Serving(Vec::new());

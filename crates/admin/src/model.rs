@@ -33,6 +33,9 @@ pub struct Status {
     /// How datagrams enter and leave, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<Datapath>,
+    /// What it is called in its fleet; not there of a program that is in none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// How datagrams enter and leave.

@@ -60,6 +60,8 @@ pub trait Program: Send + Sync + 'static {
 
 /// Other servers that are one service with this one, and who is banned, which there is without others too.
 pub trait Fleet: Send + Sync + 'static {
+    /// What this server is called among the others; `None` if it is in no fleet.
+    fn node(&self) -> Option<String>;
     /// Who is there; `None` if it is in no fleet.
     fn status(&self) -> Option<model::Fleet>;
     /// Whether it takes clients, as far as the fleet goes.

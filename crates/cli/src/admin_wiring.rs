@@ -191,6 +191,10 @@ impl Program for Running {
 struct Others(FleetOrders);
 
 impl Fleet for Others {
+    fn node(&self) -> Option<String> {
+        self.0.node_name().map(str::to_owned)
+    }
+
     fn status(&self) -> Option<model::Fleet> {
         self.0.status().map(fleet_of)
     }

@@ -120,7 +120,7 @@ fn row_of_node(node: &FleetNode) -> [String; 9] {
         format!("{sessions} of {max_sessions}"),
         format!("{}/s", bytes(node.bits_per_second / 8)),
         percent(node.cpu),
-        node.relay_ports_left.to_string(),
+        if node.relay_ports == 0 { "-".to_owned() } else { node.relay_ports_left.to_string() },
         or_none(version.as_deref().unwrap_or_default()),
     ]
 }

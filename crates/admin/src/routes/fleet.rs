@@ -238,7 +238,7 @@ impl App {
         path: String,
     ) -> Result<Answer, Problem> {
         let fleet = self.fleet()?;
-        let own = fleet.status().map(|status| status.node).unwrap_or_default();
+        let own = fleet.node().unwrap_or_default();
         let by = format!("{} at node {own}", asker.via);
         let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
         let asked = Asked { node, method: method.to_string(), path, rights, by };

@@ -78,6 +78,10 @@ impl Member {
 }
 
 impl Fleet for Member {
+    fn node(&self) -> Option<String> {
+        self.together.as_ref().map(|_| self.name.clone())
+    }
+
     fn status(&self) -> Option<model::Fleet> {
         let nodes = self.together.as_ref()?.0.lock().unwrap();
         let node = |(number, name): (usize, &String)| model::FleetNode {

@@ -8,7 +8,7 @@ use turnpike_relay::{Config, Relay};
 /// Rates are means of about so long, so that one busy second sends nobody away.
 const MEAN_MS: f64 = 10_000.0;
 
-/// How much a node can take, as it is configured.
+/// How much a node can take, as it is configured. No ports are as many as are wanted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     most_allocations: u32,
@@ -17,10 +17,15 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn of(config: &Config) -> Self {
-        let ports = usize::from(config.ports.end() - config.ports.start()) + 1;
+        // Where allocations share ports, none of them is the last one's.
+        let ports = if config.shared_ports > 0 {
+            0
+        } else {
+            (usize::from(config.ports.end() - config.ports.start()) + 1) * config.relay.len()
+        };
         Self {
             most_allocations: u32::try_from(config.max_allocations).unwrap_or(u32::MAX),
-            ports: u32::try_from(ports * config.relay.len()).unwrap_or(u32::MAX),
+            ports: u32::try_from(ports).unwrap_or(u32::MAX),
         }
     }
 }
@@ -151,6 +156,14 @@ mod tests {
         // One second of a full core is not yet much.
         gauge.take(sample(60_000, 60_000, [29_500 + 1000, 6000]));
         assert!((500..560).contains(&gauge.load(7, room(), 9).cpu), "{:?}", gauge.load(7, room(), 9));
+    }
+
+    #[test]
+    fn ports_that_allocations_share_are_no_bound() {
+        let config = Config { max_allocations: 100, shared_ports: 4, ..Config::default() };
+        let load = Gauge::new(&config).load(99, Room::of(&config), 0);
+        assert_eq!((load.ports, load.is_full()), (0, false), "{load:?}");
+        assert!((load.busy() - 0.99).abs() < 1e-9);
     }
 
     #[test]

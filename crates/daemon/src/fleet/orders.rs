@@ -131,6 +131,12 @@ impl FleetOrders {
         Self { fleet, questions: Arc::new(Mutex::new(questions)) }
     }
 
+    /// What this node is called; `None` without a fleet.
+    #[must_use]
+    pub fn node_name(&self) -> Option<&str> {
+        self.fleet.node.as_ref().map(|node| node.name.as_str())
+    }
+
     /// Who is there; `None` without a fleet.
     #[must_use]
     pub fn status(&self) -> Option<FleetStatus> {

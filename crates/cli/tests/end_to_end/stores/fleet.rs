@@ -2,11 +2,13 @@
 //! that is away.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read, Write},
     net::SocketAddr,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::Duration,
 };
@@ -15,8 +17,8 @@ use serde_json::Value;
 use turnpike_testkit::databases::{Proxy, Server};
 
 use super::super::harness::{
-    Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, V4,
-    eventually, get_unix, need, turnpike,
+    Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, Upgraded, V4,
+    ends, eventually, get_unix, need, turnpike,
 };
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
@@ -330,6 +332,87 @@ fn a_store_that_was_emptied_is_told_everything_again() {
     let Challenge { realm, nonce } = before;
     let answer = Stun::new(b.address()).ask("nobody", "x", &Challenge { realm, nonce });
     assert_eq!(answer.error(), Some(401), "not stale");
+}
+
+/// Ids of the sessions of a node.
+fn ids(node: &Node) -> BTreeSet<String> {
+    let sessions = node.json(&["sessions"]);
+    let ids = sessions.as_array().expect("a list").iter().filter_map(|session| session["id"].as_str());
+    ids.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_node_that_goes_on_in_another_process_is_the_same_node() {
+    let world = need!(World::new());
+    let limits = "[limits]\nallocations_per_user = 8";
+    let (mut a, b) = (world.node("a", limits), world.node("b", limits));
+    a.waits_for(&BOTH);
+    b.waits_for(&BOTH);
+    let mut upgraded = Upgraded::new(&a.serve.program);
+    let reflect = Reflect::start(V4, &[]);
+    let clients = ["--clients", "4", "--rate", "200", "--duration", "600"];
+    let load = Load::new(a.address()).to(reflect.address).with(&clients).start();
+    a.serve.wait_for_allocations(4);
+    let mut taken = 0;
+    eventually("all that there may be is taken", || {
+        thread::sleep(Duration::from_millis(100));
+        let code = b.allocate(USER, PASSWORD);
+        taken += u32::from(code.is_none());
+        (code == Some(486)).then_some(())
+    });
+    assert!((4..=5).contains(&taken), "one more at most: {taken}");
+    let (status, body) = a.ask("POST", "/v1/bans", "{\"user\":\"mallory\",\"seconds\":600}");
+    assert_eq!(status, 201, "{body}");
+    let sessions = ids(&a);
+    let of_a = |status: &Value| (status["nodes"][0]["number"].clone(), status["keys"].clone());
+    let before = of_a(&b.json(&["fleet", "status"]));
+    let number = before.0.as_u64().expect("a number");
+    let held = || {
+        let told = world.server.say(&format!("HVALS turnpike:{{turnpike}}:held:{number}"));
+        told.lines().filter(|line| !line.starts_with(['*', '$'])).map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    eventually("the store knows what it has", || held().contains("4").then_some(()));
+    let Challenge { realm, nonce } = Stun::new(a.address()).challenge().2;
+
+    for drains in [false, true] {
+        if drains {
+            assert_eq!(b.told(&["fleet", "drain", "a"]).code, Some(0));
+            b.waits_for(&[("a", "draining"), ("b", "serving")]);
+        }
+        let old = upgraded.next();
+        ends(old);
+        assert_eq!(ids(&a), sessions, "they have their names still");
+        a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
+        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
+        for node in [&a, &b] {
+            let known = Challenge { realm: realm.clone(), nonce: nonce.clone() };
+            assert_eq!(Stun::new(node.address()).ask("nobody", "x", &known).error(), Some(401), "not stale");
+        }
+        assert!(a.ask("GET", "/v1/bans", "").1.contains("mallory"));
+        eventually("the store knows what it has still", || held().contains("4").then_some(()));
+        for _ in 0..5 {
+            assert_eq!(b.allocate(USER, PASSWORD), Some(486), "nobody gets what it has");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    assert_eq!(a.readiness(), (503, "draining\n".to_owned()));
+    load.signal("INT");
+    let result = load.wait(SOON).result();
+    assert_eq!((&result["lost"], &result["reordered"]), (&Value::from(0), &Value::from(0)), "{result}");
+    eventually("what its clients had can be had", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD).is_none()).then_some(())
+    });
+    let strange = ["has left", "counts for gone", "did not know this node"];
+    let lines = [a.serve.program.lines(), b.serve.program.lines()].concat();
+    let noticed = lines.iter().find(|line| strange.iter().any(|text| line.contains(text)));
+    assert_eq!(noticed, None, "nobody notices");
+    assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
+    b.waits_for(&BOTH);
+    // It says goodbye as any other.
+    let told = Command::new("sh").args(["-c", &format!("kill -TERM {}", upgraded.pid())]).status();
+    assert!(told.is_ok_and(|status| status.success()));
+    b.waits_for(&[("b", "serving")]);
 }
 
 #[test]
