@@ -490,15 +490,11 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config =
-            server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
+        let config = server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(
-            !server_config(&Merged::of(&timed), &Layout::default(), &relay, alone())
-                .username_anonymity
-        );
+        assert!(!server_config(&Merged::of(&timed), &Layout::default(), &relay, alone()).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

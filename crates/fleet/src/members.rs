@@ -1,5 +1,6 @@
-//! Who is in the fleet, as one node sees it. A node is heard when its record is another than the last time; how long ago that is, is counted in
-//! time for which the store has answered us, so that nobody vanishes because it was away, and no clock is compared with another machine's.
+//! Who is in the fleet, as one node sees it. A node is gone when its record has been the same for long; that is counted in time for which the
+//! store has answered us, so that nobody vanishes because it was away, and no clock is compared with another machine's. Nobody is sent there
+//! much sooner: as soon as its record is old by the store's own clock, or another node has seen that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,6 +34,10 @@ pub struct Member {
     /// Milliseconds for which it has said nothing new.
     pub silent_ms: u64,
     stamp_ms: u64,
+    /// How old its record was by the store's clock, as far as the store has answered us for so long.
+    age_ms: u64,
+    /// Another node has seen that it is silent.
+    is_doubted: bool,
     /// It has another card by now, which counts as soon as it has been read.
     has_new_card: bool,
 }
@@ -42,6 +47,13 @@ pub struct Member {
 pub enum Change {
     /// A node that was not there, or another process of its name.
     Joined(NodeName),
+    /// Its record was not renewed in time: nobody is to be sent there.
+    Silent {
+        /// Which.
+        name: NodeName,
+        /// Its process.
+        incarnation: u64,
+    },
     /// It was silent for too long, or has said that it goes; what it held is to be given back.
     Gone {
         /// Which.
@@ -73,10 +85,27 @@ impl Members {
             let age_ms = store_ms.saturating_sub(stamp_ms);
             let known = self.nodes.get_mut(&name);
             match known.filter(|known| known.beat.incarnation == beat.incarnation) {
-                Some(known) if known.stamp_ms == stamp_ms => {}
-                Some(known) => (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat),
+                Some(known) => {
+                    let was_heard = known.is_heard_but_for(passed);
+                    if known.stamp_ms != stamp_ms {
+                        (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat);
+                        known.is_doubted = false;
+                    }
+                    known.age_ms = age_ms.min(steady_ms);
+                    if was_heard && known.age_ms >= DOUBTFUL_MS {
+                        changes.push(Change::Silent { name, incarnation: beat.incarnation });
+                    }
+                }
                 None if age_ms < GONE_MS => {
-                    let member = Member { card: None, beat, silent_ms: age_ms, stamp_ms, has_new_card: false };
+                    let member = Member {
+                        card: None,
+                        beat,
+                        silent_ms: age_ms,
+                        stamp_ms,
+                        age_ms: 0,
+                        is_doubted: false,
+                        has_new_card: false,
+                    };
                     self.nodes.insert(name.clone(), member);
                     changes.push(Change::Joined(name));
                 }
@@ -108,6 +137,14 @@ impl Members {
         {
             (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
         }
+    }
+
+    /// Another node has seen that this one is silent; whether that is news.
+    pub fn doubt(&mut self, name: &NodeName, incarnation: u64) -> bool {
+        let Some(member) = self.nodes.get_mut(name) else { return false };
+        let is_news = member.beat.incarnation == incarnation && member.is_heard();
+        member.is_doubted |= is_news;
+        is_news
     }
 
     /// A node has said that it goes.
@@ -146,7 +183,12 @@ impl Member {
     /// Whether clients may be sent there, as far as it has been heard.
     #[must_use]
     pub fn is_heard(&self) -> bool {
-        self.silent_ms < DOUBTFUL_MS
+        self.is_heard_but_for(0)
+    }
+
+    /// The same before that much silence was added.
+    fn is_heard_but_for(&self, passed_ms: u64) -> bool {
+        !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
     }
 }
 
@@ -217,6 +259,10 @@ mod tests {
         Change::Joined(name(of))
     }
 
+    fn silent(of: &str) -> Change {
+        Change::Silent { name: name(of), incarnation: 1 }
+    }
+
     fn gone(of: &str) -> Change {
         Change::Gone { name: name(of), number: 7 }
     }
@@ -235,7 +281,7 @@ mod tests {
         for (now, heard, change) in [
             (10_000, true, None),
             (11_000, true, None),
-            (12_000, false, None),
+            (12_000, false, Some(silent("a"))),
             (18_000, false, None),
             (19_000, false, Some(gone("a"))),
         ] {
@@ -244,6 +290,26 @@ mod tests {
             assert_eq!(heard_now(&members), heard, "{now}");
         }
         assert!(look(&mut members, 20_000, vec![last]).is_empty(), "an old record is nobody");
+    }
+
+    /// With a thousand nodes each looks every five seconds.
+    #[test]
+    fn a_record_that_is_old_at_the_first_look_is_doubted_and_who_hears_of_it_doubts_it_too() {
+        let (mut one, mut other) = (Members::default(), Members::default());
+        let at = |ms: u64| 3_600_000 + ms;
+        for members in [&mut one, &mut other] {
+            look(members, 0, vec![record("a", at(0), 1)]);
+            assert!(!members.doubt(&name("b"), 1) && !members.doubt(&name("a"), 2), "nobody of that name");
+        }
+        // It has beaten once since, and then no more.
+        assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
+        assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "no news");
+        assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
+        let heard = |members: &Members| members.get(&name("a")).unwrap().is_heard();
+        assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
+        assert!(!other.doubt(&name("a"), 1), "no news");
+        assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
+        assert!(heard(&other), "it was but late");
     }
 
     #[test]
@@ -305,7 +371,8 @@ mod tests {
         members.has_new_card(&name("b"));
         assert!(members.without_card().is_empty(), "nobody is called so");
         members.has_new_card(&name("a"));
-        let version = |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
+        let version =
+            |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
         assert_eq!((members.without_card(), version(&members)), (vec![name("a")], "1".to_owned()));
         members.put_card(card("2"));
         assert_eq!((members.without_card(), version(&members)), (vec![], "2".to_owned()));

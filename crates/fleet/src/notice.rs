@@ -36,6 +36,11 @@ pub enum Notice {
         /// Its process.
         incarnation: u64,
     },
+    /// These nodes have not renewed their records in time: nobody is to be sent there until they do.
+    Silent {
+        /// Each with its process.
+        nodes: Vec<(NodeName, u64)>,
+    },
     /// This node has another card than before: a new version, or other addresses.
     Card,
     /// A node is to take nobody new, or to take clients again.
@@ -158,6 +163,7 @@ mod tests {
         let subject: Subject = "user alice@here".parse().unwrap();
         for notice in [
             Notice::Left { incarnation: 7 },
+            Notice::Silent { nodes: vec![(name("c"), u64::MAX)] },
             Notice::Card,
             Notice::Drain { node: name("b"), drains: true },
             Notice::Ban { ban: Ban { subject: subject.clone(), until: 9, reason: "spam".to_owned() } },

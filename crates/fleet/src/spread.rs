@@ -141,6 +141,16 @@ impl View {
         Charges(self.nodes.iter().map(|_| AtomicU32::new(0)).collect())
     }
 
+    /// With what was sent since the last beats, which are those of the view `before`.
+    #[must_use]
+    pub fn charges_after(&self, before: &Self, charges: &Charges) -> Charges {
+        let sent = |seen: &Seen| {
+            let place = before.by_number.get(&seen.number).and_then(|place| charges.0.get(*place as usize));
+            AtomicU32::new(place.map_or(0, |sent| sent.load(Ordering::Relaxed)))
+        };
+        Charges(self.nodes.iter().map(sent).collect())
+    }
+
     /// Where a client of node `own` goes that came over this transport and from an address of this family; `None` if it is best served there, or
     /// nowhere. `dice` are any numbers.
     #[must_use]
@@ -502,6 +512,16 @@ mod tests {
         assert_eq!((to(Transport::Tls, true), to(Transport::Tcp, true)), (None, None));
         assert_eq!(view.node(number("b"), Transport::Tls, false).unwrap().card.name.as_str(), "b");
         assert!(view.node(77, Transport::Udp, true).is_none());
+    }
+
+    #[test]
+    fn what_was_sent_counts_when_a_node_is_left_out() {
+        let before = view("", &[node("a", "", 900), node("b", "", 500), node("c", "", 0)]);
+        let charges = before.charges();
+        before.charge(&charges, number("b"), 300);
+        let after = view("", &[node("a", "", 900), node("b", "", 500)]);
+        let goes = |charges: &Charges| after.choose(number("a"), charges, Need::None, UDP, [0; 3]).is_some();
+        assert!(goes(&after.charges()) && !goes(&after.charges_after(&before, &charges)));
     }
 
     /// One idle node among many busy ones, all of which send: what each sends in one beat must not fill it twice over.

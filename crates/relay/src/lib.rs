@@ -27,8 +27,8 @@ pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailur
 pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{
-    CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota, StartError,
-    WorkerSnapshot,
+    CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
+    StartError, WorkerSnapshot,
 };
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,

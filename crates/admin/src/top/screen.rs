@@ -14,8 +14,8 @@ use super::units::{NONE, bits, mean, micros, per_second, percent};
 use crate::{
     live::{refused, total},
     model::{
-        Certificate, Fleet, FleetNode, History, Job, Live, LiveServer, LiveWorker, NodeState, Quantiles, Reason,
-        Talkers,
+        Certificate, Fleet, FleetNode, History, Job, Live, LiveServer, LiveWorker, NodeState, Quantiles,
+        Reason, Talkers,
     },
     table::{printable, span},
 };

@@ -6,8 +6,8 @@ use ratatui::{Terminal, backend::TestBackend};
 
 use super::*;
 use crate::model::{
-    Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState, Quantiles, Rate, Reason,
-    Status, Talker, Talkers,
+    Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState,
+    Quantiles, Rate, Reason, Status, Talker, Talkers,
 };
 
 fn live() -> Live {

@@ -62,7 +62,16 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
             let left = node.members().left(&from, incarnation);
             if left.is_some() && from != node.name {
                 tracing::info!(node = %from, "another node has left the fleet");
-                watching::take_in(node);
+                watching::leave_out(node);
+            }
+        }
+        Notice::Silent { nodes } => {
+            let mut members = node.members();
+            let others = nodes.iter().filter(|(name, _)| *name != node.name);
+            let news = others.filter(|(name, incarnation)| members.doubt(name, *incarnation)).count();
+            drop(members);
+            if news > 0 {
+                watching::leave_out(node);
             }
         }
         Notice::Card => node.members().has_new_card(&from),

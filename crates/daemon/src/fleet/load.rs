@@ -51,16 +51,17 @@ struct Sample {
 
 impl Gauge {
     pub(super) fn new(config: &Config) -> Self {
-        Self {
-            polls: !config.busy_poll.is_zero(),
-            before: None,
-            bits_per_second: 0.0,
-            cpu: HashMap::new(),
-        }
+        Self { polls: !config.busy_poll.is_zero(), before: None, bits_per_second: 0.0, cpu: HashMap::new() }
     }
 
     /// How much it is now. `most_bits_per_second` is what somebody says that this machine can carry.
-    pub(super) fn measure(&mut self, relay: &Relay, now_ms: u64, room: Room, most_bits_per_second: u64) -> Load {
+    pub(super) fn measure(
+        &mut self,
+        relay: &Relay,
+        now_ms: u64,
+        room: Room,
+        most_bits_per_second: u64,
+    ) -> Load {
         let snapshots = relay.snapshots();
         let bytes = snapshots.iter().map(|of| of.turn.to_peer_bytes + of.turn.to_client_bytes).sum();
         let allocations: u64 = snapshots.iter().map(|of| of.allocations).sum();

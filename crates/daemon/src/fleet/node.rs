@@ -141,7 +141,8 @@ impl Node {
         let mut custody = Custody::new(own, own_is_used);
         let same = offered.filter(|offered| offered.identity == identity);
         if let Some(sealed) = same.and_then(|same| same.ring.as_ref()) {
-            custody.take(open_ring(&sealer, sealed).ok_or(DaemonError::OtherSecret { store: identity.store })?);
+            custody
+                .take(open_ring(&sealer, sealed).ok_or(DaemonError::OtherSecret { store: identity.store })?);
         }
         let quotas = Quotas::default();
         if let Some(same) = same {
@@ -641,10 +642,14 @@ mod tests {
         let keys = |node: &Node| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
         assert_eq!(keys(&after), keys(&before));
         after.answered();
-        assert!(after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(), "sessions come, whatever the limit");
+        assert!(
+            after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(),
+            "sessions come, whatever the limit"
+        );
         after.inherits.store(false, Ordering::Relaxed);
         assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
-        let again = |asks: Vec<turnpike_fleet::Ask>| -> Vec<_> { asks.iter().map(|ask| ask.bucket).collect() };
+        let again =
+            |asks: Vec<turnpike_fleet::Ask>| -> Vec<_> { asks.iter().map(|ask| ask.bucket).collect() };
         let told = again(after.quotas.asks(10, after.terms()));
         assert!(asks.iter().all(|ask| told.contains(&ask.bucket)), "the store hears of each that it knows");
         before.resume_exchanges();

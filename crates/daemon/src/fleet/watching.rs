@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Card, Change, GONE_MS, Member, NodeName, Pauses, Record, View, look_period_ms};
+use turnpike_fleet::{Card, Change, GONE_MS, Member, NodeName, Notice, Pauses, Record, View, look_period_ms};
 use turnpike_stores::{Look, StoreError};
 
 use super::{
@@ -15,6 +15,8 @@ use super::{
 const CARDS: usize = 200;
 /// Nodes that come or go at once and are told of one by one.
 const TOLD: usize = 20;
+/// Silent nodes that the others are told of at a time.
+const SILENT: usize = 1000;
 /// So long the store has to answer all, and so old a record has to be, before it counts for one that nobody renews: who lost the store has found
 /// it again by then.
 const ABANDONED_MS: u64 = 2 * GONE_MS;
@@ -50,6 +52,10 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
         (changes, members.without_card())
     };
     say(node, &changes);
+    let silent: Vec<(NodeName, u64)> = changes.iter().filter_map(silent).collect();
+    for nodes in silent.chunks(SILENT) {
+        node.say(Notice::Silent { nodes: nodes.to_vec() }).await?;
+    }
     for names in missing.chunks(CARDS) {
         let cards = node.store.cards(names).await?;
         let mut members = node.members();
@@ -72,8 +78,21 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes what workers see of what is known.
+/// Makes what workers see of what has been looked at.
 pub(super) fn take_in(node: &Node) {
+    let (view, own) = view_of(node);
+    node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
+}
+
+/// The same where somebody is there no more; what is known of the others is as old as before.
+pub(super) fn leave_out(node: &Node) {
+    let (view, own) = view_of(node);
+    let before = node.sight();
+    let charges = view.charges_after(&before.view, &before.charges);
+    node.set_sight(Sight { charges, view, own, at_ms: before.at_ms });
+}
+
+fn view_of(node: &Node) -> (View, u16) {
     let zone = node.setting(|settings| settings.zone.clone());
     let members = node.members();
     let zone = zone.as_ref().map_or("", NodeName::as_str);
@@ -82,7 +101,12 @@ pub(super) fn take_in(node: &Node) {
     let own = members.get(&node.name).filter(|member| member.beat.incarnation == node.incarnation);
     let own = own.map_or_else(|| node.number(), |member| member.beat.number);
     drop(members);
-    node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
+    (view, own)
+}
+
+fn silent(change: &Change) -> Option<(NodeName, u64)> {
+    let Change::Silent { name, incarnation } = change else { return None };
+    Some((name.clone(), *incarnation))
 }
 
 fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
@@ -114,8 +138,11 @@ fn say(node: &Node, changes: &[Change]) {
                 let number = members.get(name).map(|Member { beat, .. }| beat.number);
                 tracing::info!(node = %name, number, "another node is in the fleet");
             }
+            Change::Silent { name, .. } if *name != node.name => {
+                tracing::info!(node = %name, "another node is silent: nobody is sent there until it beats again");
+            }
             Change::Gone { name, .. } if *name != node.name => {
-                tracing::warn!(node = %name, "another node is silent, and counts for gone");
+                tracing::warn!(node = %name, "another node is silent for long, and counts for gone");
             }
             _ => {}
         }

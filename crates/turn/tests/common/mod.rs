@@ -131,7 +131,10 @@ impl Gate for TestGate {
     }
 
     fn elsewhere(&mut self, newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {
-        self.newcomers.push((newcomer.identity.to_owned(), newcomer.occasion));
+        // Not all: what a server keeps of thousands is measured with this gate.
+        if self.newcomers.len() < 10 {
+            self.newcomers.push((newcomer.identity.to_owned(), newcomer.occasion));
+        }
         self.elsewhere.clone()
     }
 
