@@ -12,12 +12,12 @@ use crate::store::{SharedStore, shared};
 /// Within that time all nodes read what has changed in the store of users: not all at once.
 const RULES_MS: u64 = 500;
 
-/// Listens until the node has left. `users` is where the cached users are.
+/// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
     let mut pauses = Pauses::default();
     let mut was_connected = false;
-    while !node.is_over() {
+    while !node.is_deaf() {
         let heard = match news.next().await {
             Ok(heard) => heard,
             Err(error) => {
@@ -51,9 +51,19 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
         messages.iter().filter_map(|sealed| Message::open(&node.sealer, now, sealed)).collect();
     node.tallies.heard(opened.len(), levels.len(), messages.len() - opened.len());
     for message in opened {
-        carry_out(node, users, message);
+        if !node.is_handed_over() || concerns_sessions(&message.notice) {
+            carry_out(node, users, message);
+        }
     }
     Ok(())
+}
+
+/// Whether a process has to know it that has nothing but sessions which have stayed there.
+fn concerns_sessions(notice: &Notice) -> bool {
+    matches!(
+        notice,
+        Notice::Ban { .. } | Notice::Unban { .. } | Notice::Revoked { .. } | Notice::RulesChanged
+    )
 }
 
 fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }: Message) {

@@ -95,6 +95,8 @@ pub(super) struct Node {
     stops: AtomicBool,
     /// It has left: nothing more is told of it.
     left: AtomicBool,
+    /// Another process is this node; sessions that have stayed are to hear of bans still.
+    handed_over: AtomicBool,
 }
 
 /// How clients reach this node, and how many it can take.
@@ -180,6 +182,7 @@ impl Node {
             cordoned: AtomicBool::new(offered.is_some_and(|offered| offered.is_cordoned)),
             stops: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
         })
     }
 
@@ -329,7 +332,21 @@ impl Node {
 
     /// Whether nothing more is to be done.
     pub(super) fn is_over(&self) -> bool {
-        self.left.load(Ordering::Relaxed) || self.relay.get().is_some_and(|relay| relay.strong_count() == 0)
+        self.left.load(Ordering::Relaxed) || self.is_relay_gone()
+    }
+
+    /// Whether nothing is to be heard any more.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.is_over() && (!self.is_handed_over() || self.is_relay_gone())
+    }
+
+    /// Whether another process is this node now.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Relaxed)
+    }
+
+    fn is_relay_gone(&self) -> bool {
+        self.relay.get().is_some_and(|relay| relay.strong_count() == 0)
     }
 
     pub(super) fn is_cordoned(&self) -> bool {
@@ -495,8 +512,9 @@ impl Node {
         self.rests.load(Ordering::Relaxed)
     }
 
-    /// Another process is this node now. Nothing more is told by this one, not even that it goes.
+    /// Another process is this node now. Nothing more is told by this one, not even that it goes; it only hears of who is banned.
     pub(super) fn hand_over(&self) {
+        self.handed_over.store(true, Ordering::Relaxed);
         self.left.store(true, Ordering::Relaxed);
     }
 
@@ -654,6 +672,8 @@ mod tests {
         assert!(asks.iter().all(|ask| told.contains(&ask.bucket)), "the store hears of each that it knows");
         before.resume_exchanges();
         assert!(!before.rests());
+        before.hand_over();
+        assert!(before.is_over() && !before.is_deaf(), "sessions may have stayed");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use turnpike_testkit::databases::{Proxy, Server};
 
 use super::super::harness::{
     Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, Upgraded, V4,
-    ends, eventually, get_unix, need, turnpike,
+    ends, eventually, get_unix, lives, need, turnpike,
 };
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
@@ -345,7 +345,7 @@ fn ids(node: &Node) -> BTreeSet<String> {
 fn a_node_that_goes_on_in_another_process_is_the_same_node() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 8";
-    let (mut a, b) = (world.node("a", limits), world.node("b", limits));
+    let (a, b) = (world.node("a", limits), world.node("b", limits));
     a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     let mut upgraded = Upgraded::new(&a.serve.program);
@@ -413,6 +413,27 @@ fn a_node_that_goes_on_in_another_process_is_the_same_node() {
     let told = Command::new("sh").args(["-c", &format!("kill -TERM {}", upgraded.pid())]).status();
     assert!(told.is_ok_and(|status| status.success()));
     b.waits_for(&[("b", "serving")]);
+}
+
+#[test]
+fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
+    let world = need!(World::new());
+    let (mut a, b) = (world.node("a", ""), world.node("b", ""));
+    b.waits_for(&BOTH);
+    let mut upgraded = Upgraded::new(&a.serve.program);
+    let reflect = Reflect::start(V4, &[]);
+    let over_tcp = ["--transport", "tcp", "--rate", "100", "--duration", "600"];
+    let load = Load::new(a.serve.address_of("tcp", V4)).to(reflect.address).with(&over_tcp).start();
+    a.serve.wait_for_allocations(1);
+    let old = upgraded.next();
+    assert!(lives(old), "it has a client");
+    let (status, body) = b.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
+    assert_eq!(status, 201, "{body}");
+    let line = a.serve.program.line_with("session ended");
+    assert!(line.contains("ended by an administrator"), "{line}");
+    load.signal("INT");
+    load.wait(SOON);
+    ends(old);
 }
 
 #[test]
