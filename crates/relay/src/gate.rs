@@ -130,8 +130,7 @@ mod tests {
 
     #[test]
     fn what_the_fleet_refuses_is_given_back_here() {
-        let limits =
-            RealmLimits { realm: REALM.to_owned(), allocations: Some(7), ..RealmLimits::default() };
+        let limits = RealmLimits { realm: REALM.to_owned(), allocations: Some(7), ..RealmLimits::default() };
         let config = Config {
             max_allocations: 10,
             max_allocations_per_user: 5,
