@@ -56,6 +56,8 @@ pub struct Offer {
     lent: Option<Lent>,
     /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
     datapath: String,
+    /// Between processes it has the name that other versions know.
+    #[serde(rename = "nonce_key")]
     own_key: NonceKey,
     /// The numbers of all listeners there have been, which clients go on to have.
     layout: Layout,
