@@ -125,7 +125,7 @@ impl Entry {
 
     pub(super) fn bind(&mut self, number: ChannelNumber, peer: SocketAddr, expires_ms: u64) {
         let permitted_until_ms = self.permissions.until(peer.ip()).unwrap_or_default();
-        self.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number });
+        self.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number, used: false });
     }
 
     /// The relay socket on which a peer must be this allocation's, and nobody else's.

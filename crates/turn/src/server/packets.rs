@@ -1,10 +1,13 @@
 //! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
 //! there it leaves to [`Server::stranger`].
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_wire::{
-    channel_data::{ChannelData, ChannelDataError},
+    channel_data::{ChannelData, ChannelDataError, ChannelNumber},
     demux::{self, Kind},
     frame,
     indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
@@ -12,7 +15,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    DropReason, Family, Gate, Header, RelayId, Server, SharedPort, Source, Verdict, Way, context::Delivery,
+    AllocationId, DropReason, Effect, Family, Gate, Header, RelayId, Server, SharedPort, Source, Verdict,
+    Way, context::Delivery, forwarding::Channels,
 };
 use crate::time::Now;
 
@@ -68,6 +72,10 @@ impl<G: Gate> Server<G> {
                 return self.dropped(DropReason::NoPermission);
             }
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
+            if !channel.used {
+                let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+                first_use(relay.allocation, number, &mut entry.channels, told);
+            }
             (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
             if !entry.permissions.allow(peer.ip(), now.ms) {
@@ -162,6 +170,10 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::UnboundChannel);
         };
         let peer = channel.peer;
+        if !channel.used {
+            let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+            first_use(allocation, number, &mut entry.channels, told);
+        }
         let payload = message.payload();
         if let Some(limits) = &mut entry.limits
             && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
@@ -229,6 +241,21 @@ impl<G: Gate> Server<G> {
     pub(super) fn dropped<'a>(&mut self, reason: DropReason) -> Verdict<'a> {
         self.stats.drop(reason);
         Verdict::Drop(Some(reason))
+    }
+}
+
+/// The first datagram on a channel since it was bound.
+#[cold]
+#[inline(never)]
+fn first_use(
+    allocation: AllocationId,
+    number: ChannelNumber,
+    channels: &mut Channels,
+    told: Option<&mut VecDeque<Effect>>,
+) {
+    channels.mark_used(number);
+    if let Some(effects) = told {
+        effects.push_back(Effect::Used { allocation, number });
     }
 }
 

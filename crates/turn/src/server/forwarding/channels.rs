@@ -14,6 +14,8 @@ pub(in crate::server) struct Channel {
     /// Of the permission for the peer's address, so that a datagram from the peer needs one lookup.
     pub(in crate::server) permitted_until_ms: u64,
     pub(in crate::server) number: ChannelNumber,
+    /// Whether a datagram has passed on it, either way, since it was bound.
+    pub(in crate::server) used: bool,
 }
 
 /// Why a channel cannot be bound.
@@ -87,10 +89,17 @@ impl Channels {
         }
     }
 
-    /// Binds or refreshes.
+    /// A datagram has passed on this channel.
+    pub(in crate::server) fn mark_used(&mut self, number: ChannelNumber) {
+        if let Ok(at) = self.position(number) {
+            self.list[at].used = true;
+        }
+    }
+
+    /// Binds or refreshes. What is refreshed has been used as before.
     pub(in crate::server) fn bind(&mut self, new: Channel) {
         match self.position(new.number) {
-            Ok(at) => self.list[at] = new,
+            Ok(at) => self.list[at] = Channel { used: self.list[at].used, ..new },
             Err(at) => {
                 if self.list.capacity() == 0 {
                     self.list.reserve_exact(1);
@@ -155,7 +164,8 @@ mod tests {
                 prop_assert_eq!(channels.may_bind(number(n), peer(p), now, MOST), expected);
                 if expected.is_ok() {
                     let expires_ms = now + lifetime;
-                    channels.bind(Channel { peer: peer(p), expires_ms, permitted_until_ms: 0, number: number(n) });
+                    let (peer, number) = (peer(p), number(n));
+                    channels.bind(Channel { peer, expires_ms, permitted_until_ms: 0, number, used: false });
                     model.insert(n, (p, expires_ms));
                 }
                 for n in 0..40 {
