@@ -8,7 +8,6 @@ use std::{
 };
 
 use serde_json::Value;
-use turnpike_testkit::process;
 
 use super::{
     Row, Wanted, as_before, or_thorough,
@@ -118,10 +117,7 @@ impl Forwarder {
 
     /// Connections and sessions, descriptors, memory.
     pub(super) fn kept(&self) -> Kept {
-        let pid = self.pid();
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").count();
-        let sessions = self.metrics().sum("turnpike_forward_connections", "");
-        Kept { sessions, descriptors, memory: process::memory_of(pid) }
+        Kept::of(self.pid(), self.metrics().sum("turnpike_forward_connections", ""))
     }
 
     fn is_up(&self) {

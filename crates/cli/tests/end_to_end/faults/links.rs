@@ -119,12 +119,18 @@ fn the_table_of_connections_is_full() {
         |links, server, row| {
             let nft = |words: &str| links.inside(&["nft", words]);
             nft("add table inet full");
-            nft("add chain inet full out { type filter hook output priority 0; }");
-            nft("add chain inet full in { type filter hook input priority 0; }");
-            // As a full table does it: who is known goes on, who is new finds no place.
+            for hook in ["input", "output"] {
+                nft(&format!("add chain inet full {hook} {{ type filter hook {hook} priority 0; }}"));
+                // From the first rule on that asks for it, connections are followed.
+                nft(&format!("add rule inet full {hook} ct state new accept"));
+            }
             a_while();
-            nft("add rule inet full in ct state new drop");
-            nft("add rule inet full out ct state new drop");
+            // As a full table does it: who is known goes on, who is new finds no place.
+            for hook in ["input", "output"] {
+                nft(&format!("flush chain inet full {hook}"));
+                nft(&format!("add rule inet full {hook} ct state new drop"));
+            }
+            a_while();
             let run = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                 .with(&["--profile", "audio", "--clients", "2", "--peer", "10.77.2.2:0", "--duration", "0.5"])
                 .run();

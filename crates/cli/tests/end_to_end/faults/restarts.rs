@@ -108,7 +108,7 @@ fn ten_thousand_return() {
         "[[stream]]\nname = \"down\"\ndirection = \"to-client\"\nrate = 1\nsize = 100\n\
          [[stream]]\nname = \"up\"\ndirection = \"to-peer\"\nrate = 0.2\nsize = 100\n",
     );
-    let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 20000\n");
+    let file = dir.file("turnpike.toml", "[limits]\nallocations_per_user = 16384\n");
     let wanted = Wanted::flags(&[
         "--workers",
         "2",
