@@ -1,10 +1,11 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask faults`,
-//! `cargo xtask soak`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
+//! `cargo xtask faults`, `cargo xtask soak`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod faults;
+mod fuzz;
 mod instructions;
 mod soak;
 
@@ -33,6 +34,8 @@ struct Arguments {
 enum Chore {
     /// Count the instructions of one packet, against the budgets of benches/budgets.toml (needs valgrind)
     Instructions(instructions::Options),
+    /// Fuzz, and remember what was found (fuzz/) and spent (fuzz/ledger.toml)
+    Fuzz(fuzz::Options),
     /// Have one thing after the other break under clients on calls, and tell what came of it
     Faults(faults::Options),
     /// Serve for hours, and tell whether anything grows
@@ -42,6 +45,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Instructions(options) => instructions::run(&options),
+        Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
     };

@@ -191,7 +191,8 @@ pub(crate) struct BurstArgs {
     #[arg(long, value_name = "N")]
     pub(crate) burst: Option<usize>,
 
-    /// At rate "max": datagrams that one client may have under way, at least a burst [default: no bound, a flood]
+    /// At rate "max": datagrams that one client may have under way, at least a burst; bursts for which there is room may leave together
+    /// [default: no bound, a flood]
     #[arg(long, value_name = "N")]
     pub(crate) window: Option<u64>,
 }

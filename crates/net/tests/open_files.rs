@@ -1,6 +1,6 @@
 //! The limit of open files is raised as far as the process may, and the table of descriptors is made as large.
 
-use turnpike_net::limits::{make_room, raise_open_files};
+use turnpike_net::rlimit::{make_room, raise_open_files};
 
 fn limits() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/limits").unwrap();

@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key};
 
-use crate::{Config, RelayAddress};
+use crate::{
+    Config, RelayAddress,
+    pool_bits::{Bits, PoolBits},
+};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
@@ -121,14 +124,6 @@ struct Pool {
     bits: Arc<PoolBits>,
 }
 
-struct PoolBits {
-    /// Not to be drawn.
-    taken: Bits,
-    /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
-    /// relays UDP leaves its namesake of TCP to whoever wants it.
-    open: [Bits; 2],
-}
-
 /// What of a range somebody may have.
 struct Span<'a> {
     range: &'a RangeInclusive<u16>,
@@ -147,7 +142,7 @@ impl Plan {
     fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits =
-            |address: &RelayAddress| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
+            |address: &RelayAddress| known(address).map_or_else(Arc::default, |pool| Arc::clone(&pool.bits));
         let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
         let is_left =
             |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
@@ -279,11 +274,7 @@ impl Ports {
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
-        self.plan()
-            .pools
-            .iter()
-            .filter(is_of)
-            .any(|pool| pool.bits.open[transport as usize].has(address.port()))
+        self.plan().pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
     /// Gives back the port of a closed socket.
@@ -305,7 +296,7 @@ impl Ports {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let bits = |address: &RelayAddress| {
             let same = plan.pools.iter().find(|pool| pool.address.bind == address.bind);
-            same.map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits))
+            same.map_or_else(Arc::default, |pool| Arc::clone(&pool.bits))
         };
         let left = known.addresses.iter().filter(|address| !config.relay.contains(address));
         let left = left.map(|address| Pool { address: *address, drawn: false, bits: bits(address) });
@@ -316,8 +307,8 @@ impl Ports {
     /// A relay socket for datagrams that another process has bound is ours from now on.
     pub(crate) fn adopt(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
-            pool.bits.taken.set(bound.port());
-            pool.bits.open[RelayTransport::Udp as usize].set(bound.port());
+            pool.bits.take(bound.port());
+            pool.bits.opened(bound.port(), RelayTransport::Udp);
         }
     }
 
@@ -397,7 +388,7 @@ impl Ports {
         bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
     ) -> Result<T, Refusal> {
         for _ in 0..BIND_ATTEMPTS {
-            let port = pool.bits.claim(span, &suits).ok_or(Refusal::Port)?;
+            let port = pool.claim(span, &suits).ok_or(Refusal::Port)?;
             match bind(self, pool, port) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => self.after_bind_error(pool, port, &error)?,
@@ -421,10 +412,10 @@ impl Ports {
         }
         let bits = &pool.bits;
         for _ in 0..BIND_ATTEMPTS {
-            let has_next = |port: u16| port < u16::MAX && span.has(port + 1) && !bits.taken.has(port + 1);
+            let has_next = |port: u16| port < u16::MAX && span.has(port + 1) && !bits.is_taken(port + 1);
             let suits = |port: u16| port.is_multiple_of(2) && has_next(port);
-            let port = bits.claim(span, suits).ok_or(Refusal::Port)?;
-            if !bits.taken.set(port + 1) {
+            let port = pool.claim(span, suits).ok_or(Refusal::Port)?;
+            if !bits.take(port + 1) {
                 bits.free(port);
                 continue;
             }
@@ -506,7 +497,7 @@ impl Ports {
 
     fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
-        pool.bits.open[RelayTransport::Udp as usize].set(port);
+        pool.bits.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
@@ -523,7 +514,7 @@ impl Ports {
             ..ListenOptions::default()
         };
         let socket = TcpListener::bind(address, &options)?;
-        pool.bits.open[RelayTransport::Tcp as usize].set(port);
+        pool.bits.opened(port, RelayTransport::Tcp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
@@ -539,26 +530,12 @@ impl Ports {
     }
 }
 
-impl PoolBits {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { taken: Bits::new(), open: [Bits::new(), Bits::new()] })
-    }
-
-    fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
-        self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
-    }
-
-    fn free(&self, port: u16) {
-        for bits in self.open.iter().chain([&self.taken]) {
-            bits.clear(port);
-        }
-    }
-
+impl Pool {
     /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
     /// from a random start.
     fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
-        let take = |port: u16| span.has(port) && suits(port) && self.taken.set(port);
+        let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);
         for _ in 0..DRAWS {
             let port = random.random_range(range.clone());
             if take(port) {
@@ -567,35 +544,6 @@ impl PoolBits {
         }
         let start = random.random_range(range.clone());
         (start..=*range.end()).chain(*range.start()..start).find(|port| take(*port))
-    }
-}
-
-/// One bit a port.
-struct Bits(Vec<AtomicU64>);
-
-impl Bits {
-    fn new() -> Self {
-        Self((0..1 << 10).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn slot(&self, port: u16) -> (&AtomicU64, u64) {
-        (&self.0[usize::from(port / 64)], 1 << (port % 64))
-    }
-
-    fn has(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    /// False if it was set before.
-    fn set(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.fetch_or(bit, Ordering::Relaxed) & bit == 0
-    }
-
-    fn clear(&self, port: u16) {
-        let (word, bit) = self.slot(port);
-        word.fetch_and(!bit, Ordering::Relaxed);
     }
 }
 

@@ -23,10 +23,11 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, TurnedAway, discovery,
-    gate::{Quotas, SharedStore},
+    gate::SharedStore,
     listening::{Change, Places, Sockets},
     peers::PeerStats,
     ports::Ports,
+    quotas::Quotas,
     stream::{Admission, StreamStats},
     upgrade::{Inheritance, Inherited, Unfit},
     worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},

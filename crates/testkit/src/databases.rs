@@ -13,13 +13,13 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use crate::{PATIENCE, certificates::Certificate, eventually};
+use crate::{PATIENCE, certificates::Certificate, eventually, free_address};
 
 /// User and database of every server here.
 pub const USER: &str = "turn";
@@ -124,7 +124,7 @@ impl Server {
     pub fn redis() -> Result<Self, String> {
         redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
         let mut server = Self::new(Kind::Redis);
-        server.tls_address.set_port(free_port());
+        server.tls_address.set_port(free_address().port());
         server.start();
         Ok(server)
     }
@@ -136,7 +136,7 @@ impl Server {
         fs::create_dir(&dir).expect("the directory for temporary files can be written");
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
         give(&dir);
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let address = free_address();
         let server =
             Self { address, tls_address: address, authority: dir.join("ca.pem"), dir, kind, child: None };
         let (certificate, authority) = Certificate::of_authority(&["localhost"]);
@@ -471,18 +471,6 @@ fn postgres_programs() -> Option<PathBuf> {
 
 fn redis_program() -> Option<PathBuf> {
     installed("redis-server").or_else(|| installed("valkey-server"))
-}
-
-/// Free, and below the ports that the kernel gives to outgoing connections, which come and go while the server starts.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 21_000 + u16::try_from(std::process::id() % 400).expect("below 400") * 20;
-    loop {
-        let port = base + NEXT.fetch_add(1, Ordering::Relaxed);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 fn is_root() -> bool {

@@ -151,7 +151,8 @@ fn a_running_server_sees_what_the_commands_write() {
         let answer = client.forge("dora", &wanted.realm, &wanted.nonce);
         (answer == Some(438)).then_some(())
     });
-    assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), None);
+    // By each worker as soon as it has heard of it.
+    eventually("its user comes in", || allocate_in(&serve, "blue.example", "dora", "pw").is_none());
     assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), Some(486));
     with(&["realm", "remove", "blue.example"], &[]);
     let line = serve.program.line_with("session ended");

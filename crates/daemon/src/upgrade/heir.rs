@@ -43,14 +43,14 @@ impl Heir {
                 "{UPGRADE_VARIABLE} is set, but standard input leads to no process that is to be upgraded ({error}): unset it"
             ))
         })?;
-        Self::meet(channel, service).map(Some)
+        Self::receive_offer(channel, service).map(Some)
     }
 
     /// Hears who offers what.
-    fn meet(channel: Channel, service: &str) -> Result<Self, DaemonError> {
-        let met =
-            greeted(&channel, service).and_then(|()| channel.receive().map_err(|error| error.to_string()));
-        match met {
+    fn receive_offer(channel: Channel, service: &str) -> Result<Self, DaemonError> {
+        let offered = check_hello(&channel, service)
+            .and_then(|()| channel.receive().map_err(|error| error.to_string()));
+        match offered {
             Ok(Message { bytes, descriptors }) => Ok(Self { channel, text: bytes, descriptors }),
             Err(why) => {
                 refuse(&channel, &why);
@@ -133,7 +133,7 @@ impl Heir {
     }
 }
 
-fn greeted(channel: &Channel, service: &str) -> Result<(), String> {
+fn check_hello(channel: &Channel, service: &str) -> Result<(), String> {
     let hello = channel.receive_value::<FromOld>().map_err(|error| error.to_string())?.0;
     let FromOld::Hello { protocol, version, service: theirs } = hello else {
         return Err("the old process speaks out of turn".to_owned());
@@ -182,7 +182,7 @@ mod tests {
         let (here, there) = pair();
         here.send_value(hello, &[]).expect("it listens");
         here.send(b"[7]", &[]).expect("it listens");
-        (here, Heir::meet(there, "serve"))
+        (here, Heir::receive_offer(there, "serve"))
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) fn hand_over(
     say(format!("started {} as process {}", program.path().display(), successor.id()));
     let offered = estate.offer().map_err(|error| format!("cannot offer what this process has: {error}"))?;
     let Offered { text, descriptors, heirs } = offered;
-    successor.greet(estate.service(), &text, &descriptors, patience.prepare)?;
+    successor.send_offer(estate.service(), &text, &descriptors, patience.prepare)?;
     drop((text, descriptors));
     let version = match successor.hear(patience.prepare, "is not ready", called_off)? {
         FromNew::Ready { version } => version,
@@ -113,7 +113,7 @@ impl Successor {
         }
     }
 
-    fn greet(
+    fn send_offer(
         &mut self,
         service: &str,
         offer: &[u8],

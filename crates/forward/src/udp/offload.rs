@@ -253,7 +253,7 @@ impl Engine {
             && !std::mem::replace(&mut session.answered, true)
             && let Some(choice) = session.choice
         {
-            tick.around.answered(state.key, choice);
+            tick.worker.answered(state.key, choice);
         }
         state.forwarded_across(session, counted);
         self.sessions.touch(at, tick.now, &mut state.lists);

@@ -87,7 +87,11 @@ impl Worker {
     fn freeze(&mut self, done: &mpsc::Sender<()>) -> bool {
         let now = self.now();
         if let Some(engine) = &mut self.udp {
-            engine.suspend_across(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            engine.suspend_across(&mut udp::Tick {
+                now,
+                poller: &self.poller,
+                worker: &mut self.worker_rules,
+            });
             // What was read has left before anybody else reads.
             engine.flush();
         }
@@ -149,7 +153,7 @@ impl Worker {
         let now = self.now();
         self.tcp.surrender(tcp::Tick { now, poller: &self.poller });
         if let Some(engine) = &mut self.udp {
-            engine.surrender(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            engine.surrender(&mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules });
         }
         self.publish(now);
     }
@@ -200,7 +204,7 @@ impl Worker {
             for (session, descriptor) in sessions.into_iter().zip(descriptors) {
                 let key = *rules.get(session.rule).ok_or_else(incomplete)?;
                 let engine = self.udp.as_mut().ok_or_else(incomplete)?;
-                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
                 engine.resume(session, udp::RuleKey(key), descriptor, &mut tick)?;
             }
             if is_last {

@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// From now on all clients send there.
-    pub(super) fn meet(&mut self, peer: SocketAddr) {
+    pub(super) fn set_peer(&mut self, peer: SocketAddr) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.peer = peer);
     }
 

@@ -134,7 +134,7 @@ fn relay(
         Some(shaped) => {
             let (peer, datapath) = (shared.config.peer_of(thread), shared.config.datapath);
             let ends = Ends::new(shaped, (count, first), peer, datapath, engine.poller(), shared.clock)?;
-            engine.meet(ends.peer());
+            engine.set_peer(ends.peer());
             set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
         }
     };

@@ -284,7 +284,7 @@ impl<G: Gate> Server<G> {
 
     /// Answers these deletions again, should their clients repeat them.
     pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
-        self.tombstones.bury(now.ms, deletions);
+        self.tombstones.import(now.ms, deletions);
     }
 
     /// Forgets requests that wait for credentials, of clients that are reached by a link of which `by` says so: another process
