@@ -28,14 +28,7 @@ pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duratio
 impl Row {
     /// `name` is the test's, `what` what breaks, for a reader.
     pub(super) fn new(name: &'static str, what: &'static str) -> Self {
-        Self {
-            name,
-            what,
-            notes: Vec::new(),
-            limits: Vec::new(),
-            leaves_sessions: false,
-            keeps_descriptors: 2,
-        }
+        Self { name, what, notes: Vec::new(), limits: Vec::new(), leaves_sessions: false }
     }
 
     /// Something to know about it.
