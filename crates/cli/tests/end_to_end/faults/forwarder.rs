@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     time::Duration,
 };
@@ -174,6 +174,9 @@ fn rules(
         Some(host) => format!("{host}:{}", address.port()),
         None => address.to_string(),
     };
+    // Of loopback's addresses one that nobody else has, as nobody else has the port.
+    let [high, low] = tcp.port().to_be_bytes();
+    let other = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
     format!(
         "[forward]\nworkers = 2\nresolve_every = 1\n\
          [[rule]]\nname = \"t\"\nlisten = \"{tcp}\"\ntarget = \"{}\"\n{more}\
@@ -181,8 +184,8 @@ fn rules(
          [[rule]]\nname = \"other\"\nlisten = \"{}:{}\"\ntarget = \"192.0.2.{}:80\"\n",
         named(target.tcp),
         named(target.udp),
-        tcp.ip(),
-        // Another one each time, that nobody else has.
+        other,
+        // Another one each time.
         9_100 + turn % 50,
         turn % 250,
     )
