@@ -71,10 +71,15 @@ fn target(repository: &Path) -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
 }
 
-/// The cargo that runs us, in the repository.
+/// The cargo that runs us, in the repository. What it tells this package of itself must not reach it again: build scripts that look at it
+/// (ring's) would be run anew, and everything that needs them compiled.
 fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
+    let of_this_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_package)) {
+        command.env_remove(name);
+    }
     command
 }
 

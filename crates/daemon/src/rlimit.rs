@@ -13,6 +13,8 @@ pub(crate) fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str
         Ok(_) => {}
         Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
     }
+    // Where there is no memory for it, the table grows when descriptors are asked for.
+    let _ = turnpike_net::rlimit::make_room(needed);
     if let Err(error) = turnpike_net::rlimit::set_apart(apart) {
         tracing::warn!("cannot set descriptors apart for the admin interface: {error}");
     }

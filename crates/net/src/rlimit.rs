@@ -1,8 +1,9 @@
 //! Limits that the kernel puts on a process.
 
 use std::{
+    fs::File,
     io,
-    os::fd::{AsFd, AsRawFd, RawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
     sync::atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
@@ -29,6 +30,23 @@ pub fn raise_open_files(needed: u64) -> io::Result<u64> {
         }
     }
     Ok(limit.rlim_cur)
+}
+
+/// Has the kernel make its table of this process's descriptors large enough for `most` of them (at most as many as RLIMIT_NOFILE
+/// allows), 8 bytes each. By itself it doubles whenever it is full, and in a process of several threads waits each time until all
+/// processors have passed a certain point (`expand_fdtable`): 16 ms on an idle machine, in which no thread gets a descriptor.
+///
+/// # Errors
+/// Those of fcntl(2) with F_DUPFD_CLOEXEC: EMFILE without a descriptor for a moment, ENOMEM.
+pub fn make_room(most: u64) -> io::Result<()> {
+    let limit = raise_open_files(0)?;
+    let last = RawFd::try_from(most.min(limit).saturating_sub(1)).unwrap_or(RawFd::MAX);
+    let any = File::open("/dev/null")?;
+    // SAFETY: no pointers.
+    let copy = sys::check(unsafe { libc::fcntl(any.as_raw_fd(), libc::F_DUPFD_CLOEXEC, last) })?;
+    // SAFETY: it has just been made, and nobody else knows it.
+    drop(unsafe { OwnedFd::from_raw_fd(copy) });
+    Ok(())
 }
 
 /// Descriptors from here on are not for this crate's sockets and pipes.

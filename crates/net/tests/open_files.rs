@@ -1,6 +1,6 @@
-//! The limit of open files is raised as far as the process may.
+//! The limit of open files is raised as far as the process may, and the table of descriptors is made as large.
 
-use turnpike_net::rlimit::raise_open_files;
+use turnpike_net::rlimit::{make_room, raise_open_files};
 
 fn limits() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/limits").unwrap();
@@ -27,4 +27,23 @@ fn raise() {
     let most = raise_open_files(u64::MAX / 2).unwrap();
     assert_eq!(limits().0, most);
     assert!(most >= wanted);
+}
+
+/// Entries of the kernel's table (FDSize of proc_pid_status(5)).
+fn table() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn the_table_has_room_before_anybody_asks_for_a_descriptor() {
+    const TEST: &str = "open_files::the_table_has_room_before_anybody_asks_for_a_descriptor";
+    turnpike_testkit::alone::in_own_process(TEST, || {
+        let most = raise_open_files(2000).unwrap().min(2000);
+        assert!(table() < most, "it is small by itself");
+        let open = turnpike_testkit::process::descriptors();
+        make_room(most).unwrap();
+        assert!(table() >= most && turnpike_testkit::process::descriptors() == open);
+    });
 }

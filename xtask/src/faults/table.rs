@@ -193,3 +193,53 @@ impl Row {
         told
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn table(value: f64) -> Table {
+        let row = json!({
+            "what": "it | ends", "clients": 20, "sent": 1000, "lost": 3, "duplicated": 0, "reordered": 2,
+            "pause_ms_p50": 1500.0, "pause_ms_max": 2250.0, "returns": 20,
+            "log": ["first", "second", "third", "fourth", "fifth"], "notes": ["known"],
+            "limits": [{ "what": "seconds", "value": value, "most": 5.0 }],
+            "before": { "sessions": 0, "descriptors": 27, "memory": 3 << 20 },
+            "after": { "sessions": 0, "descriptors": 26, "memory": 4 << 20 },
+        });
+        let row = serde_json::from_value(row).expect("what a test writes");
+        Table { rows: vec![("killed".to_owned(), Outcome::Healed(Box::new(row)))] }
+    }
+
+    #[test]
+    fn a_row_tells_what_was_seen_said_and_left() {
+        let markdown = table(4.5).markdown();
+        let row = markdown.lines().nth(2).expect("behind the title");
+        for words in [
+            "| `killed` | it \\| ends |",
+            "20 clients: 3 of 1000 datagrams lost, 2 came late",
+            "without media for 1.50 s (median), 2.25 s (longest); 20 times",
+            "\"fourth\"; and 1 more kinds; known; seconds: 4.50, within 5",
+            "0 -> 0 sessions, 27 -> 26 descriptors, 3 -> 4 MB |",
+        ] {
+            assert!(row.contains(words), "{words:?} in {row}");
+        }
+        assert!(!table(4.5).is_broken() && !table(4.5).is_exceeded());
+    }
+
+    #[test]
+    fn what_is_above_its_limit_or_broken_or_skipped_is_told() {
+        assert!(table(5.1).is_exceeded() && table(5.1).text().contains("5.10, ABOVE 5"));
+        let mut table = Table::default();
+        let nowhere = Path::new("/nonexistent");
+        let said = "test a ... thread 'a' panicked at x.rs:1:1:\nmedia flows for all: not within 60s\n";
+        table.add("a", false, nowhere, said).expect("nothing is read");
+        table.add("b", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
+        table.add("c", true, nowhere, "no row").expect("nothing is read");
+        assert!(table.is_broken() && table.rows.len() == 2);
+        assert!(table.text().contains("a: BROKEN: media flows for all: not within 60s"), "{}", table.text());
+        assert!(table.markdown().contains("| `b` |  |  | no freezer | skipped |"), "{}", table.markdown());
+    }
+}

@@ -2,13 +2,12 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     time::Duration,
 };
 
 use serde_json::Value;
-use turnpike_testkit::process;
 
 use super::{
     Row, Wanted, as_before, or_thorough,
@@ -118,10 +117,7 @@ impl Forwarder {
 
     /// Connections and sessions, descriptors, memory.
     pub(super) fn kept(&self) -> Kept {
-        let pid = self.pid();
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").count();
-        let sessions = self.metrics().sum("turnpike_forward_connections", "");
-        Kept { sessions, descriptors, memory: process::memory_of(pid) }
+        Kept::of(self.pid(), self.metrics().sum("turnpike_forward_connections", ""))
     }
 
     fn is_up(&self) {
@@ -178,6 +174,9 @@ fn rules(
         Some(host) => format!("{host}:{}", address.port()),
         None => address.to_string(),
     };
+    // Of loopback's addresses one that nobody else has, as nobody else has the port.
+    let [high, low] = tcp.port().to_be_bytes();
+    let other = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
     format!(
         "[forward]\nworkers = 2\nresolve_every = 1\n\
          [[rule]]\nname = \"t\"\nlisten = \"{tcp}\"\ntarget = \"{}\"\n{more}\
@@ -185,8 +184,8 @@ fn rules(
          [[rule]]\nname = \"other\"\nlisten = \"{}:{}\"\ntarget = \"192.0.2.{}:80\"\n",
         named(target.tcp),
         named(target.udp),
-        tcp.ip(),
-        // Another one each time, that nobody else has.
+        other,
+        // Another one each time.
         9_100 + turn % 50,
         turn % 250,
     )

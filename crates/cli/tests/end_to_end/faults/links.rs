@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, thread, time::Duration};
 
 use serde_json::Value;
+use turnpike_testkit::alone::run;
 
 use super::{Crowd, Row, Server, Wanted, or_thorough};
 use crate::{
@@ -78,11 +79,21 @@ fn the_mtu_becomes_small() {
     on_a_link(
         "faults::links::the_mtu_becomes_small",
         "both links take 1,000 bytes for a while, then 1,500 again",
-        |links, _, _| {
+        |links, server, row| {
             for mtu in ["1000", "1500"] {
-                ["p", "c"].iter().for_each(|device| links.inside(&["ip", "link", "set", device, "mtu", mtu]));
+                for device in ["p", "c"] {
+                    let set = ["ip", "link", "set", device, "mtu", mtu];
+                    // Both ends, as it is with a link: an end that takes less than the other sends would drop it.
+                    links.inside(&set);
+                    run(set[0], &set[1..]);
+                }
                 a_while();
             }
+            let metrics = server.metrics();
+            let refused = ["too_big", "refused"]
+                .map(|reason| metrics.sum("turnpike_tx_dropped_total", &format!("reason=\"{reason}\"")));
+            assert_eq!(refused, [0, 0], "what no longer fits is fragmented");
+            row.note("what no longer fits leaves in fragments; lost is what is sent when one end of a link has changed and the other has not");
         },
         |seen| assert_eq!(seen["returns_done"], 0, "{seen}"),
     );
@@ -119,12 +130,18 @@ fn the_table_of_connections_is_full() {
         |links, server, row| {
             let nft = |words: &str| links.inside(&["nft", words]);
             nft("add table inet full");
-            nft("add chain inet full out { type filter hook output priority 0; }");
-            nft("add chain inet full in { type filter hook input priority 0; }");
-            // As a full table does it: who is known goes on, who is new finds no place.
+            for hook in ["input", "output"] {
+                nft(&format!("add chain inet full {hook} {{ type filter hook {hook} priority 0; }}"));
+                // From the first rule on that asks for it, connections are followed.
+                nft(&format!("add rule inet full {hook} ct state new accept"));
+            }
             a_while();
-            nft("add rule inet full in ct state new drop");
-            nft("add rule inet full out ct state new drop");
+            // As a full table does it: who is known goes on, who is new finds no place.
+            for hook in ["input", "output"] {
+                nft(&format!("flush chain inet full {hook}"));
+                nft(&format!("add rule inet full {hook} ct state new drop"));
+            }
+            a_while();
             let run = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
                 .with(&["--profile", "audio", "--clients", "2", "--peer", "10.77.2.2:0", "--duration", "0.5"])
                 .run();

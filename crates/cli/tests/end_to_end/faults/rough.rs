@@ -18,13 +18,13 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
     row.run(&mut server, crowd, |_, row| {
         path.worsen(lost, doubled, late);
         let before = path.passed();
-        let run = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
+        let newcomers = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
             .with(&["--profile", "audio", "--clients", "4", "--warmup", "0.1"])
-            .with(&["--duration", or_thorough("2", "8")])
-            .run();
-        assert_eq!(run.code, Some(0), "newcomers find a way: {}", run.output());
+            .with(&["--duration", or_thorough("2", "8")]);
+        // A generator gives up after ten seconds without an answer, which chance may well make; people try again.
+        let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
         row.note(format!(
-            "{} datagrams went that way; four newcomers allocated and talked by it",
+            "{} datagrams went that way; four newcomers talked by it, at try {tries}",
             path.passed() - before
         ));
         path.worsen(0, 0, 0);

@@ -1,11 +1,11 @@
 //! One row: clients on calls before, while and after something breaks.
 
-use std::{fmt::Write as _, fs, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
 use serde_json::{Value, json};
 
 use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
-use crate::harness::{Load, PASSWORD, USER};
+use crate::harness::{Load, Metrics, PASSWORD, USER};
 
 /// What is told of a fault.
 pub(super) struct Row {
@@ -55,12 +55,22 @@ impl Row {
         let before = server.kept();
 
         crowd.begin(server);
-        let said = server.lines().len();
+        let (said, counted) = (server.lines().len(), drops(&server.metrics()));
         fault(server, &mut self);
         crowd.flows();
         // And those few who would not be missed in the sum.
         std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
         let seen = crowd.end();
+        let new = drops(&server.metrics()).into_iter().filter_map(|(series, count)| {
+            // Another process may have begun anew.
+            let before = counted.get(&series).filter(|before| **before <= count);
+            let new = count - before.copied().unwrap_or_default();
+            (new > 0).then(|| format!("{series} {new}"))
+        });
+        let new: Vec<String> = new.collect();
+        if !new.is_empty() {
+            self.note(format!("counted: {}", new.join(", ")));
+        }
         // A whole call.
         let control = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
             .with(&[
@@ -79,16 +89,12 @@ impl Row {
             as_before(|| server.kept(), before, Duration::from_secs(patience));
         }
         let log = complaints(&server.lines()[said..]);
-        self.write(&seen, &log, before, server.kept(), crowd.clients.into());
+        self.tell(&seen, &log, (before, server.kept()), crowd.clients.into());
         seen
     }
 
-    /// A row of another shape: what was seen is up to the caller.
+    /// Writes it down.
     pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
-        self.write(seen, log, before, after, clients);
-    }
-
-    fn write(&self, seen: &Value, log: &[String], before: Kept, after: Kept, clients: u64) {
         let figure = |name: &str| seen[name].clone();
         let row = json!({
             "name": self.name, "what": self.what, "clients": clients,
@@ -107,6 +113,14 @@ impl Row {
     }
 }
 
+/// What the server has counted as dropped, by series.
+fn drops(metrics: &Metrics) -> BTreeMap<String, u64> {
+    const FAMILIES: [&str; 3] = ["tx_dropped_total", "rx_kernel_drops_total", "dropped_datagrams_total"];
+    let series = metrics.text().lines().filter_map(|line| line.strip_prefix("turnpike_")?.rsplit_once(' '));
+    let series = series.filter(|(name, _)| FAMILIES.iter().any(|family| name.starts_with(family)));
+    series.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
+}
+
 fn told(kept: Kept) -> Value {
     json!({ "sessions": kept.sessions, "descriptors": kept.descriptors, "memory": kept.memory })
 }
@@ -120,6 +134,10 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
         };
         // Behind the module.
         let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
+        // What every start says on a machine with few descriptors.
+        if words.starts_with("the limit of open files is") {
+            continue;
+        }
         let kind = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).take(40).collect::<String>();
         if !found.iter().any(|before| kind(before) == kind(words)) {
             found.push(words.to_owned());

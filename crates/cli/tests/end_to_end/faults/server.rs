@@ -50,9 +50,25 @@ pub(crate) struct Server {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) sessions: u64,
+    /// But for pipes, of which those for bulk are kept for the next connections.
     pub(crate) descriptors: usize,
     /// In bytes.
     pub(crate) memory: u64,
+}
+
+impl Kept {
+    /// Of this process.
+    pub(crate) fn of(pid: u32, sessions: u64) -> Self {
+        /// 256 of a worker at most, of two ends each, and two workers.
+        const MOST_PIPES: usize = 2 * 2 * 256;
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").flatten();
+        let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");
+        let (pipes, others): (Vec<_>, Vec<_>) =
+            all.filter_map(|entry| fs::read_link(entry.path()).ok()).partition(is_pipe);
+        // Beside those that are its standard streams.
+        assert!(pipes.len() <= MOST_PIPES + 3, "{} pipes", pipes.len());
+        Self { sessions, descriptors: others.len(), memory: process::memory_of(pid) }
+    }
 }
 
 impl Server {
@@ -119,9 +135,7 @@ impl Server {
     }
 
     pub(crate) fn kept(&self) -> Kept {
-        let pid = self.pid();
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").count();
-        Kept { sessions: self.allocations(), descriptors, memory: process::memory_of(pid) }
+        Kept::of(self.pid(), self.allocations())
     }
 
     fn admin(&self) -> PathBuf {

@@ -5,7 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
@@ -29,6 +29,7 @@ pub(super) struct Target {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
     ends: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Target {
@@ -41,14 +42,20 @@ impl Target {
             tcp: listener.local_addr().expect("it is bound"),
             udp: socket.local_addr().expect("it is bound"),
             ends: Arc::clone(&ends),
+            streams: Arc::default(),
         };
-        let over = Arc::clone(&ends);
+        let (over, streams) = (Arc::clone(&ends), Arc::clone(&target.streams));
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 if over.load(Relaxed) {
                     return;
                 }
-                thread::spawn(move || _ = echo(stream));
+                streams.lock().expect("nobody panics with it").extend(stream.try_clone());
+                thread::spawn(move || {
+                    let _ = echo(&stream);
+                    // It is kept above as well.
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                });
             }
         });
         thread::spawn(move || {
@@ -67,10 +74,13 @@ impl Drop for Target {
     fn drop(&mut self) {
         self.ends.store(true, Relaxed);
         let _ = TcpStream::connect(self.tcp);
+        for stream in self.streams.lock().expect("nobody panics with it").iter() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
     }
 }
 
-fn echo(mut stream: TcpStream) -> std::io::Result<()> {
+fn echo(mut stream: &TcpStream) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let len = stream.read(&mut buffer)?;
