@@ -8,7 +8,10 @@ use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 use turnpike_turn::server::Cidr;
 
-use crate::{accounts::Store, model::Job};
+use crate::{
+    accounts::Store,
+    model::{Job, Sandbox},
+};
 
 /// An answer that takes its time.
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -46,6 +49,8 @@ pub trait Program: Send + Sync + 'static {
     fn server(&self) -> Option<Server>;
     /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>>;
+    /// What the process has given up at its start; `None` where that was nothing.
+    fn sandbox(&self) -> Option<Sandbox>;
     /// What each rule of a forwarder has counted; none where there is no forwarder.
     fn rules(&self) -> Vec<Rule>;
 }

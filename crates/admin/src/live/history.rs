@@ -117,6 +117,7 @@ mod tests {
                 draining: false,
                 open,
                 datapath: None,
+                sandbox: None,
             },
             cores: None,
             server: None,

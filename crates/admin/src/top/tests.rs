@@ -43,6 +43,7 @@ fn live() -> Live {
             draining: false,
             open: 1234,
             datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
+            sandbox: None,
         },
         cores: Some(1.25),
         server: Some(LiveServer {

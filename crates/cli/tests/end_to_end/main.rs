@@ -41,6 +41,7 @@ mod probe_verdicts;
 mod realms;
 mod refused_credentials;
 mod reload;
+mod sandbox;
 mod serve_default;
 mod service_manager;
 mod session_lines;
