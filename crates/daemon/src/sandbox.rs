@@ -10,7 +10,7 @@ mod needs;
 mod privileges;
 mod system_calls;
 
-use std::{fmt, sync::OnceLock};
+use std::{env, fmt, sync::OnceLock};
 
 use turnpike_config::{SandboxMode, SandboxSettings};
 
@@ -69,6 +69,15 @@ pub(crate) fn say() {
     tracing::info!("sandbox: {sandbox}");
     for missing in sandbox.missing() {
         tracing::warn!("sandbox: {missing}");
+    }
+    let home = env::var("HOME").ok().filter(|home| home != "/");
+    if let (Some(home), Ok(files)) = (home, &sandbox.files)
+        && files.read.contains(&home)
+    {
+        tracing::warn!(
+            "sandbox: a file that the configuration names, or the program, lies in {home} itself, of which all can be read therefore: \
+             give it a directory of its own"
+        );
     }
 }
 

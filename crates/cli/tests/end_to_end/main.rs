@@ -6,6 +6,7 @@
 
 mod admin_commands;
 mod admin_http;
+mod attack;
 mod bad_config;
 mod credentials;
 mod deployment;
