@@ -2,14 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    fs,
     io::{BufRead as _, BufReader},
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
 use clap::Args;
 
-use crate::{Failure, root};
+use crate::{Failure, end_to_end, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -44,13 +44,12 @@ const TABLES: [(&str, &str, &str); 4] = [
 const DOCUMENT: &str = "docs/reliability.md";
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let root = root()?;
-    let mut child = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["test", "--workspace", "--locked", "--test", "end_to_end", "attack::"])
+    let root = repository()?;
+    let mut child = end_to_end(&root)
+        .arg("attack::")
         // One after the other: that a witness loses nothing is said of an attack, not of other tests.
         .args(["--", "--nocapture", "--test-threads", "1"])
         .env("TURNPIKE_TEST_ATTACK", "1")
-        .current_dir(&root)
         .stdout(Stdio::piped())
         .spawn()?;
     let output = child.stdout.take().ok_or("cargo has no output")?;

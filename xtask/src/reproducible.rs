@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, root};
+use crate::{Failure, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -21,7 +21,7 @@ pub(crate) struct Options {
 const PLACES: [&str; 2] = ["a", "another/place"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let root = root()?;
+    let root = repository()?;
     let dir = root.join(&options.dir);
     let mut built = Vec::new();
     for place in PLACES {

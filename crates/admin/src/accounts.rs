@@ -221,7 +221,7 @@ impl Accounts {
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
         let of_configuration = configured.then(|| {
-            "those of the configuration count as long as they stand there, for which no time is set"
+            "secrets of the configuration count until they are removed from it; no time can be set for them"
                 .to_owned()
         });
         let until = existed.then(|| date(until));

@@ -19,7 +19,7 @@ use tokio::{
     task::AbortHandle,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings};
-use turnpike_net::{SocketFile, UnixName};
+use turnpike_net::{ListenOptions, SocketFile, UnixName};
 
 use crate::{
     connections::{self, Closings, Limits},
@@ -313,12 +313,11 @@ impl Bound {
     ) -> io::Result<Self> {
         let tls = tls.filter(|_| !AdminAddress::Tcp(address).is_local()).cloned();
         let listener = match lent {
-            Some(lent) => {
-                let taken = turnpike_net::TcpListener::take_over(lent)?;
-                StdTcpListener::from(taken.as_fd().try_clone_to_owned()?)
-            }
-            None => StdTcpListener::bind(address)?,
+            Some(lent) => turnpike_net::TcpListener::take_over(lent)?,
+            // IPV6_V6ONLY, so that 0.0.0.0 and [::] can have one port.
+            None => turnpike_net::TcpListener::bind(address, &ListenOptions::default())?,
         };
+        let listener = StdTcpListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;
         let socket = listener.as_fd().try_clone_to_owned()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -382,6 +381,22 @@ mod tests {
 
     fn environment(runtime: Option<&str>, xdg: Option<&str>) -> Environment {
         Environment { runtime_directory: runtime.map(Into::into), xdg_runtime_dir: xdg.map(Into::into) }
+    }
+
+    /// As the listeners of `serve` are.
+    #[tokio::test]
+    async fn one_port_has_a_listener_of_each_family() {
+        let any = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
+        if let Err(error) = Bound::tcp(any("::", 0), None, None) {
+            return println!("SKIPPED: no IPv6: {error}");
+        }
+        // Another program may have the port by IPv4.
+        let both = || {
+            let v6 = Bound::tcp(any("::", 0), None, None).ok()?;
+            let port = v6.address()?.port();
+            Bound::tcp(any("0.0.0.0", port), None, None).ok()
+        };
+        assert!((0..8).any(|_| both().is_some()));
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use std::{
     collections::HashMap,
-    fs,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use procfs::process::{Process, Task};
 use tokio::time::sleep;
 
 /// Over so long at the least.
@@ -57,11 +57,10 @@ struct Sample {
 impl Sample {
     /// Empty where /proc is not there.
     fn take() -> Self {
-        let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-        let thread = |task: fs::DirEntry| {
-            let name = fs::read_to_string(task.path().join("comm")).ok()?;
-            let times = schedstat(&fs::read_to_string(task.path().join("schedstat")).ok()?)?;
-            Some((name.trim_end().to_owned(), times))
+        let tasks = Process::myself().and_then(|process| process.tasks()).into_iter().flatten().flatten();
+        let thread = |task: Task| {
+            let times = task.schedstat().ok()?;
+            Some((task.stat().ok()?.comm, (times.sum_exec_runtime, times.run_delay)))
         };
         Self { at: Instant::now(), threads: tasks.filter_map(thread).collect() }
     }
@@ -78,23 +77,9 @@ impl Sample {
     }
 }
 
-/// Time on a core, time in its queue, times that it was put on it (Documentation/scheduler/sched-stats.rst).
-fn schedstat(text: &str) -> Option<(u64, u64)> {
-    let mut fields = text.split_whitespace().map(str::parse);
-    Some((fields.next()?.ok()?, fields.next()?.ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernels_line_is_read_and_nonsense_is_not() {
-        assert_eq!(schedstat("1234567 89 10\n"), Some((1_234_567, 89)));
-        for bad in ["", "12", "a b c", "-1 2 3"] {
-            assert_eq!(schedstat(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn a_share_is_of_the_time_between_and_no_more_than_all_of_it() {

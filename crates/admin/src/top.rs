@@ -148,7 +148,7 @@ fn key(patience: Duration) -> io::Result<Option<Key>> {
     }))
 }
 
-/// Draws what is told, and obeys keys.
+/// Draws what is told, and handles keys.
 fn interact(
     screen: &mut Screen,
     told: &Receiver<Told>,

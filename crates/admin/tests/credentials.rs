@@ -269,6 +269,7 @@ fn who_has_no_key_or_a_wrong_one_gets_nothing() {
     let authorization = bearer(&key);
     let status = running.ask_tcp("GET", "/v1/status", &[("Authorization", &authorization)]);
     assert_eq!(status.problem(401), "wrong_token");
+    assert!(status.body.contains("credentials.listen"), "{status:?}");
     running.ask("DELETE", "/v1/keys/shop", None).ok();
     assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "it is gone at once");
 }
@@ -501,7 +502,7 @@ fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_co
         (&Value::Null, &json!("turnpike")),
         "of the store it is the first"
     );
-    assert!(first["note"].as_str().unwrap().contains("those of the configuration"), "{first}");
+    assert!(first["note"].as_str().unwrap().contains("secrets of the configuration"), "{first}");
     assert!(signs("first"), "the store's before the configuration's");
     let second = rotate(json!({ "secret": "second", "overlap_s": 60 })).ok();
     let until: jiff::Timestamp = second["until"].as_str().unwrap().parse().unwrap();

@@ -168,11 +168,12 @@ impl Judge<'_> {
         // As many workers as cores are another number on each machine.
         let (shared, workers, room) =
             (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
-        if shared * workers > room {
+        if 2 * shared * workers > room {
             self.refuse(
                 "relay.shared_ports",
                 format!(
-                    "{shared} for each of {workers} workers do not fit into the {room} ports of relay.ports"
+                    "{shared} for clients over UDP and {shared} for others, for each of {workers} workers, do not fit into the {room} \
+                     ports of relay.ports"
                 ),
                 "fewer of them, or more ports in relay.ports",
             );
@@ -483,22 +484,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
     {
         refuse("realm.server_names", format!("{taken} leads to another realm already"), "each name once");
     }
-    let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
-    let rates = [
-        ("bits_per_second_per_allocation", per_allocation),
-        ("bits_per_second_per_user", per_user),
-        ("bits_per_second", per_realm),
-        ("limits.bits_per_second", settings.rate),
-    ];
-    let said = [realm.rate_per_allocation, realm.rate_per_user, realm.rate];
-    for (index, said) in said.into_iter().enumerate().filter(|(_, said)| said.is_some()) {
-        let (key, Some(Some(rate))) = (rates[index].0, said) else { continue };
-        let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
-        if let Some((of_all, Some(all))) = above {
-            let problem = format!("{rate} is above {of_all} {all}, which holds in this realm");
-            refuse(&format!("realm.{key}"), problem, &format!("at most {of_all}"));
-        }
-    }
+    realm_rates(settings, realm, &mut refuse);
     if let Some(range) = &realm.relay_ports {
         let ports = &settings.ports;
         if !(ports.contains(range.start()) && ports.contains(range.end())) {
@@ -521,6 +507,26 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             format!("it is above limits.allocations {}", settings.max_allocations),
             "at most limits.allocations",
         );
+    }
+}
+
+/// No rate of a realm is above one that holds for more than it.
+fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
+    let Rates { per_allocation, per_user, per_realm } = limit_keys::rates_of(settings, realm);
+    let rates = [
+        ("bits_per_second_per_allocation", per_allocation),
+        ("bits_per_second_per_user", per_user),
+        ("bits_per_second", per_realm),
+        ("limits.bits_per_second", settings.rate),
+    ];
+    let said = [realm.rate_per_allocation, realm.rate_per_user, realm.rate];
+    for (index, said) in said.into_iter().enumerate() {
+        let Some(Some(rate)) = said else { continue };
+        let above = rates[index + 1..].iter().find(|(_, all)| all.is_some_and(|all| rate > all));
+        if let Some((of_all, Some(all))) = above {
+            let problem = format!("{rate} is above {of_all} {all}, which holds in this realm");
+            refuse(&format!("realm.{}", rates[index].0), problem, &format!("at most {of_all}"));
+        }
     }
 }
 

@@ -278,4 +278,6 @@ fn unknown_key<S>(
 }
 
 #[cfg(test)]
+pub(crate) mod fuzz;
+#[cfg(test)]
 mod tests;

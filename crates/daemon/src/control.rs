@@ -4,6 +4,7 @@
 use std::{
     fmt::Display,
     future,
+    ops::ControlFlow,
     path::PathBuf,
     sync::{
         Arc,
@@ -274,9 +275,10 @@ pub(crate) fn run<S: Service>(
         let signals = Signals::new().map_err(DaemonError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         let (control, mut requests) = Control::new();
+        // Whoever is told that this process serves may ask it at once.
+        let door = Door::open(control.requests.clone());
         let (mut service, log) = start(&control).await?;
         tokio::spawn(signals.pass_on(control.requests.clone()));
-        let door = Door::open(control.requests.clone());
         let mut manager = ServiceManager::of_this_process();
         manager.ready();
         let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests, door).await;
@@ -383,6 +385,27 @@ impl Stage {
         }
     }
 
+    /// How long it is until this is asked again; `None` at the end.
+    fn pause(&mut self, service: &impl Service, status: &Status) -> Option<Duration> {
+        match self {
+            Self::Serving | Self::Upgrading(_) => Some(LOOK),
+            Self::Draining(until) => {
+                if until.is_over(|| service.open()) {
+                    return None;
+                }
+                Some(DRAIN_POLL.min(until.left()))
+            }
+            Self::HandedOver(successor, until) => {
+                // The process before this one may need it to reach its clients.
+                if until.is_over(|| service.left() + u64::from(status.carried.lives())) {
+                    return None;
+                }
+                successor.tell(service.metrics());
+                Some(LOOK.min(until.left()))
+            }
+        }
+    }
+
     /// What the service does.
     fn name(&self) -> &'static str {
         match self {
@@ -420,24 +443,7 @@ async fn until_ended<S: Service>(
     mut door: Option<Door>,
 ) -> bool {
     let mut stage = Stage::Serving;
-    loop {
-        let pause = match &mut stage {
-            Stage::Serving | Stage::Upgrading(_) => LOOK,
-            Stage::Draining(until) => {
-                if until.is_over(|| service.open()) {
-                    break;
-                }
-                DRAIN_POLL.min(until.left())
-            }
-            Stage::HandedOver(successor, until) => {
-                // The process before this one may need it to reach its clients.
-                if until.is_over(|| service.left() + u64::from(status.carried.lives())) {
-                    break;
-                }
-                successor.tell(service.metrics());
-                LOOK.min(until.left())
-            }
-        };
+    while let Some(pause) = stage.pause(service, status) {
         let does = stage.name();
         manager.look(|| service.makes_progress(), || format!("{does}; {}: {}", S::OPEN, service.open()));
         let request = tokio::select! {
@@ -471,43 +477,13 @@ async fn until_ended<S: Service>(
             // Nobody is left who could ask for anything.
             break;
         };
-        stage = match (request, stage) {
-            (Request::Reload(answer), stage) => {
-                let result = match &stage {
-                    Stage::Serving => reload(service, status, manager).await,
-                    stage => Err(stage.refuses_reload()),
-                };
-                if let Some(answer) = answer {
-                    // Who has gone meanwhile reads it in the log.
-                    let _ = answer.send(result);
-                }
-                stage
-            }
-            (Request::Upgrade(asked), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, asked)),
-            (Request::Upgrade(asked), stage) => {
-                asked.tell(Told::Failed(format!("no upgrade {}", stage.obstacle())));
-                stage
-            }
-            (Request::Drain(patience), Stage::Serving) => {
-                Stage::Draining(drain(service, status, manager, patience))
-            }
-            (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
-                Stage::Upgrading(upgrading.call_off(patience))
-            }
-            (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
-                Stage::HandedOver(successor, drain(service, status, manager, patience))
-            }
-            (Request::Drain(_), last) => {
-                tracing::warn!("second signal: stopping at once");
+        match carry_out(request, stage, service, status, manager).await {
+            ControlFlow::Continue(next) => stage = next,
+            ControlFlow::Break(last) => {
                 stage = last;
                 break;
             }
-            (Request::DrainWithin(wanted, answer), stage) => {
-                let (stage, until) = drain_within(service, status, manager, wanted, stage);
-                let _ = answer.send(Draining { open: service.open(), left: until.left() });
-                stage
-            }
-        };
+        }
     }
     let open = match &mut stage {
         Stage::HandedOver(successor, _) => {
@@ -520,6 +496,53 @@ async fn until_ended<S: Service>(
         service.say_left(open);
     }
     false
+}
+
+/// Does what is asked for, and tells the stage after it; `Break` where that is the end.
+async fn carry_out(
+    request: Request,
+    stage: Stage,
+    service: &mut impl Service,
+    status: &Status,
+    manager: &mut ServiceManager,
+) -> ControlFlow<Stage, Stage> {
+    let next = match (request, stage) {
+        (Request::Reload(answer), stage) => {
+            let result = match &stage {
+                Stage::Serving => reload(service, status, manager).await,
+                stage => Err(stage.refuses_reload()),
+            };
+            if let Some(answer) = answer {
+                // Who has gone meanwhile reads it in the log.
+                let _ = answer.send(result);
+            }
+            stage
+        }
+        (Request::Upgrade(asked), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, asked)),
+        (Request::Upgrade(asked), stage) => {
+            asked.tell(Told::Failed(format!("no upgrade {}", stage.obstacle())));
+            stage
+        }
+        (Request::Drain(patience), Stage::Serving) => {
+            Stage::Draining(drain(service, status, manager, patience))
+        }
+        (Request::Drain(patience), Stage::Upgrading(upgrading)) if upgrading.drain.is_none() => {
+            Stage::Upgrading(upgrading.call_off(patience))
+        }
+        (Request::Drain(patience), Stage::HandedOver(successor, _)) if !status.is_draining() => {
+            Stage::HandedOver(successor, drain(service, status, manager, patience))
+        }
+        (Request::Drain(_), last) => {
+            tracing::warn!("second signal: stopping at once");
+            return ControlFlow::Break(last);
+        }
+        (Request::DrainWithin(wanted, answer), stage) => {
+            let (stage, until) = drain_within(service, status, manager, wanted, stage);
+            let _ = answer.send(Draining { open: service.open(), left: until.left() });
+            stage
+        }
+    };
+    ControlFlow::Continue(next)
 }
 
 async fn reload(
@@ -682,7 +705,7 @@ mod tests {
         fn offer(&self) -> io::Result<Offered> {
             Offered::new(&(), Vec::new(), Vec::new())
         }
-        fn freeze(&self) -> io::Result<()> {
+        fn freeze(&self, _: bool) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())
         }
         fn hand_over(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {

@@ -36,11 +36,18 @@ pub(crate) struct OwnAddresses {
 }
 
 impl OwnAddresses {
-    /// Reads them.
-    ///
-    /// # Errors
-    /// The kernel's answer; nobody can know then what is ours.
-    pub(crate) fn new() -> io::Result<Self> {
+    /// Reads them; where that cannot be, nobody can know what is ours, and the log says so.
+    pub(crate) fn find() -> Option<Self> {
+        let found = Self::new().inspect_err(|error| {
+            tracing::warn!(
+                "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
+                 on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
+            );
+        });
+        found.ok()
+    }
+
+    fn new() -> io::Result<Self> {
         // First: what changes in between is then seen once more, and not missed.
         let news = subscribe().ok();
         Ok(Self { news, known: read()?, failed: false })

@@ -72,44 +72,12 @@ impl Plan {
             DatapathChoice::XdpGeneric => Some(Hook::XdpGeneric),
             DatapathChoice::Auto | DatapathChoice::Step(_) => None,
         };
-        if kernel.is_some() && before.is_none() {
-            notes.push(
-                "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
-                 peers are kept away by the peer rules alone"
-                    .to_owned(),
-            );
-        }
-        if settings.datapath == DatapathChoice::Xdp && before.is_none() {
-            notes.push(
-                "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
-                 (ethtool -K INTERFACE rxvlan off)"
-                    .to_owned(),
-            );
+        if before.is_none() {
+            notes.extend(what_the_kernel_skips(settings.datapath).map(str::to_owned));
         }
         let mut listen = listeners(settings, &mut notes);
-        let streams = StreamConfig {
-            listen: if settings.tcp { listen.clone() } else { Vec::new() },
-            tls_listen: settings.tls_listen.clone(),
-            tls_only: settings.tls_only,
-            tls,
-            server_names: realms::server_names(settings).map(str::to_owned).collect(),
-            proxies: settings.proxy_protocol_from.clone(),
-            queue: settings.stream_queue,
-            first_message_ms: u64::from(settings.first_message_timeout) * 1000,
-            idle_ms: u64::from(settings.idle_timeout) * 1000,
-            max_idle: settings.max_idle_connections,
-            max_idle_per_address: settings.max_idle_connections_per_address,
-        };
-        let dtls = DtlsConfig {
-            listen: if dtls.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
-            context: dtls,
-            max_half_open: settings.max_half_open,
-            max_half_open_per_network: settings.max_half_open_per_network,
-            handshake_ms: u64::from(settings.first_message_timeout) * 1000,
-            max_idle: settings.max_idle_connections,
-            max_idle_per_network: settings.max_idle_connections_per_address,
-            idle_ms: u64::from(settings.idle_timeout) * 1000,
-        };
+        let streams = stream_config(settings, &listen, tls);
+        let dtls = dtls_config(settings, dtls);
         listen.extend(discovery_listeners(settings, &listen));
         let mut layout = before.map_or_else(Layout::default, |before| before.layout.clone());
         layout.follow(&listen, &dtls.listen, &streams);
@@ -171,6 +139,50 @@ impl Plan {
             + listeners * config.workers * StreamConfig::ACCEPTS
             + peers;
         sockets as u64 + 64 + 8 * self.config.workers as u64
+    }
+}
+
+/// What packets do not pass that the kernel relays itself.
+fn what_the_kernel_skips(datapath: DatapathChoice) -> impl Iterator<Item = &'static str> {
+    use DatapathChoice::{Auto, Step, Xdp};
+    let firewall = "what the kernel relays itself never meets this machine's firewall (netfilter), nor its IPsec policies: \
+                    peers are kept away by the peer rules alone";
+    let vlan = "XDP does not see the VLAN of a packet whose tag the network card has taken off: where VLANs share a card, turn that off \
+                (ethtool -K INTERFACE rxvlan off)";
+    let is_used = !matches!(datapath, Auto | Step(_));
+    [(is_used, firewall), (datapath == Xdp, vlan)]
+        .into_iter()
+        .filter_map(|(holds, note)| holds.then_some(note))
+}
+
+/// Clients over TCP and TLS.
+fn stream_config(settings: &Settings, listen: &[SocketAddr], tls: Option<Arc<TlsContext>>) -> StreamConfig {
+    StreamConfig {
+        listen: if settings.tcp { listen.to_vec() } else { Vec::new() },
+        tls_listen: settings.tls_listen.clone(),
+        tls_only: settings.tls_only,
+        tls,
+        server_names: realms::server_names(settings).map(str::to_owned).collect(),
+        proxies: settings.proxy_protocol_from.clone(),
+        queue: settings.stream_queue,
+        first_message_ms: u64::from(settings.first_message_timeout) * 1000,
+        idle_ms: u64::from(settings.idle_timeout) * 1000,
+        max_idle: settings.max_idle_connections,
+        max_idle_per_address: settings.max_idle_connections_per_address,
+    }
+}
+
+/// Clients over DTLS.
+fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsConfig {
+    DtlsConfig {
+        listen: if context.is_some() { settings.dtls_listen.clone() } else { Vec::new() },
+        context,
+        max_half_open: settings.max_half_open,
+        max_half_open_per_network: settings.max_half_open_per_network,
+        handshake_ms: u64::from(settings.first_message_timeout) * 1000,
+        max_idle: settings.max_idle_connections,
+        max_idle_per_network: settings.max_idle_connections_per_address,
+        idle_ms: u64::from(settings.idle_timeout) * 1000,
     }
 }
 

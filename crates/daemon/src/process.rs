@@ -1,9 +1,6 @@
 //! What the kernel says about this process, from /proc; values it does not tell are left out.
 
-use std::fs;
-
-/// USER_HZ: the unit of the times in /proc/self/stat, 100 on every Linux architecture that Rust has.
-const TICKS_PER_SECOND: f64 = 100.0;
+use procfs::process::{LimitValue, Process};
 
 /// Usage of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,48 +18,33 @@ pub(crate) struct ProcessUsage {
 
 impl ProcessUsage {
     /// Reads /proc.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "ticks since the start of the machine, and seconds since 1970, fit into 53 bits"
+    )]
     pub(crate) fn read() -> Self {
-        let text = |path| fs::read_to_string(path).unwrap_or_default();
-        let stat = text("/proc/self/stat");
-        let boot = field_after(&text("/proc/stat"), "btime ");
+        let process = Process::myself().ok();
+        let stat = process.as_ref().and_then(|process| process.stat().ok());
+        let status = process.as_ref().and_then(|process| process.status().ok());
+        let limits = process.as_ref().and_then(|process| process.limits().ok());
+        let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
+        let boot = procfs::boot_time_secs().ok();
         Self {
-            cpu_seconds: cpu_seconds(&stat),
-            resident_bytes: field_after(&text("/proc/self/status"), "VmRSS:").map(|kib| kib * 1024),
-            open_fds: fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count() as u64),
-            max_fds: field_after(&text("/proc/self/limits"), "Max open files"),
-            #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 fit into 53 bits")]
-            start_time_seconds: boot.zip(stat_field(&stat, 22)).map(|(boot, ticks)| boot as f64 + ticks),
+            cpu_seconds: stat.as_ref().map(|stat| seconds(stat.utime + stat.stime)),
+            resident_bytes: status.and_then(|status| status.vmrss).map(|kib| kib * 1024),
+            open_fds: process.and_then(|process| process.fd_count().ok()).map(|count| count as u64),
+            max_fds: limits.and_then(|limits| match limits.max_open_files.soft_limit {
+                LimitValue::Value(most) => Some(most),
+                LimitValue::Unlimited => None,
+            }),
+            start_time_seconds: boot.zip(stat).map(|(boot, stat)| boot as f64 + seconds(stat.starttime)),
         }
     }
-}
-
-fn cpu_seconds(stat: &str) -> Option<f64> {
-    Some(stat_field(stat, 14)? + stat_field(stat, 15)?)
-}
-
-/// A field of /proc/self/stat counted from 1 (proc(5)) in seconds. The second field is the program's name, which may
-/// hold blanks and parentheses, so counting starts after the last closing one.
-fn stat_field(stat: &str, number: usize) -> Option<f64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let ticks: f64 = rest.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()?;
-    Some(ticks / TICKS_PER_SECOND)
-}
-
-/// The first number after `label` at the start of a line.
-fn field_after(text: &str, label: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(label))?.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_program_name_with_blanks_does_not_shift_the_fields() {
-        let stat = "7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 1 0 4200 0";
-        assert_eq!(cpu_seconds(stat), Some(3.0));
-        assert_eq!(stat_field(stat, 22), Some(42.0));
-    }
 
     #[test]
     fn this_process_has_all_values() {

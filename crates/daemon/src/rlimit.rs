@@ -5,7 +5,7 @@
 /// shall not take them.
 pub(crate) fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str) {
     let needed = needed + apart;
-    match turnpike_net::limits::raise_open_files(needed) {
+    match turnpike_net::rlimit::raise_open_files(needed) {
         Ok(limit) if limit < needed => tracing::warn!(
             "the limit of open files is {limit}, {subject} may need {needed}; raise it with `ulimit -n {needed}` \
              or LimitNOFILE=, or lower {key}"
@@ -13,7 +13,7 @@ pub(crate) fn raise_open_files(needed: u64, apart: u64, subject: &str, key: &str
         Ok(_) => {}
         Err(error) => tracing::warn!("cannot raise the limit of open files to {needed}: {error}"),
     }
-    if let Err(error) = turnpike_net::limits::set_apart(apart) {
+    if let Err(error) = turnpike_net::rlimit::set_apart(apart) {
         tracing::warn!("cannot set descriptors apart for the admin interface: {error}");
     }
 }

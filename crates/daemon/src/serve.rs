@@ -14,7 +14,7 @@ use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, S
 use turnpike_turn::server::NonceKey;
 
 use crate::{
-    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Server, Serving},
+    admin::{self, AdminInterface, Job, Lent, Listening, MetricsPage, Program, Server, Serving},
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     control::{self, Control, Reloaded, Service, Status, say_warnings},
@@ -121,63 +121,28 @@ impl TurnServer {
         if let Some(before) = &before {
             before.keep(&mut settings);
         }
-        let mut store = OpenStore::open(&settings, false).await.map_err(|error| match error {
-            OpenError::Address(errors) => DaemonError::Config(errors),
-            OpenError::Store(error) => DaemonError::Store(error),
-        })?;
-        let generated = match &before {
-            None => generate_credential(&mut settings, store.as_ref()).await,
-            Some(before) => inherit_credential(&mut settings, store.as_ref(), before)?,
-        };
+        let (mut store, generated) = open_store(&mut settings, before.as_ref()).await?;
         let merged = merge(&settings, store.as_mut());
         let nonce_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::nonce_key);
         let certificates = Certificates::new(&settings, certificates)?;
-        let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-        let as_before = before.as_ref().map(ServeInheritance::before);
-        let mut plan = Plan::new(&merged, nonce_key, tls, dtls, as_before.as_ref());
-        passed::check(&passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
-        plan.config.passed = Arc::clone(&passed);
-        if let Some(before) = &before {
-            plan.config.datapath = before.datapath();
-            plan.datapath_reason = "that of the process before".to_owned();
-            if let (Some(tls), Some(keys)) = (&certificates.tls, before.tickets()) {
-                tls.take_over(keys);
-            }
-        }
+        let mut plan = plan_start(&merged, nonce_key, &certificates, &passed, before.as_ref())?;
         raise_open_files(&plan, &settings);
 
         let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
-        let is_explicit = settings.is_explicit("admin.listen");
-        let for_applications =
-            |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
-        let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
-        let page =
-            interface.listen(Job::Serve, &settings.admin, is_explicit, lent).map_err(DaemonError::Admin)?;
-        let applications = interface.listen_for_applications(&settings, lent_to_applications);
-        let applications = applications.map_err(DaemonError::Admin)?;
+        let [page, applications] = listen_for_pages(interface, &settings, lent)?;
         // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
-        let own = OwnAddresses::new()
-            .inspect(|own| plan.config.addresses = own.list())
-            .inspect_err(|error| {
-                tracing::warn!(
-                    "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
-                     on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
-                );
-            })
-            .ok();
+        let own = OwnAddresses::find();
+        plan.config.addresses = own.as_ref().map_or_else(Vec::new, OwnAddresses::list);
         let refusals = Arc::<Refusals>::default();
         let (logger, writer) = session_log(Arc::clone(&refusals));
         let (log_counts, totals) = (logger.counts(), logger.totals());
         let log: Arc<dyn SessionLog> = Arc::new(logger);
         let credentials = credentials(&merged, store.as_ref());
         let is_first = before.is_none();
-        let relay = Arc::new(match before {
+        let relay = Arc::new(match before.map(ServeInheritance::into_relay) {
             None => Relay::start(&plan.config, credentials, log)?,
-            Some(before) => {
-                let inheritance = before.into_relay();
-                Relay::start_as_heir(&plan.config, &plan.layout, credentials, log, inheritance)?
-            }
+            Some(from) => Relay::start_as_heir(&plan.config, &plan.layout, credentials, log, from)?,
         });
         let is_attached = heir.is_none();
         take_over(heir, control.status(), &relay, &plan)?;
@@ -202,45 +167,21 @@ impl TurnServer {
         let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
         let told = certificates.told();
         let metrics = {
-            let (relay, status) = (Weak::clone(&weak), Arc::clone(control.status()));
-            let snapshots = move || {
-                relay.upgrade().map_or_else(Default::default, |relay| {
-                    let kernel = relay.kernel().map(Kernel::snapshot);
-                    let workers = relay.snapshots();
-                    let listeners = relay.by_listener(&workers);
-                    Snapshots { workers, realms: relay.realms(), listeners, kernel }
-                })
-            };
+            let relay = Weak::clone(&weak);
+            let snapshots = move || relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay));
             let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-            serve_metrics::page(snapshots, told, status, log_counts)
+            serve_metrics::page(snapshots, told, Arc::clone(control.status()), log_counts)
         };
-        let program = Program {
-            job: Job::Serve,
-            control: control.clone(),
-            admin: {
-                let shown = shown.subscribe();
-                Arc::new(move || shown.borrow().configured.admin.clone())
-            },
-            toml: {
-                let shown = shown.subscribe();
-                Arc::new(move || shown.borrow().configured.to_toml())
-            },
-            open: {
-                let relay = Weak::clone(&weak);
-                Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay)))
-            },
-            metrics: Arc::clone(&metrics),
-            server: Some(Server {
-                relay: weak,
-                shown: shown.subscribe(),
-                store: Arc::clone(&shared_store),
-                certificates: told,
-                datapath: plan.config.datapath,
-                datapath_reason: plan.datapath_reason.as_str().into(),
-                refusals,
-            }),
-            rules: None,
+        let server = Server {
+            relay: weak,
+            shown: shown.subscribe(),
+            store: Arc::clone(&shared_store),
+            certificates: told,
+            datapath: plan.config.datapath,
+            datapath_reason: plan.datapath_reason.as_str().into(),
+            refusals,
         };
+        let program = for_lookers(control, Arc::clone(&metrics), server);
         let pages = [applications.serve(program.clone()), page.serve(program)];
         let server = Self {
             sources,
@@ -365,6 +306,81 @@ impl Shown {
             addresses: addresses.into(),
         }
     }
+}
+
+/// The store, and who was made up where nobody could authenticate.
+async fn open_store(
+    settings: &mut Settings,
+    before: Option<&ServeInheritance>,
+) -> Result<(Option<OpenStore>, Option<Generated>), DaemonError> {
+    let store = OpenStore::open(settings, false).await.map_err(|error| match error {
+        OpenError::Address(errors) => DaemonError::Config(errors),
+        OpenError::Store(error) => DaemonError::Store(error),
+    })?;
+    let generated = match before {
+        None => generate_credential(settings, store.as_ref()).await,
+        Some(before) => inherit_credential(settings, store.as_ref(), before)?,
+    };
+    Ok((store, generated))
+}
+
+/// What a server starts with: like the process before, where there is one.
+fn plan_start(
+    merged: &Merged,
+    nonce_key: NonceKey,
+    certificates: &Certificates,
+    passed: &Arc<PassedSockets>,
+    before: Option<&ServeInheritance>,
+) -> Result<Plan, DaemonError> {
+    let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
+    let as_before = before.map(ServeInheritance::before);
+    let mut plan = Plan::new(merged, nonce_key, tls, dtls, as_before.as_ref());
+    passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
+    plan.config.passed = Arc::clone(passed);
+    if let Some(before) = before {
+        plan.config.datapath = before.datapath();
+        plan.datapath_reason = "that of the process before".to_owned();
+        if let (Some(tls), Some(keys)) = (&certificates.tls, before.tickets()) {
+            tls.take_over(keys);
+        }
+    }
+    Ok(plan)
+}
+
+/// The listeners of the admin interface and those for applications, by what the process before has `lent`.
+fn listen_for_pages(
+    interface: &dyn AdminInterface,
+    settings: &Settings,
+    lent: Vec<Lent>,
+) -> Result<[Box<dyn Listening>; 2], DaemonError> {
+    let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
+    let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
+    let is_explicit = settings.is_explicit("admin.listen");
+    let page = interface.listen(Job::Serve, &settings.admin, is_explicit, lent);
+    let page = page.map_err(DaemonError::Admin)?;
+    let applications = interface.listen_for_applications(settings, lent_to_applications);
+    Ok([page, applications.map_err(DaemonError::Admin)?])
+}
+
+fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Program {
+    let (of_admin, of_toml) = (server.shown.clone(), server.shown.clone());
+    let relay = Weak::clone(&server.relay);
+    Program {
+        job: Job::Serve,
+        control: control.clone(),
+        admin: Arc::new(move || of_admin.borrow().configured.admin.clone()),
+        toml: Arc::new(move || of_toml.borrow().configured.to_toml()),
+        open: Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay))),
+        metrics,
+        server: Some(server),
+        rules: None,
+    }
+}
+
+fn snapshots(relay: &Relay) -> Snapshots {
+    let workers = relay.snapshots();
+    let listeners = relay.by_listener(&workers);
+    Snapshots { workers, realms: relay.realms(), listeners, kernel: relay.kernel().map(Kernel::snapshot) }
 }
 
 /// Settings with what the store adds.
@@ -522,7 +538,7 @@ fn take_over(
 ) -> Result<(), DaemonError> {
     if let Some(heir) = heir {
         let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
-        heir.take_over(status.carried(), inherited, || relay.serve())?;
+        heir.take_over(status.carried(), relay.keeps_flows(), inherited, || relay.serve())?;
     }
     // From now on nothing goes back to that one.
     if let Some(heir) = heir.take() {
@@ -588,7 +604,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "allocations of a worker share {} ports on each of these; there, an address of peers is one client's alone",
+            "clients of a worker over UDP share {0} ports on each of these, others {0} more; there, an address of peers is one client's alone",
             config.shared_ports
         );
     }

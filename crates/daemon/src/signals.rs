@@ -1,4 +1,4 @@
-//! The signals that a program obeys: SIGTERM and SIGINT end it, SIGHUP has a daemon reload, SIGUSR2 go on in a new process.
+//! The signals that a program handles: SIGTERM and SIGINT end it, SIGHUP has a daemon reload, SIGUSR2 go on in a new process.
 
 use std::{
     io::{self, IsTerminal},

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{Access, Address, ConnectionLog, Rule, state::Gauge};
+use crate::{Access, Address, ConnectionLog, Rule, gauge::Gauge};
 
 /// Shared by all workers.
 pub(crate) struct Common {

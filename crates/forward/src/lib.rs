@@ -13,6 +13,7 @@ mod common;
 mod cross;
 mod datagram_check;
 mod gather;
+mod gauge;
 mod handover;
 mod kernel;
 mod listen;
@@ -31,6 +32,9 @@ mod testing;
 pub mod udp;
 pub mod upgrade;
 mod worker;
+
+// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+use std::sync;
 
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind};

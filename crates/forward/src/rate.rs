@@ -2,12 +2,13 @@
 //!
 //! Time is milliseconds of the clock that all workers have in common. A rule without such a limit has nothing of all this.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed},
+use crate::{
+    rule::Limits,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
-
-use crate::rule::Limits;
 
 /// From clients to targets, and back: the place in each pair here.
 pub(crate) const UP: usize = 0;

@@ -4,13 +4,14 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket},
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
+};
+
+use crate::sync::{
+    RwLock,
+    atomic::{AtomicU32, Ordering},
 };
 
 /// Lookups under way at a time: a name server that does not answer holds up no more than these.
@@ -31,6 +32,11 @@ pub(crate) struct Name {
 }
 
 impl Name {
+    pub(crate) fn new(host: &str, any_route: bool) -> Self {
+        let (answer, version) = (RwLock::default(), AtomicU32::new(0));
+        Self { host: host.to_owned(), any_route, answer, version }
+    }
+
     /// Other than before when the answer is; 0 until the first lookup has ended.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
@@ -42,7 +48,7 @@ impl Name {
     }
 
     /// Takes what a lookup has found; nothing where it failed.
-    fn set(&self, found: Vec<IpAddr>) {
+    pub(crate) fn set(&self, found: Vec<IpAddr>) {
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
@@ -147,12 +153,7 @@ impl Resolver {
     pub(crate) fn name(&self, host: &str, any_route: bool) -> Arc<Name> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = names.entry((host.to_owned(), any_route)).or_insert_with(|| Entry {
-            name: Arc::new(Name {
-                host: host.to_owned(),
-                any_route,
-                answer: RwLock::default(),
-                version: AtomicU32::new(0),
-            }),
+            name: Arc::new(Name::new(host, any_route)),
             due: Instant::now(),
             in_flight: false,
         });

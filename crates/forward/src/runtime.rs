@@ -14,11 +14,12 @@ use turnpike_offload::{Hook, Kernel, OffloadError};
 use crate::{
     Access, Address, Rule, RuleId,
     common::Common,
+    gauge::Gauge,
     kernel::Loaded,
     listen::{self, Bound, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
-    state::{Gauge, RuleState},
+    state::RuleState,
     tally::TargetSnapshot,
     targets::Targets,
     upgrade::{Inheritance, Matched},
@@ -225,7 +226,7 @@ impl RuleSnapshot {
     }
 }
 
-/// How long is waited for a worker to have obeyed.
+/// How long a worker may take to carry a command out.
 const CHANGE: Duration = Duration::from_secs(10);
 
 /// A running forwarder. Dropping it stops the workers.
@@ -250,8 +251,8 @@ pub(crate) struct Rules {
     loaded: Loaded,
 }
 
-/// Rules that come.
-struct Come {
+/// Rules that a start or a reload adds, with their listeners bound.
+struct NewRules {
     active: Vec<Active>,
     /// What each worker gets.
     of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
@@ -335,11 +336,12 @@ impl Forwarder {
         };
         let mut next_key = 0;
         let mut held = Held::default();
-        let Come { active, of_workers, failed } =
+        let NewRules { active, of_workers, failed } =
             forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
-        let parts = loaded.provide(settings, count, !is_heir, states)?;
+        let before = is_heir.then(|| matched.take_kernel());
+        let parts = loaded.provide(settings, count, before, states)?;
         for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
             worker.take(parts)?;
             for (state, bound) in come {
@@ -405,7 +407,7 @@ impl Forwarder {
         }
         let mut next_key = in_force.next_key;
         let new = rules.iter().filter(is_new);
-        let Come { active: mut newcomers, of_workers, mut failed } = self.bind_all(
+        let NewRules { active: mut newcomers, of_workers, mut failed } = self.bind_all(
             new,
             settings,
             self.workers.count(),
@@ -420,7 +422,7 @@ impl Forwarder {
             return Err(error);
         }
         let states = newcomers.iter().map(|active| &*active.state);
-        let parts = in_force.loaded.provide(settings, self.workers.count(), true, states)?;
+        let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
         // Nothing can fail from here on.
         in_force.next_key = next_key;
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
@@ -479,14 +481,14 @@ impl Forwarder {
         self.tell_all(|done| Command::Unlisten(done.clone()));
     }
 
-    /// Waits until all workers have obeyed, each of which tells so by what it gets.
+    /// Waits until all workers have carried out a command, each of which says so on the channel that it gets.
     fn tell_all(&self, mut command: impl FnMut(&mpsc::Sender<()>) -> Command) {
-        let (done, obeyed) = mpsc::channel();
+        let (done, finished) = mpsc::channel();
         self.workers.senders().for_each(|worker| worker.tell(command(&done)));
         drop(done);
         for _ in 0..self.workers.count() {
-            if obeyed.recv_timeout(CHANGE).is_err() {
-                tracing::error!("a worker has not obeyed; it is stuck or gone");
+            if finished.recv_timeout(CHANGE).is_err() {
+                tracing::error!("a worker does not carry out its command; it is stuck or gone");
                 break;
             }
         }
@@ -522,9 +524,9 @@ impl Forwarder {
         held: &mut Held,
         next_key: &mut u32,
         matched: &mut Matched,
-    ) -> Result<Come, StartError> {
+    ) -> Result<NewRules, StartError> {
         let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
-        let mut come = Come { active: Vec::new(), of_workers, failed: Vec::new() };
+        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new() };
         for (place, rule) in rules.enumerate() {
             let bound = preflight::check(rule).and_then(|()| match matched.listeners(place) {
                 Some(listeners) => Ok(listen::take_over(rule, listeners)?),
@@ -533,7 +535,7 @@ impl Forwarder {
             let (addresses, file, bound) = match bound {
                 Ok(bound) => bound,
                 Err(error) if settings.keep_going => {
-                    come.failed.push(error);
+                    new.failed.push(error);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -541,12 +543,12 @@ impl Forwarder {
             let targets = Targets::new(rule, &self.resolver);
             let state = Arc::new(RuleState::new(*next_key, rule.clone(), targets, settings.kernel));
             *next_key = next_key.wrapping_add(1);
-            for (of_worker, bound) in come.of_workers.iter_mut().zip(bound) {
+            for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {
                 of_worker.push((Arc::clone(&state), bound));
             }
-            come.active.push(Active { state, addresses, file });
+            new.active.push(Active { state, addresses, file });
         }
-        Ok(come)
+        Ok(new)
     }
 
     pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {

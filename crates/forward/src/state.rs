@@ -4,13 +4,13 @@ use std::{
     net::IpAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use turnpike_net::ConnectOptions;
 
-use crate::{EndReason, Rule, RuleSnapshot, clients::Clients, rate::Rates, targets::Targets};
+use crate::{EndReason, Rule, RuleSnapshot, clients::Clients, gauge::Gauge, rate::Rates, targets::Targets};
 
 /// One rule in force; shared by all workers, never locked on the data path.
 pub(crate) struct RuleState {
@@ -71,44 +71,6 @@ impl RuleState {
     pub(crate) fn is_reached_again(&self) -> bool {
         // Read alone first: this is asked for each connection, by all workers.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// A count with a limit.
-pub(crate) struct Gauge {
-    now: AtomicU64,
-    limit: AtomicUsize,
-}
-
-impl Gauge {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { now: AtomicU64::new(0), limit: AtomicUsize::new(limit) }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
-    }
-
-    pub(crate) fn enter(&self) -> bool {
-        let before = self.now.fetch_add(1, Ordering::Relaxed);
-        if before >= self.limit.load(Ordering::Relaxed) as u64 {
-            self.leave();
-            return false;
-        }
-        true
-    }
-
-    /// One more, whatever the limit is: it was let in by another process.
-    pub(crate) fn resume(&self) {
-        self.now.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn leave(&self) {
-        self.now.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) struct Worker {
     tcp: tcp::Engine,
     /// Made for the first rule that needs it: its buffers are large.
     udp: Option<udp::Engine>,
-    around: WorkerRules,
+    worker_rules: WorkerRules,
     inbox: Inbox<Command>,
     snapshots: Arc<Snapshots>,
     started: Instant,
@@ -109,7 +109,7 @@ impl Worker {
             poller,
             tcp: tcp::Engine::new(Arc::clone(common), number == 0),
             udp: None,
-            around: WorkerRules::new(Arc::clone(common)),
+            worker_rules: WorkerRules::new(Arc::clone(common)),
             inbox,
             snapshots: Arc::default(),
             started,
@@ -161,7 +161,7 @@ impl Worker {
                 self.tcp.add_rule(state, sockets, tcp::Tick { now, poller: &self.poller })
             }
             Bound::Udp(listeners) => {
-                self.around.add(state);
+                self.worker_rules.add(state);
                 self.tcp.watch_health(state, now);
                 let engine = self.udp.get_or_insert_with(|| udp::Engine::new(self.datapath));
                 let key = udp::RuleKey(state.key);
@@ -196,7 +196,7 @@ impl Worker {
             now = self.now();
             self.dirty |= !events.is_empty();
             if let Some(engine) = &mut self.udp {
-                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
                 self.dirty |= engine.after_wait(&events, events.len() < Poller::FULL, &mut tick);
             }
             let (mut woken, mut newcomers, mut datagrams) = (false, false, 0);
@@ -208,7 +208,8 @@ impl Worker {
                 } else if event.token & udp::TOKENS != 0 {
                     datagrams += 1;
                     if let Some(engine) = &mut self.udp {
-                        let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                        let mut tick =
+                            udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
                         engine.on_event(event, &mut tick);
                     }
                 } else if tcp::Engine::is_listener(event) {
@@ -219,7 +220,7 @@ impl Worker {
             }
             if let Some(engine) = &mut self.udp {
                 engine.flush();
-                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
                 self.dirty |= engine.on_tick(&mut tick);
             }
             let tick = tcp::Tick { now, poller: &self.poller };
@@ -250,7 +251,7 @@ impl Worker {
     /// What the kernel path waits for is due within tens of microseconds. On the worker's own thread.
     fn keep_time(&self) {
         if self.udp.as_ref().is_some_and(udp::Engine::goes_across) {
-            let _ = turnpike_net::limits::exact_timers();
+            let _ = turnpike_net::rlimit::exact_timers();
         }
     }
 
@@ -273,13 +274,21 @@ impl Worker {
             Command::Drain(done) => {
                 self.tcp.drain(tcp::Tick { now, poller: &self.poller });
                 if let Some(engine) = &mut self.udp {
-                    engine.drain(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                    engine.drain(&mut udp::Tick {
+                        now,
+                        poller: &self.poller,
+                        worker: &mut self.worker_rules,
+                    });
                 }
                 let _ = done.send(());
             }
             Command::Unlisten(done) => {
                 if let Some(engine) = &mut self.udp {
-                    engine.unlisten(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                    engine.unlisten(&mut udp::Tick {
+                        now,
+                        poller: &self.poller,
+                        worker: &mut self.worker_rules,
+                    });
                 }
                 let _ = done.send(());
             }
@@ -288,7 +297,7 @@ impl Worker {
             Command::Stop => {
                 self.tcp.stop(tcp::Tick { now, poller: &self.poller });
                 if let Some(engine) = &mut self.udp {
-                    engine.stop(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+                    engine.stop(&mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules });
                 }
                 return true;
             }
@@ -298,7 +307,7 @@ impl Worker {
 
     fn change(&mut self, change: Change, now: u64) {
         self.tcp.set_common(&change.common);
-        self.around.common = change.common;
+        self.worker_rules.common = change.common;
         if let Err(error) = self.take(change.parts) {
             tracing::error!(worker = self.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
                 (fs.epoll.max_user_watches); copy is as auto");
@@ -312,9 +321,11 @@ impl Worker {
             } else if let Some(engine) = &mut self.udp {
                 self.tcp.unwatch_health(state);
                 let key = udp::RuleKey(state.key);
-                engine
-                    .remove_rule(key, &mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
-                self.around.remove(key);
+                engine.remove_rule(
+                    key,
+                    &mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules },
+                );
+                self.worker_rules.remove(key);
             }
         }
         for (state, bound) in change.come {
@@ -332,9 +343,9 @@ impl Worker {
     /// that would break, so that a client would go on talking to nobody.
     fn leave_unhealthy(&mut self, now: u64) {
         let Some(engine) = &mut self.udp else { return };
-        for state in self.around.turned() {
+        for state in self.worker_rules.turned() {
             let is_down = |choice: udp::Choice| state.targets.is_down(choice.target);
-            let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+            let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
             engine.leave_targets(udp::RuleKey(state.key), is_down, &mut tick);
         }
     }
@@ -357,7 +368,7 @@ impl Worker {
         if let Some(engine) = &self.udp {
             engine.snapshots().for_each(|(id, snapshot)| add(id, snapshot));
             for (key, id, tallies) in engine.tallies() {
-                let targets = self.around.targets(key).map(|targets| targets.describe(tallies));
+                let targets = self.worker_rules.targets(key).map(|targets| targets.describe(tallies));
                 add(id, &RuleSnapshot { targets: targets.unwrap_or_default(), ..RuleSnapshot::default() });
             }
         }

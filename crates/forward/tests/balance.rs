@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::support::{
-    PATIENCE, Running, eventually, greeter, listener, nobody, patient, read_exactly, rule, settings,
+    PATIENCE, Running, eventually, free_address, greeter, listener, patient, read_exactly, rule, settings,
 };
 use turnpike_forward::{
     Balance, Endpoint, Failure, Pattern, Protocol, Proxy, Rule, Settings, TargetSnapshot,
@@ -102,8 +102,7 @@ fn least_connections_keeps_to_the_weights() {
 fn a_drained_target_keeps_its_connections_and_gets_no_new_ones() {
     let (a, b) = (greeter("a"), greeter("b"));
     let mut before = weighted(&[(a, 1), (b, 1)], Balance::RoundRobin);
-    let port =
-        eventually("a port", || Some(TcpListener::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()));
+    let port = free_address().port();
     before.ports = turnpike_forward::PortRange { first: port, last: port };
     let running = Running::start(std::slice::from_ref(&before));
     let mut old = [running.connect("r"), running.connect("r")];
@@ -147,8 +146,7 @@ fn a_client_comes_to_the_same_target_by_every_worker_port_and_start() {
 fn udp_clients_stick_as_tcp_clients_do_and_move_alone_when_their_target_is_gone() {
     let names = [b'a', b'b', b'c'];
     let targets = names.map(|name| (udp_greeter(name), 1));
-    let port =
-        eventually("a port", || Some(UdpSocket::bind("127.0.0.1:0").ok()?.local_addr().unwrap().port()));
+    let port = free_address().port();
     let mut rule = Rule { protocol: Protocol::Udp, ..weighted(&targets, Balance::Source) };
     rule.ports = turnpike_forward::PortRange { first: port, last: port };
     let running = Running::start_with(&workers(2), std::slice::from_ref(&rule));
@@ -183,7 +181,7 @@ fn clients_behind_a_proxy_stick_by_the_address_in_its_header() {
 
 #[test]
 fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
-    let down = nobody();
+    let down = free_address();
     let rule = weighted(&[(down, 1), (greeter("b"), 1), (greeter("c"), 1)], Balance::Source);
     let running = Running::start(&[rule]);
     let address = running.address("r");
@@ -200,7 +198,7 @@ fn clients_of_a_target_that_is_down_come_back_to_it_and_nobody_else_moves() {
 
 #[test]
 fn what_goes_to_each_target_is_counted() {
-    let (a, nobody) = (greeter("a"), nobody());
+    let (a, nobody) = (greeter("a"), free_address());
     let running = Running::start(&[weighted(&[(nobody, 1), (a, 1)], Balance::Failover)]);
     // Before anybody comes, both are there.
     assert!(target(&running, a).up && target(&running, nobody).up);
@@ -234,7 +232,7 @@ fn what_goes_to_each_target_is_counted() {
 
 #[test]
 fn what_goes_to_each_udp_target_is_counted() {
-    let (a, nobody) = (udp_greeter(b'a'), UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let (a, nobody) = (udp_greeter(b'a'), free_address());
     let rule = Rule { protocol: Protocol::Udp, ..weighted(&[(a, 1), (nobody, 1)], Balance::Source) };
     let running = Running::start(&[rule]);
     let to = running.address("r");
@@ -260,7 +258,7 @@ fn what_goes_to_each_udp_target_is_counted() {
 #[test]
 fn sessions_that_become_connections_are_counted_with_their_connect_time() {
     let (server, address) = listener();
-    let nobody = nobody();
+    let nobody = free_address();
     let protocol = Protocol::UdpToTcp { framed: false };
     let targets = [(nobody, 1), (address, 1)];
     let running = Running::start(&[Rule { protocol, ..weighted(&targets, Balance::Failover) }]);

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Running, accept, eventually, greeter, listener, read_exactly, rule, settings};
+use crate::support::{
+    Running, accept, eventually, free_address, greeter, listener, read_exactly, rule, settings,
+};
 use turnpike_forward::{Balance, Protocol, Rule};
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
@@ -138,7 +140,7 @@ fn a_port_changes_its_protocol_by_a_reload() {
 
 #[test]
 fn a_refused_session_makes_the_next_one_try_another_target() {
-    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = free_address();
     let mut rule = of(Protocol::Udp, "u", nobody);
     rule.balance = Balance::Failover;
     rule.targets.push(udp_echo("b").into());

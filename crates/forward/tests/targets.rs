@@ -12,7 +12,9 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Running, eventually, greeter, listener, nobody, read_exactly, rule, serve_greetings};
+use crate::support::{
+    Running, eventually, free_address, greeter, listener, read_exactly, rule, serve_greetings,
+};
 use turnpike_forward::{Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, Question, Rule};
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
@@ -73,7 +75,8 @@ fn least_connections_evens_out() {
 
 #[test]
 fn a_refused_connect_goes_to_the_next_target() {
-    let running = Running::start(&[between(&[nobody(), nobody(), greeter("c")], Balance::Failover)]);
+    let running =
+        Running::start(&[between(&[free_address(), free_address(), greeter("c")], Balance::Failover)]);
     assert_eq!(greeting(&running), "c");
     assert_eq!(running.log.wait(1)[0].reason, EndReason::Finished);
 }
@@ -98,7 +101,7 @@ fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
 #[test]
 fn with_no_target_left_the_client_is_reset() {
     let (_queue, _listener, mute) = mute();
-    let mut rule = between(&[nobody(), mute], Balance::RoundRobin);
+    let mut rule = between(&[free_address(), mute], Balance::RoundRobin);
     rule.connect_timeout = Duration::from_millis(200);
     let running = Running::start(&[rule]);
     let mut client = running.connect("r");
@@ -110,7 +113,7 @@ fn with_no_target_left_the_client_is_reset() {
 
 #[test]
 fn a_target_that_was_down_serves_again_when_it_is_back() {
-    let first = nobody();
+    let first = free_address();
     let running = Running::start(&[between(&[first, greeter("b")], Balance::Failover)]);
     assert_eq!(greeting(&running), "b");
     serve_greetings(TcpListener::bind(first).unwrap(), "a");
@@ -205,7 +208,7 @@ fn a_udp_session_leaves_a_target_that_fails_its_checks() {
 /// Without checks a target is tried again a second after it has failed, and each time a client's datagram is lost.
 #[test]
 fn a_udp_port_where_nobody_listens_is_found_by_asking() {
-    let dead = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dead = free_address();
     let mut unchecked = between(&[dead, named("b", Arc::new(AtomicBool::new(true)))], Balance::Failover);
     unchecked.protocol = Protocol::Udp;
     let mut checked = unchecked.clone();

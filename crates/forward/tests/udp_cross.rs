@@ -7,7 +7,8 @@ use std::{
 };
 
 use crate::udp_common::{
-    DATAPATHS, Echo, KEY, LOCALHOST, PATIENCE, Worker, client, eventually, payload, receive, rule,
+    DATAPATHS, Echo, KEY, LOCALHOST, PATIENCE, Worker, client, eventually, free_address, payload, receive,
+    rule,
 };
 use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule};
 use turnpike_net::Datapath;
@@ -248,7 +249,7 @@ fn a_tcp_target_that_does_not_read_costs_whole_datagrams_and_is_served_again() {
 #[test]
 fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
     let listener = TcpListener::bind(LOCALHOST).unwrap();
-    let nobody = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let nobody = free_address();
     let mut rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
     let port = listener.local_addr().unwrap().port();
     let ports = PortRange { first: port, last: port };
@@ -262,7 +263,7 @@ fn a_tcp_target_that_refuses_is_followed_by_the_next_one_with_nothing_lost() {
 
 #[test]
 fn a_lone_tcp_target_that_is_down_ends_the_session_and_is_found_when_back() {
-    let nobody = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let nobody = free_address();
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::UdpToTcp { framed: false }, nobody);
     let client = client(worker.add(KEY, &rule, Datapath::Gso));
@@ -276,7 +277,7 @@ fn a_lone_tcp_target_that_is_down_ends_the_session_and_is_found_when_back() {
 
 #[test]
 fn a_udp_target_that_is_down_ends_the_connection() {
-    let nobody = UdpSocket::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let nobody = free_address();
     let worker = Worker::start(Datapath::Gso);
     let rule = cross(Protocol::TcpToUdp { framed: false }, nobody);
     let mut stream = connect(worker.add(KEY, &rule, Datapath::Gso));

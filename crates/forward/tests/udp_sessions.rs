@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::udp_common::{
-    Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, payload, receive, rule,
+    Echo, KEY, LOCALHOST, Worker, client, eventually, expect_echo, free_address, payload, receive, rule,
 };
 use turnpike_forward::{EndReason, Endpoint, Host, PortRange, Protocol, Rule, RuleSnapshot, udp::RuleKey};
 use turnpike_net::Datapath;
@@ -167,7 +167,7 @@ fn a_target_that_is_down_ends_the_session_and_one_that_is_back_is_found() {
 #[test]
 fn after_a_refusal_the_next_target_is_tried() {
     let echo = Echo::start(LOCALHOST);
-    let nobody = UdpSocket::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let nobody = free_address();
     let mut rule = udp(nobody);
     let ports = PortRange { first: echo.address.port(), last: echo.address.port() };
     rule.targets.push(Endpoint { host: Host::Ip(echo.address.ip()), ports, weight: 1 });

@@ -34,7 +34,7 @@ use crate::{
     verdict::judge,
 };
 
-/// An asked-for limit was exceeded, as DESIGN.md has it.
+/// The exit code where an asked-for limit was exceeded, as of all commands.
 const LIMIT_EXCEEDED: u8 = 3;
 /// Verdicts shown beside the deciding one, before the reader is sent to the report.
 const FURTHER: usize = 8;

@@ -36,7 +36,7 @@ impl LabError {
             .map_err(|error| Self::usage(format!("cannot read {}: {error}", path.display())))
     }
 
-    /// As a process exit code (DESIGN.md): 1 failed, 2 bad usage or configuration.
+    /// As a process exit code: 1 failed, 2 bad usage or configuration.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

@@ -1,12 +1,12 @@
 //! `load tcp` and iperf3 measure the same thing.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use crate::common::{eventually, loopback};
+use crate::common::{eventually, free_address, loopback};
 use turnpike_load::{
     Stop,
     reflect::{self, Reflector},
@@ -23,7 +23,7 @@ impl Drop for Server {
 }
 
 fn iperf3_server() -> (Server, SocketAddr) {
-    let address = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let address = free_address();
     let child = Command::new("iperf3")
         .args(["--server", "--bind", "127.0.0.1", "--port", &address.port().to_string()])
         .stdout(Stdio::null())

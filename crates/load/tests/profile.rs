@@ -13,7 +13,8 @@ use std::{
 };
 
 use crate::common::{
-    Dir, PASSWORD, USER, Wishes, certificate, listen_to_all, listener, loopback, relay, relay_with,
+    Dir, PASSWORD, USER, Wishes, certificate, free_address, listen_to_all, listener, loopback, relay,
+    relay_with,
 };
 use turnpike_load::{
     HEADER_LEN, Leg, LoadError, ProfileReport, Report, Shaped, Stop, TlsOptions, Transport,
@@ -26,9 +27,8 @@ fn shaped(name: &str) -> Option<Shaped> {
 }
 
 fn straight(name: &str) -> udp::Config {
-    let free = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
     udp::Config {
-        server: free,
+        server: free_address(),
         profile: shaped(name),
         clients: 4,
         warmup: Duration::from_millis(200),
@@ -231,7 +231,7 @@ fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
         (Mischief::None, Mischief::Drop),
         (Mischief::Double, Mischief::Drop),
     ] {
-        let peer = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+        let peer = free_address();
         let middle = MiddleBox::start(peer, up, down);
         let config = udp::Config {
             server: middle.address,
@@ -257,7 +257,7 @@ fn what_is_lost_or_doubled_on_one_way_is_counted_there_and_only_there() {
 
 #[test]
 fn latency_is_that_of_one_way() {
-    let peer = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let peer = free_address();
     let middle = MiddleBox::start(peer, Mischief::Delay, Mischief::None);
     let config = udp::Config { server: middle.address, peer: Some(peer), clients: 1, ..straight("audio") };
     let profile = quiet_udp(&config).unwrap().profile.unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{eventually, loopback};
+use crate::common::{eventually, free_address, loopback};
 use turnpike_load::{
     LoadError, Outcome, Rate, Stop,
     reflect::{self, Reflector},
@@ -240,7 +240,7 @@ fn a_proxy_that_loses_closes_or_stalls_is_found_out() {
 #[test]
 fn no_reflector_is_told_with_its_address() {
     // Bound and closed again: nobody listens.
-    let closed = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let closed = free_address();
     for workload in [bulk(Direction::Both), RR, CONNECT] {
         let error = quiet(&load(closed, workload)).unwrap_err();
         assert!(matches!(error, LoadError::Connect { .. }), "{error:?}");

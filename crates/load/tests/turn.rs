@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::common::{
-    PASSWORD, Wishes, load, loopback, reflector, reflector_on, relay, relay_of, relay_with, wait_until_empty,
+    PASSWORD, Wishes, free_address, load, loopback, reflector, reflector_on, relay, relay_of, relay_with,
+    wait_until_empty,
 };
 use turnpike_load::{
     LoadError, Rate, Stop, TlsOptions, Transport,
@@ -242,7 +243,7 @@ fn a_wrong_password_names_user_and_realm() {
 fn a_closed_port_is_told_from_a_silent_one() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     // Bound and closed again: the kernel answers "port unreachable".
-    let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let closed = free_address();
     let config = Config { server: closed, ..load(&relay, &reflector) };
     assert!(matches!(quiet(&config), Err(LoadError::Unreachable { server }) if server == closed));
 

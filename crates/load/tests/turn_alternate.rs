@@ -1,10 +1,10 @@
 //! 300 (Try Alternate): clients go where they are sent, under the name that they are given, and not in circles.
 
-use std::{net::SocketAddr, net::TcpListener, net::UdpSocket};
+use std::net::SocketAddr;
 
 use crate::common::{
-    Certificate, Dir, Wishes, certificate, listen_to_all, listener, load, loopback, reflector, relay_with,
-    wait_for_counter, wait_until_empty,
+    Certificate, Dir, Wishes, certificate, free_address, listen_to_all, listener, load, loopback, reflector,
+    relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
     LoadError, Rate, Stop, TlsOptions, Transport,
@@ -152,8 +152,7 @@ fn the_domain_of_a_redirection_is_the_name_that_its_certificate_must_have() {
 #[test]
 fn servers_that_send_clients_round_in_a_circle_are_named() {
     let reflector = reflector();
-    // Free by now, and very likely a moment later.
-    let home = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let home = free_address();
     let second = signpost(&[(home, None)], None, None);
     let away = listener(&second, Transport::Udp);
     let first = signpost(&[(away, None)], None, Some(home));
@@ -171,9 +170,8 @@ fn servers_that_send_clients_round_in_a_circle_are_named() {
 #[test]
 fn a_server_that_is_not_there_is_told_with_who_sent_the_clients() {
     let reflector = reflector();
-    let udp = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
-    let tcp = TcpListener::bind(loopback(0)).unwrap().local_addr().unwrap();
-    for (transport, nobody) in [(Transport::Udp, udp), (Transport::Tcp, tcp)] {
+    let nobody = free_address();
+    for transport in [Transport::Udp, Transport::Tcp] {
         let first = signpost(&[(nobody, None)], None, None);
         let server = listener(&first, transport);
         match quiet(&Config { transport, server, ..load(&first, &reflector) }) {

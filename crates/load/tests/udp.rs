@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{loopback, reflector};
+use crate::common::{free_address, loopback, reflector};
 use turnpike_load::{
     HEADER_LEN, LoadError, Rate, Stop,
     udp::{Config, run},
@@ -108,7 +108,7 @@ fn replies_that_are_still_on_their_way_are_no_loss_in_the_progress() {
 
 #[test]
 fn no_reflector_is_told_with_its_address() {
-    let closed = UdpSocket::bind(loopback(0)).unwrap().local_addr().unwrap();
+    let closed = free_address();
     let error = run(&load(closed), &Stop::new(), |_| {}).unwrap_err();
     assert!(matches!(error, LoadError::NoReflector { .. }), "{error:?}");
     assert!(error.to_string().contains(&closed.to_string()), "{error}");

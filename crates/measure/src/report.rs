@@ -1,4 +1,4 @@
-//! The result of a run: one JSON object, the same for every generator (DESIGN.md, "Contracts").
+//! The result of a run: one JSON object, the same for every generator.
 
 use std::{collections::BTreeMap, fmt};
 

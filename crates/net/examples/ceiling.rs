@@ -117,7 +117,7 @@ fn bare(shape: Shape, server: SocketAddr) -> f64 {
     let mut buffer = vec![0_u8; 1 << 16];
     let mut messages = Messages::new();
     // As the generator does, lest it wake up late.
-    let _ = turnpike_net::limits::exact_timers();
+    let _ = turnpike_net::rlimit::exact_timers();
     let begin = Instant::now();
     // When something came for the last time, and how much that was then.
     let mut last = (Duration::ZERO, 0);

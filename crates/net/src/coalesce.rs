@@ -69,7 +69,7 @@ impl Coalescer {
         self.woke = Instant::now();
     }
 
-    /// To be called before a wait, with all datagrams that were received so far. Sleeps, or not; see [`crate::limits::exact_timers`].
+    /// To be called before a wait, with all datagrams that were received so far. Sleeps, or not; see [`crate::rlimit::exact_timers`].
     pub fn pause(&mut self, datagrams: u64) {
         if let Some(pause) = self.decide(Instant::now(), datagrams) {
             thread::sleep(pause);

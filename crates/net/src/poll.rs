@@ -239,7 +239,7 @@ impl Poller {
         sys::check(done).map(|_| ())
     }
 
-    /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::limits::exact_timers`]), or in whole
+    /// Waits, `None` for ever; as exact as the thread's timer slack (see [`crate::rlimit::exact_timers`]), or in whole
     /// milliseconds, rounded up, before Linux 5.11. An interruption by a signal counts as a time-out.
     ///
     /// # Errors

@@ -211,10 +211,13 @@ impl<K: Kernel> Sender<'_, K> {
         }
     }
 
-    /// Adds `count` datagrams of `len` bytes that lie one behind the other.
+    /// Adds `count` datagrams of `len` bytes that lie one behind the other, of which several are a burst.
     #[inline]
     fn push_run(&mut self, bytes: &[u8], len: usize, count: usize) {
         let (mut at, mut left) = (0, count);
+        if count > 1 {
+            self.joinable = false;
+        }
         while left > 0 {
             if !self.join(len) {
                 self.start(len);

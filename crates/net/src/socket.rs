@@ -9,7 +9,7 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{limits, passed, sys};
+use crate::{passed, rlimit, sys};
 
 /// How a socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -93,7 +93,7 @@ impl UdpSocket {
     ) -> io::Result<Self> {
         let socket =
             Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-        let socket = limits::ours(socket)?;
+        let socket = rlimit::ours(socket)?;
         if options.reuse_port {
             socket.set_reuse_port(true)?;
         }

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
-use crate::{limits, sys, tcp::size};
+use crate::{rlimit, sys, tcp::size};
 
 /// Bytes asked for per pipe. A pipe of 1 MiB is what an unprivileged process may ask for by default
 /// (/proc/sys/fs/pipe-max-size); it takes memory only while it holds bytes, but for 10 KiB of bookkeeping.
@@ -31,7 +31,7 @@ impl Pipe {
         sys::check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) })?;
         // SAFETY: pipe2 gave these descriptors to nobody else.
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-        let (read, write) = (limits::ours(read)?, limits::ours(write)?);
+        let (read, write) = (rlimit::ours(read)?, rlimit::ours(write)?);
         // SAFETY: no pointers. EPERM leaves the pipe as it is.
         unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, SIZE) };
         // SAFETY: no pointers.

@@ -11,7 +11,7 @@ use std::{
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{
-    limits, passed,
+    passed, rlimit,
     sys::{self, RawAddress},
 };
 
@@ -152,12 +152,12 @@ pub(crate) fn accept(
     name: *mut libc::sockaddr,
     len: *mut libc::socklen_t,
 ) -> io::Result<Option<OwnedFd>> {
-    limits::room_for_one(listener)?;
+    rlimit::room_for_one(listener)?;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the pointers are null or describe memory of the caller's; the kernel writes no more than `len`.
     match sys::check(unsafe { libc::accept4(listener.as_raw_fd(), name, len, flags) }) {
         // SAFETY: accept4 gave this descriptor to nobody else.
-        Ok(fd) => limits::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
+        Ok(fd) => rlimit::ours(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
         Err(error) => match error.raw_os_error() {
             // accept(2): network errors of the new connection are reported here and are to be treated like EAGAIN.
             Some(
@@ -180,7 +180,7 @@ pub(crate) fn accept(
 
 fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    let socket = limits::ours(socket)?;
+    let socket = rlimit::ours(socket)?;
     socket.set_reuse_address(true)?;
     if reuse_port {
         socket.set_reuse_port(true)?;
@@ -239,7 +239,7 @@ impl TcpSocket {
         }
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-        let socket = limits::ours(socket)?;
+        let socket = rlimit::ours(socket)?;
         if let Some(device) = &options.device {
             socket.bind_device(Some(device.as_bytes()))?;
         }

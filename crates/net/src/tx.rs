@@ -178,7 +178,8 @@ impl Tx {
         self.push_run(route, 1, len, fill);
     }
 
-    /// The same with `count` datagrams of `len` bytes each, which `fill` writes one behind the other: cheaper than one by one.
+    /// The same with `count` datagrams of `len` bytes each, which `fill` writes one behind the other: cheaper than one by one. Several are a
+    /// burst, which shares no super-packet with what was queued before it.
     #[inline]
     pub fn push_run(&mut self, route: &Route, count: usize, len: usize, fill: impl FnOnce(&mut [u8])) {
         if count == 0 {

@@ -14,7 +14,7 @@ use std::{
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::{
-    limits,
+    rlimit,
     socket::set_buffer,
     sys,
     tcp::{self, TcpSocket},
@@ -212,7 +212,7 @@ pub fn messages(buffer: usize) -> io::Result<(TcpSocket, TcpSocket)> {
 }
 
 fn stream() -> io::Result<Socket> {
-    limits::ours(Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?)
+    rlimit::ours(Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?)
 }
 
 /// Removes a socket's file if nobody listens there any more: the kernel leaves it when a program ends.

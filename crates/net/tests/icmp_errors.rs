@@ -7,10 +7,11 @@ use turnpike_net::{
     Datapath, Rx, UdpOptions,
     error_queue::{self, IcmpError},
 };
+use turnpike_testkit::free_port;
 
-/// An address where nobody listens: bound and closed again.
+/// An address where nobody listens.
 fn nobody(ip: IpAddr) -> SocketAddr {
-    bind(ip, &UdpOptions::default()).local_addr()
+    SocketAddr::new(ip, free_port(ip))
 }
 
 fn with_errors() -> UdpOptions {

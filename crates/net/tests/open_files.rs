@@ -1,6 +1,6 @@
 //! The limit of open files is raised as far as the process may.
 
-use turnpike_net::limits::raise_open_files;
+use turnpike_net::rlimit::raise_open_files;
 
 fn limits() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/limits").unwrap();

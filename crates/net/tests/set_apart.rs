@@ -6,7 +6,7 @@ use std::{
 };
 
 use turnpike_net::{
-    ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, UdpOptions, UdpSocket, limits,
+    ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, UdpOptions, UdpSocket, rlimit,
     tcp::is_exhaustion,
 };
 use turnpike_testkit::{alone, eventually, process::take_descriptors};
@@ -32,7 +32,7 @@ fn leave() {
     let mut clients: Vec<TcpStream> =
         (0..3).map(|_| TcpStream::connect(listener.local_addr()).unwrap()).collect();
     // The limit is what it is; most of it is taken by files of no interest.
-    assert_eq!(limits::set_apart(APART).unwrap(), APART);
+    assert_eq!(rlimit::set_apart(APART).unwrap(), APART);
     let mut files = take_descriptors();
     files.truncate(files.len() - usize::try_from(APART).unwrap());
 

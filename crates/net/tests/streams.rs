@@ -88,7 +88,7 @@ fn a_probe_sees_a_listener_that_would_share_its_port() {
 #[test]
 fn a_connect_tells_by_an_event_how_it_went() {
     let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
-    let nobody = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let nobody = turnpike_testkit::free_address();
     let mut poller = Poller::new().unwrap();
     for (address, expected) in [(listener.local_addr(), None), (nobody, Some(ErrorKind::ConnectionRefused))] {
         let source = Some([127, 0, 0, 5].into());

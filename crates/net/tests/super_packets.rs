@@ -60,6 +60,19 @@ fn runs_that_are_queued_at_once_leave_as_if_queued_one_by_one() {
 }
 
 #[test]
+fn bursts_of_one_flow_share_a_call_and_are_super_packets_of_their_own() {
+    let to = bind(V4, &gro());
+    let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
+    let route = sender.route(to.local_addr());
+    for burst in 0..3 {
+        sender.tx.push_run(&route, 16, 120, |all| all.fill(burst));
+    }
+    sender.flush();
+    let stats = sender.tx.stats();
+    assert_eq!((stats.calls, stats.messages, stats.super_packets, stats.datagrams), (1, 3, 3, 48));
+}
+
+#[test]
 fn interleaved_destinations_share_one_call() {
     let mut rx = Rx::new(Datapath::Gso);
     let to: Vec<_> = (0..8).map(|_| bind(V4, &gro())).collect();

@@ -3,12 +3,12 @@
 use crate::common;
 
 use crate::common::{Sender, V4, bind, eventually};
-use turnpike_net::{Datapath, Rx, Span, UdpOptions, UdpSocket, limits, poll::Poller};
+use turnpike_net::{Datapath, Rx, Span, UdpOptions, UdpSocket, poll::Poller, rlimit};
 
 #[test]
 fn a_thousand_ready_sockets_fit_in_one_tick() {
     const MANY: usize = 1000;
-    if limits::raise_open_files(MANY as u64 + 100).unwrap() < MANY as u64 + 100 {
+    if rlimit::raise_open_files(MANY as u64 + 100).unwrap() < MANY as u64 + 100 {
         return turnpike_testkit::alone::skip("fewer open files are allowed than this test needs");
     }
     for datapath in common::DATAPATHS {

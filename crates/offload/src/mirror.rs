@@ -109,14 +109,14 @@ pub struct Moment<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Where it goes.
-    pub verdict: Verdict,
+    pub action: Action,
     /// The state of its flow, and what that is afterwards.
     pub state: Option<(u32, State)>,
 }
 
 /// Where a frame goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Action {
     /// To the rest of the kernel; counted, or none of our business.
     Up(Option<Count>),
     /// Nowhere.
@@ -162,7 +162,7 @@ impl Packet<'_> {
 /// Decides.
 #[must_use]
 pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decision {
-    let up = |count| Decision { verdict: Verdict::Up(count), state: None };
+    let up = |count| Decision { action: Action::Up(count), state: None };
     if place == Place::Tc && !frame.for_us {
         return up(None);
     }
@@ -305,7 +305,7 @@ fn forward(
     let (Some(mut state), Some(drained)) =
         (tables.states.get(flow.state as usize).copied(), tables.drained.get(flow.socket as usize).copied())
     else {
-        return Decision { verdict: Verdict::Up(Some(Count::Stale)), state: None };
+        return Decision { action: Action::Up(Some(Count::Stale)), state: None };
     };
     let in_bulk = match place {
         Place::Tc => frame.segments > 1,
@@ -327,20 +327,20 @@ fn forward(
     if in_bulk && !matches!(judged, Err(Count::Behind)) {
         state.calm = state.calm.max(now + CALM_NS);
     }
-    let verdict = match judged {
+    let action = match judged {
         Ok((way, field)) => {
             if place == Place::Xdp {
                 state.across = now;
             }
             across(place, frame, packet, &way, &field, before, moment)
         }
-        Err(Count::Behind) => Verdict::Dropped(Count::Behind),
+        Err(Count::Behind) => Action::Dropped(Count::Behind),
         Err(count) => {
             state.up = state.up.max(now);
-            Verdict::Up(Some(count))
+            Action::Up(Some(count))
         }
     };
-    Decision { verdict, state: Some((flow.state, state)) }
+    Decision { action, state: Some((flow.state, state)) }
 }
 
 impl State {
@@ -462,7 +462,7 @@ fn across(
     field: &Field,
     before: u64,
     moment: &Moment<'_>,
-) -> Verdict {
+) -> Action {
     let leaving = way.flow;
     let payload = &packet.udp[packet.udp.len() - way.payload..];
     let mut udp = Vec::with_capacity(way.udp_length());
@@ -496,7 +496,7 @@ fn across(
         (false, true) => Count::ToPeer,
         (false, false) => Count::ToClient,
     };
-    Verdict::Across { interface: way.interface, bytes, count, payload: payload.len() }
+    Action::Across { interface: way.interface, bytes, count, payload: payload.len() }
 }
 
 /// What stands before UDP's header: Ethernet's and IP's.

@@ -4,19 +4,26 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
+    panic::AssertUnwindSafe,
 };
 
-use proptest::{prelude::*, sample::select, test_runner::TestRunner};
+use proptest::{
+    prelude::*,
+    sample::select,
+    strategy::ValueTree as _,
+    test_runner::{RngAlgorithm, TestRng, TestRunner},
+};
 use strum::VariantArray as _;
 use turnpike_offload::{
     Count, Kind,
     layout::{BEHIND, BURST, BY_REDIRECTION, Flow, FlowKey, HOP_WORDS, ONLY_FROM_THERE, classes, mapped},
-    mirror::{Decision, Frame, Moment, Place, State, Summed, Tables, Verdict, decide},
+    mirror::{Action, Decision, Frame, Moment, Place, State, Summed, Tables, decide},
     now_ns,
 };
+use turnpike_testkit::fuzz::{self, Input};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
-use crate::program::{LOOPBACK, MTU, Outcome, PLACES, with_program};
+use crate::program::{LOOPBACK, MTU, Outcome, PLACES, Program, with_program};
 
 /// In half an hour, or long ago.
 const ALIVE: u64 = 1_800_000_000_000;
@@ -157,8 +164,8 @@ struct PacketRecipe {
     oddity: Oddity,
 }
 
-fn packet() -> impl Strategy<Value = PacketRecipe> {
-    let oddity = prop_oneof![
+fn oddity() -> impl Strategy<Value = Oddity> {
+    prop_oneof![
         12 => Just(Oddity::None),
         1 => Just(Oddity::OtherMachine),
         1 => select(&[0x0806_u16, 0x8100, 0x0800, 0x86dd]).prop_map(Oddity::Protocol),
@@ -172,7 +179,10 @@ fn packet() -> impl Strategy<Value = PacketRecipe> {
         1 => any::<u8>().prop_map(Oddity::Cut),
         2 => any::<(u16, u8)>().prop_map(|(at, mask)| Oddity::Flipped(at, mask)),
         1 => Just(Oddity::Disguised),
-    ];
+    ]
+}
+
+fn packet() -> impl Strategy<Value = PacketRecipe> {
     let length =
         prop_oneof![4 => 0..64_usize, 2 => 100..1400_usize, 1 => 1320..1400_usize, 1 => 1400..2100_usize];
     let payload = (length, any::<u8>(), any::<u8>()).prop_map(|(length, first, step)| {
@@ -188,7 +198,7 @@ fn packet() -> impl Strategy<Value = PacketRecipe> {
     let segments = prop_oneof![9 => 0..2_u32, 1 => 2..9_u32];
     let channel = prop::option::weighted(0.15, any::<u16>());
     let shape = (any::<u8>(), ttl, payload, check, trailer);
-    (any::<prop::sample::Index>(), shape, segments, any::<bool>(), channel, oddity).prop_map(
+    (any::<prop::sample::Index>(), shape, segments, any::<bool>(), channel, oddity()).prop_map(
         |(of, (tos, ttl, payload, check, trailer), segments, complete, channel, oddity)| PacketRecipe {
             of,
             tos,
@@ -359,57 +369,72 @@ const NOWHERE: u32 = 4;
 
 /// States, routes, next hops, and when sockets were empty: all but flows.
 #[derive(Clone, Debug)]
-struct Around {
-    /// Of each state: when something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were;
-    /// whether the last went across just now.
-    states: [(u64, bool, bool, u64, bool); 4],
+struct Surroundings {
+    states: [StateRecipe; 4],
     drained: [u64; 4],
-    routes: [u64; 5],
+    routes: [u64; 4],
     hops: [[u64; HOP_WORDS]; 5],
 }
 
-fn around() -> impl Strategy<Value = Around> {
-    let route = prop_oneof![
+/// When something went up; whether it is to be calm yet, whether its datagrams are being counted; how many they were; whether the last
+/// went across just now.
+type StateRecipe = (u64, bool, bool, u64, bool);
+
+fn time() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => Just(0_u64), 1 => Just(5_u64), 1 => Just(10_u64)]
+}
+
+fn state() -> impl Strategy<Value = StateRecipe> {
+    let arrived = prop_oneof![6 => 0..BURST, 1 => Just(BURST), 1 => BURST..1000];
+    (time(), prop::bool::weighted(0.05), any::<bool>(), arrived, prop::bool::weighted(0.3))
+}
+
+fn drained() -> impl Strategy<Value = u64> {
+    (time(), prop::bool::weighted(0.2)).prop_map(|(at, behind)| (at + 3) | if behind { BEHIND } else { 0 })
+}
+
+fn route() -> impl Strategy<Value = u64> {
+    prop_oneof![
         5 => Just(u64::from(LOOPBACK)),
         1 => Just(u64::from(LOOPBACK) | BY_REDIRECTION),
         1 => Just(u64::from(LOOPBACK) | ONLY_FROM_THERE),
         1 => Just(77 | ONLY_FROM_THERE),
         1 => Just(77_u64),
         1 => Just(0_u64),
-    ];
-    // Frames are sent to the address of loopback, which is all zeros.
-    let hop = prop_oneof![
+    ]
+}
+
+/// Frames are sent to the address of loopback, which is all zeros.
+fn hop() -> impl Strategy<Value = [u64; HOP_WORDS]> {
+    prop_oneof![
         8 => (1..1_u64 << 48).prop_map(|to| [to, 0]),
         1 => (1..1_u64 << 48).prop_map(|to| [to, 9]),
         1 => Just([0, 0]),
-    ];
-    let time = || prop_oneof![4 => Just(0_u64), 1 => Just(5_u64), 1 => Just(10_u64)];
-    let arrived = prop_oneof![6 => 0..BURST, 1 => Just(BURST), 1 => BURST..1000];
-    let state = (time(), prop::bool::weighted(0.05), any::<bool>(), arrived, prop::bool::weighted(0.3));
-    let drained = (time(), prop::bool::weighted(0.2))
-        .prop_map(|(at, behind)| (at + 3) | if behind { BEHIND } else { 0 });
-    let routes = prop::array::uniform4(route).prop_map(|[a, b, c, d]| [a, b, c, d, 0]);
-    let hops = prop::array::uniform5(hop);
-    (prop::array::uniform4(state), prop::array::uniform4(drained), routes, hops)
-        .prop_map(|(states, drained, routes, hops)| Around { states, drained, routes, hops })
+    ]
 }
 
-impl Around {
+fn surroundings() -> impl Strategy<Value = Surroundings> {
+    use prop::array::{uniform4, uniform5};
+    (uniform4(state()), uniform4(drained()), uniform4(route()), uniform5(hop()))
+        .prop_map(|(states, drained, routes, hops)| Surroundings { states, drained, routes, hops })
+}
+
+impl Surroundings {
     fn build(&self, flows: &[FlowRecipe], now: u64) -> Tables {
-        let state =
-            |(up, is_calming, is_counting, arrived, is_leaving): (u64, bool, bool, u64, bool)| State {
-                up,
-                calm: if is_calming { now + ALIVE } else { 0 },
-                // Not long ago, however long the test takes.
-                since: if is_counting { now + ALIVE } else { 0 },
-                arrived,
-                across: if is_leaving { now + ALIVE } else { 0 },
-            };
+        let state = |(up, is_calming, is_counting, arrived, is_leaving): StateRecipe| State {
+            up,
+            calm: if is_calming { now + ALIVE } else { 0 },
+            // Not long ago, however long the test takes.
+            since: if is_counting { now + ALIVE } else { 0 },
+            arrived,
+            across: if is_leaving { now + ALIVE } else { 0 },
+        };
         Tables {
             flows: flows.iter().map(|flow| flow.build(now)).collect(),
             states: self.states.map(state).to_vec(),
             drained: self.drained.to_vec(),
-            routes: self.routes.to_vec(),
+            // The last is none.
+            routes: [&self.routes[..], &[0]].concat(),
             hops: self.hops.to_vec(),
             classes: classes(&[3478], 49_152..=65_535),
         }
@@ -434,7 +459,7 @@ fn mirrored(decision: &Decision, tables: &Tables, outcome: &Outcome, before: u64
             across: at(expected.across, got.across),
         };
     }
-    Outcome { verdict: decision.verdict.clone(), states }
+    Outcome { action: decision.action.clone(), states }
 }
 
 fn is_padded(frame: &[u8]) -> bool {
@@ -444,18 +469,65 @@ fn is_padded(frame: &[u8]) -> bool {
     end < frame.len()
 }
 
+/// What both are fed.
+type Case = (Vec<FlowRecipe>, Surroundings, PacketRecipe);
+
+fn case() -> impl Strategy<Value = Case> {
+    let flows = prop_oneof![2 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
+    (flows, surroundings(), packet())
+}
+
+/// Feeds both; what the packet was counted as.
+fn agree(
+    place: Place,
+    program: &mut Program,
+    (flows, around, packet): &Case,
+) -> Result<Option<Count>, TestCaseError> {
+    let tables = around.build(flows, now_ns());
+    program.fill(&tables);
+    let frame = packet.build(flows);
+    // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
+    let complete = packet.complete && !is_padded(&frame) && place == Place::Tc;
+    let arrived = Frame {
+        bytes: &frame,
+        interface: LOOPBACK,
+        for_us: frame[..6] == [0; 6],
+        segments: packet.segments,
+        summed: if complete { Summed::Complete } else { Summed::Nothing },
+    };
+    let before = now_ns();
+    let outcome = program.run(place, &arrived);
+    let after = now_ns();
+    // The kernel's test takes no frame that ends within the header of IP.
+    prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
+    let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
+    let id = match &outcome.action {
+        Action::Across { bytes, .. } => [bytes[18], bytes[19]],
+        Action::Up(_) | Action::Dropped(_) => [0; 2],
+    };
+    let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
+    let decision = decide(place, &arrived, &tables, &Moment { now: before, id, mtu: &mtu });
+    let count = match &decision.action {
+        Action::Up(count) => *count,
+        Action::Dropped(count) | Action::Across { count, .. } => Some(*count),
+    };
+    let expected = mirrored(&decision, &tables, &outcome, before, after);
+    prop_assert_eq!(outcome, expected);
+    Ok(count)
+}
+
 #[test]
 fn the_program_at_tc_and_its_mirror_agree() {
-    agree(Place::Tc, &[Count::Failed, Count::Bulk, Count::NoNeighbour]);
+    they_agree(Place::Tc, &[Count::Failed, Count::Bulk, Count::NoNeighbour]);
 }
 
 #[test]
 fn the_program_in_the_driver_and_its_mirror_agree() {
-    agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
+    they_agree(Place::Xdp, &[Count::Failed, Count::SuperPacket]);
 }
 
 /// `never` is what no case can come to.
-fn agree(place: Place, never: &[Count]) {
+fn they_agree(place: Place, never: &[Count]) {
     with_program(|program| {
         let seen = RefCell::new(BTreeMap::new());
         let program = RefCell::new(program);
@@ -466,41 +538,9 @@ fn agree(place: Place, never: &[Count]) {
             max_shrink_iters: 3000,
             ..ProptestConfig::default()
         };
-        let mut runner = TestRunner::new(config);
-        let flows = prop_oneof![2 => prop::collection::vec(flow(), 1..8), 1 => turned_back()];
-        let outcome = runner.run(&(flows, around(), packet()), |(flows, around, packet)| {
-            let mut program = program.borrow_mut();
-            let tables = around.build(&flows, now_ns());
-            program.fill(&tables);
-            let frame = packet.build(&flows);
-            // When the kernel trims padding it forgets the sum (CHECKSUM_NONE), and its own test afterwards does not know that.
-            let complete = packet.complete && !is_padded(&frame) && place == Place::Tc;
-            let arrived = Frame {
-                bytes: &frame,
-                interface: LOOPBACK,
-                for_us: frame[..6] == [0; 6],
-                segments: packet.segments,
-                summed: if complete { Summed::Complete } else { Summed::Nothing },
-            };
-            let before = now_ns();
-            let outcome = program.run(place, &arrived);
-            let after = now_ns();
-            // The kernel's test takes no frame that ends within the header of IP.
-            prop_assume!(outcome.is_ok() || frame.len() >= 14 + 40);
-            let outcome = outcome.map_err(|error| TestCaseError::fail(format!("{error}: {frame:02x?}")))?;
-            let id = match &outcome.verdict {
-                Verdict::Across { bytes, .. } => [bytes[18], bytes[19]],
-                Verdict::Up(_) | Verdict::Dropped(_) => [0; 2],
-            };
-            let mtu = |interface| (interface == LOOPBACK).then_some(MTU);
-            let decision = decide(place, &arrived, &tables, &Moment { now: before, id, mtu: &mtu });
-            let count = match &decision.verdict {
-                Verdict::Up(count) => *count,
-                Verdict::Dropped(count) | Verdict::Across { count, .. } => Some(*count),
-            };
+        let outcome = TestRunner::new(config).run(&case(), |case| {
+            let count = agree(place, &mut program.borrow_mut(), &case)?;
             *seen.borrow_mut().entry(count.map_or("nothing", Into::into)).or_insert(0) += 1;
-            let expected = mirrored(&decision, &tables, &outcome, before, after);
-            prop_assert_eq!(outcome, expected);
             Ok(())
         });
         outcome.expect("they agree");
@@ -509,4 +549,58 @@ fn agree(place: Place, never: &[Count]) {
             assert!(seen.contains_key(<&str>::from(count)), "no case came to {count:?}: {seen:?}");
         }
     });
+}
+
+/// Fuzz target: the same with chance replaced by any bytes.
+#[test]
+fn offload_mirror() {
+    with_program(|program| {
+        let program = AssertUnwindSafe(RefCell::new(program));
+        fuzz::target("offload_mirror", seeds, |bytes| {
+            let mut input = Input::new(bytes);
+            let place = *input.choice(&[Place::Tc, Place::Xdp]);
+            let case = case_of(&mut input);
+            match agree(place, &mut program.borrow_mut(), &case) {
+                Ok(_) | Err(TestCaseError::Reject(_)) => {}
+                Err(TestCaseError::Fail(why)) => panic!("{why}: {place:?} {case:?}"),
+            }
+        });
+    });
+}
+
+fn case_of(input: &mut Input<'_>) -> Case {
+    let oddity = drawn(&oddity(), input, 24, 12);
+    let packet = PacketRecipe { oddity, ..drawn(&packet(), input, 80, 10) };
+    let flows = match usize::from(input.below(8)) {
+        0 => drawn(&turned_back(), input, 90, 2),
+        count => (0..count).map(|_| drawn(&flow(), input, 96, 4)).collect(),
+    };
+    let around = Surroundings {
+        states: std::array::from_fn(|_| drawn(&state(), input, 40, 4)),
+        drained: std::array::from_fn(|_| drawn(&drained(), input, 12, 2)),
+        routes: std::array::from_fn(|_| drawn(&route(), input, 4, 5)),
+        hops: std::array::from_fn(|_| drawn(&hop(), input, 12, 2)),
+    };
+    (flows, around, packet)
+}
+
+/// What a strategy makes of the next bytes. Of alternatives, those before the one that is taken get half of what is left, each: so there
+/// is more than the bytes, doubled `halvings` times. It is ones, for a range may refuse zeros for ever.
+fn drawn<S: Strategy>(strategy: &S, input: &mut Input<'_>, bytes: usize, halvings: u32) -> S::Value {
+    let mut chance = vec![0xFF; (2 * bytes) << halvings];
+    chance[..bytes].fill_with(|| input.byte());
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let chance = TestRng::from_seed(RngAlgorithm::PassThrough, &chance);
+    let tree = strategy.new_tree(&mut TestRunner::new_with_rng(config, chance));
+    tree.expect("nothing is filtered").current()
+}
+
+/// Bytes as if by chance, the same each time.
+fn seeds() -> Vec<Vec<u8>> {
+    let mut state = 1_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..40).map(|_| (0..1100).map(|_| byte()).collect()).collect()
 }

@@ -4,7 +4,7 @@
 use turnpike_offload::{
     Count, Kind,
     layout::{Flow, FlowKey, classes, mapped},
-    mirror::{Frame, Moment, Place, State, Summed, Tables, Verdict, decide},
+    mirror::{Action, Frame, Moment, Place, State, Summed, Tables, decide},
 };
 use turnpike_wire::channel_data::ChannelNumber;
 
@@ -190,7 +190,7 @@ fn the_mirror_makes_what_is_written_down() {
         let arrives = bytes(golden.arrives);
         let moment = Moment { now: 1, id: [0xab, 0xcd], mtu: &|_| Some(MTU) };
         let decision = decide(place, &frame(&arrives, Summed::Nothing), &tables(golden), &moment);
-        check(golden, place, decision.verdict);
+        check(golden, place, decision.action);
     }
 }
 
@@ -203,7 +203,7 @@ fn the_programs_make_what_is_written_down() {
             {
                 program.fill(&tables(golden));
                 let outcome = program.run(place, &frame(&bytes(golden.arrives), summed));
-                check(golden, place, outcome.expect("the kernel takes it").verdict);
+                check(golden, place, outcome.expect("the kernel takes it").action);
             }
         }
     });
@@ -223,15 +223,15 @@ fn a_sum_that_is_still_to_be_added_stays_so() {
     let sum = pseudo_header(&arrives);
     arrives[40..42].copy_from_slice(&sum);
     let moment = Moment { now: 1, id: [0xab, 0xcd], mtu: &|_| Some(MTU) };
-    let decide = |summed| decide(Place::Tc, &frame(&arrives, summed), &tables(golden), &moment).verdict;
-    assert_eq!(decide(Summed::Nothing), Verdict::Up(Some(Count::Checksum)));
-    let Verdict::Across { bytes: leaves, .. } = decide(Summed::Partial) else { panic!("it goes across") };
+    let decide = |summed| decide(Place::Tc, &frame(&arrives, summed), &tables(golden), &moment).action;
+    assert_eq!(decide(Summed::Nothing), Action::Up(Some(Count::Checksum)));
+    let Action::Across { bytes: leaves, .. } = decide(Summed::Partial) else { panic!("it goes across") };
     assert_eq!(leaves[40..42], pseudo_header(&leaves));
 }
 
-fn check(golden: &Golden, place: Place, verdict: Verdict) {
-    let Verdict::Across { bytes: mut leaves, count, .. } = verdict else {
-        panic!("{}: {verdict:?}", golden.name)
+fn check(golden: &Golden, place: Place, action: Action) {
+    let Action::Across { bytes: mut leaves, count, .. } = action else {
+        panic!("{}: {action:?}", golden.name)
     };
     if place == Place::Xdp {
         let addresses = [&NEIGHBOUR[..6], &[0; 6]].concat();

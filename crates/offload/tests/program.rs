@@ -14,7 +14,7 @@ use aya::{
 use turnpike_offload::{
     Count,
     layout::{ACROSS, ARRIVED, BYTES, CALM, DATAGRAMS, Flow, FlowKey, HOP_WORDS, SINCE, STATE_WORDS, UP},
-    mirror::{Frame, Place, State, Summed, Tables, Verdict},
+    mirror::{Action, Frame, Place, State, Summed, Tables},
 };
 use turnpike_testkit::alone::skip;
 
@@ -44,7 +44,7 @@ thread_local! {
 /// What came of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    pub(crate) verdict: Verdict,
+    pub(crate) action: Action,
     pub(crate) states: Vec<State>,
 }
 
@@ -169,7 +169,7 @@ impl Program {
         assert!(counted.len() <= 1, "{counted:?}");
         let count = counted.first().copied();
         let states: Vec<_> = (0..PLACES).map(|slot| self.states.get(&slot, 0).expect("in range")).collect();
-        let verdict = match (result, count) {
+        let action = match (result, count) {
             (result, Some(count)) if result == across => {
                 let counted: Vec<_> = states.iter().filter(|state| state[DATAGRAMS] != 0).collect();
                 let datagrams = if count == Count::TurnedBack { 2 } else { 1 };
@@ -180,13 +180,13 @@ impl Program {
                 );
                 let bytes_counted: u64 = counted.iter().map(|state| state[BYTES]).sum();
                 let payload = usize::try_from(bytes_counted / datagrams).expect("a length");
-                Verdict::Across { interface: LOOPBACK, bytes, count, payload }
+                Action::Across { interface: LOOPBACK, bytes, count, payload }
             }
             (result, count) if result == up => {
                 assert_eq!(bytes, frame.bytes, "what goes up is untouched");
-                Verdict::Up(count)
+                Action::Up(count)
             }
-            (result, Some(count)) if result == dropped => Verdict::Dropped(count),
+            (result, Some(count)) if result == dropped => Action::Dropped(count),
             other => panic!("{other:?}"),
         };
         let state = |words: &[u64; STATE_WORDS]| State {
@@ -196,7 +196,7 @@ impl Program {
             arrived: words[ARRIVED],
             across: words[ACROSS],
         };
-        Ok(Outcome { verdict, states: states.iter().map(state).collect() })
+        Ok(Outcome { action, states: states.iter().map(state).collect() })
     }
 
     fn descriptor(&self, place: Place) -> RawFd {

@@ -14,13 +14,18 @@ pub mod layout;
 mod link;
 mod listening;
 mod peers;
+mod pool_bits;
 mod ports;
+mod quotas;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
 mod turned_away;
 pub mod upgrade;
 mod worker;
+
+// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+use std::sync;
 
 pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
@@ -37,3 +42,6 @@ pub use turned_away::TurnedAway;
 pub use turnpike_offload::{
     Attachment, Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot,
 };
+
+/// Parts of a table that workers share: they hardly ever meet in one.
+const SHARDS: usize = 16;

@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
 use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key};
 
-use crate::{Config, RelayAddress};
+use crate::{
+    Config, RelayAddress,
+    pool_bits::{Bits, PoolBits},
+};
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
 const RESERVATION_MS: u64 = 30_000;
@@ -121,14 +124,6 @@ struct Pool {
     bits: Arc<PoolBits>,
 }
 
-struct PoolBits {
-    /// Not to be drawn.
-    taken: Bits,
-    /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
-    /// relays UDP leaves its namesake of TCP to whoever wants it.
-    open: [Bits; 2],
-}
-
 /// What of a range somebody may have.
 struct Span<'a> {
     range: &'a RangeInclusive<u16>,
@@ -147,7 +142,7 @@ impl Plan {
     fn new(config: &Config, before: &[Pool], ranges: Vec<RangeInclusive<u16>>) -> Self {
         let known = |address: &RelayAddress| before.iter().find(|pool| pool.address.bind == address.bind);
         let bits =
-            |address: &RelayAddress| known(address).map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits));
+            |address: &RelayAddress| known(address).map_or_else(Arc::default, |pool| Arc::clone(&pool.bits));
         let drawn = |address: &RelayAddress| Pool { address: *address, drawn: true, bits: bits(address) };
         let is_left =
             |pool: &&Pool| !config.relay.contains(&pool.address) && pool.bits.has_open(&(0..=u16::MAX));
@@ -279,11 +274,7 @@ impl Ports {
     pub(crate) fn are_relayed(&self, address: SocketAddr, transport: RelayTransport) -> bool {
         let is_of =
             |pool: &&Pool| pool.address.bind == address.ip() || pool.address.external == Some(address.ip());
-        self.plan()
-            .pools
-            .iter()
-            .filter(is_of)
-            .any(|pool| pool.bits.open[transport as usize].has(address.port()))
+        self.plan().pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
     /// Gives back the port of a closed socket.
@@ -305,7 +296,7 @@ impl Ports {
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         let bits = |address: &RelayAddress| {
             let same = plan.pools.iter().find(|pool| pool.address.bind == address.bind);
-            same.map_or_else(PoolBits::new, |pool| Arc::clone(&pool.bits))
+            same.map_or_else(Arc::default, |pool| Arc::clone(&pool.bits))
         };
         let left = known.addresses.iter().filter(|address| !config.relay.contains(address));
         let left = left.map(|address| Pool { address: *address, drawn: false, bits: bits(address) });
@@ -316,8 +307,8 @@ impl Ports {
     /// A relay socket for datagrams that another process has bound is ours from now on.
     pub(crate) fn adopt(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {
-            pool.bits.taken.set(bound.port());
-            pool.bits.open[RelayTransport::Udp as usize].set(bound.port());
+            pool.bits.take(bound.port());
+            pool.bits.opened(bound.port(), RelayTransport::Udp);
         }
     }
 
@@ -397,7 +388,7 @@ impl Ports {
         bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
     ) -> Result<T, Refusal> {
         for _ in 0..BIND_ATTEMPTS {
-            let port = pool.bits.claim(span, &suits).ok_or(Refusal::Port)?;
+            let port = pool.claim(span, &suits).ok_or(Refusal::Port)?;
             match bind(self, pool, port) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => self.after_bind_error(pool, port, &error)?,
@@ -421,10 +412,10 @@ impl Ports {
         }
         let bits = &pool.bits;
         for _ in 0..BIND_ATTEMPTS {
-            let has_next = |port: u16| port < u16::MAX && span.has(port + 1) && !bits.taken.has(port + 1);
+            let has_next = |port: u16| port < u16::MAX && span.has(port + 1) && !bits.is_taken(port + 1);
             let suits = |port: u16| port.is_multiple_of(2) && has_next(port);
-            let port = bits.claim(span, suits).ok_or(Refusal::Port)?;
-            if !bits.taken.set(port + 1) {
+            let port = pool.claim(span, suits).ok_or(Refusal::Port)?;
+            if !bits.take(port + 1) {
                 bits.free(port);
                 continue;
             }
@@ -506,7 +497,7 @@ impl Ports {
 
     fn bind_with(&self, options: &UdpOptions, pool: &Pool, port: u16) -> io::Result<Opened> {
         let socket = UdpSocket::bind(SocketAddr::new(pool.address.bind, port), options)?;
-        pool.bits.open[RelayTransport::Udp as usize].set(port);
+        pool.bits.opened(port, RelayTransport::Udp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok(Opened { socket, relayed: SocketAddr::new(told, port) })
     }
@@ -523,7 +514,7 @@ impl Ports {
             ..ListenOptions::default()
         };
         let socket = TcpListener::bind(address, &options)?;
-        pool.bits.open[RelayTransport::Tcp as usize].set(port);
+        pool.bits.opened(port, RelayTransport::Tcp);
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
@@ -539,26 +530,12 @@ impl Ports {
     }
 }
 
-impl PoolBits {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { taken: Bits::new(), open: [Bits::new(), Bits::new()] })
-    }
-
-    fn has_open(&self, range: &RangeInclusive<u16>) -> bool {
-        self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
-    }
-
-    fn free(&self, port: u16) {
-        for bits in self.open.iter().chain([&self.taken]) {
-            bits.clear(port);
-        }
-    }
-
+impl Pool {
     /// Draws a free port that suits, and takes it. Random draws first; in a range that is nearly full, one by one
     /// from a random start.
     fn claim(&self, span: &Span<'_>, suits: impl Fn(u16) -> bool) -> Option<u16> {
         let (mut random, range) = (rand::rng(), span.range);
-        let take = |port: u16| span.has(port) && suits(port) && self.taken.set(port);
+        let take = |port: u16| span.has(port) && suits(port) && self.bits.take(port);
         for _ in 0..DRAWS {
             let port = random.random_range(range.clone());
             if take(port) {
@@ -567,35 +544,6 @@ impl PoolBits {
         }
         let start = random.random_range(range.clone());
         (start..=*range.end()).chain(*range.start()..start).find(|port| take(*port))
-    }
-}
-
-/// One bit a port.
-struct Bits(Vec<AtomicU64>);
-
-impl Bits {
-    fn new() -> Self {
-        Self((0..1 << 10).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn slot(&self, port: u16) -> (&AtomicU64, u64) {
-        (&self.0[usize::from(port / 64)], 1 << (port % 64))
-    }
-
-    fn has(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    /// False if it was set before.
-    fn set(&self, port: u16) -> bool {
-        let (word, bit) = self.slot(port);
-        word.fetch_or(bit, Ordering::Relaxed) & bit == 0
-    }
-
-    fn clear(&self, port: u16) {
-        let (word, bit) = self.slot(port);
-        word.fetch_and(!bit, Ordering::Relaxed);
     }
 }
 
@@ -628,7 +576,7 @@ mod tests {
 
     #[test]
     fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
-        let (here, there) = (ports(42_140..=42_147), ports(42_140..=42_147));
+        let (here, there) = (ports(22_140..=22_147), ports(22_140..=22_147));
         let token = [5; 8];
         let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
         let lent = here.lend_reserved(11_000).unwrap();
@@ -653,7 +601,7 @@ mod tests {
 
     #[test]
     fn every_port_of_the_range_is_given_once_and_then_none() {
-        let ports = ports(42_100..=42_115);
+        let ports = ports(22_100..=22_115);
         let mut open = Vec::new();
         let refusal = loop {
             match ports.open(&wish(PortWish::Any), ALICE, 0) {
@@ -688,7 +636,7 @@ mod tests {
 
     #[test]
     fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
-        let ports = ports(42_200..=42_299);
+        let ports = ports(22_200..=22_299);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 1000)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -708,7 +656,7 @@ mod tests {
 
     #[test]
     fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
-        let ports = ports(42_300..=42_301);
+        let ports = ports(22_300..=22_301);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -725,7 +673,7 @@ mod tests {
     fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open() {
         let external = "192.0.2.9".parse().ok();
         let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
-        let ports = ports_of(42_700..=42_799, vec![address]);
+        let ports = ports_of(22_700..=22_799, vec![address]);
         let (udp, tcp) = (RelayTransport::Udp, RelayTransport::Tcp);
         let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         let (bound, told) = (opened.socket.local_addr(), opened.relayed);
@@ -739,15 +687,15 @@ mod tests {
         assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
         assert!(!ports.are_relayed(told, udp));
         // Who is in the way of another draw is not taken for it.
-        let program = std::net::UdpSocket::bind("127.0.0.1:42800").unwrap();
-        let one = ports_of(42_800..=42_800, vec![address]);
+        let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
+        let one = ports_of(22_800..=22_800, vec![address]);
         assert_eq!(one.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
         assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
     }
 
     #[test]
     fn a_family_without_address_is_named_as_such() {
-        let ports = ports(42_400..=42_401);
+        let ports = ports(22_400..=22_401);
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         assert_eq!(ports.open(&v6, ALICE, 0).err(), Some(Refusal::Family));
     }
@@ -755,7 +703,7 @@ mod tests {
     #[test]
     fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
         let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
-        let ports = ports_on(42_500..=42_531, &addresses);
+        let ports = ports_on(22_500..=22_531, &addresses);
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         let mut open = Vec::new();
         for _ in 0..16 {
@@ -784,7 +732,7 @@ mod tests {
 
     #[test]
     fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
-        let ports = ports(42_700..=42_799);
+        let ports = ports(22_700..=22_799);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -799,7 +747,7 @@ mod tests {
 
     #[test]
     fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
-        let ports = ports(42_800..=43_311);
+        let ports = ports(22_800..=23_311);
         assert_eq!(ports.plan().most_reservations, 32);
         let reserve = |owner: Owner<'_>, token: u64| {
             let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, 0)?;
@@ -825,7 +773,7 @@ mod tests {
 
     #[test]
     fn a_short_range_of_ports_is_shared_out_too() {
-        let ports = ports(43_400..=43_463);
+        let ports = ports(23_400..=23_463);
         assert_eq!(ports.plan().most_reservations, 4);
         let reserve = |owner, token: [u8; 8]| {
             ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, 0).map(drop)
@@ -837,7 +785,7 @@ mod tests {
 
     #[test]
     fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
-        let ports = ports(42_600..=42_663);
+        let ports = ports(22_600..=22_663);
         let mut given = 0;
         for n in 0..200_u64 {
             let user = n.to_string();
@@ -875,30 +823,30 @@ mod tests {
         let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let config = Config {
             relay: vec![RelayAddress { bind, external: None }],
-            ports: 43_500..=43_547,
+            ports: 23_500..=23_547,
             realm_limits: vec![
-                realm("blue", 43_510..=43_519),
-                realm("red", 43_520..=43_529),
-                realm("also red", 43_520..=43_529),
+                realm("blue", 23_510..=23_519),
+                realm("red", 23_520..=23_529),
+                realm("also red", 23_520..=23_529),
             ],
             ..Config::default()
         };
         let ports = Ports::new(&config);
         for (of, range) in
-            [("blue", 43_510..=43_519), ("red", 43_520..=43_529), ("also red", 43_520..=43_529)]
+            [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)]
         {
             let drawn = drawn(&ports, (of, "alice"));
             // Other programs may have a few.
             assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
         }
         let others = drawn(&ports, ALICE);
-        let is_others = |port: &u16| (43_500..=43_509).contains(port) || (43_530..=43_547).contains(port);
+        let is_others = |port: &u16| (23_500..=23_509).contains(port) || (23_530..=23_547).contains(port);
         assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
         // A pair lies within the range as a whole.
         for token in 0..4_u64 {
             let pair = PortWish::EvenAndReserveNext(token.to_be_bytes());
             let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), 0) else { continue };
-            assert!((43_510..=43_518).contains(&opened.relayed.port()), "{}", opened.relayed);
+            assert!((23_510..=23_518).contains(&opened.relayed.port()), "{}", opened.relayed);
         }
     }
 
@@ -907,34 +855,34 @@ mod tests {
         let external = |text: &str| text.parse().ok();
         let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
         let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
-        let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 43_600..=43_619));
+        let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
         let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         let bound = opened.socket.local_addr();
         // The same address is told otherwise from now on, and there is another one.
         let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
-        ports.reconfigure(&config(next, 43_700..=43_719));
+        ports.reconfigure(&config(next, 23_700..=23_719));
         assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "as it was told");
         assert!(ports.are_relayed(bound, RelayTransport::Udp));
         let mut told = std::collections::HashSet::new();
         for _ in 0..4 {
             let new = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
-            assert!((43_700..=43_719).contains(&new.relayed.port()));
+            assert!((23_700..=23_719).contains(&new.relayed.port()));
             told.insert(new.relayed.ip().to_string());
             ports.release(new.socket.local_addr());
         }
         assert_eq!(told.len(), 2, "{told:?}");
         assert_eq!(ports.addresses().len(), 3);
-        assert_eq!(ports.former_ranges(), [43_600..=43_619]);
+        assert_eq!(ports.former_ranges(), [23_600..=23_619]);
         // Taken away, an address is forgotten with what is open there.
-        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
         assert!(ports.are_relayed(bound, RelayTransport::Udp));
         ports.release(bound);
-        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
         assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
         assert!(ports.former_ranges().is_empty());
         assert!(!ports.are_relayed(bound, RelayTransport::Udp));
         // Back again, and no port is given twice.
-        ports.reconfigure(&config(vec![at("127.0.0.1", None)], 43_600..=43_619));
+        ports.reconfigure(&config(vec![at("127.0.0.1", None)], 23_600..=23_619));
         drop(opened);
         assert!(drawn(&ports, ALICE).len() >= 16);
     }

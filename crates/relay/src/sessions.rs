@@ -419,11 +419,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
-        Config, CredentialStore,
-        gate::{Quotas, SharedStore},
-        ports::Ports,
-    };
+    use crate::{Config, CredentialStore, gate::SharedStore, ports::Ports, quotas::Quotas};
 
     const NOW: Now = Now { ms: 1000, unix: 1_700_000_000 };
 

@@ -21,8 +21,9 @@ use std::{
 };
 
 use turnpike_net::{
-    Coalescer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket, limits,
+    Coalescer, CopyMode, Rx, SocketId, Sockets, Span, Tx, UdpSocket,
     poll::{Event, Poller},
+    rlimit,
     worker::{self, Inbox, Published},
 };
 use turnpike_turn::{
@@ -133,15 +134,17 @@ impl Behind<'_> {
     }
 }
 
-struct Listener {
-    socket: SocketId,
-    bound: SocketAddr,
-    number: ListenerId,
+/// One listening socket.
+pub(crate) struct Listener {
+    pub(crate) socket: SocketId,
+    pub(crate) bound: SocketAddr,
+    /// With DTLS: of clients that ask for no name.
+    pub(crate) number: ListenerId,
 }
 
 impl Listener {
     /// At a place whose listener is closed: no socket, and nobody's number.
-    const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         socket: SocketId(u32::MAX),
         bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
         number: ListenerId(u16::MAX),
@@ -269,7 +272,7 @@ impl Worker {
         let mut by_datagrams = true;
         if self.coalescer.is_some() || self.offload.is_some() {
             // Pauses, and looks at what has been emptied, are due within tens of microseconds.
-            let _ = limits::exact_timers();
+            let _ = rlimit::exact_timers();
         }
         loop {
             if let Some(coalescer) = self.coalescer.as_mut().filter(|_| by_datagrams) {
@@ -377,8 +380,8 @@ impl Worker {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(socket);
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);

@@ -5,12 +5,15 @@ pub mod alone;
 pub mod certificates;
 pub mod databases;
 mod dir;
+pub mod fuzz;
+mod ports;
 pub mod process;
 pub mod randomness;
 pub mod stun;
 mod wait;
 
 pub use dir::Dir;
+pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};
 
 /// Tests that differ in what they are called with.

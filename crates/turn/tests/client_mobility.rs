@@ -206,7 +206,7 @@ fn an_access_token_stands_in_for_a_password() {
     assert_eq!(&*token.value, b"opaque");
     let key: MessageIntegrityCredentials = ShortTermCredentials::new("\x07".repeat(20)).into();
     assert_eq!(message.validate_integrity(&key).ok(), Some(IntegrityAlgorithm::Sha1));
-    // "only in Allocate and Refresh requests" (RFC 7635 section 9).
+    // No other request has the token (RFC 7635 section 9).
     let answer = |request: &[u8], ticket: &[u8]| {
         let message = Message::from_bytes(request).unwrap();
         let mut response = Message::builder_success(&message, MessageWriteVec::new());

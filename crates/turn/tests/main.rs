@@ -12,6 +12,10 @@ mod client_lifetime;
 mod client_mobility;
 mod client_server;
 mod client_tcp_relaying;
+mod fuzz_access_token;
+mod fuzz_server;
+mod fuzz_tickets;
+mod model;
 mod server_age;
 mod server_allocate;
 mod server_alternate;
@@ -22,7 +26,6 @@ mod server_channel;
 mod server_connections;
 mod server_dual_stack;
 mod server_effects;
-mod server_fuzz;
 mod server_icmp;
 mod server_learned_nonces;
 mod server_lifetime;
@@ -49,3 +52,10 @@ mod server_stats;
 mod server_third_party;
 mod server_upgrade;
 mod server_views;
+
+/// Seeds of failures are kept beside the test.
+fn kept_seeds() -> proptest::test_runner::Config {
+    use proptest::test_runner::{Config, FileFailurePersistence};
+    let seeds = FileFailurePersistence::WithSource("regressions");
+    Config { failure_persistence: Some(Box::new(seeds)), ..Config::default() }
+}

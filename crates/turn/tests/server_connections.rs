@@ -1,7 +1,7 @@
 //! TCP relaying (RFC 6062).
 
 use crate::common::{turn::*, *};
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{
     AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
     Family, ListenerId, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig,
@@ -593,10 +593,7 @@ enum Known {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// A runtime that does what it is told, and a server, agree on which connections there are, and nothing outgrows its
     /// limit.

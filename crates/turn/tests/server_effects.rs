@@ -1,13 +1,16 @@
 //! Each made, renewed and ended session, permission and channel is told, in order: who keeps a table of them from what is told has the
 //! server's own.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turn::AdditionalAddressFamily;
 use turnpike_turn::server::{
-    AllocationId, ClosedReason, Effect, Family, PeerRules, RelayId, ServerConfig, Verdict,
+    AllocationId, Client, ClosedReason, Effect, Family, PeerRules, RelayId, ServerConfig, Verdict,
 };
 
 #[test]
@@ -76,59 +79,85 @@ fn what_new_peer_rules_refuse_is_told() {
     );
 }
 
-/// A table elsewhere, kept from nothing but what is told.
+/// A table elsewhere, kept from nothing but what is told. By index and generation.
 #[derive(Default)]
-struct Mirror(BTreeMap<u32, Session>);
+pub(crate) struct Mirror(BTreeMap<(u32, u32), Session>);
 
-struct Session {
-    id: AllocationId,
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    pub(crate) is_away: bool,
     until: BTreeMap<u8, u64>,
-    permissions: BTreeMap<std::net::IpAddr, u64>,
-    channels: BTreeMap<u16, (std::net::SocketAddr, u64)>,
+    pub(crate) permissions: BTreeMap<IpAddr, u64>,
+    pub(crate) channels: BTreeMap<u16, (SocketAddr, u64)>,
 }
 
 impl Mirror {
-    fn hear(&mut self, effect: &Effect) {
-        let family = |ip: std::net::IpAddr| if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn get(&self, id: AllocationId) -> Option<&Session> {
+        self.0.get(&(id.index, id.generation))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Session> {
+        self.0.get_mut(&(id.index, id.generation))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (AllocationId, &Session)> {
+        self.0.iter().map(|((index, generation), session)| {
+            (AllocationId { index: *index, generation: *generation }, session)
+        })
+    }
+
+    pub(crate) fn hear(&mut self, effect: &Effect) {
+        let family = |ip: IpAddr| if ip.is_ipv4() { Family::V4 } else { Family::V6 };
         match effect {
-            Effect::Opened { allocation, expires_ms, relayed, .. } => {
+            Effect::Opened { allocation, client, expires_ms, relayed, .. } => {
                 let relays = [Some(relayed.0), relayed.1].into_iter().flatten();
                 let until = relays.map(|at| (family(at.ip()) as u8, *expires_ms)).collect();
                 let (permissions, channels) = Default::default();
-                let session = Session { id: *allocation, until, permissions, channels };
-                assert!(self.0.insert(allocation.index, session).is_none());
+                let session = Session { client: *client, is_away: false, until, permissions, channels };
+                assert!(self.0.insert((allocation.index, allocation.generation), session).is_none());
             }
+            Effect::Moved { allocation, client, .. } => {
+                let session = self.get_mut(*allocation).unwrap();
+                (session.client, session.is_away) = (*client, false);
+            }
+            Effect::Away { allocation } => self.get_mut(*allocation).unwrap().is_away = true,
             Effect::Renewed { allocation, family, expires_ms } => {
-                for (of, until) in &mut self.0.get_mut(&allocation.index).unwrap().until {
+                for (of, until) in &mut self.get_mut(*allocation).unwrap().until {
                     if family.is_none_or(|family| family as u8 == *of) {
                         *until = *expires_ms;
                     }
                 }
             }
             Effect::Permitted { allocation, peer, expires_ms, renewed } => {
-                let session = self.0.get_mut(&allocation.index).unwrap();
+                let session = self.get_mut(*allocation).unwrap();
                 assert_eq!(session.permissions.insert(*peer, *expires_ms).is_some(), *renewed);
             }
             Effect::PermissionEnded { allocation, peer } => {
-                assert!(self.0.get_mut(&allocation.index).unwrap().permissions.remove(peer).is_some());
+                assert!(self.get_mut(*allocation).unwrap().permissions.remove(peer).is_some());
             }
             Effect::Bound { allocation, number, peer, expires_ms, renewed } => {
-                let session = self.0.get_mut(&allocation.index).unwrap();
+                let session = self.get_mut(*allocation).unwrap();
                 let before = session.channels.insert(number.get(), (*peer, *expires_ms));
                 assert_eq!(before.map(|(peer, _)| peer), renewed.then_some(*peer));
             }
             Effect::Unbound { allocation, number, peer } => {
-                let session = self.0.get_mut(&allocation.index).unwrap();
+                let session = self.get_mut(*allocation).unwrap();
                 assert_eq!(session.channels.remove(&number.get()).unwrap().0, *peer);
             }
             Effect::RelayClosed { relay } => {
-                let session = self.0.get_mut(&relay.allocation.index).unwrap();
+                // Of one that ended before its sockets were open, they are given back.
+                let Some(session) = self.get_mut(relay.allocation) else { return };
                 assert!(session.until.remove(&(relay.family as u8)).is_some());
                 session.permissions.retain(|ip, _| family(*ip) != relay.family);
                 session.channels.retain(|_, (peer, _)| family(peer.ip()) != relay.family);
             }
-            Effect::Closed { allocation, .. } => {
-                assert_eq!(self.0.remove(&allocation.index).unwrap().id, *allocation);
+            Effect::Closed { allocation, client, relayed, .. } => {
+                let session = self.0.remove(&(allocation.index, allocation.generation));
+                assert_eq!(session.map(|session| session.client), (*relayed != [None; 2]).then_some(*client));
             }
             _ => {}
         }
@@ -166,10 +195,7 @@ fn peer(n: u8) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever is asked for, and slept through: a packet passes exactly where the mirror has an entry for it.
     #[test]
@@ -212,9 +238,9 @@ proptest! {
             for effect in world.all_effects() {
                 mirror.hear(&effect);
             }
-            prop_assert_eq!(world.server.allocations(), mirror.0.len());
+            prop_assert_eq!(world.server.allocations(), mirror.len());
             for (port, relay) in &owners {
-                let told = mirror.0.values().find(|session| session.id == relay.allocation);
+                let told = mirror.get(relay.allocation);
                 let from = client(*port).into();
                 for number in 0..6 {
                     let message = channel_data(0x4000 + number, b"x");

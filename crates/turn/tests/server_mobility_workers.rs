@@ -2,21 +2,21 @@
 //! allocation.
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{
     Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, RelayId,
     stats::MobilityEvent,
 };
 
 /// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
-struct Workers(Vec<World>);
+pub(crate) struct Workers(pub(crate) Vec<World>);
 
-fn elsewhere(n: u16) -> Client {
+pub(crate) fn elsewhere(n: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
 }
 
 impl Workers {
-    fn new(count: u16) -> Self {
+    pub(crate) fn new(count: u16) -> Self {
         let mut workers = World::workers(&streams(), count);
         for (skew, world) in workers.iter_mut().enumerate() {
             world.now.ms += 7_000 * skew as u64;
@@ -36,7 +36,7 @@ impl Workers {
     }
 
     /// What Alice signs for this address.
-    fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
+    pub(crate) fn signed(&mut self, at: usize, from: Client, ask: Ask) -> Vec<u8> {
         let world = &mut self.0[at];
         world.client = from;
         let alice = world.credentials("alice", Scheme::Md5);
@@ -45,7 +45,7 @@ impl Workers {
 
     /// Carries a request through the server, from the worker that the kernel gave it to.
     #[track_caller]
-    fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
+    pub(crate) fn request(&mut self, at: usize, from: Client, bytes: &[u8]) -> Outcome {
         let (outcome, arrival) = self.request_unannounced(at, from, bytes);
         self.expect(at, arrival);
         outcome
@@ -53,7 +53,12 @@ impl Workers {
 
     /// The same, but what the client's worker is to be told gets lost.
     #[track_caller]
-    fn request_unannounced(&mut self, at: usize, from: Client, bytes: &[u8]) -> (Outcome, Option<Arrival>) {
+    pub(crate) fn request_unannounced(
+        &mut self,
+        at: usize,
+        from: Client,
+        bytes: &[u8],
+    ) -> (Outcome, Option<Arrival>) {
         self.0[at].client = from;
         let mut announced = None;
         let mut outcome = self.0[at].feed(bytes);
@@ -70,7 +75,7 @@ impl Workers {
         (outcome, announced)
     }
 
-    fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
+    pub(crate) fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
         if let Some(arrival) = arrival {
             let world = &mut self.0[at];
             world.server.expect(world.now, arrival);
@@ -92,7 +97,7 @@ impl Workers {
     }
 
     /// Carries out a move as a runtime does. The relay's new name, if it came about.
-    fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
+    pub(crate) fn carry_out(&mut self, request: &MoveRequest) -> Option<RelayId> {
         let to = usize::from(request.to);
         let Some(moved) = self.export(request) else {
             self.0[to].server.not_moved(&request.client);
@@ -110,7 +115,7 @@ impl Workers {
     }
 
     /// Data from there; moves what has to be moved for it.
-    fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
+    pub(crate) fn speaks(&mut self, at: usize, from: Client) -> (Outcome, Option<RelayId>) {
         let data = channel_data(0x4000, b"from the client");
         self.0[at].client = from;
         match self.0[at].feed(&data) {
@@ -123,15 +128,15 @@ impl Workers {
         }
     }
 
-    fn sleep(&mut self, seconds: u64) {
+    pub(crate) fn sleep(&mut self, seconds: u64) {
         self.0.iter_mut().for_each(|world| world.sleep(seconds));
     }
 
-    fn allocations(&self) -> Vec<usize> {
+    pub(crate) fn allocations(&self) -> Vec<usize> {
         self.0.iter().map(|world| world.server.allocations()).collect()
     }
 
-    fn held(&mut self) -> usize {
+    pub(crate) fn held(&mut self) -> usize {
         self.0[0].server.gate_mut().held()
     }
 
@@ -596,6 +601,37 @@ fn another_user_is_refused_by_the_owner_and_strangers_never_get_to_it() {
 }
 
 #[test]
+fn of_two_allocations_that_arrive_at_one_address_one_gets_it() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let (new, old) = (elsewhere(1), client(40_001));
+    let owner = &mut workers.0[1];
+    owner.client = old;
+    let alice = owner.credentials("alice", Scheme::Md5);
+    let second = owner.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap();
+    // Worker 1 is not told that the first arrives there, so that the second may as well.
+    let bytes = workers.signed(1, new, Ask::present(&ticket));
+    workers.request_unannounced(1, new, &bytes);
+    let second = workers.present(1, new, &second).success().ticket().unwrap();
+    // The first comes, for its old address is gone.
+    let world = &mut workers.0[0];
+    world.server.disconnected(world.now, &client(40_000));
+    let wanted = world.all_effects().into_iter().find_map(|effect| match effect {
+        Effect::Move(request) => Some(request),
+        _ => None,
+    });
+    let moved = workers.carry_out(&wanted.expect("it has to move")).expect("it came");
+    // So the second has nowhere to be when its old address goes too, and waits.
+    let world = &mut workers.0[1];
+    world.all_effects();
+    assert!(world.server.disconnected(world.now, &old));
+    assert!(!world.all_effects().iter().any(|effect| matches!(effect, Effect::Moved { .. })));
+    let (outcome, _) = workers.speaks(1, new);
+    assert!(matches!(outcome, Outcome::ToPeer { relay, .. } if relay == moved), "{outcome:?}");
+    assert_eq!(workers.allocations(), [0, 2]);
+    workers.present(1, elsewhere(2), &second).success();
+}
+
+#[test]
 fn messages_between_workers_may_cross_threads() {
     fn is_send<T: Send>() {}
     is_send::<Arrival>();
@@ -639,10 +675,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever gets lost on the way, a client that goes on with the ticket it has keeps its allocation.
     #[test]

@@ -1,7 +1,7 @@
 //! An allocation as data: what is written and read again goes on where it was, and nothing of it is told to who must not know.
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turn::{AdditionalAddressFamily, EvenPort};
 use turnpike_turn::access_token::{AccessToken, TokenKey};
 use turnpike_turn::{
@@ -229,10 +229,7 @@ fn secrets_are_written_and_never_shown() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever has happened to it on its way: it is refused, or it is an allocation that ends.
     #[test]

@@ -3,16 +3,33 @@
 
 use crate::common::*;
 use stun_types::{
-    attribute::{AttributeStaticType as _, Nonce, PasswordAlgorithms, Software},
+    attribute::{AttributeStaticType as _, AttributeType, Nonce, PasswordAlgorithms, Software},
     message::Method,
 };
-use turnpike_turn::server::{DiscoveryLimits, ServerConfig};
+use turnpike_turn::{
+    access_token::TokenKey,
+    server::{DiscoveryLimits, IssuerKey, ServerConfig, ThirdParty},
+};
 
 const METHODS: [Method; 6] = [ALLOCATE, REFRESH, CREATE_PERMISSION, CHANNEL_BIND, CONNECT, CONNECTION_BIND];
 
+const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
+
 /// The usual settings, under the default realm.
+fn usual() -> ServerConfig {
+    ServerConfig { realm: ServerConfig::default().realm, ..config() }
+}
+
 fn world() -> World {
-    World::with(ServerConfig { realm: ServerConfig::default().realm, ..config() })
+    World::with(usual())
+}
+
+/// The same where tokens count too.
+fn with_tokens() -> ServerConfig {
+    let (kid, key) = ("north".to_owned(), TokenKey::A128Gcm([1; 16]));
+    let keys = vec![IssuerKey { kid, key, realm: usual().realm, max_lifetime: 60 }];
+    let third_party = ThirdParty { server_name: "turn.example.org".to_owned(), skew: 5, keys };
+    ServerConfig { third_party, ..usual() }
 }
 
 /// Bytes of the answer, and of STUN that was asked with.
@@ -61,15 +78,49 @@ fn unauthenticated(world: &mut World) -> Vec<(String, Ask)> {
 
 #[test]
 fn no_answer_to_a_stranger_is_longer_than_three_times_its_request() {
-    let mut world = world();
-    for (what, ask) in unauthenticated(&mut world) {
-        let (answer, question) = sizes(&mut world, &ask);
-        assert!(answer > 0, "{what} is answered");
-        assert!(answer <= 3 * question, "{what}: {answer} bytes for {question}");
+    // Where tokens count it is so beyond a rate; see below.
+    for (mut world, before) in [(world(), 0), (World::with(with_tokens()), 1000)] {
+        for _ in 0..before {
+            sizes(&mut world, &Ask::allocate());
+        }
+        for (what, ask) in unauthenticated(&mut world) {
+            let (answer, question) = sizes(&mut world, &ask);
+            assert!(answer > 0, "{what} is answered");
+            assert!(answer <= 3 * question, "{what}: {answer} bytes for {question}");
+        }
     }
+    let mut world = world();
     assert_eq!(sizes(&mut world, &Ask::allocate()), (84, 28), "a challenge with all that it needs");
     assert_eq!(sizes(&mut world, &Ask::new(ALLOCATE)), (48, 20));
     assert_eq!(sizes(&mut world, &Ask::new(BINDING)), (32, 20));
+}
+
+/// The name of the server, for which tokens are made, makes a challenge longer than that. Clients ask for it with a bare Allocate.
+#[test]
+fn challenges_that_the_name_for_tokens_makes_long_are_at_a_bounded_rate() {
+    let mut world = World::with(with_tokens());
+    let (whole, without) = ((104, 28), (84, 28));
+    let count = |world: &mut World, ask: &Ask| {
+        let sizes: Vec<_> = (0..1000).map(|_| sizes(world, ask)).collect();
+        assert!(sizes.iter().all(|it| [whole, without].contains(it)), "{sizes:?}");
+        sizes.iter().filter(|it| **it == whole).count()
+    };
+    assert_eq!(count(&mut world, &Ask::allocate()), 50);
+    world.sleep(2);
+    assert_eq!(count(&mut world, &Ask::allocate()), 20);
+    let names = |world: &mut World, ask: &Ask| {
+        world.ask(ask).message().raw_attribute(AttributeType::new(THIRD_PARTY_AUTHORIZATION)).is_some()
+    };
+    // A longer request has room for it.
+    assert!(!names(&mut world, &Ask::allocate()));
+    assert!(names(&mut world, &Ask::allocate().raw(0x8022, &[0; 8])));
+    // So has a client elsewhere its own rate,
+    world.client.address = address("198.51.100.77:4000");
+    assert!(names(&mut world, &Ask::allocate()));
+    // and one whose address is no forgery needs none.
+    let mut world = World::with(ServerConfig { listeners: streams().listeners, ..with_tokens() });
+    world.client = stream(40_000);
+    assert!((0..1000).all(|_| names(&mut world, &Ask::allocate())));
 }
 
 /// A request without attributes can be nobody's, so that its challenge may leave out what makes it long. But whoever sits between

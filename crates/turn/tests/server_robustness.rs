@@ -1,7 +1,7 @@
 //! Whatever arrives, the server neither panics nor grows beyond its bounds, and its books agree.
 
 use crate::common::{turn::*, *};
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{ClosedReason, Effect, Family, ListenerId, OpenResult, RelayId, ServerConfig};
 
 /// Bytes that look like something: a header of ours with anything after it, or anything at all.
@@ -71,10 +71,7 @@ fn peer(n: u8) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     #[test]
     fn any_bytes_are_answered_dropped_or_relayed_and_leave_nothing(datagrams in prop::collection::vec(bytes(), 1..50)) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::common::{turn::AdditionalAddressFamily, *};
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{
     ClosedReason, DropReason, Effect, Family, Link, OpenResult, PeerRules, PortWish, RelayId, ServerConfig,
     SharedPort, Verdict,
@@ -287,10 +287,7 @@ impl Holders {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(crate::kept_seeds())]
 
     /// Whatever is asked for, and slept through: no peer of a shared port is two clients', and it is found exactly where somebody holds it.
     #[test]

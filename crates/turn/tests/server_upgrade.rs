@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::*;
-use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use proptest::prelude::*;
 use turnpike_turn::server::{
     Bandwidth, ClosedReason, DropReason, Effect, GrantedAllocates, Link, Moved, Rates, RelayId, ServerConfig,
     stats::MobilityEvent,
@@ -180,10 +180,9 @@ fn go(
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
         // Each is some hundred signed requests.
         cases: 64,
-        ..ProptestConfig::default()
+        ..crate::kept_seeds()
     })]
 
     /// Twice upgraded, once upgraded, and never.

@@ -4,8 +4,10 @@
 #![cfg(test)]
 
 mod fuzz_channel_data;
+mod fuzz_frames;
 mod fuzz_indication;
-mod fuzz_integrity;
+mod fuzz_proxy_protocol;
+mod fuzz_stun;
 mod message_integrity;
 mod no_alloc;
 mod oracle;

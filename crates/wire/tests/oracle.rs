@@ -99,9 +99,16 @@ fn assemble(which: Indication, transaction: TransactionId, parts: &[Part], finge
 }
 
 /// What an indication means according to the oracle and RFC 8489 section 6.3.2.
-fn oracles_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+pub(crate) fn oracles_view(
+    which: Indication,
+    bytes: &[u8],
+) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let message = Message::from_bytes(bytes).map_err(|_| IndicationError::Malformed)?;
-    let known = [0x0006, 0x0008, 0x0012, 0x0013, 0x001A, 0x001C];
+    // What RFC 8489, RFC 8656 and RFC 6062 have; most of it means nothing in an indication.
+    let known = [
+        0x0001, 0x0006, 0x0008, 0x0009, 0x000A, 0x000C, 0x000D, 0x0012, 0x0013, 0x0014, 0x0015, 0x0016,
+        0x0017, 0x0018, 0x0019, 0x001A, 0x001C, 0x001D, 0x001E, 0x0020, 0x0022, 0x002A,
+    ];
     for (_, attribute) in message.iter_attributes() {
         let kind = attribute.get_type();
         if kind.comprehension_required() && !known.contains(&kind.value()) {
@@ -119,7 +126,10 @@ fn as_told(which: Indication, peer: SocketAddr) -> SocketAddr {
     if which == Indication::Data { canonical(peer) } else { peer }
 }
 
-fn our_view(which: Indication, bytes: &[u8]) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
+pub(crate) fn our_view(
+    which: Indication,
+    bytes: &[u8],
+) -> Result<(SocketAddr, Vec<u8>, bool), IndicationError> {
     let View { peer, data, dont_fragment } = indication::parse(which, bytes)?;
     Ok((peer, data.to_vec(), dont_fragment))
 }

@@ -58,6 +58,11 @@ const SHA256_REQUEST: &str = "
     00 1d 00 04  00 02 00 00
     00 1c 00 20  b5 c7 bf 00 5b 6c 52 a2 1c 51 c5 e8 92 f8 19 24 13 62 96 cb 92 7c 43 14 93 09 27 8c c6 51 8e 65";
 
+/// All of them.
+pub(crate) fn messages() -> Vec<Vec<u8>> {
+    [REQUEST, IPV4_RESPONSE, IPV6_RESPONSE, LONG_TERM_REQUEST, SHA256_REQUEST].map(hex).to_vec()
+}
+
 fn hex(text: &str) -> Vec<u8> {
     text.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }

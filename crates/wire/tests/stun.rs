@@ -195,7 +195,7 @@ fn agree(view: &View<'_>, oracle: &Message<'_>) {
 
 /// Whether both understand the same of any bytes. There are two that only the oracle takes: a message with something behind it, and
 /// one with attributes that cannot be behind what ends it.
-fn agree_on(bytes: &[u8]) {
+pub(crate) fn agree_on(bytes: &[u8]) {
     match (View::new_checked(bytes), Message::from_bytes(bytes)) {
         (Ok(view), Ok(oracle)) => agree(&view, &oracle),
         (Err(Invalid::Length), Ok(_)) => {

@@ -31,7 +31,7 @@ use self::{
     services::Services,
     settings::{FORWARD_KEYS, LogFile},
 };
-use turnpike_forward::Access;
+use turnpike_forward::{Access, Rule};
 use turnpike_strict::nearest;
 
 pub use self::{
@@ -146,21 +146,23 @@ impl ForwardSources {
         }
 
         let doubts: Vec<String> = drafts.iter().filter_map(check::doubts).collect();
-        let (copy, most) = (settings.copy, settings.max_connections);
-        settings.rules = drafts
-            .into_iter()
-            .map(|mut draft| {
-                if !draft.has("rule.copy") {
-                    draft.rule.copy = copy;
-                }
-                draft.rule.max_connections = draft.rule.max_connections.min(most);
-                draft.rule
-            })
-            .collect();
+        settings.rules = rules(drafts, &settings);
         warnings.extend(doubts);
         warnings.extend(self.sources.unknown_variables());
         Ok(ForwardLoaded { settings, format, included: files, warnings })
     }
+}
+
+/// The rules, with what the settings say for all of them.
+fn rules(drafts: Vec<Draft>, settings: &ForwardSettings) -> Vec<Rule> {
+    let rule = |mut draft: Draft| {
+        if !draft.has("rule.copy") {
+            draft.rule.copy = settings.copy;
+        }
+        draft.rule.max_connections = draft.rule.max_connections.min(settings.max_connections);
+        draft.rule
+    };
+    drafts.into_iter().map(rule).collect()
 }
 
 /// What a file says, whatever its format.
@@ -345,5 +347,7 @@ pub(crate) fn variables() -> Vec<String> {
     keys.chain(["TURNPIKE_FORWARD_CONFIG".to_owned()]).collect()
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,8 @@
 
 use std::{
     fmt::Write as _,
-    net::{IpAddr, Ipv4Addr, ToSocketAddrs},
+    io,
+    net::{IpAddr, Ipv4Addr},
 };
 
 use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
@@ -149,14 +150,27 @@ pub(crate) fn local_address(text: &str) -> Result<IpAddr, String> {
         // No word that stands before a port is one.
         Host::Unix(_) => Err("a Unix socket has no port".to_owned()),
         Host::Name(name) => {
-            let mut addresses = (name.as_str(), 0)
-                .to_socket_addrs()
-                .map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
-            addresses
-                .next()
-                .map(|address| address.ip())
-                .ok_or_else(|| format!("{name:?} resolves to no address"))
+            let first = resolve(&name).map_err(|error| format!("{name:?} cannot be resolved: {error}"))?;
+            first.ok_or_else(|| format!("{name:?} resolves to no address"))
         }
+    }
+}
+
+/// The first address that the resolver gives.
+#[cfg(not(test))]
+fn resolve(name: &str) -> io::Result<Option<IpAddr>> {
+    use std::net::ToSocketAddrs as _;
+
+    Ok((name, 0).to_socket_addrs()?.next().map(|address| address.ip()))
+}
+
+/// Tests ask nobody's name server.
+#[cfg(test)]
+fn resolve(name: &str) -> io::Result<Option<IpAddr>> {
+    match name {
+        "localhost" => Ok(Some(Ipv4Addr::LOCALHOST.into())),
+        "nowhere" => Ok(None),
+        _ => Err(io::Error::other("tests know no such name")),
     }
 }
 

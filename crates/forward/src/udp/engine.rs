@@ -193,8 +193,8 @@ impl Engine {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return false };
             let Ok(received) = self.rx.recv(listening) else { return false };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(socket);
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.send_to_target(key, index, tick);
@@ -265,6 +265,9 @@ impl Engine {
                 }
                 Err(_) => break,
             };
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, false, &self.rx);
+            }
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
@@ -303,7 +306,7 @@ impl Engine {
                 if !std::mem::replace(&mut session.answered, true)
                     && let Some(choice) = session.choice
                 {
-                    tick.around.answered(state.key, choice);
+                    tick.worker.answered(state.key, choice);
                 }
                 session.to_client += bytes;
                 state.moved(session.choice, 0, bytes);
@@ -356,22 +359,22 @@ impl Engine {
         let (rule, port) = (*rule, *port);
         let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
         let state = &mut self.rules[rule as usize];
-        if !tick.around.permits(state.key, key.client.ip()) {
+        if !tick.worker.permits(state.key, key.client.ip()) {
             state.count_end(EndReason::Denied);
             return None;
         }
-        if let Err(reason) = tick.around.admit_client(state.key, key.client.ip(), tick.now) {
+        if let Err(reason) = tick.worker.admit_client(state.key, key.client.ip(), tick.now) {
             state.count_end(reason);
             return None;
         }
         if !self.make_room(rule, tick) {
-            tick.around.dismiss_client(self.rules[rule as usize].key, key.client.ip());
+            tick.worker.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
         let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
             let state = &mut self.rules[rule as usize];
-            tick.around.dismiss_client(state.key, key.client.ip());
-            tick.around.leave(state.key);
+            tick.worker.dismiss_client(state.key, key.client.ip());
+            tick.worker.leave(state.key);
             state.count_end(EndReason::ConnectFailed);
             return None;
         };
@@ -384,7 +387,7 @@ impl Engine {
     /// Counts one more session of a rule, for which the longest idle one may have to end.
     fn make_room(&mut self, rule: u32, tick: &mut Tick<'_>) -> bool {
         let key = self.rules[rule as usize].key;
-        let admission = tick.around.enter(key);
+        let admission = tick.worker.enter(key);
         if admission == Admission::Entered {
             return true;
         }
@@ -402,7 +405,7 @@ impl Engine {
             looks -= 1;
         };
         self.end(idle, EndReason::Evicted, tick);
-        tick.around.enter(key) == Admission::Entered
+        tick.worker.enter(key) == Admission::Entered
     }
 
     /// A socket towards one of the rule's targets, watched under the token of the next session.
@@ -416,14 +419,14 @@ impl Engine {
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {
-            let choice = tick.around.choose(key, client, port)?;
+            let choice = tick.worker.choose(key, client, port)?;
             match self.outward(rule, client, choice, token(OUTWARD, next), tick.poller) {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);
                     let failure = unreachable.then(|| Failure::of(&error));
                     self.rules[rule as usize].failed(choice, failure);
-                    tick.around.release(key, choice, unreachable);
+                    tick.worker.release(key, choice, unreachable);
                     self.complain(&error);
                     if !unreachable {
                         return None;
@@ -480,14 +483,14 @@ impl Engine {
         state.counters.active -= 1;
         state.count_end(reason);
         let failed = !session.answered && matches!(reason, EndReason::ConnectFailed | EndReason::TargetReset);
-        tick.around.dismiss_client(state.key, session.client.ip());
-        tick.around.leave(state.key);
+        tick.worker.dismiss_client(state.key, session.client.ip());
+        tick.worker.leave(state.key);
         if let Some(choice) = session.choice {
             // Only ICMP tells so of UDP, and a TCP target that had nothing to say has closed at once.
             state.left(choice, failed.then_some(Failure::Refused));
-            tick.around.release(state.key, choice, failed);
+            tick.worker.release(state.key, choice, failed);
         }
-        tick.around.ended(ConnectionReport {
+        tick.worker.ended(ConnectionReport {
             rule: state.rule.id.clone(),
             client: session.client.into(),
             target: Some(session.tried.into()),

@@ -56,7 +56,7 @@ pub enum Admission {
     TotalFull,
 }
 
-/// What the engine asks of the worker around it. Asked when sessions begin and end, never for a datagram of a known one.
+/// What the engine asks of the worker that it is a part of. Asked when sessions begin and end, never for a datagram of a known one.
 pub trait Surroundings {
     /// Whether the global lists and the rule's own let this client in.
     fn permits(&mut self, rule: RuleKey, client: IpAddr) -> bool;
@@ -106,5 +106,5 @@ pub struct Tick<'a> {
     /// Of the worker.
     pub poller: &'a Poller,
     /// The worker.
-    pub around: &'a mut dyn Surroundings,
+    pub worker: &'a mut dyn Surroundings,
 }

@@ -67,28 +67,28 @@ impl Engine {
 
     fn admit(&mut self, rule: u32, port: u16, stream: TcpSocket, client: SocketAddr, tick: &mut Tick<'_>) {
         let state = &mut self.rules[rule as usize];
-        if !tick.around.permits(state.key, client.ip()) {
+        if !tick.worker.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
         }
         let key = state.key;
-        if let Err(reason) = tick.around.admit_client(key, client.ip(), tick.now) {
+        if let Err(reason) = tick.worker.admit_client(key, client.ip(), tick.now) {
             return refuse(state, client, reason, tick);
         }
-        if tick.around.enter(key) != Admission::Entered {
-            tick.around.dismiss_client(key, client.ip());
+        if tick.worker.enter(key) != Admission::Entered {
+            tick.worker.dismiss_client(key, client.ip());
             return refuse(state, client, EndReason::Limit, tick);
         }
         let framed = state.framed();
         let at = self.sessions.next();
         if let Err(error) = tick.poller.add(&stream, engine::inward_token(at)) {
             self.complain(&error);
-            tick.around.dismiss_client(key, client.ip());
-            tick.around.leave(key);
+            tick.worker.dismiss_client(key, client.ip());
+            tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
         let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
-            tick.around.dismiss_client(key, client.ip());
-            tick.around.leave(key);
+            tick.worker.dismiss_client(key, client.ip());
+            tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
@@ -111,7 +111,7 @@ impl Engine {
                 let state = &mut self.rules[rule as usize];
                 state.tallies.of(choice.target).connected_in(time);
                 state.tallies.moved(choice.target, session.to_target, 0);
-                tick.around.answered(state.key, choice);
+                tick.worker.answered(state.key, choice);
             }
             self.sessions.enter(at, Stage::Active, tick.now, &mut self.rules[rule as usize].lists);
             self.expect(rule);
@@ -219,13 +219,13 @@ impl Engine {
         let failed = session.choice.take();
         if let Some(failed) = failed {
             state.left(failed, Some(failure));
-            tick.around.release(state.key, failed, true);
+            tick.worker.release(state.key, failed, true);
         }
         while session.attempts < ATTEMPTS {
-            let Some(choice) = tick.around.choose(state.key, client, port) else { break };
+            let Some(choice) = tick.worker.choose(state.key, client, port) else { break };
             if failed.is_some_and(|failed| failed.address == choice.address) {
                 // There is no other.
-                tick.around.release(state.key, choice, false);
+                tick.worker.release(state.key, choice, false);
                 break;
             }
             session.choice = Some(choice);
@@ -249,7 +249,7 @@ impl Engine {
             }
             session.choice = None;
             // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.
-            tick.around.release(state.key, choice, true);
+            tick.worker.release(state.key, choice, true);
         }
         self.end(at, EndReason::ConnectFailed, tick);
     }
@@ -269,7 +269,7 @@ fn refuse(state: &mut RuleState, client: SocketAddr, reason: EndReason, tick: &m
     if reason.is_quiet() {
         return;
     }
-    tick.around.ended(ConnectionReport {
+    tick.worker.ended(ConnectionReport {
         rule: state.rule.id.clone(),
         client: client.into(),
         target: None,

@@ -162,7 +162,7 @@ impl Engine {
         let tried = Choice { target: Slot::default(), address: session.target };
         let heard = tick.now.saturating_sub(session.idle_ms);
         let target = session.is_seated.then_some(session.target);
-        let choice = tick.around.resume(key, client.ip(), port, target);
+        let choice = tick.worker.resume(key, client.ip(), port, target);
         let state = &mut self.rules[rule as usize];
         if let Some(choice) = choice {
             state.tallies.of(choice.target).open += 1;
@@ -199,11 +199,11 @@ impl Engine {
         let state = &mut self.rules[rule as usize];
         let Some(session) = self.sessions.remove(at, &mut state.lists) else { return };
         state.counters.active -= 1;
-        tick.around.dismiss_client(state.key, session.client.ip());
-        tick.around.leave(state.key);
+        tick.worker.dismiss_client(state.key, session.client.ip());
+        tick.worker.leave(state.key);
         if let Some(choice) = session.choice {
             state.left(choice, None);
-            tick.around.release(state.key, choice, false);
+            tick.worker.release(state.key, choice, false);
         }
         // Closing a socket here would not take it from the poller while it is open there.
         match session.outward {

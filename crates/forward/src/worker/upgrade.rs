@@ -26,8 +26,8 @@ pub(crate) enum Step {
     Give(Channel, Arc<[u32]>, mpsc::Sender<io::Result<usize>>),
     /// Go on: there is no upgrade.
     Thaw,
-    /// Go on with what is left.
-    Release,
+    /// Go on with what is left; answered when what is not has been forgotten.
+    Release(mpsc::Sender<()>),
     /// Serve what was taken in.
     Serve,
     /// The kernel forwards again.
@@ -66,7 +66,7 @@ impl Worker {
             Step::Freeze(done) => return self.freeze(&done),
             Step::Resume => self.resume_across(),
             // Who rests, or has yet to begin, is told these.
-            Step::Give(..) | Step::Thaw | Step::Release | Step::Serve => {}
+            Step::Give(..) | Step::Thaw | Step::Release(_) | Step::Serve => {}
         }
         false
     }
@@ -87,7 +87,11 @@ impl Worker {
     fn freeze(&mut self, done: &mpsc::Sender<()>) -> bool {
         let now = self.now();
         if let Some(engine) = &mut self.udp {
-            engine.suspend_across(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            engine.suspend_across(&mut udp::Tick {
+                now,
+                poller: &self.poller,
+                worker: &mut self.worker_rules,
+            });
             // What was read has left before anybody else reads.
             engine.flush();
         }
@@ -102,8 +106,9 @@ impl Worker {
                     self.resume_across();
                     break;
                 }
-                Command::Upgrade(Step::Release) => {
+                Command::Upgrade(Step::Release(done)) => {
                     self.release();
+                    let _ = done.send(());
                     break;
                 }
                 Command::Stop => {
@@ -149,7 +154,7 @@ impl Worker {
         let now = self.now();
         self.tcp.surrender(tcp::Tick { now, poller: &self.poller });
         if let Some(engine) = &mut self.udp {
-            engine.surrender(&mut udp::Tick { now, poller: &self.poller, around: &mut self.around });
+            engine.surrender(&mut udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules });
         }
         self.publish(now);
     }
@@ -200,7 +205,7 @@ impl Worker {
             for (session, descriptor) in sessions.into_iter().zip(descriptors) {
                 let key = *rules.get(session.rule).ok_or_else(incomplete)?;
                 let engine = self.udp.as_mut().ok_or_else(incomplete)?;
-                let mut tick = udp::Tick { now, poller: &self.poller, around: &mut self.around };
+                let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
                 engine.resume(session, udp::RuleKey(key), descriptor, &mut tick)?;
             }
             if is_last {

@@ -3,10 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{
-        Arc, LazyLock, Mutex,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -16,7 +13,7 @@ use turnpike_forward::{
 use turnpike_net::Datapath;
 use turnpike_offload::{OffloadError, Sockmap};
 use turnpike_testkit::alone::skip;
-pub(crate) use turnpike_testkit::{PATIENCE, eventually};
+pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 /// From any port of 127.0.0.1 to `target`.
 pub(crate) fn rule(id: &str, target: SocketAddr) -> Rule {
@@ -154,13 +151,6 @@ pub(crate) fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
-}
-
-/// An address where nobody listens, and nobody else will: each has an IP address of its own.
-pub(crate) fn nobody() -> SocketAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let ip = [127, 0, 77, NEXT.fetch_add(1, Ordering::Relaxed)];
-    TcpListener::bind(SocketAddr::from((ip, 0))).unwrap().local_addr().unwrap()
 }
 
 pub(crate) fn accept(listener: &TcpListener) -> TcpStream {

@@ -22,7 +22,7 @@ use turnpike_net::{
     poll::{Poller, Waker},
     tx::TxStats,
 };
-pub(crate) use turnpike_testkit::{PATIENCE, eventually};
+pub(crate) use turnpike_testkit::{PATIENCE, eventually, free_address};
 
 pub(crate) const DATAPATHS: [Datapath; 3] = [Datapath::Basic, Datapath::Mmsg, Datapath::Gso];
 /// The name of the thread of a [`Worker`].
@@ -122,7 +122,7 @@ impl Worker {
         let (commands, inbox) = mpsc::channel::<Command>();
         let world = Arc::new(Mutex::new(World::default()));
         let ahead = Arc::new(AtomicU64::new(0));
-        let (own_waker, own_ahead, mut around) =
+        let (own_waker, own_ahead, mut worker) =
             (waker.clone(), Arc::clone(&ahead), Shared(Arc::clone(&world)));
         let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
             let mut engine = Engine::new(datapath);
@@ -132,7 +132,7 @@ impl Worker {
                 let timeout =
                     engine.next_timeout().map(|due| Duration::from_millis(due.saturating_sub(now())));
                 let events = poller.wait(timeout).unwrap().to_vec();
-                let mut tick = Tick { now: now(), poller: &poller, around: &mut around };
+                let mut tick = Tick { now: now(), poller: &poller, worker: &mut worker };
                 for event in &events {
                     if event.token == WAKER {
                         own_waker.acknowledge();

@@ -203,7 +203,7 @@ pub(crate) struct Workload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
-    /// The generators' contract of DESIGN.md.
+    /// As our generators write it, [`turnpike_measure::Report`].
     #[default]
     Turnpike,
     Iperf3,

@@ -12,11 +12,12 @@ use crate::{
     builds, certificate, environment,
     error::LabError,
     experiment::{Experiment, Service, fill::Variables},
-    limits, order,
+    order,
     probe::{hardware, syscalls},
     progress::Progress,
     record::{self, Record, Round},
     request::Request,
+    rlimit,
     say::Screen,
     stats::Estimate,
     stop::Stop,
@@ -59,7 +60,7 @@ impl Stage {
             return Err(LabError::usage(left_out.join("\n")));
         }
         experiment.check_tools(&nowhere)?;
-        limits::raise_open_files();
+        rlimit::raise_open_files();
         let topology = Topology::for_run(spec.as_ref())?;
         let directory = request.make_directory(base, &experiment)?;
         let scratch = directory.join("runs");

@@ -88,7 +88,7 @@ impl Outcome {
     }
 }
 
-/// The contract of DESIGN.md, as our generators write it.
+/// As our generators write it.
 fn turnpike(text: &str) -> Result<Outcome, String> {
     let report: Report = serde_json::from_str(text)
         .map_err(|error| format!("the workload's result is not one of our generators': {error}"))?;

@@ -1,4 +1,4 @@
-"""A paced UDP generator that reports as DESIGN.md says: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
+"""A paced UDP generator that reports as our generators do: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
 
 With STALL_MS it sleeps so long every 50 datagrams, without being asked to: the generator that is late.
 """

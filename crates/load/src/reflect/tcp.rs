@@ -97,7 +97,7 @@ impl Worker {
         /// As many connections as a generator can have clients, several times over.
         const FILES: u64 = 1 << 16;
         // With fewer, accepting pauses while they are used up.
-        let _ = turnpike_net::limits::raise_open_files(FILES);
+        let _ = turnpike_net::rlimit::raise_open_files(FILES);
         let poller = Poller::new()?;
         for (index, listener) in listeners.iter().enumerate() {
             poller.add(listener, LISTENERS + index as u64)?;

@@ -135,7 +135,7 @@ pub(crate) fn run<C: Sync>(
             let (sender, shared, body) = (sender.clone(), &shared, &body);
             let work = move || {
                 // Coarser waits still keep the pace, only less evenly; `late_us` shows it.
-                let _ = turnpike_net::limits::exact_timers();
+                let _ = turnpike_net::rlimit::exact_timers();
                 let result = body(shared, number).map_err(|error| shared.fail(error)).ok();
                 // The receiver lives as long as the scope.
                 let _ = sender.send(result);
@@ -181,7 +181,7 @@ pub(crate) fn check_files(clients: usize) -> Result<(), LoadError> {
     /// Standard streams, epoll instances, and what the caller has open.
     const OTHERS: usize = 128;
     let needed = (clients + OTHERS) as u64;
-    let limit = turnpike_net::limits::raise_open_files(needed)
+    let limit = turnpike_net::rlimit::raise_open_files(needed)
         .map_err(LoadError::system("cannot read the limit of open files"))?;
     if limit < needed {
         return Err(LoadError::OpenFiles { clients, needed, limit });

@@ -270,14 +270,28 @@ impl Sender {
     fn flood(&mut self, carrier: &mut impl Carrier, echo: &mut Echo, now: u64) -> Duration {
         /// With every window full and nothing coming back for so long, what is under way is lost.
         const STUCK_NS: u64 = 100_000_000;
+        /// Clients whose window has room have another burst until so many, or so many bytes, are queued: those of one client leave in
+        /// one call. Without a window there would be no end to it.
+        const GATHERED: usize = 32;
+        const GATHERED_BYTES: usize = 256 << 10;
+        let Plan { burst, size, .. } = self.plan;
         let Pace::Flood { window, stuck_since } = &mut self.pace else { return Duration::ZERO };
-        for _ in 0..self.flows {
+        let gathered =
+            if *window == u64::MAX { 0 } else { (GATHERED * burst).min(GATHERED_BYTES / size.max(1)) };
+        // Clients that had their turn; and of the last of them, how many could not send.
+        let (mut turns, mut idle) = (0, 0);
+        while idle < self.flows {
             let flow = &echo.flows[self.turn];
-            if carrier.can_send(self.turn) && flow.under_way() + self.plan.burst as u64 <= *window {
+            if carrier.can_send(self.turn) && flow.under_way() + burst as u64 <= *window {
                 echo.push(carrier, self.turn, now, &self.plan);
+                idle = 0;
+            } else {
+                idle += 1;
             }
             self.turn = if self.turn + 1 == self.flows { 0 } else { self.turn + 1 };
-            if carrier.queued() >= BATCH {
+            turns += 1;
+            let most = if turns < self.flows { BATCH } else { gathered };
+            if carrier.queued() >= most {
                 break;
             }
         }

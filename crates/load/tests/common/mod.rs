@@ -14,7 +14,7 @@ use turnpike_load::{
 use turnpike_net::Datapath;
 use turnpike_relay::{CredentialStore, DtlsContext, Identity, Relay, RelayAddress, TlsContext};
 use turnpike_testkit::certificates;
-pub(crate) use turnpike_testkit::{Dir, eventually};
+pub(crate) use turnpike_testkit::{Dir, eventually, free_address};
 use turnpike_turn::server::{Lookup, PeerRules, ServerConfig, User};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 

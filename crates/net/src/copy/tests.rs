@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::*;
-use crate::limits;
+use crate::rlimit;
 
 const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
 
@@ -308,7 +308,7 @@ fn an_urgent_byte_keeps_a_flow_off_pipes() {
 fn a_mover_has_so_many_pipes_and_keeps_fewer() {
     // Two descriptors each.
     let needed = 2 * PIPES as u64 + 256;
-    assert!(limits::raise_open_files(needed).unwrap() >= needed, "raise the limit of open files (ulimit -n)");
+    assert!(rlimit::raise_open_files(needed).unwrap() >= needed, "raise the limit of open files (ulimit -n)");
     let (mut mover, mut ends) = (Mover::new(), Ends::new());
     let mut waiting = fill_up(&ends.to);
     let flows: Vec<Flow> = (0..PIPES + 2)

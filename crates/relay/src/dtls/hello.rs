@@ -281,6 +281,9 @@ impl<'a> Reader<'a> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

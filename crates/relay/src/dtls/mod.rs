@@ -23,7 +23,7 @@ pub mod stats;
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,7 +32,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, ListenerId, Source, Transport};
+use turnpike_turn::server::{Client, ClosedReason, Effect, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
@@ -43,6 +43,7 @@ use crate::{
     Layout,
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
+    worker::Listener,
 };
 use association::{Association, Drained, Stage};
 pub(crate) use cookie::CookieKey;
@@ -57,23 +58,6 @@ const MAX_HANDSHAKE: usize = 4096;
 const MAX_PLAINTEXT: usize = 1 << 14;
 /// A timer comes no sooner than in so many milliseconds.
 const TIMER_MS: u64 = 10;
-
-/// One listening socket.
-struct Listener {
-    socket: SocketId,
-    bound: SocketAddr,
-    /// Of clients that ask for no name.
-    number: ListenerId,
-}
-
-impl Listener {
-    /// At a place whose listener is closed: no socket, and nobody's number.
-    const NONE: Self = Self {
-        socket: SocketId(u32::MAX),
-        bound: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-        number: ListenerId(u16::MAX),
-    };
-}
 
 /// The associations of one worker.
 pub(crate) struct Associations {

@@ -4,18 +4,20 @@
 use std::{
     hash::BuildHasher,
     net::{IpAddr, Ipv6Addr},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::PoisonError,
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use super::CloseReason;
-
-const SHARDS: usize = 16;
+use crate::{
+    SHARDS,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 pub(crate) struct Admission {
     total: AtomicUsize,

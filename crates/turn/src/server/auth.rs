@@ -10,7 +10,7 @@ use turnpike_wire::{
 };
 
 use super::{
-    Answer, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
+    Answer, Client, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
     RequestRefusal, Server, StoreFailure, Transport, User,
     context::Context,
     nonce::{self, Standing},
@@ -237,13 +237,17 @@ impl<G: Gate> Server<G> {
     /// nor a reason phrase: it answers unauthenticated packets, so
     /// every byte serves amplification. With the realm `turnpike` it has 84 bytes, three times the shortest Allocate that can be
     /// granted: 20 of header, 8 of ERROR-CODE, 12 of REALM, 32 of NONCE, 12 of PASSWORD-ALGORITHMS. A longer realm adds its
-    /// length; a name for third-party authorization, at most 255 bytes, its length and 4.
+    /// length.
+    ///
+    /// THIRD-PARTY-AUTHORIZATION, at most 260 bytes, is in each challenge that has room for it within three times its request, and in
+    /// each to a client whose address is no forgery; in others, RFC 7635 section 6.1 wants it, it is at a bounded rate.
     ///
     /// What has no room for an attribute is nobody's request. Its answer has 48 bytes: the nonce is good for nothing but a 438 with
     /// the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
     /// credentials weaker (section 9.2.1).
     pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
-        let whole = context.request.len_without_fingerprint() >= SHORTEST_REQUEST;
+        let asked = context.request.len_without_fingerprint();
+        let whole = asked >= SHORTEST_REQUEST;
         let scope = self.nonce_scope(context.source.client.address.ip(), realm);
         let nonce = whole.then(|| scope.issue(context.now.unix));
         self.stats.error(code);
@@ -256,8 +260,14 @@ impl<G: Gate> Server<G> {
             Some(nonce) => {
                 response.attribute(kind::NONCE, &nonce);
                 response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
-                if realm.third_party {
-                    let name = self.config.third_party.server_name.as_bytes();
+                let name = self.config.third_party.server_name.as_bytes();
+                let is_long = response.len() + 4 + name.len().next_multiple_of(4) > 3 * asked;
+                let Client { listener, address, .. } = context.source.client;
+                let may_be_forged = self.config.listener(listener).transport == Transport::Udp;
+                let now_us = context.now.ms.saturating_mul(1000);
+                if realm.third_party
+                    && (!(is_long && may_be_forged) || self.naming_rate.admit_address(now_us, address.ip()))
+                {
                     response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
                 }
             }

@@ -485,3 +485,6 @@ fn hash(seeded: &RandomState, client: &Client) -> u64 {
     );
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;

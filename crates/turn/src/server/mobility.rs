@@ -161,6 +161,10 @@ impl<G: Gate> Server<G> {
         if self.forwarding.find(&client).is_some() {
             return;
         }
+        // Of two allocations that arrive at one 5-tuple, the later does.
+        if self.moves.waiting(&client).is_some_and(|known| (known.key, known.owner) != (key, owner)) {
+            self.give_up_arrival(&client);
+        }
         self.moves.expect(client, key, owner, now.ms + patience_ms);
     }
 
@@ -196,7 +200,6 @@ impl<G: Gate> Server<G> {
             return Err(moved);
         }
         let (from, was, link) = (moved.from(), moved.was().map(|was| was.client), moved.to().link);
-        self.moves.remove(&client);
         let id = self.own(now, moved, true);
         self.stats.mobility(MobilityEvent::Imported);
         let padded = self.is_stream(&client);
@@ -241,14 +244,7 @@ impl<G: Gate> Server<G> {
     /// its client has arrived elsewhere. False if it had no allocation.
     pub fn disconnected(&mut self, now: Now, client: &Client) -> bool {
         self.lookups.forget(|source| source.client == *client);
-        if let Some(expected) = self.moves.remove(client) {
-            // It never sent data from there; the old 5-tuple remains.
-            let index = self.moves.owned.get(&expected.key).copied();
-            if let Some(session) = index.and_then(|index| self.sessions.get(index))
-                && let Some(mobility) = &mut session.mobility
-            {
-                mobility.arriving = None;
-            }
+        if self.give_up_arrival(client) {
             return false;
         }
         let Some(index) = self.forwarding.find(client) else { return false };
@@ -269,6 +265,19 @@ impl<G: Gate> Server<G> {
                     self.effects.push_back(Effect::Move(MoveRequest { owner: own, to, client, link, key }));
                 }
             }
+        }
+        true
+    }
+
+    /// Whoever is expected there never sent data from there, and will not: an allocation of ours keeps its old 5-tuple alone, or it
+    /// would settle later where another one is by then. False if nobody was expected.
+    fn give_up_arrival(&mut self, client: &Client) -> bool {
+        let Some(expected) = self.moves.remove(client) else { return false };
+        let index = self.moves.owned.get(&expected.key).copied();
+        if let Some(session) = index.and_then(|index| self.sessions.get(index))
+            && let Some(mobility) = &mut session.mobility
+        {
+            mobility.arriving = None;
         }
         true
     }
@@ -507,6 +516,9 @@ impl<G: Gate> Server<G> {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
         let (entry, mut session) = moved.unpack(now, padded, arrived);
+        if !entry.away {
+            self.give_up_arrival(&entry.client);
+        }
         let id = self.forwarding.install(now.ms, entry);
         if let Some(mobility) = &session.mobility {
             self.moves.forget_foreign(mobility.key.0);

@@ -89,6 +89,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     random::{Random, Seed},
+    rates,
     time::Now,
 };
 use answer::Answer;
@@ -122,6 +123,8 @@ pub struct Server<G> {
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
+    /// Of challenges that name this server for tokens, where that makes them long.
+    naming_rate: rates::Rates,
     reflection: Reflection,
     pools: Pools,
     leases: Leases,
@@ -166,6 +169,7 @@ impl<G: Gate> Server<G> {
             request_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
+            naming_rate: third_party::naming_rate(),
             reflection: Reflection::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),
@@ -309,6 +313,11 @@ impl<G: Gate> Server<G> {
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
     pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
         self.session(allocation).map(|session| (&*session.realm, session.identity()))
+    }
+
+    /// The way to the client of an allocation.
+    pub fn link(&mut self, allocation: AllocationId) -> Option<Link> {
+        self.forwarding.get(allocation).map(|entry| entry.link)
     }
 
     /// Ends every allocation with this reason.

@@ -24,14 +24,15 @@ use super::{
 };
 use crate::{
     access_token::{AccessToken, TokenError, TokenKey},
+    rates::{Rate, Rates},
     time::Now,
 };
 
 /// Settings of third-party authorization.
 #[derive(Clone, Debug, Default)]
 pub struct ThirdParty {
-    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes. Short is better: it stands in every
-    /// challenge, which answers packets whose address may be forged.
+    /// THIRD-PARTY-AUTHORIZATION: the server's name, for which tokens are made; 1 to 255 bytes. Short is better: it stands in
+    /// challenges, which answer packets whose address may be forged.
     pub server_name: String,
     /// Seconds that clocks may differ. RFC 7635 recommends 5.
     pub skew: u32,
@@ -61,6 +62,12 @@ impl ThirdParty {
     fn issuer(&self, kid: &str, realm: &Terms) -> Option<&IssuerKey> {
         self.keys.iter().find(|key| key.kid == kid && *key.realm == *realm.name)
     }
+}
+
+/// How often a challenge over UDP names the server though it is longer than three times its request by that: ten times a second to
+/// one host, 50 times at once, and a thousand times a second of one worker.
+pub(super) fn naming_rate() -> Rates {
+    Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
 /// What is remembered of a token.

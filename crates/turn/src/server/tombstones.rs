@@ -32,13 +32,13 @@ impl Tombstones {
         }
     }
 
-    /// All of them with the milliseconds that are left to each, the oldest first; for [`Tombstones::bury`] of another process.
+    /// All of them with the milliseconds that are left to each, the oldest first; for [`Tombstones::import`] of another process.
     pub(super) fn all(&self, now_ms: u64) -> Vec<(u64, u64)> {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }
 
     /// Takes in what another process with the same key has remembered.
-    pub(super) fn bury(&mut self, now_ms: u64, all: &[(u64, u64)]) {
+    pub(super) fn import(&mut self, now_ms: u64, all: &[(u64, u64)]) {
         for (hash, left_ms) in all.iter().take(MOST) {
             self.remember(*hash, now_ms + (*left_ms).min(LIFETIME_MS));
         }
@@ -131,7 +131,7 @@ mod tests {
         let mut here = Tombstones::new(&[7; 32]);
         here.insert(1000, &client(0), [1; 12], "alice");
         let mut there = Tombstones::new(&[7; 32]);
-        there.bury(500, &here.all(11_000));
+        there.import(500, &here.all(11_000));
         assert!(there.contains(30_499, &client(3), [1; 12], "alice"));
         assert!(!there.contains(30_499, &client(3), [2; 12], "alice"));
         assert!(!there.contains(30_500, &client(3), [1; 12], "alice"));

@@ -9,12 +9,10 @@ mod turnpike;
 mod upgraded;
 
 use std::{
-    collections::BTreeSet,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
@@ -25,7 +23,9 @@ pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{
     Load, PASSWORD, REALM, RUN, Reflect, Serve, USER, address_after, turnpike, upgradable,
 };
-pub(crate) use turnpike_testkit::{Dir, PATIENCE as SOON, alone::skip, eventually, need};
+pub(crate) use turnpike_testkit::{
+    Dir, PATIENCE as SOON, alone::skip, eventually, free_address, free_port, need,
+};
 pub(crate) use upgraded::{Upgraded, ends, lives};
 
 pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -44,27 +44,6 @@ pub(crate) fn has_ipv6() -> bool {
 /// Or why not.
 pub(crate) fn loopback_of(family: IpAddr) -> Result<(), &'static str> {
     UdpSocket::bind((family, 0)).map(drop).map_err(|_| "no IPv6 loopback address")
-}
-
-/// An even port that is free now for UDP and TCP, for programs that cannot choose one themselves. From a range of which the kernel
-/// gives nobody anything (ip_local_port_range) and in which no server has its relay ports, so that it stays free until it is used.
-pub(crate) fn free_port(address: IpAddr) -> u16 {
-    const FIRST: u16 = 10_000;
-    const PAIRS: u32 = 5_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    eventually("a free port", || {
-        // Test programs that run at the same time begin elsewhere.
-        let turn = std::process::id().wrapping_mul(401).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = FIRST + 2 * u16::try_from(turn % PAIRS).expect("less than PAIRS");
-        let is_free = UdpSocket::bind((address, port)).is_ok() && TcpListener::bind((address, port)).is_ok();
-        is_free.then_some(port)
-    })
-}
-
-#[test]
-fn a_free_port_is_given_to_one_caller_only() {
-    let ports: BTreeSet<u16> = (0..500).map(|_| free_port(V4)).collect();
-    assert_eq!(ports.len(), 500);
 }
 
 /// Whether this process may load programs into the kernel: in a user namespace of its own nobody may.

@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
+use serde_json::Value;
+
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
     client::{Client, bound, received},
@@ -46,6 +48,14 @@ fn across_of_all(server: &Server<'_>) -> u64 {
     server.across()
 }
 
+/// TC overtakes nothing. XDP may where the CPU of a virtual machine is taken away between driver and socket (docs/kernel.md): one in
+/// ten thousand is far above what was ever seen, and far below what a flow loses that changes sides without waiting.
+fn is_in_order(result: &Value, datapath: &str) {
+    let count = |name: &str| result[name].as_u64().expect("a count");
+    let allowed = if datapath == "xdp" { count("received") / 10_000 } else { 0 };
+    assert!(count("reordered") <= allowed, "{result}");
+}
+
 #[test]
 fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
     const TEST: &str = "kernel_path::order::a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load";
@@ -70,10 +80,9 @@ fn a_flow_that_is_now_thin_and_now_heavy_keeps_its_order_under_load() {
         for run in runs {
             let run = run.wait(SOON);
             assert_eq!(run.code, Some(0), "{}", run.output());
-            assert_eq!(run.result()["reordered"].as_u64(), Some(0), "{}", run.result());
+            is_in_order(&run.result(), datapath);
         }
-        let busy = busy.wait(SOON);
-        assert_eq!(busy.result()["reordered"].as_u64(), Some(0), "{}", busy.result());
+        is_in_order(&busy.wait(SOON).result(), datapath);
         let across = across_of_all(&server);
         assert!(across > 1000 && server.passes("settling") > 0, "{across}");
         let bulk = server.passes(reason_of_bulk(datapath));

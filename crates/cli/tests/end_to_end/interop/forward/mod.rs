@@ -9,7 +9,6 @@ mod together;
 
 use std::{
     fs,
-    net::SocketAddr,
     os::unix::{
         fs::{MetadataExt as _, PermissionsExt as _},
         process::CommandExt as _,
@@ -21,7 +20,7 @@ use std::{
 
 use turnpike_testkit::certificates;
 
-use crate::harness::{Finished, Program, SOON, V4, free_port, installed};
+use crate::harness::{Finished, Program, SOON, free_address, installed};
 
 /// The user without rights, on all Linux systems.
 const NOBODY: u32 = 65_534;
@@ -84,10 +83,6 @@ impl Drop for Workshop {
 
 fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
-}
-
-fn free_address() -> SocketAddr {
-    SocketAddr::new(V4, free_port(V4))
 }
 
 /// Or which is missing.

@@ -1,0 +1,106 @@
+//! Fuzz target: any text as the configuration of `serve`.
+
+use turnpike_testkit::fuzz;
+
+use super::*;
+use crate::{Secret, UserSecret};
+
+const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
+
+#[test]
+fn config() {
+    let defaults = Settings::default().to_toml();
+    fuzz::target("config", seeds, |bytes| {
+        // Files that a text names are what tests of their own are for, and a device is not to be read.
+        let Some(text) = str::from_utf8(bytes).ok().filter(|text| !text.contains("/dev/")) else { return };
+        match load(text) {
+            Err(mistakes) => are_bounded(&mistakes, text),
+            Ok(loaded) => {
+                let shown = loaded.settings.to_toml();
+                for secret in secrets(&loaded.settings) {
+                    let secret = secret.reveal();
+                    // One that stands elsewhere too may be shown there.
+                    if secret.len() >= 6 && text.matches(secret).count() == 1 && !defaults.contains(secret) {
+                        assert!(
+                            !shown.contains(secret) && !format!("{loaded:?}").contains(secret),
+                            "{secret}"
+                        );
+                    }
+                }
+                is_shown_as_it_is(loaded.settings, &shown);
+            }
+        }
+    });
+}
+
+fn load(text: &str) -> Result<Loaded, Mistakes> {
+    let mut problems = Vec::new();
+    let entries = entries_of(Path::new("t.toml"), text, &mut problems)?;
+    let sources = Sources::new(None, Vec::new(), Flags::new());
+    Ok(sources.merge(&entries, problems, |_| certificates::Found::default())?.0)
+}
+
+/// What is told of a text, and how much of it.
+pub(crate) fn are_bounded(mistakes: &Mistakes, text: &str) {
+    assert!(!mistakes.0.is_empty() && mistakes.0.len() <= text.len() + 16, "{}", mistakes.0.len());
+    let told: usize = mistakes.0.iter().map(|mistake| mistake.to_string().len()).sum();
+    assert!(told <= 4096 + 600 * text.len(), "{told} bytes for {}", text.len());
+    let lines = text.split('\n').count();
+    for mistake in &mistakes.0 {
+        if let Origin::File { line, column, .. } = &mistake.origin {
+            assert!(*line <= lines && *column <= text.len() + 1, "{mistake}");
+        }
+    }
+}
+
+fn secrets(settings: &Settings) -> Vec<&Secret> {
+    let realms = settings.realms.iter();
+    let users = settings.users.iter().chain(realms.clone().flat_map(|realm| &realm.users));
+    let passwords = users.filter_map(|user| match &user.secret {
+        UserSecret::Password(password) => Some(password),
+        UserSecret::Keys(_) => None,
+    });
+    passwords.chain(&settings.secrets).chain(realms.flat_map(|realm| &realm.secrets)).collect()
+}
+
+/// What is shown reads as the same, but for what is not shown.
+fn is_shown_as_it_is(mut first: Settings, shown: &str) {
+    if !secrets(&first).is_empty()
+        || !first.users.is_empty()
+        || !first.oauth.keys.is_empty()
+        || !first.realms.is_empty()
+    {
+        return;
+    }
+    let mut again = load(shown).unwrap_or_else(|mistakes| panic!("{mistakes}\n{shown}")).settings;
+    first.origins.clear();
+    again.origins.clear();
+    assert_eq!(first, again);
+}
+
+/// An example with all that it shows, whole and each section on its own, which is shorter.
+pub(crate) fn of_example(example: &str) -> Vec<Vec<u8>> {
+    let shown =
+        |line: &str| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned();
+    let all = example.lines().map(shown).collect::<Vec<_>>().join("\n");
+    let sections = all.split("\n[").map(|section| format!("[{section}").into_bytes());
+    [example.into(), all.clone().into_bytes()].into_iter().chain(sections).collect()
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = of_example(EXAMPLE);
+    seeds.extend(
+        [
+            "[auth]\nusers = [\"alice:correct horse\", { name = \"b\", key = \"0123456789abcdef0123456789abcdef\" }]\n",
+            "[[realm]]\nname = \"a\"\nsecrets = [\"a long secret\"]\nallocations = 7\n[log]\nlevel = \"info,turn=debug\"\n",
+            "[oauth]\nserver_name = \"t\"\n[[oauth.key]]\nkid = \"n\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 60\n",
+            "[[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"t.example\"\ntransports = [\"tls\"]\nwhen = \"always\"\n",
+            "listening-port=3478\nrealm=example.org\n",
+            "0.0.0.0 80 10.0.0.1 80\n",
+            "[[rule]]\nlisten = \"0.0.0.0:1\"\n",
+            "[sever]\nlisten = 3\nrealm = [1979-05-27T07:32:00Z, 0x10, 1e9, inf]\n\"a\\u0000b\" = '''\n'''\n",
+        ]
+        .map(|text| text.as_bytes().to_vec()),
+    );
+    seeds
+}

@@ -1,0 +1,322 @@
+//! How many allocations there may be, over all workers: of a user, of an address prefix, of a realm, in total. Touched by requests, never
+//! by packets.
+
+use std::{
+    borrow::Borrow,
+    hash::{BuildHasher, Hash},
+    net::IpAddr,
+    sync::PoisonError,
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use turnpike_turn::server::{QuotaRefusal, gate::user_key};
+
+use crate::{
+    Config, RealmLimits, SHARDS,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+type Counts<K = Box<str>> = HashMap<K, usize, RandomState>;
+
+/// Allocations per user, per address prefix, per realm and in total.
+pub(crate) struct Quotas {
+    total: AtomicUsize,
+    /// What a reload may change, and what realms hold. Few entries, touched twice per allocation.
+    realms: Mutex<Realms>,
+    hasher: RandomState,
+    /// By realm and identity: see [`user_key`].
+    users: [Mutex<Counts>; SHARDS],
+    prefixes: [Mutex<Counts<IpAddr>>; SHARDS],
+}
+
+#[derive(Default)]
+struct Realms {
+    most: usize,
+    most_per_prefix: usize,
+    most_per_user: usize,
+    limits: HashMap<Box<str>, RealmLimits, RandomState>,
+    held: Counts,
+}
+
+/// What holds for one that comes.
+struct Most {
+    in_total: usize,
+    in_realm: usize,
+    of_prefix: usize,
+    of_user: usize,
+}
+
+impl Quotas {
+    pub(crate) fn new(config: &Config) -> Self {
+        let quotas = Self {
+            total: AtomicUsize::new(0),
+            realms: Mutex::default(),
+            hasher: RandomState::default(),
+            users: std::array::from_fn(|_| Mutex::default()),
+            prefixes: std::array::from_fn(|_| Mutex::default()),
+        };
+        quotas.limit(config);
+        quotas
+    }
+
+    /// From now on the limits of this configuration hold for what comes; realms that are not named have none of their own.
+    pub(crate) fn limit(&self, config: &Config) {
+        let own = config.realm_limits.iter();
+        let limits = own.map(|limits| (limits.realm.as_str().into(), limits.clone())).collect();
+        let mut realms = self.realms();
+        realms.most = config.max_allocations;
+        realms.most_per_prefix = config.max_allocations_per_prefix.unwrap_or(usize::MAX);
+        realms.most_per_user = config.max_allocations_per_user;
+        realms.limits = limits;
+    }
+
+    /// Allocations of each realm that has any, in no order.
+    pub(crate) fn held(&self) -> Vec<(Box<str>, usize)> {
+        self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()
+    }
+
+    /// Users that have an allocation.
+    pub(crate) fn users(&self) -> usize {
+        self.users.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
+    /// Counts one more, or nothing. The limits of the user and of the prefix come first: whoever has reached one of those takes no place
+    /// in the realm or in total from others, not even until the refusal.
+    pub(crate) fn acquire(&self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
+        let (key, most) = (user_key(realm, identity), self.most(realm));
+        let key = key.as_str();
+        if !take(&mut self.lock(&self.users, key), key, most.of_user, || key.into()) {
+            return Err(QuotaRefusal::User);
+        }
+        let acquired = self.acquire_from(prefix, realm, &most);
+        if acquired.is_err() {
+            give_back(&mut self.lock(&self.users, key), key);
+        }
+        acquired
+    }
+
+    pub(crate) fn release(&self, realm: &str, identity: &str, prefix: IpAddr) {
+        let key = user_key(realm, identity);
+        if !give_back(&mut self.lock(&self.users, key.as_str()), key.as_str()) {
+            return;
+        }
+        give_back(&mut self.lock(&self.prefixes, &prefix), &prefix);
+        self.release_in(realm);
+        self.total.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn most(&self, realm: &str) -> Most {
+        let realms = self.realms();
+        let limits = realms.limits.get(realm);
+        Most {
+            in_total: realms.most,
+            in_realm: limits.and_then(|limits| limits.allocations).unwrap_or(usize::MAX),
+            of_prefix: realms.most_per_prefix,
+            of_user: limits.and_then(|limits| limits.allocations_per_user).unwrap_or(realms.most_per_user),
+        }
+    }
+
+    fn acquire_from(&self, prefix: IpAddr, realm: &str, most: &Most) -> Result<(), QuotaRefusal> {
+        // Without a limit they are counted all the same: there may be one later.
+        if !take(&mut self.lock(&self.prefixes, &prefix), &prefix, most.of_prefix, || prefix) {
+            return Err(QuotaRefusal::Prefix);
+        }
+        let acquired = self.acquire_in(realm, most);
+        if acquired.is_err() {
+            give_back(&mut self.lock(&self.prefixes, &prefix), &prefix);
+        }
+        acquired
+    }
+
+    fn acquire_in(&self, realm: &str, most: &Most) -> Result<(), QuotaRefusal> {
+        if !take(&mut self.realms().held, realm, most.in_realm, || realm.into()) {
+            return Err(QuotaRefusal::Total);
+        }
+        let within = |n: usize| (n < most.in_total).then_some(n + 1);
+        let counted = self.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
+        counted.map(|_| ()).map_err(|_| {
+            self.release_in(realm);
+            QuotaRefusal::Total
+        })
+    }
+
+    fn release_in(&self, realm: &str) {
+        give_back(&mut self.realms().held, realm);
+    }
+
+    fn realms(&self) -> MutexGuard<'_, Realms> {
+        self.realms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock<'q, T>(&self, shards: &'q [Mutex<T>; SHARDS], key: &(impl Hash + ?Sized)) -> MutexGuard<'q, T> {
+        #[expect(clippy::cast_possible_truncation, reason = "reduced to the number of shards")]
+        let index = self.hasher.hash_one(key) as usize % SHARDS;
+        shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts one more, unless there are as many as there may be.
+fn take<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(
+    counts: &mut Counts<K>,
+    key: &Q,
+    most: usize,
+    owned: impl FnOnce() -> K,
+) -> bool {
+    match counts.get_mut(key) {
+        Some(count) if *count < most => *count += 1,
+        None if most > 0 => _ = counts.insert(owned(), 1),
+        _ => return false,
+    }
+    true
+}
+
+/// Counts one less, and keeps no zeros. False if nothing was counted.
+fn give_back<K: Hash + Eq + Borrow<Q>, Q: Hash + Eq + ?Sized>(counts: &mut Counts<K>, key: &Q) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count -= 1;
+    if *count == 0 {
+        counts.remove(key);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REALM: &str = "here";
+    const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn limits(realm: &str, allocations: Option<usize>, allocations_per_user: Option<usize>) -> RealmLimits {
+        RealmLimits { realm: realm.to_owned(), allocations, allocations_per_user, ..RealmLimits::default() }
+    }
+
+    fn config(most: usize, most_per_user: usize, realm_limits: &[RealmLimits]) -> Config {
+        Config {
+            max_allocations: most,
+            max_allocations_per_user: most_per_user,
+            realm_limits: realm_limits.to_vec(),
+            ..Config::default()
+        }
+    }
+
+    fn quotas(most: usize, most_per_user: usize) -> Quotas {
+        Quotas::new(&config(most, most_per_user, &[]))
+    }
+
+    #[test]
+    fn a_user_at_the_limit_is_refused_and_leaves_the_total_alone() {
+        let quotas = quotas(10, 2);
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.total.load(Ordering::Relaxed), 2);
+        assert_eq!(quotas.held(), [(REALM.into(), 2)]);
+        assert_eq!(quotas.acquire(REALM, "b", HOME), Ok(()));
+    }
+
+    #[test]
+    fn a_user_at_the_limit_is_told_so_in_a_full_house_too() {
+        let quotas = quotas(1, 1);
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire(REALM, "b", HOME), Err(QuotaRefusal::Total));
+    }
+
+    #[test]
+    fn the_total_bounds_all_users_and_a_release_makes_room() {
+        let quotas = quotas(2, 2);
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire("there", "b", HOME), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "c", HOME), Err(QuotaRefusal::Total));
+        quotas.release(REALM, "a", HOME);
+        assert_eq!(quotas.acquire(REALM, "c", HOME), Ok(()));
+    }
+
+    #[test]
+    fn a_user_without_allocations_takes_no_memory() {
+        let quotas = quotas(10, 2);
+        quotas.limit(&config(10, 2, &[limits("full", Some(0), None), limits("closed", None, Some(0))]));
+        for _ in 0..1000 {
+            assert_eq!(quotas.acquire("closed", "a", HOME), Err(QuotaRefusal::User));
+            assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+            quotas.release(REALM, "a", HOME);
+            assert_eq!(quotas.acquire("full", "a", HOME), Err(QuotaRefusal::Total));
+        }
+        assert!(quotas.users.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(quotas.held().is_empty());
+        assert_eq!(quotas.total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_realm_has_limits_of_its_own_and_takes_nothing_from_another() {
+        let quotas = quotas(10, 2);
+        quotas.limit(&config(10, 2, &[limits("small", Some(2), Some(1))]));
+        assert_eq!(quotas.acquire("small", "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire("small", "a", HOME), Err(QuotaRefusal::User));
+        assert_eq!(quotas.acquire("small", "b", HOME), Ok(()));
+        assert_eq!(quotas.acquire("small", "c", HOME), Err(QuotaRefusal::Total));
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()), "a namesake elsewhere");
+        assert_eq!(quotas.acquire(REALM, "small\0c", HOME), Ok(()));
+        quotas.release(REALM, "small\0c", HOME);
+        quotas.release("small", "a", HOME);
+        assert_eq!(quotas.acquire("small", "c", HOME), Ok(()));
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.users()), (3, 3));
+    }
+
+    #[test]
+    fn new_limits_hold_for_what_comes_and_leave_what_is() {
+        let quotas = quotas(10, 2);
+        for user in ["a", "b", "c"] {
+            assert_eq!(quotas.acquire(REALM, user, HOME), Ok(()));
+        }
+        quotas.limit(&config(10, 2, &[limits(REALM, Some(2), None)]));
+        quotas.release(REALM, "a", HOME);
+        assert_eq!(quotas.acquire(REALM, "d", HOME), Err(QuotaRefusal::Total));
+        quotas.limit(&config(10, 2, &[]));
+        assert_eq!(quotas.acquire(REALM, "d", HOME), Ok(()));
+    }
+
+    #[test]
+    fn what_was_never_acquired_cannot_be_released() {
+        let quotas = quotas(10, 2);
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        quotas.release("there", "a", HOME);
+        quotas.release(REALM, "b", HOME);
+        assert_eq!(quotas.total.load(Ordering::Relaxed), 1);
+        assert_eq!(quotas.held(), [(REALM.into(), 1)]);
+    }
+
+    #[test]
+    fn a_prefix_at_the_limit_is_refused_and_leaves_all_else_alone() {
+        let mut config = config(10, 9, &[]);
+        config.max_allocations_per_prefix = Some(2);
+        let quotas = Quotas::new(&config);
+        let other = "2001:db8::".parse().unwrap();
+        assert_eq!(quotas.acquire(REALM, "a", HOME), Ok(()));
+        assert_eq!(quotas.acquire("there", "b", HOME), Ok(()));
+        assert_eq!(quotas.acquire(REALM, "c", HOME), Err(QuotaRefusal::Prefix));
+        assert_eq!((quotas.total.load(Ordering::Relaxed), quotas.held().len()), (2, 2));
+        assert!(quotas.users.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>() == 2);
+        assert_eq!(quotas.acquire(REALM, "c", other), Ok(()));
+        quotas.release(REALM, "a", HOME);
+        assert_eq!(quotas.acquire(REALM, "c", HOME), Ok(()));
+        // Lifted, and set again: what came meanwhile counts.
+        config.max_allocations_per_prefix = None;
+        quotas.limit(&config);
+        assert_eq!(quotas.acquire(REALM, "d", HOME), Ok(()));
+        config.max_allocations_per_prefix = Some(3);
+        quotas.limit(&config);
+        assert_eq!(quotas.acquire(REALM, "d", HOME), Err(QuotaRefusal::Prefix));
+        for (realm, user, prefix) in
+            [("there", "b", HOME), (REALM, "c", HOME), (REALM, "d", HOME), (REALM, "c", other)]
+        {
+            quotas.release(realm, user, prefix);
+        }
+        assert!(quotas.prefixes.iter().all(|shard| shard.lock().unwrap().is_empty()));
+    }
+}

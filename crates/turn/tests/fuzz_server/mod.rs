@@ -1,0 +1,481 @@
+//! Fuzz target: the whole server by a sequence of events: requests with any attributes, signed or not, data, ICMP errors, what the
+//! runtime and the credential store report and when, time, reloads, an upgrade. Whatever it does is held against a table that is kept
+//! from what it tells.
+
+mod requests;
+mod script;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use stun_types::message::Message;
+use turnpike_testkit::fuzz::{self, Input};
+use turnpike_turn::{
+    server::{
+        AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
+        CredentialQuery, Credentials, Effect, Family, Link, Moved, OpenRequest, OpenResult, PeerConnection,
+        PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Verdict,
+    },
+    time::Now,
+    wire::{
+        integrity::Key,
+        stun::{View, kind},
+    },
+};
+
+use self::{
+    requests::{RELAYED, client_numbered, peer, send},
+    script::seeds,
+};
+use crate::{
+    common::{TestGate, channel_data, client, everything, password, seed, streams},
+    server_effects::{Mirror, Session},
+};
+
+/// Beyond this many a sequence shows nothing new, and takes longer.
+const MOST_EVENTS: usize = 200;
+/// Quotas and limits, low enough to be reached.
+const PER_USER: usize = 3;
+const TOTAL: usize = 5;
+const MOST_BINDINGS: usize = 4;
+const MOST_CONNECTIONS: usize = 2;
+/// Bytes of a challenge that this configuration adds: a longer name of the realm, and that of the server in tokens.
+const CONFIGURED: usize = 8 + 20;
+/// What one call may leave in the queue: all that five allocations have.
+const MOST_EFFECTS: usize = TOTAL * (2 * MOST_BINDINGS + 2 * MOST_CONNECTIONS + 4);
+
+#[test]
+fn server() {
+    fuzz::target("server", seeds, |bytes| {
+        let mut input = Input::new(bytes);
+        let mut run = Run::new(input.byte());
+        for _ in 0..MOST_EVENTS {
+            if input.is_empty() {
+                break;
+            }
+            run.event(&mut input);
+            run.books_agree();
+        }
+        run.ends();
+    });
+}
+
+/// A server, what it has told, and what its runtime and its clients have of it.
+struct Run {
+    server: Server<TestGate>,
+    config: ServerConfig,
+    now: Now,
+    ports: u16,
+    table: Mirror,
+    client: Client,
+    /// The challenge that each client had last.
+    challenges: Vec<(Client, Vec<u8>, Vec<u8>)>,
+    /// Relay sockets to open; false where the allocation has ended meanwhile.
+    opening: Vec<(OpenRequest, bool)>,
+    connecting: Vec<ConnectRequest>,
+    timed_out: Vec<(AllocationId, ConnectionId)>,
+    lookups: Vec<CredentialQuery>,
+    connections: Vec<ConnectionId>,
+    tickets: Vec<Vec<u8>>,
+    reservation: Vec<u8>,
+    last: Vec<u8>,
+}
+
+impl Run {
+    fn new(flags: u8) -> Self {
+        let config = ServerConfig {
+            authenticate: flags & 1 == 0,
+            mobility: flags & 4 == 0,
+            max_permissions: MOST_BINDINGS,
+            max_channels: MOST_BINDINGS,
+            max_connections: MOST_CONNECTIONS,
+            listeners: streams().listeners,
+            ..everything()
+        };
+        let gate = TestGate {
+            per_user: PER_USER,
+            total: TOTAL,
+            later: flags & 2 != 0,
+            relayed: vec![(RELAYED.parse().expect("an address"), RelayTransport::Udp)],
+            ..TestGate::default()
+        };
+        Self {
+            server: Server::of_many(Arc::new(config.clone()), gate, Seat::ONLY, seed(Seat::ONLY)),
+            config,
+            now: Now { ms: 1_000_000, unix: 1_800_000_000 },
+            ports: 50_000,
+            table: Mirror::default(),
+            client: client(40_000),
+            challenges: Vec::new(),
+            opening: Vec::new(),
+            connecting: Vec::new(),
+            timed_out: Vec::new(),
+            lookups: Vec::new(),
+            connections: Vec::new(),
+            tickets: Vec::new(),
+            reservation: Vec::new(),
+            last: Vec::new(),
+        }
+    }
+
+    fn event(&mut self, input: &mut Input<'_>) {
+        match input.below(20) {
+            0 => self.datagram(input.long_bytes()),
+            1 | 2 => {
+                let request = self.request(input);
+                self.datagram(&request);
+            }
+            3 => {
+                if let Some(request) = self.signed_again(input.long_bytes()) {
+                    self.datagram(&request);
+                }
+            }
+            4 => self.datagram(&channel_data(0x4000 + u16::from(input.below(6)), input.bytes())),
+            5 => self.datagram(&send(input.byte(), input.bytes())),
+            6 => self.datagram(&self.last.clone()),
+            7 => self.client = client_numbered(input.byte()),
+            8 => self.sleep(input.u16().into()),
+            9 => self.open(input),
+            10 => self.peer_sends(input),
+            11 => self.icmp(input),
+            12 => self.connect(input),
+            13 => self.peer_connects(input),
+            14 => self.connection_ends(input),
+            15 => self.disconnect(input),
+            16 => self.answer(input),
+            17 => self.reconfigure(input),
+            18 => self.end_some(input),
+            _ => self.upgrade(),
+        }
+        self.hear();
+    }
+
+    fn sleep(&mut self, seconds: u64) {
+        self.now.ms += seconds * 1000;
+        self.now.unix += seconds;
+        self.server.handle_timeout(self.now);
+    }
+
+    // What clients send.
+
+    fn datagram(&mut self, bytes: &[u8]) {
+        self.last = bytes.to_vec();
+        let source = Source { client: self.client, link: Link(self.client.address.port().into()) };
+        match self.server.from_client(self.now, &source, bytes) {
+            Verdict::ToPeer { relay, peer, payload, .. } => {
+                // One without bytes may stand where the datagram ends.
+                let is_within = payload.is_empty() || bytes.as_ptr_range().contains(&payload.as_ptr());
+                assert!(payload.len() < bytes.len() && is_within);
+                // It may be what moves the allocation to where it came from.
+                self.hear();
+                self.may_be_sent(relay, peer, bytes);
+            }
+            Verdict::ToClient { .. } => panic!("a client's datagram went to a client"),
+            Verdict::Reply { client, bytes: reply, .. } => {
+                assert_eq!(client.address.ip(), self.client.address.ip(), "an answer to somebody else");
+                let (request, answer) = (View::new_checked(bytes), View::new_checked(reply));
+                let (request, answer) = (request.expect("it is answered"), answer.expect("ours"));
+                assert_eq!(answer.header().transaction, request.header().transaction);
+                assert_eq!(answer.has_fingerprint(), request.has_fingerprint());
+                if self.config.authenticate && answer.mac().is_none() {
+                    let most = 3 * bytes.len() + CONFIGURED;
+                    assert!(reply.len() <= most, "{} bytes for {}", reply.len(), bytes.len());
+                }
+                let reply = reply.to_vec();
+                self.learn(self.client, &reply);
+            }
+            Verdict::Drop(_) => {}
+            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
+        }
+    }
+
+    fn may_be_sent(&self, relay: RelayId, peer: SocketAddr, datagram: &[u8]) {
+        let session = self.session(relay.allocation);
+        assert_eq!(session.client, self.client);
+        assert!(session.permissions.contains_key(&peer.ip()), "nobody has permitted {peer}");
+        assert!(self.config.peers.permits_endpoint(peer), "{peer} is refused to all");
+        if datagram[0] & 0xC0 == 0x40 {
+            let number = u16::from_be_bytes([datagram[0], datagram[1]]);
+            assert_eq!(session.channels.get(&number).map(|(peer, _)| *peer), Some(peer));
+        }
+    }
+
+    /// What a client takes from an answer, which the oracle reads as we do.
+    fn learn(&mut self, client: Client, reply: &[u8]) {
+        assert!(reply.len() <= 2048, "{} bytes", reply.len());
+        assert!(Message::from_bytes(reply).is_ok(), "the oracle reads it: {reply:02x?}");
+        let view = View::new_checked(reply).expect("ours");
+        if let (Some(realm), Some(nonce)) = (view.get(kind::REALM), view.get(kind::NONCE)) {
+            self.challenges.retain(|(known, ..)| *known != client);
+            self.challenges.push((client, realm.to_vec(), nonce.to_vec()));
+        }
+        self.tickets.extend(view.get(kind::MOBILITY_TICKET).map(<[u8]>::to_vec));
+        if let Some(token) = view.get(kind::RESERVATION_TOKEN) {
+            self.reservation = token.to_vec();
+        }
+    }
+
+    // What the runtime does.
+
+    fn open(&mut self, input: &mut Input<'_>) {
+        if self.opening.is_empty() {
+            return;
+        }
+        let (request, _) = self.opening.remove(usize::from(input.byte()) % self.opening.len());
+        let how = input.byte();
+        let mut result = |family, how: u8| match how & 3 {
+            0 | 1 => {
+                self.ports += 2;
+                let ip: IpAddr = match family {
+                    Family::V4 => [203, 0, 113, 1].into(),
+                    Family::V6 => [0x2001, 0xDB8, 0, 0, 0, 0, 0, 1].into(),
+                };
+                OpenResult::Opened { relayed: (ip, self.ports).into() }
+            }
+            2 => OpenResult::NoCapacity,
+            _ => OpenResult::UnsupportedFamily,
+        };
+        let first = result(request.first.family, how);
+        let second = request.second.map(|second| result(second.family, how >> 2));
+        let reply = late(self.server.opened(self.now, request.allocation, first, second));
+        self.learn_late(reply);
+    }
+
+    fn peer_sends(&mut self, input: &mut Input<'_>) {
+        let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
+        let relay = RelayId { allocation, family: family(from) };
+        let session = self.table.get(allocation).expect("it has been told");
+        let passes = session.permissions.contains_key(&from.ip()) && !session.is_away;
+        match self.server.from_peer(self.now, relay, from, input.bytes()) {
+            Verdict::ToClient { client, .. } => assert_eq!((client, passes), (session.client, true)),
+            Verdict::Drop(Some(_)) => assert!(!passes, "{from} has a permission"),
+            _ => panic!("neither passed on nor dropped"),
+        }
+    }
+
+    fn icmp(&mut self, input: &mut Input<'_>) {
+        let (Some(allocation), to) = (self.some_allocation(input), peer(input.byte())) else { return };
+        let relay = RelayId { allocation, family: family(to) };
+        let (icmp_type, code, info) = (input.below(13), input.byte(), input.u32());
+        if let Verdict::Reply { client, .. } =
+            self.server.from_icmp(self.now, relay, to, icmp_type, code, info)
+        {
+            let session = self.session(allocation);
+            assert!(client == session.client && session.permissions.contains_key(&to.ip()));
+        }
+    }
+
+    fn connect(&mut self, input: &mut Input<'_>) {
+        if self.connecting.is_empty() {
+            return;
+        }
+        let request = self.connecting.remove(usize::from(input.byte()) % self.connecting.len());
+        let result = *input.choice(&[Ok(()), Err(ConnectError::Failed), Err(ConnectError::NoCapacity)]);
+        let allocation = request.relay.allocation;
+        let reply = late(self.server.connected(self.now, allocation, request.connection, result));
+        self.learn_late(reply);
+        if result.is_ok() {
+            self.connections.push(request.connection);
+        }
+    }
+
+    fn peer_connects(&mut self, input: &mut Input<'_>) {
+        let (Some(allocation), from) = (self.some_allocation(input), peer(input.byte())) else { return };
+        let relay = RelayId { allocation, family: family(from) };
+        let session = self.table.get(allocation).expect("it has been told");
+        if let PeerConnection::Accept { connection, client, bytes, .. } =
+            self.server.peer_connected(self.now, relay, from)
+        {
+            assert!(client == session.client && session.permissions.contains_key(&from.ip()));
+            assert!(View::new_checked(bytes).is_ok());
+            self.connections.push(connection);
+        }
+    }
+
+    fn connection_ends(&mut self, input: &mut Input<'_>) {
+        if !self.connections.is_empty() {
+            let at = usize::from(input.byte()) % self.connections.len();
+            self.server.connection_ended(self.now, self.connections.remove(at), 1, 2);
+        }
+    }
+
+    fn disconnect(&mut self, input: &mut Input<'_>) {
+        let client = client_numbered(input.byte());
+        if self.config.listener(client.listener).transport.is_stream() {
+            self.server.disconnected(self.now, &client);
+        }
+    }
+
+    fn answer(&mut self, input: &mut Input<'_>) {
+        if self.lookups.is_empty() {
+            return;
+        }
+        let query = self.lookups.remove(usize::from(input.byte()) % self.lookups.len());
+        let name: Box<str> = match query.user {
+            Asked::Name(name) => name,
+            Asked::Hash(_) => "alice".into(),
+        };
+        let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
+        let found = match input.below(5) {
+            0 | 1 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![key] },
+            2 => Credentials::NoSuchUser,
+            3 => Credentials::Expired { ago: 5 },
+            _ => Credentials::Unavailable,
+        };
+        let reply = late(self.server.credentials(self.now, query.lookup, found));
+        self.learn_late(reply);
+    }
+
+    fn reconfigure(&mut self, input: &mut Input<'_>) {
+        let how = input.byte();
+        let denied = if how & 1 == 0 { vec![] } else { vec!["198.41.0.0/31".parse().expect("a network")] };
+        self.config.peers = PeerRules { deny: denied, ..PeerRules::default() };
+        self.config.mobility = how & 2 == 0;
+        self.config.tcp_relay = how & 4 == 0;
+        self.config.tenants = if how & 8 == 0 { everything().tenants } else { Vec::new() };
+        self.server.reconfigure(self.now, Arc::new(self.config.clone()));
+    }
+
+    fn end_some(&mut self, input: &mut Input<'_>) {
+        match input.below(8) {
+            0 => self.server.drain(),
+            1 => self.server.close_all(self.now, ClosedReason::Shutdown),
+            _ => {
+                if let Some(allocation) = self.some_allocation(input) {
+                    assert!(self.server.close_one(self.now, allocation, ClosedReason::Administrator));
+                }
+            }
+        }
+    }
+
+    /// Another process takes over: what can be written goes along, the rest ends.
+    fn upgrade(&mut self) {
+        let written = self.table.iter().map(|(id, session)| {
+            let mut moved = self.server.snapshot(self.now, id).expect("it has its sockets");
+            moved.keep_arrival(|_| false);
+            (session.client, session.is_away, serde_json::to_string(&moved).expect("plain data"))
+        });
+        let written: Vec<_> = written.collect();
+        self.server.close_all(self.now, ClosedReason::Shutdown);
+        self.hear();
+        let gate = self.server.gate_mut().clone();
+        self.server = Server::of_many(Arc::new(self.config.clone()), gate, Seat::ONLY, seed(Seat::ONLY));
+        self.opening.clear();
+        self.lookups.clear();
+        for (client, is_away, text) in &written {
+            let moved: Moved = serde_json::from_str(text).expect("what was written is read");
+            let restored = self.server.restore(self.now, moved, Link(9));
+            let restored = restored.unwrap_or_else(|_| panic!("there is room"));
+            self.hear();
+            assert_eq!(self.session(restored).client, *client);
+            self.table.get_mut(restored).expect("it is there").is_away = *is_away;
+        }
+        assert_eq!(self.table.len(), written.len());
+    }
+
+    fn some_allocation(&self, input: &mut Input<'_>) -> Option<AllocationId> {
+        let number = usize::from(input.byte());
+        let (allocation, _) = self.table.iter().nth(number.checked_rem(self.table.len())?)?;
+        Some(allocation)
+    }
+
+    fn session(&self, allocation: AllocationId) -> &Session {
+        self.table.get(allocation).expect("an allocation that has been told")
+    }
+
+    fn learn_late(&mut self, reply: Option<(Client, Vec<u8>)>) {
+        reply.into_iter().for_each(|(client, reply)| self.learn(client, &reply));
+    }
+
+    // What must hold.
+
+    /// Takes all that is told, into the table and to the runtime.
+    fn hear(&mut self) {
+        let mut told = 0;
+        while let Some(effect) = self.server.poll_effect() {
+            told += 1;
+            self.table.hear(&effect);
+            match effect {
+                Effect::Open(request) => self.opening.push((request, true)),
+                Effect::Connect(request) => {
+                    assert!(self.config.peers.permits_endpoint(request.peer));
+                    self.connecting.push(request);
+                }
+                Effect::LookUp(query) => self.lookups.push(query),
+                Effect::Closed { allocation, .. } => {
+                    self.connecting.retain(|request| request.relay.allocation != allocation);
+                    let ended = self.opening.iter_mut().find(|(request, _)| request.allocation == allocation);
+                    ended.into_iter().for_each(|(_, exists)| *exists = false);
+                }
+                Effect::ConnectionClosed { connection, .. } => {
+                    self.connecting.retain(|request| request.connection != connection);
+                    self.connections.retain(|known| *known != connection);
+                }
+                Effect::ConnectTimedOut { allocation, connection } => {
+                    self.connecting.retain(|request| request.connection != connection);
+                    self.timed_out.push((allocation, connection));
+                }
+                Effect::HandOver { .. }
+                | Effect::Forward { .. }
+                | Effect::Fetch { .. }
+                | Effect::Move(_)
+                | Effect::Answer { .. }
+                | Effect::Exported { .. }
+                | Effect::Returned { .. } => panic!("there is one worker"),
+                _ => {}
+            }
+        }
+        assert!(told <= MOST_EFFECTS, "{told} effects of one event");
+        if let Some((allocation, connection)) = self.timed_out.pop() {
+            let reply =
+                late(self.server.connected(self.now, allocation, connection, Err(ConnectError::TimedOut)));
+            self.learn_late(reply);
+            self.hear();
+        }
+    }
+
+    fn books_agree(&mut self) {
+        let opening = self.opening.iter().filter(|(_, exists)| *exists).count();
+        let allocations = self.table.len() + opening;
+        assert_eq!(self.server.allocations(), allocations);
+        assert_eq!(self.server.gate_mut().held(), allocations);
+        assert!(allocations <= TOTAL);
+        assert!(self.server.connections() <= MOST_CONNECTIONS * allocations);
+        // Those whose sockets are being opened wait for the runtime, not for a time.
+        assert!(self.table.len() == 0 || self.server.poll_timeout().is_some());
+        for (_, session) in self.table.iter() {
+            assert!(session.permissions.len() <= MOST_BINDINGS && session.channels.len() <= MOST_BINDINGS);
+        }
+    }
+
+    /// Nothing stays that nobody refreshes.
+    fn ends(mut self) {
+        for (request, _) in std::mem::take(&mut self.opening) {
+            let second = request.second.map(|_| OpenResult::NoCapacity);
+            let _ = late(self.server.opened(self.now, request.allocation, OpenResult::NoCapacity, second));
+        }
+        self.hear();
+        self.sleep(60);
+        self.hear();
+        self.sleep(2 * u64::from(self.config.max_lifetime));
+        self.hear();
+        assert_eq!((self.server.allocations(), self.server.connections()), (0, 0));
+        assert_eq!((self.server.gate_mut().held(), self.table.len()), (0, 0));
+        assert_eq!(self.server.poll_timeout(), None);
+    }
+}
+
+fn family(peer: SocketAddr) -> Family {
+    if peer.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+/// The answer to what was asked before.
+fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
+    match verdict {
+        Verdict::Reply { client, bytes, .. } => Some((client, bytes.to_vec())),
+        Verdict::Drop(_) => None,
+        Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Wait(_) => panic!("no datagram was fed"),
+    }
+}

@@ -1,0 +1,163 @@
+//! The server against a model of it: `reference.rs` and its like say in sets and deadlines what it has to do, and random plays of
+//! requests, data, time, reloads, moves between workers and upgrades are given to both, over a network that loses, repeats and
+//! reorders (`network.rs`). After each step all is compared: what was delivered where with which bytes, who may talk to whom, each
+//! counter, each quota, each relay socket and each connection; and at the end nothing is left.
+//!
+//! `cargo test` plays a fixed set. For as long as you like, with other seeds:
+//!
+//! ```text
+//! TURNPIKE_MODEL_MINUTES=60 cargo test --release --workspace --test turn model:: -- --nocapture
+//! TURNPIKE_MODEL_SEED=17 ...          begins with this seed: the one that a failure names
+//! ```
+//!
+//! Left out, because they have tests of their own and nothing of it outlives a request: NAT discovery, other servers (300), tokens
+//! (RFC 7635), which realm a challenge names to which web page, how malformed messages are told apart, and what is said for a log.
+
+#![expect(
+    clippy::wrong_self_convention,
+    reason = "the server's words: what comes from clients and from peers"
+)]
+#![expect(clippy::result_large_err, clippy::large_enum_variant, reason = "few are made, none is kept")]
+
+mod cast;
+mod clients;
+mod message;
+mod moves;
+mod network;
+mod reference;
+mod requests;
+mod runtime;
+mod step;
+
+use std::{
+    cell::RefCell,
+    env,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use turnpike_turn::server::Stats;
+
+use network::Network;
+use step::{Mix, plays};
+
+/// Plays of one seed.
+const PLAYS: u32 = 150;
+
+#[test]
+fn data_passes_exactly_where_the_model_lets_it() {
+    run(Mix::Data);
+}
+
+#[test]
+fn allocations_follow_their_clients_as_the_model_says() {
+    run(Mix::Moves);
+}
+
+#[test]
+fn connections_are_made_and_bound_as_the_model_says() {
+    run(Mix::Connections);
+}
+
+/// The fixed set, or new seeds for as long as the environment says.
+fn run(mix: Mix) {
+    let number = |name| env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
+    let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let Some(minutes) = number("TURNPIKE_MODEL_MINUTES") else {
+        let first = number("TURNPIKE_MODEL_SEED").unwrap_or(1);
+        let reached = RefCell::new(Stats::default());
+        (first..first + 3).for_each(|seed| play(mix, seed, &reached));
+        for (family, label) in must_reach(mix) {
+            let named = |label: Option<(&str, &'static str)>| label.map_or("", |(_, value)| value);
+            let count = |(name, of, value)| (name == *family && named(of) == *label).then_some(value);
+            let count = reached.borrow().counters().find_map(count);
+            assert!(count.is_some_and(|count| count > 0), "no play has come to {family} {label}");
+        }
+        return;
+    };
+    let until = since_epoch() + Duration::from_secs(60 * minutes);
+    let mut seed = number("TURNPIKE_MODEL_SEED").unwrap_or_else(|| since_epoch().as_secs());
+    let reached = RefCell::new(Stats::default());
+    while since_epoch() < until {
+        println!("{mix:?}, seed {seed}");
+        play(mix, seed, &reached);
+        seed += 1;
+    }
+}
+
+/// What a fixed set that is worth something comes to: families of counters with their labels.
+fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
+    match mix {
+        Mix::Data => &[
+            ("relayed_datagrams", "to_peer"),
+            ("relayed_datagrams", "to_client"),
+            ("successes", "channel_bind"),
+            ("successes", "create_permission"),
+            ("limit_refusals", "channels"),
+            ("limit_refusals", "permissions"),
+            ("limit_refusals", "user"),
+            ("limit_refusals", "total"),
+            ("dropped_datagrams", "no_permission"),
+            ("dropped_datagrams", "stale_relay"),
+            ("allocations_closed", "expired"),
+            ("allocations_closed", "administrator"),
+            ("retransmits_answered", ""),
+            ("error_responses", "500"),
+            ("icmp_relayed", ""),
+        ],
+        Mix::Moves => &[
+            ("mobility", "arrived"),
+            ("mobility", "moved"),
+            ("mobility", "kept"),
+            ("mobility", "forwarded"),
+            ("mobility", "exported"),
+            ("mobility", "imported"),
+            ("mobility", "ticket_invalid"),
+            ("mobility", "ticket_replayed"),
+            ("dropped_datagrams", "client_away"),
+            ("credentials_refused", "wrong_user"),
+        ],
+        Mix::Connections => &[
+            ("peer_connections", "connected"),
+            ("peer_connections", "connect_failed"),
+            ("peer_connections", "accepted"),
+            ("peer_connections", "bound"),
+            ("peer_connections", "unbound"),
+            ("peer_connections", "ended"),
+            ("peer_connections", "handed_over"),
+            ("limit_refusals", "connections"),
+            ("limit_refusals", "connections_total"),
+            ("error_responses", "446"),
+            ("error_responses", "447"),
+        ],
+    }
+}
+
+/// The plays of one seed; what they have counted is added up.
+fn play(mix: Mix, seed: u64, reached: &RefCell<Stats>) {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let config = Config {
+        cases: PLAYS,
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        // Milliseconds.
+        max_shrink_time: 120_000,
+        ..Config::default()
+    };
+    let result = TestRunner::new_with_rng(config, rng).run(&plays(mix), |(setup, steps)| {
+        let mut network = Network::new(setup);
+        for step in &steps {
+            network.step(step);
+        }
+        for desk in &network.model.workers {
+            reached.borrow_mut().merge(&desk.stats);
+        }
+        network.finish();
+        Ok(())
+    });
+    if let Err(failure) = result {
+        panic!("{mix:?}, seed {seed} (TURNPIKE_MODEL_SEED): {failure}");
+    }
+}

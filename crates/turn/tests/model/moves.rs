@@ -1,0 +1,377 @@
+//! How allocations follow their clients (RFC 8016), in the model.
+
+use std::net::IpAddr;
+
+use turnpike_turn::server::{
+    AllocationId, Client, ClosedReason, DropReason, Effect, Link, RelayTransport, Source,
+    stats::MobilityEvent,
+};
+
+use super::{
+    message::{Answer, Told},
+    reference::{
+        Arrival, Delivery, Expectation, Expected, Goes, LastArrival, Mobility, Model, Place, Ticket,
+    },
+    requests::{Asking, Outcome},
+};
+
+/// For so long a Refresh with a ticket is known when it comes again.
+const REMEMBERED_MS: u64 = 40_000;
+
+impl Mobility {
+    /// Whether this is the last Refresh with a ticket again.
+    fn is_repeated(&self, asking: &Asking<'_>, now: u64) -> bool {
+        self.last.is_some_and(|last| {
+            (last.client, last.transaction) == (asking.client(), asking.request.transaction)
+                && now - last.at < REMEMBERED_MS
+        })
+    }
+
+    /// Whether a client that has sent so many datagrams may have no better ticket.
+    fn is_held(&self, counter: u32, sent: u64) -> bool {
+        let is_spent =
+            |(spent, then): (u32, Option<u64>)| spent == counter && then.is_none_or(|then| then == sent);
+        counter == self.counter || self.spent.is_some_and(is_spent)
+    }
+
+    /// It has moved: for its client's data, which shows that the client has the new ticket, or after so many datagrams without any.
+    fn moved(&mut self, without: Option<u64>) {
+        self.spent = match (self.spent, without) {
+            (Some((counter, _)), Some(sent)) => Some((counter, Some(sent))),
+            _ => None,
+        };
+    }
+}
+
+impl Model {
+    /// The ticket that is good for an allocation now, once its bytes are known.
+    pub(super) fn ticket(&self, number: usize) -> Option<Ticket> {
+        let mobility = self.allocations[number].mobility.as_ref()?;
+        Some(Ticket { number, counter: mobility.counter, via: mobility.via, owner: mobility.owner })
+    }
+
+    /// Whether an allocation has this 5-tuple at a worker, or will have.
+    pub(super) fn is_known(&mut self, at: usize, client: &Client) -> bool {
+        self.home(at, client).is_some() || self.expected(at, client).is_some()
+    }
+
+    /// Which allocation of this worker arrives at a 5-tuple. That of another worker is fetched, once.
+    pub(super) fn arrival(&mut self, at: usize, source: Source) -> Result<Option<usize>, Expected> {
+        let Some(expected) = self.expected(at, &source.client) else { return Ok(None) };
+        if expected.owner == at {
+            return Ok(Some(expected.number));
+        }
+        if std::mem::replace(&mut expected.asked, true) {
+            return Err(Expected::Drop(DropReason::Moving));
+        }
+        let Expectation { owner, number, .. } = *expected;
+        let owner = u16::try_from(owner).expect("few workers");
+        Err(Expected::Goes(Goes::Fetch { owner, number }))
+    }
+
+    /// The addresses at which the client of an allocation may have learned its nonce, if this ticket lets it.
+    pub(super) fn learned_before_moving(&self, asking: &Asking<'_>, ticket: Ticket) -> Option<Vec<IpAddr>> {
+        let it = &self.allocations[ticket.number];
+        let mobility = it.mobility.as_ref()?;
+        if ticket.counter != mobility.counter && !mobility.is_repeated(asking, self.ms) {
+            return None;
+        }
+        let arriving = mobility.arriving.map(|(source, _)| source.client.address.ip());
+        Some([Some(it.client.address.ip()), arriving].into_iter().flatten().collect())
+    }
+
+    /// The allocation that a Refresh with a ticket is about, and which of its tickets that is; or the answer.
+    pub(super) fn presented(&mut self, asking: &Asking<'_>, ticket: &[u8]) -> Result<(usize, u32), Outcome> {
+        let (at, client, now) = (asking.at, asking.client(), self.ms);
+        if !self.workers[at].rules.mobility {
+            return Err(Ok(self.fail(asking, 405)));
+        }
+        let Some(ticket) = self.tickets.get(ticket).copied() else {
+            self.mobility_event(at, MobilityEvent::TicketInvalid);
+            return Err(Ok(self.fail(asking, 400)));
+        };
+        let number = ticket.number;
+        if !self.owns(at, number) {
+            return Err(self.ask_owner(asking, ticket));
+        }
+        let it = &self.allocations[number];
+        if (it.realm, it.user) != asking.who {
+            return Err(Ok(self.wrong_user(asking)));
+        }
+        let Some(mobility) = it.mobility.clone() else { return Err(Ok(self.fail(asking, 437))) };
+        let arriving = mobility.arriving.filter(|(source, _)| source.client == client);
+        if let Some(last) = mobility.last.filter(|_| mobility.is_repeated(asking, now)) {
+            // What was said of it may have been lost together with the answer.
+            if arriving.is_some_and(|(_, worker)| asking.delivery == forwarded_by(worker)) {
+                self.say_who_arrives(asking, number);
+            }
+            self.stats(at).retransmits += 1;
+            let told = Told::Refreshed { lifetime: last.granted, ticket: Some(number) };
+            return Err(Ok(self.succeed(asking, told)));
+        }
+        if !mobility.is_held(ticket.counter, it.to_peer.0) {
+            self.mobility_event(at, MobilityEvent::TicketReplayed);
+            return Err(Ok(self.fail(asking, 400)));
+        }
+        let at_home = it.client == client && !it.away;
+        let is_newest = ticket.counter == mobility.counter;
+        let came_itself = !matches!(asking.delivery, Delivery::Forwarded(_));
+        let has_no_stream = it.transport == RelayTransport::Tcp && !Self::is_stream(&client);
+        if at_home || (arriving.is_some() && is_newest && came_itself) || has_no_stream {
+            return Err(Ok(self.fail(asking, 400)));
+        }
+        if arriving.is_none() && self.is_known(at, &client) {
+            return Err(Ok(self.fail(asking, 437)));
+        }
+        Ok((number, ticket.counter))
+    }
+
+    /// A genuine ticket, whose allocation is not here. Two workers may have it; the one where the client was is asked first.
+    fn ask_owner(&mut self, asking: &Asking<'_>, ticket: Ticket) -> Outcome {
+        let (at, client) = (asking.at, asking.client());
+        let next = match asking.delivery {
+            Delivery::Direct if at == ticket.via => ticket.owner,
+            Delivery::Direct => ticket.via,
+            Delivery::Forwarded(asked) if usize::from(asked) == ticket.owner => at,
+            _ if at == ticket.via => ticket.owner,
+            _ => at,
+        };
+        let other = self.expected(at, &client).is_some_and(|expected| expected.number != ticket.number);
+        if next == at || next >= self.workers.len() || self.home(at, &client).is_some() || other {
+            return Ok(self.fail(asking, 437));
+        }
+        self.mobility_event(at, MobilityEvent::Forwarded);
+        let worker = u16::try_from(next).expect("few workers");
+        Err(Expected::Goes(if Self::is_stream(&client) {
+            Goes::HandOver { worker }
+        } else {
+            let via = match asking.delivery {
+                Delivery::Forwarded(via) => via,
+                _ => u16::try_from(at).expect("few workers"),
+            };
+            Goes::Forward { worker, via }
+        }))
+    }
+
+    /// A Refresh with a ticket has succeeded: the new 5-tuple arrives, and there is a new ticket.
+    pub(super) fn arrive(&mut self, asking: &Asking<'_>, number: usize, granted: u32, presented: u32) {
+        let (at, source, now) = (asking.at, asking.source, self.ms);
+        let worker = match asking.delivery {
+            Delivery::Forwarded(via) => usize::from(via),
+            _ => at,
+        };
+        let (client, transaction) = (asking.client(), asking.request.transaction);
+        let it = &mut self.allocations[number];
+        let away = it.away;
+        let mobility = it.mobility.as_mut().expect("a ticket was given for it");
+        mobility.counter += 1;
+        (mobility.via, mobility.owner) = (worker, at);
+        mobility.spent = Some((presented, None));
+        mobility.last = Some(LastArrival { client, transaction, at: now, granted });
+        mobility.arriving = Some((source, worker));
+        self.forget(at, number);
+        self.mobility_event(at, MobilityEvent::Arrived);
+        if worker != at {
+            self.say_who_arrives(asking, number);
+            if away {
+                self.moving.push_back(number);
+            }
+        } else if away {
+            self.settle(at, number, source, false);
+        } else {
+            self.displace(at, &client);
+            let (owner, asked, until) = (at, false, None);
+            self.workers[at].expected.push(Expectation { client, number, owner, asked, until });
+        }
+    }
+
+    /// The client that an allocation arrives at, and that one's worker.
+    pub(super) fn arriving(&self, number: usize) -> Option<(Source, usize)> {
+        self.allocations[number].mobility.as_ref()?.arriving
+    }
+
+    fn say_who_arrives(&mut self, asking: &Asking<'_>, number: usize) {
+        let patience_ms = self.allocations[number].left_ms(self.ms);
+        self.announce(Arrival { client: asking.client(), number, owner: asking.at, patience_ms });
+    }
+
+    /// Its client has been heard from there, or there is no other 5-tuple: the allocation moves within its worker.
+    pub(super) fn settle(&mut self, at: usize, number: usize, source: Source, spoke: bool) {
+        let Source { client, link } = source;
+        self.workers[at].expected.retain(|it| it.client != client);
+        let it = &mut self.allocations[number];
+        let was = (!it.away).then_some(it.client);
+        (it.client, it.link, it.away) = (client, link, false);
+        let sent = it.to_peer.0;
+        if let Some(mobility) = &mut it.mobility {
+            mobility.arriving = None;
+            mobility.moved((!spoke).then_some(sent));
+        }
+        let (allocation, padded) = (it.id(), Self::is_stream(&client));
+        self.mobility_event(at, MobilityEvent::Moved);
+        self.told.push_back(Effect::Moved { allocation, was, client, link, padded, from: None });
+    }
+
+    /// Whoever was expected there is so no more. An allocation of this worker stays where it was.
+    fn displace(&mut self, at: usize, client: &Client) {
+        let expected = &mut self.workers[at].expected;
+        let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
+        let gone = expected.remove(place);
+        let is_its = |source: &Source| source.client == *client;
+        if gone.owner == at
+            && let Some(mobility) = &mut self.allocations[gone.number].mobility
+            && mobility.arriving.is_some_and(|(source, _)| is_its(&source))
+        {
+            mobility.arriving = None;
+        }
+    }
+
+    /// This worker shall wait for the first data of a client whose allocation another one has.
+    pub(super) fn expect(&mut self, at: usize, arrival: Arrival) {
+        let Arrival { client, number, owner, patience_ms } = arrival;
+        if self.home(at, &client).is_some() {
+            return;
+        }
+        let until = Some(self.ms + patience_ms);
+        let expected = &mut self.workers[at].expected;
+        let is_same = |it: &&mut Expectation| (it.client, it.number, it.owner) == (client, number, owner);
+        if let Some(same) = expected.iter_mut().find(is_same) {
+            same.until = until;
+            return;
+        }
+        expected.retain(|it| it.until.is_none() || it.number != number);
+        self.displace(at, &client);
+        self.workers[at].expected.push(Expectation { client, number, owner, asked: false, until });
+    }
+
+    /// Gives an allocation away, if its client is expected there.
+    pub(super) fn export(&mut self, at: usize, number: usize, client: Client, to: usize) -> bool {
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let arriving = it.mobility.as_ref().and_then(|mobility| mobility.arriving);
+        let is_its = arriving.is_some_and(|(source, worker)| (source.client, worker) == (client, to));
+        if !it.is_at(at) || !is_its || it.transport == RelayTransport::Tcp {
+            return false;
+        }
+        let without = it.away.then_some(it.to_peer.0);
+        if let Some(mobility) = &mut it.mobility {
+            mobility.moved(without);
+        }
+        let allocation = it.id();
+        it.place = Place::Travels(allocation);
+        it.pack(now);
+        self.forget(at, number);
+        self.mobility_event(at, MobilityEvent::Exported);
+        self.told.push_back(Effect::Exported { allocation });
+        true
+    }
+
+    /// Takes an allocation over for its client, unless that has made another one.
+    pub(super) fn import(&mut self, at: usize, number: usize, to: Source, id: Option<AllocationId>) -> bool {
+        let (client, link) = (to.client, to.link);
+        let Some(id) = id else { return self.home(at, &client).is_none() };
+        let it = &mut self.allocations[number];
+        let (from, was) = (it.id(), (!it.away).then_some(it.client));
+        (it.client, it.link, it.away) = (client, link, false);
+        self.settles_at(at, number, id);
+        self.mobility_event(at, MobilityEvent::Imported);
+        let padded = Self::is_stream(&client);
+        let from = Some(from);
+        self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
+        self.tell_bindings(at, number);
+        true
+    }
+
+    /// Takes back what another worker has not taken. It ends if its 5-tuple is taken by now.
+    pub(super) fn take_back(&mut self, at: usize, number: usize, id: AllocationId) {
+        let it = &self.allocations[number];
+        let is_taken = !it.away && self.home(at, &it.client).is_some();
+        self.settles_at(at, number, id);
+        self.told.push_back(Effect::Returned { allocation: id });
+        if is_taken {
+            self.close(at, number, ClosedReason::Disconnected);
+        } else {
+            self.tell_bindings(at, number);
+        }
+    }
+
+    /// From now on it is this worker's.
+    pub(super) fn settles_at(&mut self, at: usize, number: usize, id: AllocationId) {
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        it.unpack(now);
+        it.place = Place::At(at, id);
+        let (client, away) = (it.client, it.away);
+        self.workers[at].expected.retain(|it| it.until.is_none() || it.number != number);
+        if !away {
+            self.displace(at, &client);
+        }
+    }
+
+    /// The owner does not give what was asked for.
+    pub(super) fn not_moved(&mut self, at: usize, client: &Client) {
+        self.workers[at].expected.retain(|it| it.client != *client || it.owner == at);
+    }
+
+    /// The owner could not be asked.
+    pub(super) fn not_asked(&mut self, at: usize, client: &Client) {
+        for expected in self.workers[at].expected.iter_mut().filter(|it| it.client == *client) {
+            expected.asked = false;
+        }
+    }
+
+    /// The client's connection is closed; whether it had an allocation.
+    pub(super) fn disconnected(&mut self, at: usize, client: &Client) -> bool {
+        self.workers[at].waiting.retain(|it| it.source.client != *client);
+        if self.workers[at].expected.iter().any(|it| it.client == *client) {
+            self.displace(at, client);
+            return false;
+        }
+        let Some(number) = self.home(at, client) else { return false };
+        let it = &mut self.allocations[number];
+        let Some(mobility) = &it.mobility else {
+            self.close(at, number, ClosedReason::Disconnected);
+            return true;
+        };
+        let arriving = mobility.arriving;
+        it.away = true;
+        let allocation = it.id();
+        self.told.push_back(Effect::Away { allocation });
+        match arriving {
+            Some((source, worker)) if worker == at => self.settle(at, number, source, false),
+            elsewhere => {
+                self.mobility_event(at, MobilityEvent::Kept);
+                if elsewhere.is_some() {
+                    self.moving.push_back(number);
+                }
+            }
+        }
+        true
+    }
+
+    /// An answer that says where an allocation is to be found from now on has left.
+    pub(super) fn remember_ticket(&mut self, answer: &Answer, bytes: Option<Vec<u8>>) {
+        let number = match answer.told {
+            Told::Allocated { ticket, .. } | Told::Refreshed { ticket, .. } => ticket,
+            _ => None,
+        };
+        if let (Some(number), Some(bytes)) = (number, bytes)
+            && let Some(ticket) = self.ticket(number)
+        {
+            let before = self.tickets.insert(bytes, ticket);
+            assert!(
+                before.is_none_or(|before| before == ticket),
+                "one ticket says {before:?} and {ticket:?}"
+            );
+        }
+    }
+
+    /// The way to a client, which a new process calls by another name.
+    pub(super) fn relink(&mut self, number: usize, link: Link) {
+        self.allocations[number].link = link;
+    }
+}
+
+fn forwarded_by(worker: usize) -> Delivery {
+    Delivery::Forwarded(u16::try_from(worker).expect("few workers"))
+}

@@ -1,0 +1,616 @@
+//! Clients and peers at a network that loses, repeats and reorders, in front of real state machines: each datagram that arrives is fed
+//! to the server and to the model, and what both say of it is compared to the byte. The runtime's part is in `runtime.rs`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use turnpike_turn::{
+    server::{
+        DropReason, Effect, Family, Link, LookupId, PeerConnection, RelayId, RelayTransport, Seat, Server,
+        ServerConfig, Source, Verdict,
+    },
+    time::Now,
+};
+
+use super::{
+    cast,
+    clients::Memory,
+    message::{Answer, Datagram, Learned, Told, check_attempt, check_framing, check_icmp},
+    reference::{Allocation, Expected, Model, Nonce, Place, family_of},
+    requests::network,
+    runtime::{Job, Mail},
+    step::{Asked, Setup, Step, Way},
+};
+use crate::common::{REALM, TestGate, seed};
+
+/// A server, all its workers, and everything around it.
+pub(super) struct Network {
+    pub(super) setup: Setup,
+    pub(super) model: Model,
+    pub(super) workers: Vec<Worker>,
+    pub(super) ends: Vec<End>,
+    /// What clients have sent and nobody has got yet.
+    flying: Vec<Flight>,
+    /// Relay sockets, by the address that clients are told.
+    pub(super) sockets: BTreeMap<SocketAddr, (usize, RelayId)>,
+    /// Names of relay sockets that are closed, which a late datagram may still speak of.
+    pub(super) closed: Vec<(usize, RelayId)>,
+    /// Connections to peers that the runtime has, or makes; and the client's end of those that are bound.
+    pub(super) connections: BTreeMap<(usize, u32), Option<usize>>,
+    pub(super) reserved: HashMap<[u8; 8], SocketAddr>,
+    pub(super) ports: u16,
+    pub(super) memory: Memory,
+    /// Which process has the server, counted from 0.
+    pub(super) process: u8,
+    payloads: u32,
+}
+
+/// One worker of the server, and what waits for it.
+pub(super) struct Worker {
+    pub(super) server: Server<TestGate>,
+    pub(super) mail: VecDeque<Mail>,
+    /// Whether what may be lost is.
+    pub(super) full: bool,
+    pub(super) jobs: VecDeque<Job>,
+    pub(super) questions: VecDeque<LookupId>,
+}
+
+/// A client's 5-tuple.
+pub(super) struct End {
+    /// Which worker gets what comes from there.
+    pub(super) worker: usize,
+    /// Grows with each connection, and with each worker that it is handed to.
+    pub(super) life: u64,
+    pub(super) open: bool,
+    /// Between two workers.
+    pub(super) travels: bool,
+    /// The connection to a peer whose data connection it has become.
+    pub(super) bound: Option<(usize, u32)>,
+}
+
+#[derive(Clone)]
+struct Flight {
+    from: usize,
+    life: u64,
+    datagram: Datagram,
+    bytes: Vec<u8>,
+}
+
+/// A verdict, owned.
+pub(super) enum Done {
+    ToPeer { relay: RelayId, peer: SocketAddr, payload: Vec<u8>, dont_fragment: bool },
+    ToClient { to: Source, bytes: Vec<u8> },
+    Reply { to: Source, bytes: Vec<u8> },
+    Drop(Option<DropReason>),
+}
+
+impl From<Verdict<'_>> for Done {
+    fn from(verdict: Verdict<'_>) -> Self {
+        match verdict {
+            Verdict::ToPeer { relay, peer, payload, dont_fragment } => {
+                Self::ToPeer { relay, peer, payload: payload.to_vec(), dont_fragment }
+            }
+            Verdict::ToClient { client, link, header, payload, padding } => {
+                let padding = vec![0; usize::from(padding)];
+                let bytes = [header.as_slice(), payload, &padding].concat();
+                Self::ToClient { to: Source { client, link }, bytes }
+            }
+            Verdict::Reply { client, link, bytes } => {
+                Self::Reply { to: Source { client, link }, bytes: bytes.to_vec() }
+            }
+            Verdict::Drop(reason) => Self::Drop(reason),
+            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
+        }
+    }
+}
+
+impl Network {
+    pub(super) fn new(setup: Setup) -> Self {
+        let workers = setup.workers;
+        let model = Model::new(workers, setup.per_user, setup.total);
+        let (gate, config) = (gate(&setup), cast::Rules::default().config());
+        let worker = |number| Worker {
+            server: server(number, workers, &gate, &config, 0),
+            mail: VecDeque::new(),
+            full: false,
+            jobs: VecDeque::new(),
+            questions: VecDeque::new(),
+        };
+        let end = |number: usize| End {
+            worker: number % workers,
+            life: 0,
+            open: true,
+            travels: false,
+            bound: None,
+        };
+        Self {
+            model,
+            workers: (0..workers).map(worker).collect(),
+            ends: (0..cast::CLIENTS).map(end).collect(),
+            setup,
+            flying: Vec::new(),
+            sockets: BTreeMap::new(),
+            closed: Vec::new(),
+            connections: BTreeMap::new(),
+            reserved: HashMap::new(),
+            ports: 50_000,
+            memory: Memory::default(),
+            process: 0,
+            payloads: 0,
+        }
+    }
+
+    /// Does one step, and compares all that there is.
+    pub(super) fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Ask { from, knows, user, realm, nonce, ref asked, way } => {
+                let whom = if knows { self.aim(from, asked) } else { None };
+                self.ask(whom, from, (user, realm, nonce), asked, way);
+            }
+            Step::Data { from, knows, channel, peer, length, way } => {
+                let whom = if knows { self.aim(from, &Asked::Permit(Vec::new())) } else { None };
+                self.data(whom, from, channel, peer, length, way);
+            }
+            Step::Noise { from, keepalive } => {
+                let datagram = if keepalive { Datagram::Keepalive } else { Datagram::Noise };
+                self.send(from, datagram, Way::AT_ONCE);
+            }
+            Step::Deliver { which, again, way } => self.deliver(which, again, way),
+            Step::Lose(which) => {
+                if let Some(which) = pick(which, self.flying.len()) {
+                    self.flying.remove(which);
+                }
+            }
+            Step::Copy { which, from } => self.copy(which, from),
+            Step::FromPeer { relay, peer, length } => self.peer_sends(relay, peer, length),
+            Step::Late { relay, peer } => self.peer_sends_late(relay, peer),
+            Step::Icmp { relay, peer, error } => self.icmp(relay, peer, error),
+            Step::PeerConnects { relay, peer } => self.peer_connects(relay, peer),
+            Step::ConnectionEnds { which, bytes } => self.connection_ends(which, bytes),
+            Step::Disconnect(from) => self.disconnect(from),
+            Step::Rivals { from, ends } => self.rivals(from, ends),
+            Step::Work { worker, luck } => _ = self.work(worker % self.setup.workers, luck),
+            Step::Mail(worker) => _ = self.mail(worker % self.setup.workers),
+            Step::Settle(luck) => self.settle(luck),
+            Step::Full { worker, full } => self.workers[worker % self.setup.workers].full = full,
+            Step::Prompt(prompt) => self.set_prompt(prompt),
+            Step::Store { worker, says } => _ = self.store_answers(worker % self.setup.workers, says),
+            Step::Sleep { ms, exact } => self.sleep(ms, exact),
+            Step::Brink { which, before } => self.brink(which, before),
+            Step::Reload { worker, variant } => self.reload(worker, variant),
+            Step::Drain(worker) => self.drain(worker % self.setup.workers),
+            Step::Close(which) => self.close_one(which),
+            Step::Across { which, datagrams } => self.across(which, datagrams),
+            Step::Upgrade => self.upgrade(),
+            Step::Probe => self.probe(),
+        }
+        self.compare();
+    }
+
+    /// Ends everything, and looks whether anything is left.
+    pub(super) fn finish(mut self) {
+        self.settle(0);
+        self.probe();
+        self.compare();
+        // All that has a deadline is over then. What travels has arrived by that time.
+        self.sleep(3_700_000, true);
+        self.settle(0);
+        self.sleep(3_700_000, false);
+        self.settle(0);
+        self.compare();
+        assert_eq!(self.model.held_by_all(), 0, "the model is empty");
+        for (at, worker) in self.workers.iter_mut().enumerate() {
+            assert_eq!(worker.server.allocations(), 0, "allocations of worker {at}");
+            assert_eq!(worker.server.connections(), 0, "connections of worker {at}");
+            assert_eq!(worker.server.poll_timeout(), None, "timers of worker {at}");
+        }
+        assert!(self.sockets.is_empty(), "relay sockets: {:?}", self.sockets);
+        assert!(self.connections.is_empty(), "connections: {:?}", self.connections);
+        assert_eq!(self.workers[0].server.gate_mut().held(), 0, "quotas");
+    }
+
+    pub(super) fn now(&self, at: usize) -> Now {
+        Now { ms: Model::clock(at, self.model.ms), unix: self.model.unix }
+    }
+
+    /// Where a client's datagrams come from.
+    pub(super) fn source(&self, from: usize) -> Source {
+        let client = cast::client(from);
+        // Over plain UDP, the 5-tuple is way enough.
+        let is_plain = client.listener.0 == 0;
+        let link = if is_plain { Link(0) } else { Link(1000 * (from as u64 + 1) + self.ends[from].life) };
+        Source { client, link }
+    }
+
+    /// Whether a client is still where it was then.
+    pub(super) fn is_here(&self, source: &Source) -> bool {
+        let from = cast::number_of(&source.client);
+        self.ends[from].open && self.source(from).link == source.link
+    }
+
+    // --------------------------------------------------------------------------------------------- what travels and arrives
+
+    /// Bytes that differ from all others, and so show what was delivered where.
+    pub(super) fn payload(&mut self, length: usize) -> Vec<u8> {
+        self.payloads += 1;
+        let stamp = self.payloads.to_be_bytes();
+        (0..length).map(|at| stamp[at % 4] ^ (at / 4).to_le_bytes()[0]).collect()
+    }
+
+    pub(super) fn send(&mut self, from: usize, datagram: Datagram, way: Way) {
+        let from = from % cast::CLIENTS;
+        if self.ends[from].bound.is_some() || self.ends[from].travels {
+            return;
+        }
+        if !self.ends[from].open {
+            let workers = self.setup.workers;
+            let end = &mut self.ends[from];
+            (end.open, end.worker, end.life) = (true, from % workers, end.life + 1);
+        }
+        let bytes = datagram.bytes();
+        let flight = Flight { from, life: self.ends[from].life, datagram, bytes };
+        // A stream keeps the order, and loses nothing.
+        if way.flies && !Model::is_stream(&cast::client(from)) {
+            self.flying.push(flight);
+        } else {
+            self.arrives(&flight, way);
+        }
+    }
+
+    fn deliver(&mut self, which: usize, again: bool, way: Way) {
+        let Some(which) = pick(which, self.flying.len()) else { return };
+        let flight = if again { self.flying[which].clone() } else { self.flying.remove(which) };
+        self.arrives(&flight, way);
+    }
+
+    /// What somebody sends whom the network let see it: the same bytes from another 5-tuple.
+    fn copy(&mut self, which: usize, from: usize) {
+        let Some(which) = pick(which, self.flying.len()) else { return };
+        let datagram = self.flying[which].datagram.clone();
+        self.send(from, datagram, Way::AT_ONCE);
+    }
+
+    fn arrives(&mut self, flight: &Flight, way: Way) {
+        let Flight { from, life, ref datagram, ref bytes } = *flight;
+        let end = &self.ends[from];
+        if end.life != life || !end.open || end.travels || end.bound.is_some() {
+            return;
+        }
+        let (at, source) = (end.worker, self.source(from));
+        let learned = self.feed(at, source, datagram, bytes);
+        if way.heard
+            && let Some((learned, answered)) = learned
+        {
+            self.learn(from, &learned, &answered);
+        }
+        if way.settle {
+            self.settle(way.luck);
+        }
+    }
+
+    /// Feeds a datagram of a client to both.
+    pub(super) fn feed(
+        &mut self,
+        at: usize,
+        source: Source,
+        datagram: &Datagram,
+        bytes: &[u8],
+    ) -> Option<(Learned, Answer)> {
+        let expected = self.model.from_client(at, source, datagram);
+        let now = self.now(at);
+        let done = self.workers[at].server.from_client(now, &source, bytes).into();
+        self.judge(at, expected, &done, datagram)
+    }
+
+    /// Compares what was done with what had to be, and carries out what goes on with it.
+    pub(super) fn judge(
+        &mut self,
+        at: usize,
+        expected: Expected,
+        done: &Done,
+        datagram: &Datagram,
+    ) -> Option<(Learned, Answer)> {
+        let learned = self.compare_verdict(&expected, done);
+        self.take_effects(at, Some(expected), datagram);
+        learned
+    }
+
+    fn compare_verdict(&mut self, expected: &Expected, done: &Done) -> Option<(Learned, Answer)> {
+        let mut learned = None;
+        let agrees = match (expected, done) {
+            (
+                Expected::ToPeer { relay, peer, payload, dont_fragment },
+                Done::ToPeer { relay: by, peer: to, payload: bytes, dont_fragment: df },
+            ) => (relay, peer, payload, dont_fragment) == (by, to, bytes, df),
+            (Expected::ToClient { to, framing, payload }, Done::ToClient { to: client, bytes }) => {
+                check_framing(*framing, payload, bytes).unwrap_or_else(|why| panic!("{why}"));
+                to == client
+            }
+            (Expected::Icmp { to, peer, value }, Done::Reply { to: client, bytes }) => {
+                check_icmp(*peer, *value, bytes).unwrap_or_else(|why| panic!("{why}"));
+                to == client
+            }
+            (Expected::Reply { to, answer }, Done::Reply { to: client, bytes }) => {
+                learned = Some((self.read(answer, to, bytes), answer.clone()));
+                to == client
+            }
+            (Expected::Drop(reason), Done::Drop(Some(dropped))) => reason == dropped,
+            (Expected::Goes(_) | Expected::Answered { .. }, Done::Drop(None)) => true,
+            _ => false,
+        };
+        assert!(agrees, "{expected:?}, but {}", done.name());
+        learned
+    }
+
+    /// Reads a reply, and notes what was given out with it.
+    pub(super) fn read(&mut self, answer: &Answer, to: &Source, bytes: &[u8]) -> Learned {
+        let learned = answer.check(bytes).unwrap_or_else(|why| panic!("{answer:?}: {why}"));
+        if let (Some(nonce), Told::Challenge { realm, .. }) = (&learned.nonce, &answer.told) {
+            let given = Nonce { network: network(to.client.address.ip()), realm, unix: self.model.unix };
+            let before = self.model.nonces.insert(nonce.clone(), given);
+            assert!(before.is_none_or(|before| before == given), "one nonce for {before:?} and {given:?}");
+        }
+        self.model.remember_ticket(answer, learned.ticket.clone());
+        learned
+    }
+
+    // --------------------------------------------------------------------------------------------------------- peers
+
+    /// One of the relay sockets, with the allocation's transport.
+    fn relay(&self, which: usize, transport: RelayTransport) -> Option<(usize, RelayId)> {
+        let is_such = |(at, relay): &&(usize, RelayId)| {
+            let number = self.model.named(*at, relay.allocation);
+            number.is_some_and(|number| self.model.allocations[number].transport == transport)
+        };
+        let such: Vec<_> = self.sockets.values().filter(is_such).copied().collect();
+        pick(which, such.len()).map(|which| such[which])
+    }
+
+    fn peer_sends(&mut self, relay: usize, peer: u8, length: u16) {
+        let Some((at, relay)) = self.relay(relay, RelayTransport::Udp) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
+        self.from_peer(at, relay, peer, usize::from(length));
+    }
+
+    /// A datagram that was received before its socket was closed.
+    fn peer_sends_late(&mut self, relay: usize, peer: u8) {
+        let Some(which) = pick(relay, self.closed.len()) else { return };
+        let (at, relay) = self.closed[which];
+        let is_gone = self.model.named(at, relay.allocation).is_none();
+        match self.sending_peer(peer, at, relay).filter(|_| is_gone) {
+            Some(to) if peer.is_multiple_of(2) => self.from_peer(at, relay, to, 10),
+            Some(to) => self.connects(at, relay, to),
+            None => {}
+        }
+    }
+
+    /// One that can send there: the first numbers mean any of them, the others one that is permitted.
+    fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
+        let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
+        let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));
+        let of_family = |peer: &SocketAddr| family_of(peer.ip()) == relay.family;
+        let peers: Vec<_> = (0..cast::SENDING_PEERS).map(cast::peer).filter(of_family).collect();
+        let permitted: Vec<_> = peers.iter().copied().filter(is_permitted).collect();
+        let peers = if peer >= 5 && !permitted.is_empty() { permitted } else { peers };
+        pick(usize::from(peer), peers.len()).map(|which| peers[which])
+    }
+
+    fn from_peer(&mut self, at: usize, relay: RelayId, peer: SocketAddr, length: usize) {
+        let payload = self.payload(length);
+        let expected = self.model.from_peer(at, relay, peer, &payload);
+        let now = self.now(at);
+        let done = self.workers[at].server.from_peer(now, relay, peer, &payload).into();
+        self.judge(at, expected, &done, &Datagram::Noise);
+    }
+
+    fn icmp(&mut self, relay: usize, peer: u8, error: (u8, u8, u32)) {
+        let Some((at, relay)) = self.relay(relay, RelayTransport::Udp) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
+        let expected = self.model.from_icmp(at, relay, peer, error);
+        let (now, (kind, code, info)) = (self.now(at), error);
+        let done = self.workers[at].server.from_icmp(now, relay, peer, kind, code, info).into();
+        self.judge(at, expected, &done, &Datagram::Noise);
+    }
+
+    fn peer_connects(&mut self, relay: usize, peer: u8) {
+        let Some((at, relay)) = self.relay(relay, RelayTransport::Tcp) else { return };
+        let Some(peer) = self.sending_peer(peer, at, relay) else { return };
+        self.connects(at, relay, peer);
+    }
+
+    fn connects(&mut self, at: usize, relay: RelayId, peer: SocketAddr) {
+        let expected = self.model.peer_connected(at, relay, peer);
+        let now = self.now(at);
+        match (self.workers[at].server.peer_connected(now, relay, peer), expected) {
+            (PeerConnection::Accept { connection, client, link, bytes }, Ok((number, to))) => {
+                assert_eq!(Source { client, link }, to);
+                check_attempt(peer, connection.0, bytes).unwrap_or_else(|why| panic!("{why}"));
+                self.model.name_connection(number, connection.0);
+                assert!(self.connections.insert((at, connection.0), None).is_none(), "a number twice");
+                self.memory.ids.push(connection.0);
+            }
+            (PeerConnection::Refuse(reason), Err(expected)) => assert_eq!(reason, expected),
+            (PeerConnection::Accept { .. }, expected) => panic!("accepted, and not {expected:?}"),
+            (PeerConnection::Refuse(reason), expected) => panic!("{reason:?}, and not {expected:?}"),
+        }
+        self.take_effects(at, None, &Datagram::Noise);
+    }
+
+    // --------------------------------------------------------------------------------------------------------- looks
+
+    /// Who may talk to whom: every client that has an allocation tries every channel and every peer, and every peer every relayed
+    /// address.
+    pub(super) fn probe(&mut self) {
+        for at in 0..self.setup.workers {
+            for number in self.model.in_slots(at) {
+                let it = &self.model.allocations[number];
+                let (client, link, away) = (it.client, it.link, it.away);
+                let relays = [Family::V4, Family::V6].into_iter().filter(|family| it.has(*family));
+                let relays: Vec<RelayId> =
+                    relays.map(|family| RelayId { allocation: it.id(), family }).collect();
+                let is_udp = it.transport == RelayTransport::Udp;
+                let source = Source { client, link };
+                let tries = if away { 0 } else { cast::PEERS };
+                for which in 0..tries {
+                    let channel = u16::try_from(which).expect("few");
+                    let data = self.payload(3);
+                    let peer = cast::peer(which);
+                    for datagram in [
+                        Datagram::ChannelData { number: 0x4000 + channel, data: data.clone() },
+                        Datagram::Send { peer, data, dont_fragment: false },
+                    ] {
+                        let bytes = datagram.bytes();
+                        self.feed(at, source, &datagram, &bytes);
+                    }
+                }
+                for relay in relays.into_iter().filter(|_| is_udp) {
+                    for peer in (0..cast::SENDING_PEERS).map(cast::peer) {
+                        if family_of(peer.ip()) == relay.family {
+                            self.from_peer(at, relay, peer, 5);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Compares all that there is.
+    pub(super) fn compare(&mut self) {
+        let mut relays = BTreeMap::new();
+        let mut connections = BTreeSet::new();
+        for it in &self.model.allocations {
+            let Place::At(at, allocation) = it.place else { continue };
+            for (address, _) in it.relays.iter().flatten() {
+                relays.insert(*address, (at, RelayId { allocation, family: family_of(address.ip()) }));
+            }
+            connections.extend(it.connections.iter().map(|connection| (at, connection.id)));
+        }
+        assert_eq!(self.sockets, relays, "relay sockets");
+        assert!(self.connections.keys().eq(&connections), "{:?}, not {connections:?}", self.connections);
+        assert!(self.model.told.is_empty(), "never told: {:?}", self.model.told);
+        assert!(self.model.moving.is_empty(), "never moved: {:?}", self.model.moving);
+        for at in 0..self.setup.workers {
+            self.compare_views(at);
+            let server = &self.workers[at].server;
+            assert!(!server.has_effects());
+            let desk = &self.model.workers[at];
+            if *server.stats() != desk.stats {
+                let both = server.stats().counters().zip(desk.stats.counters().map(|(.., value)| value));
+                let other: Vec<_> = both.filter(|((.., value), model)| value != model).collect();
+                panic!("counters of worker {at}, and what they should be: {other:?}");
+            }
+            assert_eq!(server.allocations(), self.model.of(at).count(), "allocations of worker {at}");
+            assert_eq!(server.connections(), self.model.connections(at, None), "connections of worker {at}");
+            match (server.poll_timeout(), self.model.next_deadline(at)) {
+                (due, Some(deadline)) => {
+                    let deadline = Model::clock(at, deadline);
+                    assert!(
+                        due.is_some_and(|due| due <= deadline),
+                        "worker {at} sleeps until {due:?}, beyond {deadline}"
+                    );
+                }
+                (due, None) if server.allocations() == 0 => {
+                    assert_eq!(due, None, "worker {at} waits for nothing");
+                }
+                _ => {}
+            }
+        }
+        let held = self.workers[0].server.gate_mut().held.borrow().clone();
+        for (realm, user) in cast::REALMS.into_iter().flat_map(|realm| cast::USERS.map(|user| (realm, user)))
+        {
+            let key = if realm == REALM { user.to_owned() } else { format!("{user}@{realm}") };
+            let counted = held.get(&key).copied().unwrap_or(0);
+            assert_eq!(counted, self.model.held(realm, user), "the quota of {key}");
+        }
+    }
+
+    /// What an administrator sees of a worker's allocations.
+    fn compare_views(&mut self, at: usize) {
+        let (now, ms) = (self.now(at), self.model.ms);
+        let open = self.model.of(at).map(|(_, it)| it).filter(|it| it.pending.is_none());
+        let mut open: BTreeMap<u32, &Allocation> = open.map(|it| (it.id().index, it)).collect();
+        let server = &mut self.workers[at].server;
+        for slot in 0..server.slots() {
+            let (view, it) = (server.view(now, slot), open.remove(&slot));
+            assert_eq!(view.is_some(), it.is_some(), "slot {slot} of worker {at}");
+            let (Some(view), Some(it)) = (view, it) else { continue };
+            assert_eq!((view.allocation(), view.id()), (it.id(), it.session));
+            assert_eq!((&**view.realm(), view.username(), view.identity()), (it.realm, it.user, it.user));
+            assert_eq!((view.client(), view.transport()), (it.client, cast::transport(it.client.listener)));
+            assert_eq!((view.relay_transport(), view.connections()), (it.transport, it.connections.len()));
+            assert_eq!((view.is_mobile(), view.is_away()), (it.mobility.is_some(), it.away));
+            assert_eq!(
+                (view.age_ms(), view.to_peer(), view.to_client()),
+                (ms - it.opened, it.to_peer, it.to_client)
+            );
+            let left = |until: u64| until.saturating_sub(ms);
+            let relayed = it.relays.iter().flatten().map(|(address, until)| (*address, left(*until)));
+            assert!(
+                view.relayed().eq(relayed),
+                "{:?}, not {:?}",
+                view.relayed().collect::<Vec<_>>(),
+                it.relays
+            );
+            let permissions: BTreeMap<_, _> = view.permissions().filter(|(_, left)| *left > 0).collect();
+            let expected = it.permissions.iter().map(|(ip, until)| (*ip, left(*until)));
+            assert_eq!(permissions, expected.filter(|(_, left)| *left > 0).collect());
+            let channels: BTreeMap<_, _> =
+                view.channels().map(|(number, peer, left)| (number, (peer, left))).collect();
+            let expected = it.channels.iter().map(|(number, (peer, until))| (*number, (*peer, left(*until))));
+            let alive = |(_, (_, left)): &(u16, (SocketAddr, u64))| *left > 0;
+            assert_eq!(
+                channels.into_iter().filter(alive).collect::<Vec<_>>(),
+                expected.filter(alive).collect::<Vec<_>>()
+            );
+        }
+        assert!(open.is_empty(), "in no slot of worker {at}: {open:?}");
+    }
+}
+
+impl Done {
+    fn name(&self) -> String {
+        match self {
+            Self::ToPeer { relay, peer, payload, .. } => {
+                format!("{} bytes to {peer} by {relay:?}", payload.len())
+            }
+            Self::ToClient { to, bytes } => format!("{} bytes to {to:?}", bytes.len()),
+            Self::Reply { to, bytes } => {
+                format!("a reply to {to:?}: {:?}", crate::common::Reply(bytes.clone()).code())
+            }
+            Self::Drop(reason) => format!("dropped: {reason:?}"),
+        }
+    }
+}
+
+/// One of so many.
+pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
+    (of > 0).then(|| which % of)
+}
+
+pub(super) fn gate(setup: &Setup) -> TestGate {
+    let relayed = vec![(cast::client(cast::LOOP).address, RelayTransport::Udp)];
+    TestGate { per_user: setup.per_user, total: setup.total, relayed, ..TestGate::default() }
+}
+
+/// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.
+pub(super) fn server(
+    number: usize,
+    workers: usize,
+    gate: &TestGate,
+    config: &Arc<ServerConfig>,
+    process: u8,
+) -> Server<TestGate> {
+    let of = |count: usize| u16::try_from(count).expect("few workers");
+    let seat = Seat::new(of(number), of(workers)).expect("it is one of them");
+    let mut seed = seed(seat);
+    seed.0[31] = process;
+    Server::of_many(Arc::clone(config), gate.clone(), seat, seed)
+}
+
+/// Whether this is for a log alone, and limited in its rate.
+pub(super) fn is_for_the_log(effect: &Effect) -> bool {
+    matches!(effect, Effect::Refused { .. } | Effect::PeerRefused { .. } | Effect::RequestRefused { .. })
+}

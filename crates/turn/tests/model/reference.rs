@@ -1,0 +1,1032 @@
+//! What the server has to do, said once more in sets and deadlines: lists that are searched from the front, times that are compared. It
+//! shares with the server the names of its interface and nothing else: no table, no timer, no hash, no parser.
+//!
+//! There is one model for all workers. What the server draws by chance (tickets, tokens, CONNECTION-IDs, names of allocations) is told
+//! to the model when it is first seen. When something expires is left to the server within a window: not before its deadline, and no
+//! later than the first look at the clock in the whole second behind it.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use turnpike_turn::{
+    server::{
+        AllocationId, Client, ClosedReason, ConnectionRefusal, DropReason, Effect, Family, Link, LookupId,
+        OpenRelay, PortWish, RelayId, RelayTransport, SessionId, Source, Stats,
+        stats::{ConnectionEvent, ERROR_CODES, MobilityEvent},
+    },
+    wire::channel_data::ChannelNumber,
+};
+
+use super::{
+    cast::{self, Rules},
+    message::{Answer, Datagram, Request, Said},
+};
+
+/// How a request reaches a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    Direct,
+    HandedOver,
+    Forwarded(u16),
+}
+
+/// What has to become of something that was fed.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Expected {
+    ToPeer {
+        relay: RelayId,
+        peer: SocketAddr,
+        payload: Vec<u8>,
+        dont_fragment: bool,
+    },
+    ToClient {
+        to: Source,
+        framing: Framing,
+        payload: Vec<u8>,
+    },
+    /// An ICMP error, in a Data indication.
+    Icmp {
+        to: Source,
+        peer: SocketAddr,
+        value: [u8; 8],
+    },
+    Reply {
+        to: Source,
+        answer: Answer,
+    },
+    /// A reply that goes back to the worker which has forwarded the request, and whom that one shall expect.
+    Answered {
+        via: u16,
+        source: Source,
+        answer: Answer,
+        arrival: Option<Arrival>,
+    },
+    Drop(DropReason),
+    /// An effect goes on with it.
+    Goes(Goes),
+}
+
+/// Which header stands before a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    Channel { number: u16, padded: bool },
+    Data(SocketAddr),
+}
+
+/// What goes on with a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Goes {
+    Open { number: usize, first: Wish, second: Option<Family> },
+    Connect { number: usize, family: Family, peer: SocketAddr },
+    HandOver { worker: u16 },
+    Forward { worker: u16, via: u16 },
+    Fetch { owner: u16, number: usize },
+    LookUp { user: &'static str, realm: &'static str },
+}
+
+/// A relay socket as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) family: Family,
+    pub(super) transport: RelayTransport,
+    pub(super) port: Port,
+}
+
+/// Which port a client asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Port {
+    Any,
+    Even,
+    Pair,
+    Reserved([u8; 8]),
+}
+
+/// A client that a worker shall expect with another worker's allocation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Arrival {
+    pub(super) client: Client,
+    pub(super) number: usize,
+    pub(super) owner: usize,
+    pub(super) patience_ms: u64,
+}
+
+/// What a store says of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Good,
+    NoSuchUser,
+    Expired,
+    WrongKey,
+    Later,
+    /// It cannot tell.
+    Unavailable,
+}
+
+/// A nonce that was given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Nonce {
+    pub(super) network: IpAddr,
+    pub(super) realm: &'static str,
+    pub(super) unix: u64,
+}
+
+/// A ticket that was given out: of which allocation, which of its tickets, and which workers it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    pub(super) number: usize,
+    pub(super) counter: u32,
+    pub(super) via: usize,
+    pub(super) owner: usize,
+}
+
+/// All that there is.
+pub(super) struct Model {
+    /// The clock of all workers, which count from different starts.
+    pub(super) ms: u64,
+    pub(super) unix: u64,
+    pub(super) workers: Vec<Desk>,
+    /// Never shorter: an allocation's number is its place.
+    pub(super) allocations: Vec<Allocation>,
+    /// Every nonce that was given out, by its text.
+    pub(super) nonces: HashMap<String, Nonce>,
+    pub(super) tickets: HashMap<Vec<u8>, Ticket>,
+    /// Allocates that were granted: the time of the newest nonce that each transaction came with.
+    granted: HashMap<[u8; 12], u64>,
+    /// Whether the store of users answers at once.
+    pub(super) prompt: bool,
+    pub(super) per_user: usize,
+    pub(super) total: usize,
+    /// What the call under way has to tell, in order; what expires may stand between it.
+    pub(super) told: VecDeque<Effect>,
+    /// What was over before, and has to be told first, in whichever order.
+    pub(super) over: Vec<Effect>,
+    /// Allocations that have to go to another worker at once, since their clients are nowhere else.
+    pub(super) moving: VecDeque<usize>,
+    announced: Option<Arrival>,
+}
+
+/// What one worker has beside allocations.
+pub(super) struct Desk {
+    pub(super) rules: Rules,
+    pub(super) draining: bool,
+    pub(super) stats: Stats,
+    /// Who is expected from a new 5-tuple.
+    pub(super) expected: Vec<Expectation>,
+    /// Deletions that are answered again: until then.
+    deleted: HashMap<(Client, [u8; 12], &'static str), u64>,
+    /// Requests that wait for the store, in the order in which they came.
+    pub(super) waiting: Vec<Waiting>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expectation {
+    pub(super) client: Client,
+    pub(super) number: usize,
+    pub(super) owner: usize,
+    pub(super) asked: bool,
+    /// None for one of the worker's own allocations.
+    pub(super) until: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) source: Source,
+    pub(super) delivery: Delivery,
+    pub(super) request: Request,
+    pub(super) asked: u64,
+    pub(super) until: u64,
+    /// The server's name for it, once that is told.
+    pub(super) lookup: Option<LookupId>,
+}
+
+/// Where an allocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    At(usize, AllocationId),
+    /// Between two workers; the name that it had. Its times are what is left of them, and what has gone by.
+    Travels(AllocationId),
+    Gone,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Allocation {
+    pub(super) place: Place,
+    /// The name that it keeps; [`nameless`] until it is told.
+    pub(super) session: SessionId,
+    pub(super) client: Client,
+    pub(super) link: Link,
+    pub(super) away: bool,
+    pub(super) realm: &'static str,
+    pub(super) user: &'static str,
+    pub(super) transport: RelayTransport,
+    pub(super) transaction: [u8; 12],
+    pub(super) granted: u32,
+    pub(super) reservation: Option<[u8; 8]>,
+    pub(super) address_error: Option<(Family, u16)>,
+    /// While relay sockets are being opened.
+    pub(super) pending: Option<Pending>,
+    pub(super) relays: [Option<(SocketAddr, u64)>; 2],
+    pub(super) former: [Option<SocketAddr>; 2],
+    pub(super) permissions: BTreeMap<IpAddr, u64>,
+    pub(super) channels: BTreeMap<u16, (SocketAddr, u64)>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) mobility: Option<Mobility>,
+    pub(super) to_peer: (u64, u64),
+    pub(super) to_client: (u64, u64),
+    pub(super) opened: u64,
+    /// Since when its worker has it: what was over by then may end a second later.
+    pub(super) since: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) said: Said,
+    pub(super) mobile: bool,
+    /// The time of the nonce that this Allocate is remembered by, and of the one before.
+    pub(super) noted: (u64, Option<u64>),
+    /// When the request came.
+    pub(super) asked: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    pub(super) id: u32,
+    pub(super) peer: SocketAddr,
+    pub(super) stage: Stage,
+    pub(super) transaction: Option<[u8; 12]>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// Until then; none once the runtime has been told to give up.
+    Connecting(Option<u64>, Said),
+    Waiting(u64),
+    Bound,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Mobility {
+    pub(super) counter: u32,
+    pub(super) via: usize,
+    pub(super) owner: usize,
+    /// The ticket that was presented last, which is good until there is a sign that the answer has arrived; and the datagrams sent by
+    /// then, if the allocation moved without one.
+    pub(super) spent: Option<(u32, Option<u64>)>,
+    pub(super) arriving: Option<(Source, usize)>,
+    pub(super) last: Option<LastArrival>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastArrival {
+    pub(super) client: Client,
+    pub(super) transaction: [u8; 12],
+    pub(super) at: u64,
+    pub(super) granted: u32,
+}
+
+impl Allocation {
+    pub(super) fn is_at(&self, worker: usize) -> bool {
+        matches!(self.place, Place::At(at, _) if at == worker)
+    }
+
+    pub(super) fn id(&self) -> AllocationId {
+        match self.place {
+            Place::At(_, id) | Place::Travels(id) => id,
+            Place::Gone => AllocationId { index: u32::MAX, generation: u32::MAX },
+        }
+    }
+
+    pub(super) fn has(&self, family: Family) -> bool {
+        self.relays[family as usize].is_some()
+    }
+
+    pub(super) fn permits(&self, ip: IpAddr, now: u64) -> bool {
+        self.permissions.get(&ip).is_some_and(|until| *until > now)
+    }
+
+    pub(super) fn channel_to(&self, peer: SocketAddr, now: u64) -> Option<u16> {
+        let found = self.channels.iter().find(|(_, (to, until))| *to == peer && *until > now);
+        found.map(|(number, _)| *number)
+    }
+
+    pub(super) fn peer_of(&self, number: u16, now: u64) -> Option<SocketAddr> {
+        self.channels.get(&number).filter(|(_, until)| *until > now).map(|(peer, _)| *peer)
+    }
+
+    pub(super) fn left_ms(&self, now: u64) -> u64 {
+        let last = self.relays.iter().flatten().map(|(_, until)| *until).max();
+        last.unwrap_or(now).saturating_sub(now)
+    }
+
+    /// Every deadline, for whoever asks when something has to be looked at.
+    fn deadlines(&self) -> impl Iterator<Item = u64> + '_ {
+        let relays = self.relays.iter().flatten().map(|(_, until)| *until);
+        let permissions = self.permissions.values().copied();
+        let channels = self.channels.values().map(|(_, until)| *until);
+        let connections = self.connections.iter().filter_map(|connection| match connection.stage {
+            Stage::Connecting(until, _) => until,
+            Stage::Waiting(until) => Some(until),
+            Stage::Bound => None,
+        });
+        relays.chain(permissions).chain(channels).chain(connections)
+    }
+
+    /// Its times become what is left of them, and what has gone by.
+    pub(super) fn pack(&mut self, now: u64) {
+        self.each_deadline(|until| until.saturating_sub(now));
+        self.opened = now - self.opened;
+        if let Some(mobility) = &mut self.mobility {
+            mobility.arriving = None;
+            if let Some(last) = &mut mobility.last {
+                last.at = now - last.at;
+            }
+        }
+    }
+
+    /// The opposite.
+    pub(super) fn unpack(&mut self, now: u64) {
+        self.each_deadline(|left| now + left);
+        self.opened = now - self.opened;
+        self.since = now;
+        if let Some(last) = self.mobility.as_mut().and_then(|mobility| mobility.last.as_mut()) {
+            last.at = now - last.at;
+        }
+    }
+
+    fn each_deadline(&mut self, change: impl Fn(u64) -> u64) {
+        for (_, until) in self.relays.iter_mut().flatten() {
+            *until = change(*until);
+        }
+        for until in self.permissions.values_mut() {
+            *until = change(*until);
+        }
+        for (_, until) in self.channels.values_mut() {
+            *until = change(*until);
+        }
+        for connection in &mut self.connections {
+            match &mut connection.stage {
+                Stage::Connecting(Some(until), _) | Stage::Waiting(until) => *until = change(*until),
+                Stage::Connecting(None, _) | Stage::Bound => {}
+            }
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn new(workers: usize, per_user: usize, total: usize) -> Self {
+        let desk = || Desk {
+            rules: Rules::default(),
+            draining: false,
+            stats: Stats::default(),
+            expected: Vec::new(),
+            deleted: HashMap::new(),
+            waiting: Vec::new(),
+        };
+        Self {
+            ms: cast::START_MS,
+            unix: cast::START_UNIX,
+            workers: (0..workers).map(|_| desk()).collect(),
+            allocations: Vec::new(),
+            nonces: HashMap::new(),
+            tickets: HashMap::new(),
+            granted: HashMap::new(),
+            prompt: true,
+            per_user,
+            total,
+            told: VecDeque::new(),
+            over: Vec::new(),
+            moving: VecDeque::new(),
+            announced: None,
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------- what there is
+
+    /// The allocation that has this 5-tuple at a worker.
+    pub(super) fn home(&self, at: usize, client: &Client) -> Option<usize> {
+        self.allocations.iter().position(|it| it.is_at(at) && !it.away && it.client == *client)
+    }
+
+    /// Its number, by its name.
+    pub(super) fn named(&self, at: usize, id: AllocationId) -> Option<usize> {
+        self.allocations.iter().position(|it| it.place == Place::At(at, id))
+    }
+
+    /// Whether a worker has this allocation.
+    pub(super) fn owns(&self, at: usize, number: usize) -> bool {
+        self.allocations[number].is_at(at)
+    }
+
+    /// All that a worker has.
+    pub(super) fn of(&self, at: usize) -> impl Iterator<Item = (usize, &Allocation)> {
+        self.allocations.iter().enumerate().filter(move |(_, it)| it.is_at(at))
+    }
+
+    /// What quotas count of this user: an allocation that travels is whoever's holds it.
+    pub(super) fn held(&self, realm: &str, user: &str) -> usize {
+        let is_its = |it: &&Allocation| it.place != Place::Gone && (it.realm, it.user) == (realm, user);
+        self.allocations.iter().filter(is_its).count()
+    }
+
+    pub(super) fn held_by_all(&self) -> usize {
+        self.allocations.iter().filter(|it| it.place != Place::Gone).count()
+    }
+
+    pub(super) fn is_stream(client: &Client) -> bool {
+        cast::transport(client.listener).is_stream()
+    }
+
+    /// When something of a worker's allocations is over.
+    pub(super) fn deadlines(&self, at: usize) -> impl Iterator<Item = u64> {
+        self.of(at).flat_map(|(_, it)| it.deadlines())
+    }
+
+    /// When a worker has to look at the clock next, at the latest.
+    pub(super) fn next_deadline(&self, at: usize) -> Option<u64> {
+        let looked_at =
+            |it: &Allocation| it.deadlines().min().map(|until| whole_second(until.max(it.since + 1)));
+        let allocations = self.of(at).filter_map(|(_, it)| looked_at(it));
+        allocations.chain(self.workers[at].waiting.iter().map(|it| it.until)).min()
+    }
+
+    /// Whoever is expected there, if that is not over.
+    pub(super) fn expected(&mut self, at: usize, client: &Client) -> Option<&mut Expectation> {
+        let now = self.ms;
+        let expected = &mut self.workers[at].expected;
+        expected.retain(|it| it.client != *client || it.until.is_none_or(|until| until > now));
+        expected.iter_mut().find(|it| it.client == *client)
+    }
+
+    // ------------------------------------------------------------------------------------------------------------- counters
+
+    pub(super) fn stats(&mut self, at: usize) -> &mut Stats {
+        &mut self.workers[at].stats
+    }
+
+    pub(super) fn dropped(&mut self, at: usize, reason: DropReason) -> Expected {
+        self.stats(at).drops[reason as usize] += 1;
+        Expected::Drop(reason)
+    }
+
+    pub(super) fn error(&mut self, at: usize, code: u16) {
+        let index = ERROR_CODES.iter().position(|(known, _)| *known == code).expect("a code of the server's");
+        self.stats(at).errors[index] += 1;
+    }
+
+    pub(super) fn connection_event(&mut self, at: usize, event: ConnectionEvent) {
+        self.stats(at).connection_events[event as usize] += 1;
+    }
+
+    pub(super) fn mobility_event(&mut self, at: usize, event: MobilityEvent) {
+        self.stats(at).mobility[event as usize] += 1;
+    }
+
+    /// On the clock of this worker.
+    pub(super) fn clock(at: usize, ms: u64) -> u64 {
+        ms + cast::skew(at)
+    }
+
+    // ------------------------------------------------------------------------------------------------------------- data
+
+    /// A datagram from a client.
+    pub(super) fn from_client(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
+        match datagram {
+            Datagram::Request(request) => self.request(at, source, Delivery::Direct, request),
+            Datagram::Send { peer, data, dont_fragment } => {
+                let Some(number) = self.home(at, &source.client) else {
+                    return self.stranger(at, source, datagram);
+                };
+                let now = self.ms;
+                let refused = self.workers[at].rules.refuses(peer.ip());
+                let it = &self.allocations[number];
+                let family = family_of(peer.ip());
+                if it.transport == RelayTransport::Tcp {
+                    return self.dropped(at, DropReason::TcpAllocation);
+                }
+                if !it.has(family) {
+                    return self.dropped(at, DropReason::PeerFamily);
+                }
+                if peer.port() == 0 || refused {
+                    return self.dropped(at, DropReason::PeerRefused);
+                }
+                if !it.permits(peer.ip(), now) {
+                    return self.dropped(at, DropReason::NoPermission);
+                }
+                self.passes_to_peer(at, number, *peer, data, *dont_fragment)
+            }
+            Datagram::ChannelData { number: channel, data } => {
+                if !(0x4000..=0x4FFF).contains(channel) {
+                    return self.dropped(at, DropReason::ChannelNumber);
+                }
+                let Some(number) = self.home(at, &source.client) else {
+                    return self.stranger(at, source, datagram);
+                };
+                match self.allocations[number].peer_of(*channel, self.ms) {
+                    Some(peer) => self.passes_to_peer(at, number, peer, data, false),
+                    None => self.dropped(at, DropReason::UnboundChannel),
+                }
+            }
+            Datagram::Noise => self.dropped(at, DropReason::NotStun),
+            Datagram::Keepalive => self.dropped(at, DropReason::Keepalive),
+        }
+    }
+
+    fn passes_to_peer(
+        &mut self,
+        at: usize,
+        number: usize,
+        peer: SocketAddr,
+        data: &[u8],
+        dont_fragment: bool,
+    ) -> Expected {
+        let it = &mut self.allocations[number];
+        let relay = RelayId { allocation: it.id(), family: family_of(peer.ip()) };
+        add(&mut it.to_peer, data.len());
+        let stats = self.stats(at);
+        stats.to_peer_datagrams += 1;
+        stats.to_peer_bytes += data.len() as u64;
+        Expected::ToPeer { relay, peer, payload: data.to_vec(), dont_fragment }
+    }
+
+    /// A datagram from a peer, to the relayed transport address of that name.
+    pub(super) fn from_peer(
+        &mut self,
+        at: usize,
+        relay: RelayId,
+        peer: SocketAddr,
+        payload: &[u8],
+    ) -> Expected {
+        let Some(number) = self.named(at, relay.allocation) else {
+            return self.dropped(at, DropReason::StaleRelay);
+        };
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        if it.away {
+            return self.dropped(at, DropReason::ClientAway);
+        }
+        if !it.permits(peer.ip(), now) {
+            return self.dropped(at, DropReason::NoPermission);
+        }
+        let padded = Self::is_stream(&it.client);
+        let (framing, header) = match it.channel_to(peer, now) {
+            Some(number) => (Framing::Channel { number, padded }, 4),
+            None => (Framing::Data(peer), if peer.is_ipv4() { 36 } else { 48 }),
+        };
+        let whole = match framing {
+            Framing::Channel { padded: false, .. } => payload.len(),
+            _ => payload.len().next_multiple_of(4),
+        };
+        // The most that a UDP datagram over IPv4 holds.
+        if header + whole > 65_507 {
+            return self.dropped(at, DropReason::Oversized);
+        }
+        add(&mut it.to_client, payload.len());
+        let to = Source { client: it.client, link: it.link };
+        let stats = self.stats(at);
+        stats.to_client_datagrams += 1;
+        stats.to_client_bytes += payload.len() as u64;
+        Expected::ToClient { to, framing, payload: payload.to_vec() }
+    }
+
+    /// An ICMP error about something that was relayed.
+    pub(super) fn from_icmp(
+        &mut self,
+        at: usize,
+        relay: RelayId,
+        peer: SocketAddr,
+        (kind, code, info): (u8, u8, u32),
+    ) -> Expected {
+        let (passes, has_mtu) = match relay.family {
+            Family::V4 => ([3, 11].contains(&kind), (kind, code) == (3, 4)),
+            Family::V6 => ([1, 2, 3].contains(&kind), kind == 2),
+        };
+        if !passes {
+            return self.dropped(at, DropReason::IcmpType);
+        }
+        let Some(number) = self.named(at, relay.allocation) else {
+            return self.dropped(at, DropReason::StaleRelay);
+        };
+        let it = &self.allocations[number];
+        if !it.permits(peer.ip(), self.ms) {
+            return self.dropped(at, DropReason::NoPermission);
+        }
+        if it.away {
+            return self.dropped(at, DropReason::ClientAway);
+        }
+        let to = Source { client: it.client, link: it.link };
+        self.stats(at).icmp_relayed += 1;
+        let [a, b, c, d] = if has_mtu { info } else { 0 }.to_be_bytes();
+        Expected::Icmp { to, peer, value: [0, 0, kind, code, a, b, c, d] }
+    }
+
+    /// Data from a 5-tuple without an allocation.
+    fn stranger(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
+        match self.arrival(at, source) {
+            Ok(None) => self.dropped(at, DropReason::NoAllocation),
+            Ok(Some(number)) => {
+                self.settle(at, number, source, true);
+                self.from_client(at, source, datagram)
+            }
+            Err(Expected::Drop(reason)) => self.dropped(at, reason),
+            Err(goes) => goes,
+        }
+    }
+
+    // --------------------------------------------------------------------------------------------------------- what ends
+
+    /// What the server says of an allocation that ends.
+    fn closed(&self, number: usize, reason: ClosedReason) -> Effect {
+        let it = &self.allocations[number];
+        let relayed = [0, 1].map(|side| it.relays[side].map(|(address, _)| address).or(it.former[side]));
+        Effect::Closed {
+            allocation: it.id(),
+            session: it.session,
+            client: it.client,
+            realm: Arc::from(it.realm),
+            username: it.user.into(),
+            identity: None,
+            relayed,
+            transport: cast::transport(it.client.listener),
+            relay_transport: it.transport,
+            reason,
+            away: it.away,
+            lived_ms: self.ms - it.opened,
+            to_peer: it.to_peer,
+            to_client: it.to_client,
+        }
+    }
+
+    /// Ends an allocation.
+    pub(super) fn close(&mut self, at: usize, number: usize, reason: ClosedReason) {
+        let effect = self.closed(number, reason);
+        self.told.push_back(effect);
+        self.forget(at, number);
+        let it = &mut self.allocations[number];
+        it.place = Place::Gone;
+        it.connections.clear();
+        let was_open = it.pending.take().is_none();
+        let index = match reason {
+            ClosedReason::Deleted => 0,
+            ClosedReason::Expired => 1,
+            ClosedReason::Shutdown => 2,
+            ClosedReason::Administrator => 3,
+            ClosedReason::Disconnected => 4,
+            ClosedReason::MaxAge => 5,
+        };
+        self.stats(at).allocations_closed[index] += u64::from(was_open);
+    }
+
+    /// Nobody arrives at it any more.
+    pub(super) fn forget(&mut self, at: usize, number: usize) {
+        self.workers[at].expected.retain(|it| it.until.is_some() || it.number != number);
+    }
+
+    /// Ends one of two relayed transport addresses, and all that belongs to its family.
+    pub(super) fn close_relay(&mut self, at: usize, number: usize, family: Family) {
+        let it = &mut self.allocations[number];
+        let relay = RelayId { allocation: it.id(), family };
+        it.former[family as usize] = it.relays[family as usize].take().map(|(address, _)| address);
+        it.permissions.retain(|ip, _| family_of(*ip) != family);
+        it.channels.retain(|_, (peer, _)| family_of(peer.ip()) != family);
+        self.told.push_back(Effect::RelayClosed { relay });
+        self.close_connections(at, number, |peer| family_of(peer.ip()) == family);
+    }
+
+    fn close_connections(&mut self, at: usize, number: usize, to: impl Fn(SocketAddr) -> bool) {
+        let it = &mut self.allocations[number];
+        let allocation = it.id();
+        let (over, left) = std::mem::take(&mut it.connections).into_iter().partition(|it| to(it.peer));
+        it.connections = left;
+        let over: Vec<Connection> = over;
+        for connection in over {
+            self.connection_event(at, ConnectionEvent::Ended);
+            self.tell_connection_closed(allocation, connection.id);
+        }
+    }
+
+    pub(super) fn tell_connection_closed(&mut self, allocation: AllocationId, id: u32) {
+        let connection = turnpike_turn::server::ConnectionId(id);
+        self.told.push_back(Effect::ConnectionClosed { allocation, connection });
+    }
+
+    /// Whatever an allocation has that is over is told now: before anything takes its place.
+    pub(super) fn sweep(&mut self, number: usize) {
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let allocation = it.id();
+        let ended = it.permissions.extract_if(.., |_, until| *until <= now);
+        self.over.extend(ended.map(|(peer, _)| Effect::PermissionEnded { allocation, peer }));
+        let unbound = it.channels.extract_if(.., |_, (_, until)| *until <= now);
+        self.over.extend(unbound.map(|(number, (peer, _))| Effect::Unbound {
+            allocation,
+            number: number_of(number),
+            peer,
+        }));
+    }
+
+    /// Whether a worker may say this now because of the time, and no request or command; if so, it has happened.
+    pub(super) fn may_expire(&mut self, at: usize, effect: &Effect) -> bool {
+        let now = self.ms;
+        match effect {
+            Effect::PermissionEnded { allocation, peer } => {
+                let Some(number) = self.named(at, *allocation) else { return false };
+                let permissions = &mut self.allocations[number].permissions;
+                let over = permissions.get(peer).is_some_and(|until| *until <= now);
+                if over {
+                    permissions.remove(peer);
+                }
+                over
+            }
+            Effect::Unbound { allocation, number: channel, peer } => {
+                let Some(number) = self.named(at, *allocation) else { return false };
+                let channels = &mut self.allocations[number].channels;
+                let bound = channels.get(&channel.get());
+                let over = bound.is_some_and(|(to, until)| to == peer && *until <= now);
+                if over {
+                    channels.remove(&channel.get());
+                }
+                over
+            }
+            Effect::RelayClosed { relay } => {
+                let Some(number) = self.named(at, relay.allocation) else { return false };
+                let it = &self.allocations[number];
+                let until = it.relays[relay.family as usize].map(|(_, until)| until);
+                let over = until.is_some_and(|until| until <= now) && it.relays.iter().flatten().count() == 2;
+                over && self.happens(effect, |model| model.close_relay(at, number, relay.family))
+            }
+            Effect::Closed { allocation, reason: ClosedReason::Expired, .. } => {
+                let Some(number) = self.named(at, *allocation) else { return false };
+                let mut relays = self.allocations[number].relays.iter().flatten();
+                let over = relays.clone().count() == 1 && relays.all(|(_, until)| *until <= now);
+                over && self.happens(effect, |model| model.close(at, number, ClosedReason::Expired))
+            }
+            Effect::ConnectionClosed { allocation, connection } => {
+                let Some(number) = self.named(at, *allocation) else { return false };
+                let connections = &mut self.allocations[number].connections;
+                let over = |it: &Connection| {
+                    it.id == connection.0 && matches!(it.stage, Stage::Waiting(until) if until <= now)
+                };
+                let Some(place) = connections.iter().position(over) else { return false };
+                connections.remove(place);
+                self.connection_event(at, ConnectionEvent::Unbound);
+                true
+            }
+            Effect::ConnectTimedOut { allocation, connection } => {
+                let Some(number) = self.named(at, *allocation) else { return false };
+                let mut connections = self.allocations[number].connections.iter_mut();
+                let stage = connections.find(|it| it.id == connection.0).map(|it| &mut it.stage);
+                match stage {
+                    Some(Stage::Connecting(until @ Some(_), _))
+                        if until.is_some_and(|until| until <= now) =>
+                    {
+                        *until = None;
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// What a session is called comes with the first effect that names it.
+    pub(super) fn name_session(&mut self, at: usize, effect: &Effect) {
+        let (Effect::Opened { allocation, session, .. } | Effect::Closed { allocation, session, .. }) =
+            effect
+        else {
+            return;
+        };
+        if let Some(Effect::Opened { session: expected, .. } | Effect::Closed { session: expected, .. }) =
+            self.told.front_mut()
+            && *expected == nameless()
+        {
+            assert!(self.allocations.iter().all(|it| it.session != *session), "a name twice");
+            *expected = *session;
+            if let Some(number) = self.named(at, *allocation) {
+                self.allocations[number].session = *session;
+            }
+        }
+    }
+
+    /// Has something end, and says whether the first that is told of it is this; the rest comes next.
+    fn happens(&mut self, effect: &Effect, change: impl FnOnce(&mut Self)) -> bool {
+        let later = std::mem::take(&mut self.told);
+        change(self);
+        let first = self.told.pop_front();
+        self.told.extend(later);
+        first.as_ref() == Some(effect)
+    }
+
+    /// The clock was looked at: requests that have waited too long for the store are given up.
+    pub(super) fn timeout(&mut self, at: usize) {
+        let now = self.ms;
+        let waiting = &mut self.workers[at].waiting;
+        let before = waiting.len();
+        waiting.retain(|it| it.until > now);
+        let over = before - waiting.len();
+        self.stats(at).drops[DropReason::LookupOver as usize] += over as u64;
+    }
+
+    /// What should have been told to have expired and was not, after a look at the clock.
+    pub(super) fn overdue(&self, at: usize) -> Vec<(usize, u64)> {
+        let all = self
+            .of(at)
+            .flat_map(|(number, it)| it.deadlines().map(move |until| (number, until.max(it.since + 1))));
+        all.filter(|(_, until)| whole_second(*until) <= self.ms).collect()
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ commands
+
+    /// New rules hold at a worker.
+    pub(super) fn reconfigure(&mut self, at: usize, rules: Rules) {
+        let numbers: Vec<usize> = self.in_slots(at);
+        for number in &numbers {
+            let it = &mut self.allocations[*number];
+            let allocation = it.id();
+            let realm = it.realm;
+            let refuses = |ip: IpAddr| rules.refuses_in(realm, ip);
+            let refused: Vec<IpAddr> = it.permissions.keys().copied().filter(|ip| refuses(*ip)).collect();
+            let unbound: Vec<(u16, SocketAddr)> = it
+                .channels
+                .iter()
+                .filter(|(_, (peer, _))| refuses(peer.ip()))
+                .map(|(number, (peer, _))| (*number, *peer))
+                .collect();
+            for peer in refused {
+                it.permissions.remove(&peer);
+                self.told.push_back(Effect::PermissionEnded { allocation, peer });
+            }
+            for (channel, peer) in unbound {
+                it.channels.remove(&channel);
+                self.told.push_back(Effect::Unbound { allocation, number: number_of(channel), peer });
+            }
+            self.close_connections(at, *number, |peer| refuses(peer.ip()));
+        }
+        self.workers[at].rules = rules;
+        for number in numbers {
+            if !self.workers[at].rules.realms().contains(&self.allocations[number].realm) {
+                self.close(at, number, ClosedReason::Administrator);
+            }
+        }
+    }
+
+    /// All of a worker's, in the order in which it goes through them.
+    pub(super) fn in_slots(&self, at: usize) -> Vec<usize> {
+        let mut numbers: Vec<usize> = self.of(at).map(|(number, _)| number).collect();
+        numbers.sort_by_key(|number| self.allocations[*number].id().index);
+        numbers
+    }
+
+    /// What an allocation brings along is told anew.
+    pub(super) fn tell_bindings(&mut self, at: usize, number: usize) {
+        let it = &self.allocations[number];
+        let allocation = it.id();
+        let clock = |until: &u64| Self::clock(at, *until);
+        let permitted = it.permissions.iter().map(|(peer, until)| Effect::Permitted {
+            allocation,
+            peer: *peer,
+            expires_ms: clock(until),
+            renewed: false,
+        });
+        let bound = it.channels.iter().map(|(number, (peer, until))| Effect::Bound {
+            allocation,
+            number: number_of(*number),
+            peer: *peer,
+            expires_ms: clock(until),
+            renewed: false,
+        });
+        self.told.extend(permitted.chain(bound));
+    }
+
+    /// An allocation that another process had begins here, with all that it brings along.
+    pub(super) fn tell_restored(&mut self, at: usize, number: usize) {
+        let it = &self.allocations[number];
+        let mut relays = it.relays.iter().flatten();
+        let (first, until) = *relays.next().expect("it has a relayed address");
+        self.told.push_back(Effect::Opened {
+            allocation: it.id(),
+            session: it.session,
+            client: it.client,
+            link: it.link,
+            expires_ms: Self::clock(at, until),
+            realm: Arc::from(it.realm),
+            username: it.user.into(),
+            relayed: (first, relays.next().map(|(second, _)| *second)),
+        });
+        self.tell_bindings(at, number);
+    }
+
+    /// A relay socket that was opened for an allocation that is gone by then.
+    pub(super) fn tell_unused(&mut self, relay: RelayId) {
+        self.told.push_back(Effect::RelayClosed { relay });
+    }
+
+    pub(super) fn deleted(&mut self, at: usize, client: Client, transaction: [u8; 12], user: &'static str) {
+        let until = self.ms + 40_000;
+        self.workers[at].deleted.insert((client, transaction, user), until);
+    }
+
+    pub(super) fn was_deleted(
+        &self,
+        at: usize,
+        client: Client,
+        transaction: [u8; 12],
+        user: &'static str,
+    ) -> bool {
+        self.workers[at].deleted.get(&(client, transaction, user)).is_some_and(|until| *until > self.ms)
+    }
+
+    /// Remembers an Allocate by its nonce. None if it may be a copy; else the time of the nonce before.
+    pub(super) fn note(&mut self, transaction: [u8; 12], issued: u64) -> Option<Option<u64>> {
+        let before = self.granted.get(&transaction).copied();
+        if before.is_some_and(|before| before >= issued) {
+            return None;
+        }
+        self.granted.insert(transaction, issued);
+        Some(before)
+    }
+
+    /// Its allocation has not come about.
+    pub(super) fn withdraw(&mut self, transaction: [u8; 12], (noted, before): (u64, Option<u64>)) {
+        if self.granted.get(&transaction) == Some(&noted) {
+            match before {
+                Some(before) => self.granted.insert(transaction, before),
+                None => self.granted.remove(&transaction),
+            };
+        }
+    }
+
+    pub(super) fn announce(&mut self, arrival: Arrival) {
+        self.announced = Some(arrival);
+    }
+
+    pub(super) fn take_announced(&mut self) -> Option<Arrival> {
+        self.announced.take()
+    }
+
+    /// All that a process forgets that is replaced by another. What allocations have stays.
+    pub(super) fn restarted(&mut self) {
+        for desk in &mut self.workers {
+            desk.stats = Stats::default();
+            desk.draining = false;
+            desk.expected.clear();
+            desk.deleted.clear();
+            desk.waiting.clear();
+        }
+        self.granted.clear();
+    }
+
+    /// Connections of a worker, of one user, or of all.
+    pub(super) fn connections(&self, at: usize, holder: Option<(&str, &str)>) -> usize {
+        let is_its = |it: &&Allocation| holder.is_none_or(|holder| (it.realm, it.user) == holder);
+        self.of(at).map(|(_, it)| it).filter(is_its).map(|it| it.connections.len()).sum()
+    }
+
+    /// The allocation of a connection, and the connection's place in it.
+    pub(super) fn connection(&self, at: usize, id: u32) -> Option<(usize, usize)> {
+        self.of(at).find_map(|(number, it)| Some((number, it.connections.iter().position(|it| it.id == id)?)))
+    }
+
+    pub(super) fn refuse_connection(&mut self, at: usize, reason: ConnectionRefusal) {
+        self.stats(at).connection_refusals[reason as usize] += 1;
+    }
+}
+
+/// The name of a session that has not been told.
+pub(super) fn nameless() -> SessionId {
+    "0".repeat(32).parse().expect("32 digits")
+}
+
+/// The first whole second at or after a deadline: the latest at which it may be looked at.
+pub(super) fn whole_second(ms: u64) -> u64 {
+    ms.div_ceil(1000) * 1000
+}
+
+pub(super) fn family_of(ip: IpAddr) -> Family {
+    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+pub(super) fn number_of(channel: u16) -> ChannelNumber {
+    ChannelNumber::new(channel).expect("channels of RFC 8656 alone are bound")
+}
+
+fn add((datagrams, bytes): &mut (u64, u64), payload: usize) {
+    *datagrams += 1;
+    *bytes += payload as u64;
+}
+
+/// What was asked for is what the model says, but for what the server draws by chance.
+pub(super) fn is_wish(wish: &Wish, asked: &OpenRelay, any: PortWish) -> bool {
+    let port = match (wish.port, asked.port) {
+        (Port::Any, port) => port == any,
+        (Port::Even, PortWish::Even) => true,
+        // Whoever shows the token later does not say which family it is of.
+        (Port::Pair, PortWish::EvenAndReserveNext(token)) => token[7] & 1 == wish.family as u8,
+        (Port::Reserved(token), PortWish::Reserved(asked)) => token == asked,
+        _ => false,
+    };
+    port && (wish.family, wish.transport) == (asked.family, asked.transport)
+}

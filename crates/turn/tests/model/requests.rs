@@ -1,0 +1,898 @@
+//! What each request does in the model, by the RFC's order of checks. Refresh with a ticket is in `moves.rs`.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use turnpike_turn::server::{
+    AllocationId, Client, ClosedReason, ConnectError, ConnectionId, ConnectionRefusal, DropReason, Effect,
+    Family, OpenResult, RelayId, RelayTransport, Source,
+    stats::{ALLOCATION_MS, ConnectionEvent},
+};
+
+use super::{
+    cast,
+    message::{Answer, Request, Said, Told, Wanted, Wish as Asked},
+    reference::{
+        Allocation, Connection, Delivery, Expected, Goes, Model, Nonce, Pending, Place, Port, Stage, Verdict,
+        Waiting, Wish, family_of, nameless, number_of,
+    },
+};
+use crate::common::REALM;
+
+const NONCE_LIFETIME: u64 = 3600;
+const PERMISSION_MS: u64 = 300_000;
+const CHANNEL_MS: u64 = 600_000;
+const PATIENCE_MS: u64 = 30_000;
+/// Requests of one network that may wait for the store at a time.
+const WAITING_EACH: usize = 32;
+
+/// What a request is answered, or what becomes of it instead.
+pub(super) type Outcome = Result<Answer, Expected>;
+
+/// A request that is being answered.
+pub(super) struct Asking<'a> {
+    pub(super) at: usize,
+    pub(super) source: Source,
+    pub(super) delivery: Delivery,
+    pub(super) request: &'a Request,
+    pub(super) said: Said,
+    /// Realm and user, once proven.
+    pub(super) who: (&'static str, &'static str),
+    /// When its nonce was given out.
+    issued: u64,
+    /// When it came.
+    asked: u64,
+}
+
+/// What a nonce is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Fresh,
+    Stale,
+    Foreign,
+    /// The worker that owns what the request names can tell.
+    ForOwner,
+}
+
+impl Asking<'_> {
+    pub(super) fn client(&self) -> Client {
+        self.source.client
+    }
+
+    pub(super) fn answer(&self, told: Told) -> Answer {
+        Answer { transaction: self.request.transaction, said: self.said.clone(), told }
+    }
+}
+
+impl Model {
+    /// A request, however it came here.
+    pub(super) fn request(
+        &mut self,
+        at: usize,
+        source: Source,
+        delivery: Delivery,
+        request: &Request,
+    ) -> Expected {
+        self.stats(at).requests[request.wanted.method()] += 1;
+        if matches!(request.wanted, Wanted::Binding) {
+            let told = if request.strange {
+                self.error(at, 420);
+                Told::Error(420)
+            } else {
+                self.stats(at).successes[0] += 1;
+                Told::Mapped(source.client.address)
+            };
+            let answer = Answer { transaction: request.transaction, said: Said::ByNobody, told };
+            return Expected::Reply { to: source, answer };
+        }
+        self.respond(at, source, delivery, request, None)
+    }
+
+    /// The store has answered for a request that has waited.
+    pub(super) fn looked_up(&mut self, at: usize, waited: Option<Waiting>, found: Verdict) -> Expected {
+        let Some(Waiting { source, delivery, request, asked, .. }) = waited else {
+            return self.dropped(at, DropReason::LookupOver);
+        };
+        self.respond(at, source, delivery, &request, Some((found, asked)))
+    }
+
+    fn respond(
+        &mut self,
+        at: usize,
+        source: Source,
+        delivery: Delivery,
+        request: &Request,
+        late: Option<(Verdict, u64)>,
+    ) -> Expected {
+        let (said, who) = (Said::ByNobody, (REALM, ""));
+        let (found, asked) = late.unzip();
+        let asked = asked.unwrap_or(self.ms);
+        let mut asking = Asking { at, source, delivery, request, said, who, issued: 0, asked };
+        match (self.answer(&mut asking, found), delivery) {
+            (Ok(answer), Delivery::Forwarded(via)) => {
+                let arrival = self.take_announced();
+                Expected::Answered { via, source, answer, arrival }
+            }
+            (Ok(answer), _) => Expected::Reply { to: source, answer },
+            (Err(Expected::Drop(reason)), _) => self.dropped(at, reason),
+            (Err(goes), _) => goes,
+        }
+    }
+
+    fn answer(&mut self, asking: &mut Asking<'_>, found: Option<Verdict>) -> Outcome {
+        if let Err(outcome) = self.authenticate(asking, found) {
+            return outcome;
+        }
+        if asking.request.strange {
+            return Ok(self.fail(asking, 420));
+        }
+        let concerns = match &asking.request.wanted {
+            Wanted::Allocate(_) | Wanted::ConnectionBind(_) => true,
+            Wanted::Refresh { ticket, .. } => ticket.is_some(),
+            _ => false,
+        };
+        if concerns && asking.client() == cast::client(cast::LOOP) {
+            self.stats(asking.at).loop_refusals += 1;
+            return Ok(self.fail(asking, 403));
+        }
+        match &asking.request.wanted {
+            Wanted::Binding => Err(Expected::Drop(DropReason::UnknownMethod)),
+            Wanted::Allocate(wish) => self.allocate(asking, wish),
+            Wanted::Refresh { lifetime, family, ticket } => {
+                self.refresh(asking, *lifetime, *family, ticket.as_deref())
+            }
+            Wanted::Permit(peers) => self.permit(asking, peers),
+            Wanted::Bind { number, peer } => self.bind(asking, *number, *peer),
+            Wanted::Connect(peer) => self.connect(asking, *peer),
+            Wanted::ConnectionBind(id) => self.connection_bind(asking, *id),
+        }
+    }
+
+    // ---------------------------------------------------------------------------------------------------------- who asks
+
+    fn authenticate(&mut self, asking: &mut Asking<'_>, found: Option<Verdict>) -> Result<(), Outcome> {
+        let at = asking.at;
+        let Some(claim) = &asking.request.claim else { return Err(self.challenge(asking, 401, REALM)) };
+        if !self.workers[at].rules.realms().contains(&claim.realm) {
+            self.stats(at).credentials_refused[3] += 1;
+            return Err(self.challenge(asking, 401, REALM));
+        }
+        let standing = self.standing(asking);
+        if standing == Standing::Foreign {
+            return Err(self.challenge(asking, 438, claim.realm));
+        }
+        let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
+        let refused = match verdict {
+            Verdict::Good if standing == Standing::Stale => {
+                return Err(self.challenge(asking, 438, claim.realm));
+            }
+            Verdict::Good => {
+                asking.who = (claim.realm, claim.user);
+                asking.said = Said::To { user: claim.user, realm: claim.realm, scheme: claim.scheme };
+                asking.issued = self.nonces.get(&claim.nonce).map_or(0, |nonce| nonce.unix);
+                return Ok(());
+            }
+            Verdict::Later if standing != Standing::Fresh => {
+                return Err(self.challenge(asking, 438, claim.realm));
+            }
+            Verdict::Later => return Err(Err(self.look_up(asking))),
+            Verdict::Unavailable if self.workers[at].rules.store_drops => {
+                return Err(Err(Expected::Drop(DropReason::LookupOver)));
+            }
+            Verdict::Unavailable => return Err(Ok(self.fail(asking, 500))),
+            Verdict::NoSuchUser => 0,
+            Verdict::Expired => 1,
+            Verdict::WrongKey => 2,
+        };
+        if standing == Standing::ForOwner {
+            return Err(self.challenge(asking, 438, claim.realm));
+        }
+        self.stats(at).credentials_refused[refused] += 1;
+        Err(self.challenge(asking, 401, claim.realm))
+    }
+
+    fn challenge(&mut self, asking: &Asking<'_>, code: u16, realm: &'static str) -> Outcome {
+        // A header and an attribute of four bytes: what is shorter is nobody's request.
+        let whole = asking.request.bytes().len() >= 28;
+        self.error(asking.at, code);
+        self.stats(asking.at).nonces += u64::from(whole);
+        let told = Told::Challenge { code, realm, whole };
+        Ok(Answer { transaction: asking.request.transaction, said: Said::ByNobody, told })
+    }
+
+    fn look_up(&mut self, asking: &Asking<'_>) -> Expected {
+        let Asking { at, source, delivery, request, .. } = *asking;
+        let is_same =
+            |it: &Waiting| (it.source.client, it.request.transaction) == (source.client, request.transaction);
+        let of_network = network(source.client.address.ip());
+        let waiting = &mut self.workers[at].waiting;
+        if waiting.iter().any(is_same) {
+            return Expected::Drop(DropReason::LookupPending);
+        }
+        let of_network = |it: &&Waiting| network(it.source.client.address.ip()) == of_network;
+        if waiting.iter().filter(of_network).count() >= WAITING_EACH {
+            return Expected::Drop(DropReason::LookupLimit);
+        }
+        let (asked, until) = (self.ms, self.ms + 10_000);
+        let waits = Waiting { source, delivery, request: request.clone(), asked, until, lookup: None };
+        self.workers[at].waiting.push(waits);
+        let claim = request.claim.as_ref().expect("whoever is looked up has a name");
+        Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm })
+    }
+
+    fn standing(&mut self, asking: &Asking<'_>) -> Standing {
+        let claim = asking.request.claim.as_ref().expect("asked of signed requests");
+        let (nonce, unix) = (self.nonces.get(&claim.nonce).copied(), self.unix);
+        let judge = |ip: IpAddr| nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, unix));
+        let own = judge(asking.client().address.ip());
+        if own != Standing::Foreign {
+            return own;
+        }
+        let learned = match &asking.request.wanted {
+            Wanted::ConnectionBind(id) if self.may_bind_to(asking) => {
+                if self.is_elsewhere(asking.at, *id) {
+                    return Standing::ForOwner;
+                }
+                let found = self.connection(asking.at, *id);
+                found.map(|(number, _)| vec![self.allocations[number].client.address.ip()])
+            }
+            Wanted::Refresh { ticket: Some(ticket), .. } if self.workers[asking.at].rules.mobility => {
+                match self.tickets.get(ticket).copied() {
+                    None => None,
+                    Some(ticket) if !self.owns(asking.at, ticket.number) => return Standing::ForOwner,
+                    Some(ticket) => self.learned_before_moving(asking, ticket),
+                }
+            }
+            _ => None,
+        };
+        let standings = learned.into_iter().flatten().map(judge);
+        standings.into_iter().find(|it| *it != Standing::Foreign).unwrap_or(Standing::Foreign)
+    }
+
+    // ---------------------------------------------------------------------------------------------------------- answers
+
+    pub(super) fn fail(&mut self, asking: &Asking<'_>, code: u16) -> Answer {
+        self.error(asking.at, code);
+        asking.answer(Told::Error(code))
+    }
+
+    pub(super) fn succeed(&mut self, asking: &Asking<'_>, told: Told) -> Answer {
+        self.stats(asking.at).successes[asking.request.wanted.method()] += 1;
+        asking.answer(told)
+    }
+
+    pub(super) fn wrong_user(&mut self, asking: &Asking<'_>) -> Answer {
+        self.stats(asking.at).credentials_refused[4] += 1;
+        self.fail(asking, 441)
+    }
+
+    fn refuse_peer(&mut self, asking: &Asking<'_>, ip: IpAddr) -> Answer {
+        let by = self.workers[asking.at].rules.refused_by(asking.who.0, ip);
+        self.stats(asking.at).peer_refusals[by] += 1;
+        self.fail(asking, 403)
+    }
+
+    /// The allocation that a request without a ticket is about.
+    pub(super) fn owned(&mut self, asking: &Asking<'_>) -> Result<usize, Outcome> {
+        let home = self.home(asking.at, &asking.client());
+        let found = match home {
+            None => self.arrival(asking.at, asking.source).map_err(Err)?,
+            found => found,
+        };
+        let Some(number) = found.filter(|number| self.allocations[*number].pending.is_none()) else {
+            return Err(Ok(self.fail(asking, 437)));
+        };
+        let it = &self.allocations[number];
+        if (it.realm, it.user) != asking.who {
+            return Err(Ok(self.wrong_user(asking)));
+        }
+        Ok(number)
+    }
+
+    // ---------------------------------------------------------------------------------------------------------- Allocate
+
+    fn allocate(&mut self, asking: &Asking<'_>, asked: &Asked) -> Outcome {
+        let (at, client) = (asking.at, asking.client());
+        if let Some(number) = self.home(at, &client) {
+            let it = &self.allocations[number];
+            let same = it.transaction == asking.request.transaction && (it.realm, it.user) == asking.who;
+            if !same {
+                return Ok(self.fail(asking, 437));
+            }
+            if it.pending.is_some() {
+                return Err(Expected::Drop(DropReason::OpenPending));
+            }
+            self.stats(at).retransmits += 1;
+            let told = self.allocated(number);
+            return Ok(self.succeed(asking, told));
+        }
+        if self.arrival(at, asking.source)?.is_some() {
+            return Ok(self.fail(asking, 437));
+        }
+        let (first, second, address_error) = match self.wish(asking, asked) {
+            Ok(wish) => wish,
+            Err(code) => return Ok(self.fail(asking, code)),
+        };
+        if self.workers[at].draining {
+            self.stats(at).drain_refusals += 1;
+            return Ok(self.fail(asking, 508));
+        }
+        let (realm, user) = asking.who;
+        if self.held_by_all() >= self.total {
+            self.stats(at).quota_refusals[1] += 1;
+            return Ok(self.fail(asking, 508));
+        }
+        if self.held(realm, user) >= self.per_user {
+            self.stats(at).quota_refusals[0] += 1;
+            return Ok(self.fail(asking, 486));
+        }
+        let transaction = asking.request.transaction;
+        // A copy of one that was granted, which has come back from another port or too late.
+        let Some(before) = self.note(transaction, asking.issued) else {
+            return self.challenge(asking, 438, realm);
+        };
+        let pending = Pending {
+            said: asking.said.clone(),
+            mobile: asked.ticket.is_some(),
+            noted: (asking.issued, before),
+            asked: asking.asked,
+        };
+        let number = self.allocations.len();
+        self.allocations.push(Allocation {
+            // Its names are told with effects.
+            place: Place::Gone,
+            session: nameless(),
+            client,
+            link: asking.source.link,
+            away: false,
+            realm,
+            user,
+            transport: first.transport,
+            transaction,
+            granted: granted(asked.lifetime),
+            reservation: None,
+            address_error,
+            pending: Some(pending),
+            relays: [None; 2],
+            former: [None; 2],
+            permissions: Default::default(),
+            channels: Default::default(),
+            connections: Vec::new(),
+            mobility: None,
+            to_peer: (0, 0),
+            to_client: (0, 0),
+            opened: self.ms,
+            since: self.ms,
+        });
+        Err(Expected::Goes(Goes::Open { number, first, second }))
+    }
+
+    /// What is to be opened, or the error.
+    #[expect(clippy::type_complexity, reason = "one, perhaps another, and what is missing of two")]
+    fn wish(
+        &self,
+        asking: &Asking<'_>,
+        asked: &Asked,
+    ) -> Result<(Wish, Option<Family>, Option<(Family, u16)>), u16> {
+        let rules = &self.workers[asking.at].rules;
+        let transport = match asked.transport {
+            17 => RelayTransport::Udp,
+            6 if !rules.tcp => return Err(442),
+            6 if !Self::is_stream(&asking.client()) || asked.port != Port::Any => return Err(400),
+            6 => RelayTransport::Tcp,
+            _ => return Err(442),
+        };
+        let wish = |family| Wish { family, transport, port: asked.port };
+        let one = match (asked.port, asked.family, asked.additional) {
+            // A token says which port and family.
+            (Port::Reserved(token), None, None) => {
+                Ok((wish(if token[7] & 1 == 0 { Family::V4 } else { Family::V6 }), None, None))
+            }
+            (Port::Reserved(_), ..) => Err(400_u16),
+            (_, None | Some(1), None) => Ok((wish(Family::V4), None, None)),
+            (_, Some(2), None) if rules.v6 => Ok((wish(Family::V6), None, None)),
+            (_, Some(_), None) => Err(440),
+            (port, None, Some(2)) if port != Port::Pair => {
+                if rules.v6 {
+                    Ok((wish(Family::V4), Some(Family::V6), None))
+                } else {
+                    Ok((wish(Family::V4), None, Some((Family::V6, 440))))
+                }
+            }
+            (_, _, Some(_)) => Err(400),
+        }?;
+        match &asked.ticket {
+            Some(ticket) if !ticket.is_empty() => Err(400),
+            Some(_) if !rules.mobility => Err(405),
+            _ => Ok(one),
+        }
+    }
+
+    /// What the answer to an Allocate says.
+    pub(super) fn allocated(&self, number: usize) -> Told {
+        let it = &self.allocations[number];
+        Told::Allocated {
+            relayed: it.relays.iter().flatten().map(|(address, _)| *address).collect(),
+            lifetime: it.granted,
+            reservation: it.reservation,
+            ticket: it.mobility.as_ref().map(|_| number),
+            mapped: it.client.address,
+            address_error: it.address_error,
+        }
+    }
+
+    /// The runtime has opened what was asked for, or has not.
+    pub(super) fn opened(
+        &mut self,
+        at: usize,
+        id: AllocationId,
+        families: [Family; 2],
+        first: OpenResult,
+        second: Option<OpenResult>,
+    ) -> Expected {
+        let results = [Some(first), second];
+        let Some(number) = self.named(at, id) else {
+            for result in results.into_iter().flatten() {
+                if let OpenResult::Opened { relayed } = result {
+                    self.tell_unused(RelayId { allocation: id, family: family_of(relayed.ip()) });
+                }
+            }
+            return self.dropped(at, DropReason::StaleRelay);
+        };
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let Some(pending) = it.pending.take() else { return self.dropped(at, DropReason::StaleRelay) };
+        let until = now + u64::from(it.granted) * 1000;
+        let to = Source { client: it.client, link: it.link };
+        let transaction = it.transaction;
+        let code = |result| if result == OpenResult::UnsupportedFamily { 440 } else { 508 };
+        let mut relayed = Vec::new();
+        for (family, result) in families.into_iter().zip(results) {
+            match result {
+                Some(OpenResult::Opened { relayed: address }) => {
+                    it.relays[family as usize] = Some((address, until));
+                    relayed.push(address);
+                }
+                Some(failed) => it.address_error = Some((family, code(failed))),
+                None => {}
+            }
+        }
+        let answer = |told| Answer { transaction, said: pending.said.clone(), told };
+        let Some(one) = relayed.first().copied() else {
+            it.place = Place::Gone;
+            self.withdraw(transaction, pending.noted);
+            let code = code(first);
+            self.error(at, code);
+            return Expected::Reply { to, answer: answer(Told::Error(code)) };
+        };
+        it.opened = now;
+        let (realm, username) = (Arc::from(it.realm), it.user.into());
+        if pending.mobile {
+            it.mobility = Some(super::reference::Mobility {
+                counter: 0,
+                via: at,
+                owner: at,
+                spent: None,
+                arriving: None,
+                last: None,
+            });
+        }
+        let session = it.session;
+        let after = now - pending.asked;
+        let stats = self.stats(at);
+        stats.allocations_opened += 1;
+        stats.allocation_ms += after;
+        stats.allocation_times[ALLOCATION_MS.iter().filter(|most| after > **most).count()] += 1;
+        stats.successes[1] += 1;
+        self.told.push_back(Effect::Opened {
+            allocation: id,
+            session,
+            client: to.client,
+            link: to.link,
+            expires_ms: Self::clock(at, until),
+            realm,
+            username,
+            relayed: (one, relayed.get(1).copied()),
+        });
+        Expected::Reply { to, answer: answer(self.allocated(number)) }
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ Refresh
+
+    fn refresh(
+        &mut self,
+        asking: &Asking<'_>,
+        proposed: Option<u32>,
+        family: Option<u8>,
+        ticket: Option<&[u8]>,
+    ) -> Outcome {
+        let (at, client, now) = (asking.at, asking.client(), self.ms);
+        let (transaction, (_, user)) = (asking.request.transaction, asking.who);
+        if proposed == Some(0) && self.was_deleted(at, client, transaction, user) {
+            self.stats(at).retransmits += 1;
+            return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
+        }
+        let found = match ticket {
+            Some(ticket) => self.presented(asking, ticket).map(|(number, spent)| (number, Some(spent))),
+            None => self.owned(asking).map(|number| (number, None)),
+        };
+        let (number, spent) = match found {
+            Ok(found) => found,
+            Err(outcome) => return outcome,
+        };
+        let family = match family {
+            None => None,
+            Some(1) => Some(Family::V4),
+            Some(2) => Some(Family::V6),
+            Some(_) => return Ok(self.fail(asking, 443)),
+        };
+        let it = &mut self.allocations[number];
+        if family.is_some_and(|family| !it.has(family)) {
+            return Ok(self.fail(asking, 443));
+        }
+        let lifetime = if proposed == Some(0) { 0 } else { granted(proposed) };
+        let is_one_of_two = it.relays.iter().flatten().count() == 2;
+        match family {
+            Some(family) if lifetime == 0 && is_one_of_two => {
+                if spent.is_none() {
+                    self.deleted(at, client, transaction, user);
+                }
+                self.close_relay(at, number, family);
+            }
+            _ if lifetime == 0 => {
+                self.deleted(at, client, transaction, user);
+                self.close(at, number, ClosedReason::Deleted);
+                return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
+            }
+            family => {
+                let until = now + u64::from(lifetime) * 1000;
+                for of in [Family::V4, Family::V6] {
+                    if let Some((_, expires)) = &mut it.relays[of as usize]
+                        && family.is_none_or(|family| family == of)
+                    {
+                        *expires = until;
+                    }
+                }
+                let allocation = it.id();
+                let expires_ms = Self::clock(at, until);
+                self.told.push_back(Effect::Renewed { allocation, family, expires_ms });
+            }
+        }
+        if let Some(spent) = spent {
+            self.arrive(asking, number, lifetime, spent);
+        }
+        let ticket = spent.map(|_| number);
+        Ok(self.succeed(asking, Told::Refreshed { lifetime, ticket }))
+    }
+
+    // ------------------------------------------------------------------------------------------- permissions and channels
+
+    fn permit(&mut self, asking: &Asking<'_>, peers: &[SocketAddr]) -> Outcome {
+        let (at, now) = (asking.at, self.ms);
+        let number = match self.owned(asking) {
+            Ok(number) => number,
+            Err(outcome) => return outcome,
+        };
+        let peers: BTreeSet<IpAddr> = peers.iter().map(SocketAddr::ip).collect();
+        if peers.is_empty() {
+            return Ok(self.fail(asking, 400));
+        }
+        self.sweep(number);
+        let rules = self.workers[at].rules.clone();
+        let it = &self.allocations[number];
+        if peers.iter().any(|ip| !it.has(family_of(*ip))) {
+            return Ok(self.fail(asking, 443));
+        }
+        if let Some(refused) = peers.iter().find(|ip| rules.refuses_in(asking.who.0, **ip)) {
+            return Ok(self.refuse_peer(asking, *refused));
+        }
+        if !has_room(it, &peers, now, rules.max_permissions) {
+            self.stats(at).permission_limit += 1;
+            return Ok(self.fail(asking, 508));
+        }
+        for peer in peers {
+            self.install(at, number, peer);
+        }
+        Ok(self.succeed(asking, Told::Done))
+    }
+
+    fn install(&mut self, at: usize, number: usize, peer: IpAddr) {
+        let until = self.ms + PERMISSION_MS;
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let (allocation, renewed) = (it.id(), it.permits(peer, now));
+        it.permissions.insert(peer, until);
+        let expires_ms = Self::clock(at, until);
+        self.told.push_back(Effect::Permitted { allocation, peer, expires_ms, renewed });
+    }
+
+    fn bind(&mut self, asking: &Asking<'_>, channel: u16, peer: SocketAddr) -> Outcome {
+        let (at, now) = (asking.at, self.ms);
+        let number = match self.owned(asking) {
+            Ok(number) => number,
+            Err(outcome) => return outcome,
+        };
+        let rules = self.workers[at].rules.clone();
+        let it = &self.allocations[number];
+        if it.transport == RelayTransport::Tcp || !(0x4000..=0x4FFF).contains(&channel) || peer.port() == 0 {
+            return Ok(self.fail(asking, 400));
+        }
+        self.sweep(number);
+        let it = &self.allocations[number];
+        if !it.has(family_of(peer.ip())) {
+            return Ok(self.fail(asking, 443));
+        }
+        if rules.refuses_in(asking.who.0, peer.ip()) {
+            return Ok(self.refuse_peer(asking, peer.ip()));
+        }
+        // A number stands for one peer, and a peer has one number.
+        let (bound_to, bound_as) = (it.peer_of(channel, now), it.channel_to(peer, now));
+        let renewed = bound_to.is_some();
+        match (bound_to, bound_as) {
+            (Some(to), Some(number)) if to == peer && number == channel => {}
+            (None, None) => {
+                if it.channels.values().filter(|(_, until)| *until > now).count() >= rules.max_channels {
+                    self.stats(at).channel_limit += 1;
+                    return Ok(self.fail(asking, 508));
+                }
+            }
+            _ => return Ok(self.fail(asking, 400)),
+        }
+        if !has_room(it, &BTreeSet::from([peer.ip()]), now, rules.max_permissions) {
+            self.stats(at).permission_limit += 1;
+            return Ok(self.fail(asking, 508));
+        }
+        self.install(at, number, peer.ip());
+        let until = now + CHANNEL_MS;
+        let it = &mut self.allocations[number];
+        it.channels.insert(channel, (peer, until));
+        let (allocation, expires_ms) = (it.id(), Self::clock(at, until));
+        let number = number_of(channel);
+        self.told.push_back(Effect::Bound { allocation, number, peer, expires_ms, renewed });
+        Ok(self.succeed(asking, Told::Done))
+    }
+
+    // ------------------------------------------------------------------------------------------------- TCP (RFC 6062)
+
+    fn connect(&mut self, asking: &Asking<'_>, peer: SocketAddr) -> Outcome {
+        let at = asking.at;
+        let number = match self.owned(asking) {
+            Ok(number) => number,
+            Err(outcome) => return outcome,
+        };
+        let it = &self.allocations[number];
+        if peer.port() == 0 || it.transport == RelayTransport::Udp {
+            return Ok(self.fail(asking, 400));
+        }
+        if !it.has(family_of(peer.ip())) {
+            return Ok(self.fail(asking, 443));
+        }
+        if self.workers[at].rules.refuses_in(asking.who.0, peer.ip()) {
+            return Ok(self.refuse_peer(asking, peer.ip()));
+        }
+        if let Some(same) = it.connections.iter().find(|connection| connection.peer == peer) {
+            let again = same.transaction == Some(asking.request.transaction);
+            return match same.stage {
+                Stage::Connecting(..) if again => Err(Expected::Drop(DropReason::OpenPending)),
+                Stage::Waiting(_) if again => {
+                    let told = Told::Connected(same.id);
+                    self.stats(at).retransmits += 1;
+                    Ok(self.succeed(asking, told))
+                }
+                _ => Ok(self.fail(asking, 446)),
+            };
+        }
+        if let Some(limit) = self.is_full(at, number) {
+            self.stats(at).connection_limit[limit] += 1;
+            return Ok(self.fail(asking, 508));
+        }
+        let stage = Stage::Connecting(Some(self.ms + PATIENCE_MS), asking.said.clone());
+        let transaction = Some(asking.request.transaction);
+        // Its number is told with the effect.
+        self.allocations[number].connections.push(Connection { id: u32::MAX, peer, stage, transaction });
+        Err(Expected::Goes(Goes::Connect { number, family: family_of(peer.ip()), peer }))
+    }
+
+    /// Which limit of connections is reached: of the allocation, of all, of the user.
+    fn is_full(&self, at: usize, number: usize) -> Option<usize> {
+        let (rules, it) = (&self.workers[at].rules, &self.allocations[number]);
+        let reached = [
+            it.connections.len() >= rules.max_connections,
+            self.connections(at, None) >= rules.max_total_connections,
+            self.connections(at, Some((it.realm, it.user))) >= rules.max_user_connections,
+        ];
+        reached.iter().position(|reached| *reached)
+    }
+
+    /// The runtime has connected, or has not.
+    pub(super) fn connected(
+        &mut self,
+        at: usize,
+        allocation: AllocationId,
+        id: u32,
+        result: Result<(), ConnectError>,
+    ) -> Expected {
+        let until = self.ms + PATIENCE_MS;
+        let found =
+            self.connection(at, id).filter(|(number, _)| self.allocations[*number].id() == allocation);
+        let Some((number, place)) = found else {
+            if result.is_ok() {
+                self.tell_connection_closed(allocation, id);
+            }
+            return self.dropped(at, DropReason::StaleRelay);
+        };
+        let it = &mut self.allocations[number];
+        let (to, away) = (Source { client: it.client, link: it.link }, it.away);
+        let Stage::Connecting(_, said) = it.connections[place].stage.clone() else {
+            return self.dropped(at, DropReason::StaleRelay);
+        };
+        let transaction = it.connections[place].transaction.expect("of a request");
+        let told = match result {
+            Ok(()) => {
+                it.connections[place].stage = Stage::Waiting(until);
+                self.connection_event(at, ConnectionEvent::Connected);
+                self.stats(at).successes[5] += 1;
+                Told::Connected(id)
+            }
+            Err(error) => {
+                it.connections.remove(place);
+                self.connection_event(at, ConnectionEvent::ConnectFailed);
+                let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
+                self.error(at, code);
+                Told::Error(code)
+            }
+        };
+        if away {
+            return self.dropped(at, DropReason::ClientAway);
+        }
+        Expected::Reply { to, answer: Answer { transaction, said, told } }
+    }
+
+    /// A peer has connected: to whom it is told, or why it is refused.
+    pub(super) fn peer_connected(
+        &mut self,
+        at: usize,
+        relay: RelayId,
+        peer: SocketAddr,
+    ) -> Result<(usize, Source), ConnectionRefusal> {
+        let now = self.ms;
+        let found =
+            self.named(at, relay.allocation).filter(|number| self.allocations[*number].has(relay.family));
+        let refused = match found {
+            None => Some(ConnectionRefusal::Stale),
+            Some(number) => {
+                let it = &self.allocations[number];
+                if it.away {
+                    Some(ConnectionRefusal::ClientAway)
+                } else if !it.permits(peer.ip(), now) {
+                    Some(ConnectionRefusal::NoPermission)
+                } else if self.workers[at].rules.refuses(peer.ip()) {
+                    Some(ConnectionRefusal::PeerRefused)
+                } else if it.transport == RelayTransport::Udp {
+                    Some(ConnectionRefusal::Stale)
+                } else if let Some(limit) = self.is_full(at, number) {
+                    self.stats(at).connection_limit[limit] += 1;
+                    Some(ConnectionRefusal::Limit)
+                } else {
+                    None
+                }
+            }
+        };
+        match (refused, found) {
+            (Some(reason), _) => {
+                self.refuse_connection(at, reason);
+                Err(reason)
+            }
+            (None, None) => Err(ConnectionRefusal::Stale),
+            (None, Some(number)) => {
+                self.connection_event(at, ConnectionEvent::Accepted);
+                let it = &mut self.allocations[number];
+                let stage = Stage::Waiting(now + PATIENCE_MS);
+                it.connections.push(Connection { id: u32::MAX, peer, stage, transaction: None });
+                Ok((number, Source { client: it.client, link: it.link }))
+            }
+        }
+    }
+
+    /// The number of the connection that came last, which the server has drawn.
+    pub(super) fn name_connection(&mut self, number: usize, id: u32) {
+        let last = self.allocations[number].connections.last_mut();
+        last.expect("one has just come").id = id;
+    }
+
+    /// Whether a CONNECTION-ID names another worker.
+    fn is_elsewhere(&self, at: usize, id: u32) -> bool {
+        let owner = usize::from(ConnectionId(id).worker());
+        owner != at && owner < self.workers.len()
+    }
+
+    /// Whether the stream that a ConnectionBind came on may become a data connection.
+    fn may_bind_to(&mut self, asking: &Asking<'_>) -> bool {
+        let client = asking.client();
+        Self::is_stream(&client) && !self.is_known(asking.at, &client)
+    }
+
+    fn connection_bind(&mut self, asking: &Asking<'_>, id: u32) -> Outcome {
+        let at = asking.at;
+        if !self.may_bind_to(asking) {
+            return Ok(self.fail(asking, 400));
+        }
+        if self.is_elsewhere(at, id) {
+            self.connection_event(at, ConnectionEvent::HandedOver);
+            let worker = ConnectionId(id).worker();
+            return Err(Expected::Goes(Goes::HandOver { worker }));
+        }
+        let Some((number, place)) = self.connection(at, id) else {
+            self.refuse_connection(at, ConnectionRefusal::UnknownId);
+            return Ok(self.fail(asking, 400));
+        };
+        let it = &mut self.allocations[number];
+        if (it.realm, it.user) != asking.who {
+            self.refuse_connection(at, ConnectionRefusal::WrongUser);
+            return Ok(self.wrong_user(asking));
+        }
+        if !matches!(it.connections[place].stage, Stage::Waiting(_)) {
+            self.refuse_connection(at, ConnectionRefusal::UnknownId);
+            return Ok(self.fail(asking, 400));
+        }
+        it.connections[place].stage = Stage::Bound;
+        self.connection_event(at, ConnectionEvent::Bound);
+        self.told.push_back(Effect::Bind { connection: ConnectionId(id), source: asking.source });
+        Ok(self.succeed(asking, Told::Done))
+    }
+
+    /// A connection is over; so many bytes were carried since the last report.
+    pub(super) fn connection_ended(&mut self, at: usize, id: u32, to_peer: u64, to_client: u64) {
+        let stats = self.stats(at);
+        stats.connection_bytes[0] += to_peer;
+        stats.connection_bytes[1] += to_client;
+        if let Some((number, place)) = self.connection(at, id) {
+            let it = &mut self.allocations[number];
+            it.to_peer.1 += to_peer;
+            it.to_client.1 += to_client;
+            it.connections.remove(place);
+            self.connection_event(at, ConnectionEvent::Ended);
+        }
+    }
+}
+
+/// What a store that knows everything says of a claim.
+pub(super) fn truth(request: &Request) -> Verdict {
+    match &request.claim {
+        Some(claim) if claim.user == "nobody" => Verdict::NoSuchUser,
+        Some(claim) if claim.user == "old" => Verdict::Expired,
+        Some(claim) if claim.right => Verdict::Good,
+        _ => Verdict::WrongKey,
+    }
+}
+
+/// What a client proposes, within ten minutes and an hour.
+fn granted(proposed: Option<u32>) -> u32 {
+    proposed.map_or(600, |seconds| seconds.clamp(600, 3600))
+}
+
+fn has_room(it: &Allocation, peers: &BTreeSet<IpAddr>, now: u64, most: usize) -> bool {
+    let installed = it.permissions.iter().filter(|(_, until)| **until > now).map(|(ip, _)| *ip);
+    installed.chain(peers.iter().copied()).collect::<BTreeSet<_>>().len() <= most
+}
+
+/// What one client keeps, whatever its port: an IPv4 address, or an IPv6 /64.
+pub(super) fn network(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+    }
+}
+
+fn judge(nonce: Nonce, realm: &str, ip: IpAddr, unix: u64) -> Standing {
+    if nonce.network != network(ip) || nonce.realm != realm {
+        return Standing::Foreign;
+    }
+    if unix - nonce.unix <= NONCE_LIFETIME { Standing::Fresh } else { Standing::Stale }
+}

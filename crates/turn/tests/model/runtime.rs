@@ -1,0 +1,811 @@
+//! The runtime's part: it carries effects out, opens sockets, connects, keeps what workers hand to one another, and looks at the clock.
+//! Some of it late, some of it in vain. What it is told has to be what the model says, in order and once.
+
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use turnpike_turn::{
+    server::{
+        AllocationId, Arrival, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect,
+        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, Source,
+    },
+    wire::integrity::{Key, KeyAlgorithm, userhash},
+};
+
+use super::{
+    cast::{self, Rules},
+    message::{Answer, Datagram, Learned, Request},
+    network::{Done, Network, gate, is_for_the_log, pick, server},
+    reference::{self, Delivery, Expected, Goes, Place, Verdict, is_wish},
+    requests::truth,
+    step::Says,
+};
+use crate::common::{Scheme, password};
+
+/// What a worker's runtime has still to do.
+pub(super) enum Job {
+    Open(OpenRequest),
+    Connect { allocation: AllocationId, id: u32, late: bool },
+}
+
+/// What one worker hands to another.
+pub(super) enum Mail {
+    /// A client's stream, and the request on it.
+    Stream {
+        from: usize,
+        request: Request,
+        bytes: Box<[u8]>,
+    },
+    /// A request whose client remains where it is.
+    Request {
+        via: u16,
+        source: Source,
+        request: Request,
+        bytes: Box<[u8]>,
+    },
+    /// The reply to it, and whom to expect: as the server says it, and as the model does.
+    Reply {
+        source: Source,
+        arrival: Option<(Arrival, reference::Arrival)>,
+        learned: Learned,
+        answer: Answer,
+    },
+    /// Asks for an allocation, with the data that made it necessary.
+    Wanted {
+        request: MoveRequest,
+        number: usize,
+        datagram: Datagram,
+        bytes: Box<[u8]>,
+    },
+    /// Brings it.
+    Allocation {
+        from: usize,
+        number: usize,
+        moved: Moved,
+        sockets: Sockets,
+        data: Option<(Datagram, Box<[u8]>)>,
+    },
+    NotMoved(Client),
+    Returned {
+        number: usize,
+        moved: Moved,
+        sockets: Sockets,
+    },
+}
+
+type Sockets = Vec<(SocketAddr, Family)>;
+
+impl Network {
+    // -------------------------------------------------------------------------------------------------------- effects
+
+    /// Takes all that a worker has to tell, compares it, and carries it out. `expected` is what has become of what was fed.
+    pub(super) fn take_effects(&mut self, at: usize, expected: Option<Expected>, datagram: &Datagram) {
+        let (mut goes, mut answered) = match expected {
+            Some(Expected::Goes(goes)) => (Some(goes), None),
+            Some(Expected::Answered { via, source, answer, arrival }) => {
+                (None, Some((via, source, answer, arrival)))
+            }
+            _ => (None, None),
+        };
+        let effects: Vec<Effect> = std::iter::from_fn(|| self.workers[at].server.poll_effect()).collect();
+        let mut moves = Vec::new();
+        for effect in effects {
+            match effect {
+                effect if is_for_the_log(&effect) => {}
+                Effect::Answer { via, source, arrival, reply } => {
+                    let Some((back, to, answer, announced)) = answered.take() else {
+                        panic!("an answer that nobody expects: {source:?}")
+                    };
+                    assert_eq!((via, source), (back, to));
+                    let learned = self.read(&answer, &source, &reply);
+                    let arrival = both(arrival, announced);
+                    self.post(via.into(), Mail::Reply { source, arrival, learned, answer });
+                }
+                Effect::Move(request) => moves.push(request),
+                effect @ (Effect::Open(_)
+                | Effect::Connect(_)
+                | Effect::HandOver { .. }
+                | Effect::Forward { .. }
+                | Effect::Fetch { .. }
+                | Effect::LookUp(_)) => {
+                    let Some(goes) = goes.take() else { panic!("nobody expects {effect:?}") };
+                    self.goes_on(at, goes, effect, datagram);
+                }
+                effect => self.state_effect(at, &effect),
+            }
+        }
+        assert_eq!(goes, None, "what goes on with a request was never told");
+        assert!(answered.is_none(), "an answer was never given: {answered:?}");
+        let (told, over) = (&self.model.told, &self.model.over);
+        assert!(told.is_empty() && over.is_empty(), "never told: {told:?}, {over:?}");
+        for request in moves {
+            let number = self.model.moving.pop_front().expect("nobody has to move");
+            let (to, worker) = self.model.arriving(number).expect("it arrives somewhere");
+            assert_eq!((usize::from(request.owner), usize::from(request.to)), (at, worker));
+            assert_eq!((request.client, request.link), (to.client, to.link));
+            self.export(at, &request, number, None);
+        }
+    }
+
+    /// One that changes what there is.
+    fn state_effect(&mut self, at: usize, effect: &Effect) {
+        self.model.name_session(at, effect);
+        if let Some(place) = self.model.over.iter().position(|over| over == effect) {
+            self.model.over.swap_remove(place);
+        } else if self.model.told.front() == Some(effect) {
+            assert!(self.model.over.is_empty(), "not told before {effect:?}: {:?}", self.model.over);
+            self.model.told.pop_front();
+        } else {
+            let expected = self.model.told.front().cloned();
+            assert!(self.model.may_expire(at, effect), "worker {at} tells {effect:?}, not {expected:?}");
+        }
+        match effect {
+            Effect::Closed { allocation, .. } => {
+                self.close_sockets(at, |relay| relay.allocation == *allocation);
+                self.drop_connections(at);
+            }
+            Effect::RelayClosed { relay } => {
+                self.close_sockets(at, |other| other == *relay);
+            }
+            Effect::ConnectionClosed { connection, .. } => self.drop_connection(at, connection.0),
+            Effect::ConnectTimedOut { connection, .. } => {
+                for job in &mut self.workers[at].jobs {
+                    if let Job::Connect { id, late, .. } = job
+                        && *id == connection.0
+                    {
+                        *late = true;
+                    }
+                }
+            }
+            Effect::Bind { connection, source } => {
+                let from = cast::number_of(&source.client);
+                let data = self.connections.get_mut(&(at, connection.0)).expect("the runtime has it");
+                assert_eq!(data.replace(from), None, "bound twice");
+                self.ends[from].bound = Some((at, connection.0));
+            }
+            _ => {}
+        }
+    }
+
+    fn close_sockets(&mut self, at: usize, is_closed: impl Fn(RelayId) -> bool) {
+        let closed: Vec<SocketAddr> = self
+            .sockets
+            .iter()
+            .filter(|(_, (worker, relay))| *worker == at && is_closed(*relay))
+            .map(|(address, _)| *address)
+            .collect();
+        for address in closed {
+            self.closed.extend(self.sockets.remove(&address));
+        }
+    }
+
+    /// Closes those connections of a worker whose allocations are gone.
+    fn drop_connections(&mut self, at: usize) {
+        let gone: Vec<u32> = self
+            .connections
+            .keys()
+            .filter(|(worker, id)| *worker == at && self.model.connection(at, *id).is_none())
+            .map(|(_, id)| *id)
+            .collect();
+        for id in gone {
+            self.drop_connection(at, id);
+        }
+    }
+
+    /// Closes a connection to a peer, and that of its client. Of one that is being made it is told later, in vain.
+    fn drop_connection(&mut self, at: usize, id: u32) {
+        if let Some(Some(from)) = self.connections.remove(&(at, id)) {
+            self.ends[from].bound = None;
+            self.ends[from].open = false;
+        }
+    }
+
+    /// What goes on with a request.
+    fn goes_on(&mut self, at: usize, goes: Goes, effect: Effect, datagram: &Datagram) {
+        let request = || match datagram {
+            Datagram::Request(request) => request.clone(),
+            other => panic!("{other:?} is no request"),
+        };
+        match (goes, effect) {
+            (Goes::Open { number, first, second }, Effect::Open(open)) => {
+                let it = &mut self.model.allocations[number];
+                let is_mobile = it.pending.as_ref().is_some_and(|pending| pending.mobile);
+                // A port that others have too could not follow.
+                let any = if is_mobile { PortWish::Own } else { PortWish::Any };
+                assert!(is_wish(&first, &open.first, any), "{first:?}, not {:?}", open.first);
+                assert_eq!(open.second.map(|second| second.family), second);
+                assert!(open.second.is_none_or(|second| second.port == any));
+                it.place = Place::At(at, open.allocation);
+                if let PortWish::EvenAndReserveNext(token) = open.first.port {
+                    it.reservation = Some(token);
+                }
+                self.workers[at].jobs.push_back(Job::Open(open));
+            }
+            (Goes::Connect { number, family, peer }, Effect::Connect(connect)) => {
+                let allocation = self.model.allocations[number].id();
+                let relay = RelayId { allocation, family };
+                assert_eq!((connect.relay, connect.peer), (relay, peer));
+                let id = connect.connection.0;
+                self.model.name_connection(number, id);
+                assert!(self.connections.insert((at, id), None).is_none(), "a number twice");
+                self.workers[at].jobs.push_back(Job::Connect { allocation, id, late: false });
+            }
+            (Goes::HandOver { worker }, Effect::HandOver { worker: to, source, request: bytes }) => {
+                assert_eq!((worker, &*datagram.bytes()), (to, &*bytes));
+                let from = cast::number_of(&source.client);
+                self.ends[from].travels = true;
+                self.post(to.into(), Mail::Stream { from, request: request(), bytes });
+            }
+            (
+                Goes::Forward { worker, via },
+                Effect::Forward { worker: to, via: from, source, request: bytes },
+            ) => {
+                assert_eq!((worker, via, &*datagram.bytes()), (to, from, &*bytes));
+                self.post(to.into(), Mail::Request { via, source, request: request(), bytes });
+            }
+            (Goes::Fetch { owner, number }, Effect::Fetch { request, datagram: bytes }) => {
+                let own = u16::try_from(at).expect("few workers");
+                assert_eq!((request.owner, request.to), (owner, own));
+                // The transaction of an indication means nothing, and is another each time.
+                let is_send = matches!(datagram, Datagram::Send { .. });
+                assert!(is_send || datagram.bytes() == *bytes, "another datagram waits");
+                let (client, datagram) = (request.client, datagram.clone());
+                if !self.post(owner.into(), Mail::Wanted { request, number, datagram, bytes }) {
+                    self.workers[at].server.not_asked(&client);
+                    self.model.not_asked(at, &client);
+                }
+            }
+            (Goes::LookUp { user, realm }, Effect::LookUp(query)) => {
+                assert_eq!(&*query.realm, realm);
+                assert!(match &query.user {
+                    Asked::Name(name) => **name == *user,
+                    Asked::Hash(hash) => *hash == userhash(user, realm),
+                });
+                let waiting = self.model.workers[at].waiting.last_mut().expect("it waits");
+                assert_eq!(waiting.lookup.replace(query.lookup), None);
+                self.workers[at].questions.push_back(query.lookup);
+            }
+            (goes, effect) => panic!("{effect:?}, not {goes:?}"),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ jobs
+
+    /// Does what waits, until nothing does.
+    pub(super) fn settle(&mut self, luck: u8) {
+        loop {
+            let mut idle = true;
+            for at in 0..self.setup.workers {
+                while self.work(at, luck) || self.mail(at) || self.store_answers(at, Says::Truth) {
+                    idle = false;
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    /// Does one thing of what waits for the runtime of a worker. Without luck some of it fails.
+    pub(super) fn work(&mut self, at: usize, luck: u8) -> bool {
+        let Some(job) = self.workers[at].jobs.pop_front() else { return false };
+        match job {
+            Job::Open(open) => self.open(at, &open, luck),
+            Job::Connect { allocation, id, late } => {
+                let result = match luck % 8 {
+                    _ if late => Err(ConnectError::TimedOut),
+                    5 => Err(ConnectError::Failed),
+                    6 => Err(ConnectError::NoCapacity),
+                    _ => Ok(()),
+                };
+                self.connected(at, allocation, id, result);
+            }
+        }
+        true
+    }
+
+    fn open(&mut self, at: usize, open: &OpenRequest, luck: u8) {
+        let id = open.allocation;
+        let (spoilt, spoilt_too) = match luck % 8 {
+            4 => (Some(OpenResult::NoCapacity), None),
+            5 => (None, Some(OpenResult::NoCapacity)),
+            6 => (Some(OpenResult::UnsupportedFamily), Some(OpenResult::NoCapacity)),
+            _ => (None, None),
+        };
+        let first = spoilt.unwrap_or_else(|| self.socket(at, id, open.first.family, open.first.port));
+        let second = open
+            .second
+            .map(|second| spoilt_too.unwrap_or_else(|| self.socket(at, id, second.family, second.port)));
+        let families = [open.first.family, open.second.map_or(open.first.family, |second| second.family)];
+        let expected = self.model.opened(at, id, families, first, second);
+        let now = self.now(at);
+        let done: Done = self.workers[at].server.opened(now, id, first, second).into();
+        let learned = self.judge(at, expected, &done, &Datagram::Noise);
+        if let (Some((learned, answer)), Done::Reply { to, .. }) = (learned, &done) {
+            self.learn(cast::number_of(&to.client), &learned, &answer);
+        }
+    }
+
+    /// A relay socket with the port that was asked for.
+    fn socket(&mut self, at: usize, allocation: AllocationId, family: Family, port: PortWish) -> OpenResult {
+        let ip = match family {
+            Family::V4 => "203.0.113.1".parse().expect("an address"),
+            Family::V6 => "2001:db8::1".parse().expect("an address"),
+        };
+        let relayed = match port {
+            PortWish::Reserved(token) => match self.reserved.remove(&token) {
+                Some(address) => address,
+                None => return OpenResult::NoCapacity,
+            },
+            _ => {
+                self.ports += 2;
+                SocketAddr::new(ip, self.ports)
+            }
+        };
+        if let PortWish::EvenAndReserveNext(token) = port {
+            self.reserved.insert(token, SocketAddr::new(ip, self.ports + 1));
+        }
+        let relay = RelayId { allocation, family };
+        assert!(self.sockets.insert(relayed, (at, relay)).is_none(), "a port twice");
+        OpenResult::Opened { relayed }
+    }
+
+    fn connected(&mut self, at: usize, allocation: AllocationId, id: u32, result: Result<(), ConnectError>) {
+        if result.is_err() {
+            self.connections.remove(&(at, id));
+        }
+        let expected = self.model.connected(at, allocation, id, result);
+        let now = self.now(at);
+        let done: Done = self.workers[at].server.connected(now, allocation, ConnectionId(id), result).into();
+        let learned = self.judge(at, expected, &done, &Datagram::Noise);
+        if let (Some((learned, answer)), Done::Reply { to, .. }) = (learned, &done) {
+            self.learn(cast::number_of(&to.client), &learned, &answer);
+        }
+    }
+
+    /// Either end closes a connection that is made.
+    pub(super) fn connection_ends(&mut self, which: usize, bytes: u16) {
+        let is_made = |(at, id): &&(usize, u32)| {
+            !self.workers[*at]
+                .jobs
+                .iter()
+                .any(|job| matches!(job, Job::Connect { id: other, .. } if other == id))
+        };
+        let made: Vec<_> = self.connections.keys().filter(is_made).copied().collect();
+        let Some((at, id)) = pick(which, made.len()).map(|which| made[which]) else { return };
+        let (to_peer, to_client) = (u64::from(bytes), u64::from(bytes) * 3);
+        let now = self.now(at);
+        self.model.connection_ended(at, id, to_peer, to_client);
+        self.workers[at].server.connection_ended(now, ConnectionId(id), to_peer, to_client);
+        self.drop_connection(at, id);
+        self.take_effects(at, None, &Datagram::Noise);
+    }
+
+    pub(super) fn disconnect(&mut self, from: usize) {
+        let at_home = |end: &usize| {
+            let client = cast::client(*end);
+            client.listener.0 != 0 && self.model.home(self.ends[*end].worker, &client).is_some()
+        };
+        let at_home: Vec<usize> = (0..cast::CLIENTS).filter(at_home).collect();
+        let known = pick(from, at_home.len()).filter(|_| from >= cast::CLIENTS);
+        let from = known.map_or(from % cast::CLIENTS, |which| at_home[which]);
+        let client = cast::client(from);
+        let end = &self.ends[from];
+        // Over plain UDP nobody closes anything; what travels is closed when it arrives.
+        if client.listener.0 == 0 || !end.open || end.travels {
+            return;
+        }
+        if let Some((at, id)) = end.bound {
+            let made = self.connections.keys().position(|key| *key == (at, id));
+            return self.connection_ends(made.expect("the runtime has it"), 7);
+        }
+        let at = end.worker;
+        self.ends[from].open = false;
+        self.ends[from].life += 1;
+        self.disconnected(at, &client);
+    }
+
+    fn disconnected(&mut self, at: usize, client: &Client) {
+        let expected = self.model.disconnected(at, client);
+        let now = self.now(at);
+        assert_eq!(
+            self.workers[at].server.disconnected(now, client),
+            expected,
+            "whether it had an allocation"
+        );
+        self.take_effects(at, None, &Datagram::Noise);
+    }
+
+    // ----------------------------------------------------------------------------------------------------- between workers
+
+    /// Whether it will arrive. A full box takes what must not be lost, and nothing else.
+    fn post(&mut self, to: usize, mail: Mail) -> bool {
+        let may_be_lost = matches!(
+            mail,
+            Mail::Stream { .. } | Mail::Request { .. } | Mail::Reply { .. } | Mail::Wanted { .. }
+        );
+        if may_be_lost && self.workers[to].full {
+            if let Mail::Stream { from, .. } = mail {
+                let end = &mut self.ends[from];
+                (end.open, end.travels, end.life) = (false, false, end.life + 1);
+            }
+            return false;
+        }
+        self.workers[to].mail.push_back(mail);
+        true
+    }
+
+    /// A worker takes one thing from its box.
+    pub(super) fn mail(&mut self, at: usize) -> bool {
+        let Some(mail) = self.workers[at].mail.pop_front() else { return false };
+        let now = self.now(at);
+        match mail {
+            Mail::Stream { from, request, bytes } => {
+                let end = &mut self.ends[from];
+                (end.worker, end.travels, end.life) = (at, false, end.life + 1);
+                let source = self.source(from);
+                let expected = self.model.request(at, source, Delivery::HandedOver, &request);
+                let done = self.workers[at].server.from_handed_over(now, &source, &bytes).into();
+                let learned = self.judge(at, expected, &done, &Datagram::Request(request));
+                if let Some((learned, answer)) = learned {
+                    self.learn(from, &learned, &answer);
+                }
+            }
+            Mail::Request { via, source, request, bytes } => {
+                let expected = self.model.request(at, source, Delivery::Forwarded(via), &request);
+                self.workers[at].server.from_elsewhere(now, via, &source, &bytes);
+                self.take_effects(at, Some(expected), &Datagram::Request(request));
+            }
+            Mail::Reply { source, arrival, learned, answer } => {
+                if let Some((arrival, expected)) = arrival {
+                    self.model.expect(at, expected);
+                    self.workers[at].server.expect(now, arrival);
+                    self.take_effects(at, None, &Datagram::Noise);
+                }
+                if self.is_here(&source) {
+                    self.learn(cast::number_of(&source.client), &learned, &answer);
+                }
+            }
+            Mail::Wanted { request, number, datagram, bytes } => {
+                self.export(at, &request, number, Some((datagram, bytes)));
+            }
+            Mail::Allocation { from, number, moved, sockets, data } => {
+                self.import(at, from, number, moved, sockets, data);
+            }
+            Mail::NotMoved(client) => {
+                self.model.not_moved(at, &client);
+                self.workers[at].server.not_moved(&client);
+                self.take_effects(at, None, &Datagram::Noise);
+            }
+            Mail::Returned { number, moved, sockets } => self.take_back(at, number, moved, sockets),
+        }
+        true
+    }
+
+    /// Gives an allocation to the worker that asks for it, as data, or says that it does not come.
+    fn export(
+        &mut self,
+        at: usize,
+        request: &MoveRequest,
+        number: usize,
+        data: Option<(Datagram, Box<[u8]>)>,
+    ) {
+        let (to, id) = (usize::from(request.to), self.model.allocations[number].id());
+        let goes = self.model.export(at, number, request.client, to);
+        let now = self.now(at);
+        let moved = self.workers[at].server.export(now, request);
+        assert_eq!(moved.is_some(), goes, "whether it goes");
+        self.take_effects(at, None, &Datagram::Noise);
+        let Some(moved) = moved else {
+            self.post(to, Mail::NotMoved(request.client));
+            return;
+        };
+        assert_eq!((moved.from(), moved.client()), (id, request.client));
+        let taken: Vec<SocketAddr> = self
+            .sockets
+            .iter()
+            .filter(|(_, (worker, relay))| (*worker, relay.allocation) == (at, id))
+            .map(|(address, _)| *address)
+            .collect();
+        let sockets = taken.into_iter().filter_map(|address| {
+            let closed = self.sockets.remove(&address)?;
+            self.closed.push(closed);
+            Some((address, closed.1.family))
+        });
+        let sockets = sockets.collect();
+        self.post(to, Mail::Allocation { from: at, number, moved: written(&moved), sockets, data });
+    }
+
+    fn import(
+        &mut self,
+        at: usize,
+        from: usize,
+        number: usize,
+        moved: Moved,
+        sockets: Sockets,
+        data: Option<(Datagram, Box<[u8]>)>,
+    ) {
+        let (to, now) = (moved.to(), self.now(at));
+        let fits = self.model.import(at, number, to, None);
+        match self.workers[at].server.import(now, moved) {
+            Ok(id) => {
+                assert!(fits, "its 5-tuple has an allocation");
+                self.model.import(at, number, to, Some(id));
+                self.attach(at, number, id, sockets);
+                if !self.is_here(&to) {
+                    self.disconnected(at, &to.client);
+                }
+                if let Some((datagram, bytes)) = data {
+                    let learned = self.feed(at, to, &datagram, &bytes);
+                    if let Some((learned, answer)) = learned {
+                        self.learn(cast::number_of(&to.client), &learned, &answer);
+                    }
+                }
+            }
+            Err(moved) => {
+                assert!(!fits, "it was refused");
+                self.take_effects(at, None, &Datagram::Noise);
+                self.post(from, Mail::Returned { number, moved, sockets });
+            }
+        }
+    }
+
+    fn take_back(&mut self, at: usize, number: usize, moved: Moved, sockets: Sockets) {
+        let (was, now) = (moved.was(), self.now(at));
+        let taken = self.workers[at].server.take_back(now, written(&moved));
+        // What it is called is the first thing that is told, even if it ends with that.
+        let returned: Vec<Effect> = std::iter::from_fn(|| self.workers[at].server.poll_effect()).collect();
+        let Some(Effect::Returned { allocation: id }) = returned.first().cloned() else {
+            panic!("nothing says that it came back: {returned:?}")
+        };
+        self.model.take_back(at, number, id);
+        for effect in &returned {
+            self.state_effect(at, effect);
+        }
+        assert_eq!(taken.is_some(), self.model.owns(at, number), "whether it lives on");
+        if taken.is_none() {
+            return;
+        }
+        self.attach(at, number, id, sockets);
+        if let Some(source) = was
+            && !self.is_here(&source)
+        {
+            self.disconnected(at, &source.client);
+        }
+    }
+
+    /// The relay sockets of an allocation belong to another worker from now on.
+    fn attach(&mut self, at: usize, number: usize, allocation: AllocationId, sockets: Sockets) {
+        for (address, family) in sockets {
+            self.sockets.insert(address, (at, RelayId { allocation, family }));
+        }
+        self.take_effects(at, None, &Datagram::Noise);
+        let has_realm = self.model.workers[at].rules.realms().contains(&self.model.allocations[number].realm);
+        assert_eq!(self.workers[at].server.has_realm_of(allocation), has_realm);
+        if !has_realm {
+            self.close(at, number);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------------- store
+
+    pub(super) fn set_prompt(&mut self, prompt: bool) {
+        self.model.prompt = prompt;
+        for worker in &mut self.workers {
+            worker.server.gate_mut().later = !prompt;
+        }
+    }
+
+    /// The store answers the oldest question of a worker, or cannot.
+    pub(super) fn store_answers(&mut self, at: usize, says: Says) -> bool {
+        let Some(lookup) = self.workers[at].questions.pop_front() else { return false };
+        let waiting = &mut self.model.workers[at].waiting;
+        let place = waiting.iter().position(|it| it.lookup == Some(lookup));
+        let waited = place.map(|place| waiting.remove(place));
+        let Some(request) = waited.as_ref().map(|waited| waited.request.clone()) else {
+            let now = self.now(at);
+            let expected = self.model.looked_up(at, None, Verdict::Unavailable);
+            let done = self.workers[at].server.credentials(now, lookup, Credentials::Unavailable).into();
+            self.judge(at, expected, &done, &Datagram::Noise);
+            return true;
+        };
+        let claim = request.claim.as_ref().expect("it was looked up");
+        let (credentials, found) = match (says, truth(&request)) {
+            (Says::Nothing, _) => (Credentials::Unavailable, Verdict::Unavailable),
+            (Says::Truth, verdict @ (Verdict::NoSuchUser | Verdict::Later)) => {
+                (Credentials::NoSuchUser, verdict)
+            }
+            (Says::Truth, Verdict::Expired) => (Credentials::Expired { ago: 42 }, Verdict::Expired),
+            (Says::Truth, verdict) => {
+                let algorithm = match claim.scheme {
+                    Scheme::Md5 | Scheme::Md5Sha256 => KeyAlgorithm::Md5,
+                    Scheme::Sha256 | Scheme::Userhash => KeyAlgorithm::Sha256,
+                };
+                let of = |password: String| {
+                    Key::long_term(algorithm, claim.user, claim.realm, password.as_bytes())
+                };
+                let keys = vec![of("an older one".to_owned()), of(password(claim.user))];
+                let (username, identity) = (claim.user.into(), claim.user.into());
+                (Credentials::Keys { username, identity, keys }, verdict)
+            }
+        };
+        let source = waited.as_ref().map(|waited| waited.source);
+        let expected = self.model.looked_up(at, waited, found);
+        let now = self.now(at);
+        let done: Done = self.workers[at].server.credentials(now, lookup, credentials).into();
+        let learned = self.judge(at, expected, &done, &Datagram::Request(request));
+        if let (Some((learned, answer)), Some(source)) = (learned, source) {
+            self.learn(cast::number_of(&source.client), &learned, &answer);
+        }
+        true
+    }
+
+    // --------------------------------------------------------------------------------------------------- time and commands
+
+    /// When a worker wants to look at the clock next.
+    fn next_look(&self) -> Option<u64> {
+        let due = |at: usize| {
+            let due = self.workers[at].server.poll_timeout()?;
+            Some(due.saturating_sub(cast::skew(at)))
+        };
+        (0..self.setup.workers).filter_map(due).min()
+    }
+
+    /// Time passes: the workers look at the clock whenever they wanted to, or once, late.
+    pub(super) fn sleep(&mut self, ms: u64, exact: bool) {
+        let end = self.model.ms + ms;
+        while let Some(next) = self.next_look().filter(|next| exact && *next < end) {
+            let next = next.max(self.model.ms);
+            self.set_clock(next);
+            let busy = (0..self.setup.workers).filter_map(|at| {
+                self.workers[at].server.poll_timeout().filter(|due| *due <= self.now(at).ms)
+            });
+            assert_eq!(busy.count(), 0, "who has looked at the clock has nothing to do at that time");
+        }
+        self.set_clock(end);
+    }
+
+    /// What is over is over at once, and not when the clock is looked at next.
+    pub(super) fn brink(&mut self, which: usize, before: bool) {
+        let now = self.model.ms;
+        let deadlines: BTreeSet<u64> = (0..self.setup.workers)
+            .flat_map(|at| self.model.deadlines(at))
+            .filter(|until| *until > now)
+            .collect();
+        if let Some(which) = pick(which, deadlines.len()) {
+            let until = deadlines.into_iter().nth(which).expect("one of them");
+            self.sleep(until - now - u64::from(before), true);
+            self.probe();
+        }
+    }
+
+    fn set_clock(&mut self, ms: u64) {
+        self.model.ms = ms;
+        self.model.unix = cast::START_UNIX + (ms - cast::START_MS) / 1000;
+        for at in 0..self.setup.workers {
+            let now = self.now(at);
+            self.workers[at].server.handle_timeout(now);
+            self.model.timeout(at);
+            self.take_effects(at, None, &Datagram::Noise);
+            assert_eq!(self.model.overdue(at), [], "deadlines that worker {at} has slept through");
+            // The runtime gives up at once what took too long.
+            let is_late = |job: &Job| matches!(job, Job::Connect { late: true, .. });
+            while let Some(place) = self.workers[at].jobs.iter().position(is_late) {
+                let job = self.workers[at].jobs.remove(place).expect("it is there");
+                self.workers[at].jobs.push_front(job);
+                self.work(at, 0);
+            }
+        }
+    }
+
+    pub(super) fn reload(&mut self, worker: Option<usize>, variant: u8) {
+        for at in 0..self.setup.workers {
+            if worker.is_none_or(|worker| worker % self.setup.workers == at) {
+                let rules = Rules::variant(variant);
+                let config = rules.config();
+                self.model.reconfigure(at, rules);
+                let now = self.now(at);
+                self.workers[at].server.reconfigure(now, config);
+                self.take_effects(at, None, &Datagram::Noise);
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self, at: usize) {
+        self.model.workers[at].draining = true;
+        self.workers[at].server.drain();
+    }
+
+    /// An administrator ends an allocation, be it one that waits for its sockets.
+    pub(super) fn close_one(&mut self, which: usize) {
+        let there: Vec<(usize, usize)> = (0..self.setup.workers)
+            .flat_map(|at| self.model.in_slots(at).into_iter().map(move |number| (at, number)))
+            .collect();
+        if let Some(which) = pick(which, there.len()) {
+            let (at, number) = there[which];
+            self.close(at, number);
+        }
+    }
+
+    pub(super) fn close(&mut self, at: usize, number: usize) {
+        let (id, now) = (self.model.allocations[number].id(), self.now(at));
+        self.model.close(at, number, ClosedReason::Administrator);
+        assert!(self.workers[at].server.close_one(now, id, ClosedReason::Administrator));
+        self.take_effects(at, None, &Datagram::Noise);
+        assert!(!self.workers[at].server.close_one(now, id, ClosedReason::Administrator), "it is gone");
+    }
+
+    /// A table elsewhere has relayed for an allocation, or for one that is gone.
+    pub(super) fn across(&mut self, which: usize, datagrams: u8) {
+        let Some(which) = pick(which, self.model.allocations.len()) else { return };
+        let (at, id) = match self.model.allocations[which].place {
+            Place::At(at, id) => (at, id),
+            Place::Travels(_) | Place::Gone => (0, AllocationId { index: 0, generation: u32::MAX }),
+        };
+        let is_there = self.model.owns(at, which);
+        let (to_peer, to_client) = ((u64::from(datagrams), 100), (1, u64::from(datagrams)));
+        let it = &mut self.model.allocations[which];
+        if is_there {
+            it.to_peer = (it.to_peer.0 + to_peer.0, it.to_peer.1 + to_peer.1);
+            it.to_client = (it.to_client.0 + to_client.0, it.to_client.1 + to_client.1);
+        }
+        let stats = self.model.stats(at);
+        stats.to_peer_datagrams += to_peer.0;
+        stats.to_peer_bytes += to_peer.1;
+        stats.to_client_datagrams += to_client.0;
+        stats.to_client_bytes += to_client.1;
+        assert_eq!(self.workers[at].server.count_across(id, to_peer, to_client), is_there);
+    }
+
+    /// Another process takes everything over, as data. It knows neither who is expected nor what has been answered.
+    pub(super) fn upgrade(&mut self) {
+        self.settle(0);
+        let (gate, config) = (gate(&self.setup), Rules::default().config());
+        self.model.restarted();
+        self.process = self.process.wrapping_add(1);
+        for at in 0..self.setup.workers {
+            let now = self.now(at);
+            let mut new = server(at, self.setup.workers, &gate, &config, self.process);
+            new.reconfigure(now, self.model.workers[at].rules.config());
+            new.gate_mut().later = !self.model.prompt;
+            self.workers[at].questions.clear();
+            let mut names = Vec::new();
+            for number in self.model.in_slots(at) {
+                let (old, ms) = (self.model.allocations[number].id(), self.model.ms);
+                let mut moved = self.workers[at].server.snapshot(now, old).expect("its sockets are open");
+                // Whoever arrives begins anew.
+                moved.keep_arrival(|_| false);
+                let link = self.source(cast::number_of(&self.model.allocations[number].client)).link;
+                let id = new.restore(now, written(&moved), link).expect("there is room, as there was before");
+                let it = &mut self.model.allocations[number];
+                it.pack(ms);
+                it.unpack(ms);
+                it.place = Place::At(at, id);
+                self.model.relink(number, link);
+                self.model.tell_restored(at, number);
+                names.push((old, id));
+            }
+            for (_, relay) in self.sockets.values_mut().filter(|(worker, _)| *worker == at) {
+                let name = names.iter().find(|(old, _)| *old == relay.allocation);
+                relay.allocation = name.expect("each socket is an allocation's").1;
+            }
+            self.workers[at].server = new;
+            self.take_effects(at, None, &Datagram::Noise);
+        }
+        self.closed.clear();
+    }
+}
+
+/// The same, written and read.
+fn written(moved: &Moved) -> Moved {
+    let text = serde_json::to_string(moved).expect("it can be written");
+    serde_json::from_str(&text).expect("what was written can be read")
+}
+
+/// What the server says of an arrival and what the model does; both, or neither.
+fn both(
+    arrival: Option<Arrival>,
+    announced: Option<reference::Arrival>,
+) -> Option<(Arrival, reference::Arrival)> {
+    assert_eq!(arrival.is_some(), announced.is_some(), "whether somebody is to be expected");
+    arrival.zip(announced)
+}

@@ -1,0 +1,352 @@
+//! What may happen next, and how likely it is. A play is a list of these; the shorter list of a failure is found by proptest.
+
+use proptest::{collection::vec, prelude::*};
+
+/// The server of one play.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    pub(super) workers: usize,
+    pub(super) per_user: usize,
+    pub(super) total: usize,
+}
+
+/// How a message travels, and what the runtime does after it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    /// It is under way until a later step delivers, repeats or loses it.
+    pub(super) flies: bool,
+    /// Whether the client gets the answer.
+    pub(super) heard: bool,
+    /// Whether all that it has set going is done at once.
+    pub(super) settle: bool,
+    /// What of that fails; 0 is nothing.
+    pub(super) luck: u8,
+}
+
+impl Way {
+    pub(super) const AT_ONCE: Self = Self { flies: false, heard: true, settle: false, luck: 0 };
+}
+
+/// One thing that happens. Numbers are taken modulo what there is.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// A client sends a request, signed or not: `nonce` says with what.
+    Ask {
+        from: usize,
+        /// Whether it is a client that knows what it does.
+        knows: bool,
+        user: u8,
+        realm: u8,
+        nonce: u8,
+        asked: Asked,
+        way: Way,
+    },
+    /// A client sends ChannelData, or a Send indication.
+    Data {
+        from: usize,
+        knows: bool,
+        channel: Option<u8>,
+        peer: u8,
+        length: u16,
+        way: Way,
+    },
+    Noise {
+        from: usize,
+        keepalive: bool,
+    },
+    /// One of the datagrams under way arrives; a copy of it may go on.
+    Deliver {
+        which: usize,
+        again: bool,
+        way: Way,
+    },
+    Lose(usize),
+    /// Somebody else sends what is under way.
+    Copy {
+        which: usize,
+        from: usize,
+    },
+    FromPeer {
+        relay: usize,
+        peer: u8,
+        length: u16,
+    },
+    /// From a relay socket that has been closed since, a datagram or a connection.
+    Late {
+        relay: usize,
+        peer: u8,
+    },
+    Icmp {
+        relay: usize,
+        peer: u8,
+        error: (u8, u8, u32),
+    },
+    PeerConnects {
+        relay: usize,
+        peer: u8,
+    },
+    ConnectionEnds {
+        which: usize,
+        bytes: u16,
+    },
+    /// A client's connection is closed; beyond the number of clients, that of one with an allocation.
+    Disconnect(usize),
+    /// Two tickets are shown from one 5-tuple, where only one allocation can arrive.
+    Rivals {
+        from: usize,
+        ends: bool,
+    },
+    /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
+    Work {
+        worker: usize,
+        luck: u8,
+    },
+    Mail(usize),
+    Settle(u8),
+    /// A worker's box takes nothing that may be lost.
+    Full {
+        worker: usize,
+        full: bool,
+    },
+    /// Whether the store of users answers at once.
+    Prompt(bool),
+    Store {
+        worker: usize,
+        says: Says,
+    },
+    /// Time passes; the clock is looked at whenever the server wants to, or late.
+    Sleep {
+        ms: u64,
+        exact: bool,
+    },
+    /// Time passes until something is over, or a millisecond less, and all is tried.
+    Brink {
+        which: usize,
+        before: bool,
+    },
+    /// New rules, for one worker or for all.
+    Reload {
+        worker: Option<usize>,
+        variant: u8,
+    },
+    Drain(usize),
+    /// An administrator ends an allocation.
+    Close(usize),
+    /// A table elsewhere has relayed for an allocation.
+    Across {
+        which: usize,
+        datagrams: u8,
+    },
+    /// Another process takes over.
+    Upgrade,
+    /// Who may talk to whom: all of it is tried.
+    Probe,
+}
+
+/// What a request asks for, in terms of what clients know.
+#[derive(Clone, Debug)]
+pub(super) enum Asked {
+    Binding,
+    Allocate {
+        transport: u8,
+        lifetime: Option<u32>,
+        port: u8,
+        family: Option<u8>,
+        additional: Option<u8>,
+        mobile: u8,
+    },
+    Refresh {
+        lifetime: Option<u32>,
+        family: Option<u8>,
+        ticket: u8,
+    },
+    Permit(Vec<u8>),
+    Bind {
+        number: u8,
+        peer: u8,
+    },
+    Connect(u8),
+    ConnectionBind(u8),
+}
+
+/// What the store answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Says {
+    Truth,
+    /// It cannot tell.
+    Nothing,
+}
+
+/// What most of a play is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mix {
+    /// Datagrams to and from peers.
+    Data,
+    /// Clients that go elsewhere.
+    Moves,
+    /// Connections of RFC 6062.
+    Connections,
+}
+
+/// Plays of this kind.
+pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
+    let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
+    let setup = (workers, 1..=4_usize, 2..=6_usize);
+    let setup = setup.prop_map(|(workers, per_user, total)| Setup { workers, per_user, total });
+    (setup, vec(step(mix), 1..160))
+}
+
+/// How often, of a hundred, data, moves and connections come.
+fn weights(mix: Mix) -> [u32; 3] {
+    match mix {
+        Mix::Data => [20, 3, 2],
+        Mix::Moves => [8, 20, 2],
+        Mix::Connections => [5, 4, 20],
+    }
+}
+
+fn step(mix: Mix) -> BoxedStrategy<Step> {
+    let [data, moves, connections] = weights(mix);
+    let from = || 0..super::cast::CLIENTS;
+    let small = || 0..16_usize;
+    let ask = (from(), likely(85), any::<u8>(), 0..4_u8, nonce(), asked(mix), way());
+    let ask = ask.prop_map(|(from, knows, user, realm, nonce, asked, way)| Step::Ask {
+        from,
+        knows,
+        user,
+        realm,
+        nonce,
+        asked,
+        way,
+    });
+    let channel = prop_oneof![3 => (0..12_u8).prop_map(Some), 2 => Just(None)];
+    let sent = (from(), likely(85), channel, 0..48_u8, length(), way());
+    let sent = sent.prop_map(|(from, knows, channel, peer, length, way)| Step::Data {
+        from,
+        knows,
+        channel,
+        peer,
+        length,
+        way,
+    });
+    let received = (small(), 0..15_u8, length());
+    let received = received.prop_map(|(relay, peer, length)| Step::FromPeer { relay, peer, length });
+    let deliver = (small(), any::<bool>(), way());
+    let deliver = deliver.prop_map(|(which, again, way)| Step::Deliver { which, again, way });
+    let error = (
+        small(),
+        0..15_u8,
+        (prop_oneof![0..5_u8, Just(11_u8)], prop_oneof![0..2_u8, Just(4_u8)], 0..1500_u32),
+    );
+    let error = error.prop_map(|(relay, peer, error)| Step::Icmp { relay, peer, error });
+    let ended = (small(), 0..100_u16).prop_map(|(which, bytes)| Step::ConnectionEnds { which, bytes });
+    let slept = (
+        prop_oneof![9 => 0..3_000_u64, 9 => 0..60_000_u64, 3 => 0..400_000_u64, 1 => 0..4_000_000_u64],
+        any::<bool>(),
+    );
+    let reload = (prop::option::of(0..3_usize), 0..super::cast::VARIANTS);
+    let more = prop_oneof![
+        4 => (0..3_usize, luck()).prop_map(|(worker, luck)| Step::Work { worker, luck }),
+        4 => (0..3_usize).prop_map(Step::Mail),
+        4 => luck().prop_map(Step::Settle),
+        2 => (0..3_usize, likely(40)).prop_map(|(worker, full)| Step::Full { worker, full }),
+        3 => likely(60).prop_map(Step::Prompt),
+        5 => (0..3_usize, prop_oneof![2 => Just(Says::Truth), 1 => Just(Says::Nothing)])
+            .prop_map(|(worker, says)| Step::Store { worker, says }),
+        3 => reload.prop_map(|(worker, variant)| Step::Reload { worker, variant }),
+        2 => Just(Step::Reload { worker: None, variant: 0 }),
+        1 => (0..12_usize).prop_map(Step::Drain),
+        1 => small().prop_map(Step::Close),
+        1 => (small(), any::<u8>()).prop_map(|(which, datagrams)| Step::Across { which, datagrams }),
+        1 => Just(Step::Upgrade),
+        2 => Just(Step::Probe),
+        2 => (small(), any::<bool>()).prop_map(|(which, before)| Step::Brink { which, before }),
+        1 => (from(), any::<bool>()).prop_map(|(from, keepalive)| Step::Noise { from, keepalive }),
+    ];
+    prop_oneof![
+        45 => ask,
+        data => sent,
+        data / 2 => received,
+        2 => error,
+        1 => (small(), 0..5_u8).prop_map(|(relay, peer)| Step::Late { relay, peer }),
+        14 => deliver,
+        2 => small().prop_map(Step::Lose),
+        3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
+        moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
+        moves / 6 + 1 => (from(), any::<bool>()).prop_map(|(from, ends)| Step::Rivals { from, ends }),
+        connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
+        connections / 4 + 1 => ended,
+        9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),
+        18 => more,
+    ]
+    .boxed()
+}
+
+fn asked(mix: Mix) -> impl Strategy<Value = Asked> {
+    let [data, moves, connections] = weights(mix);
+    let transport = match mix {
+        Mix::Connections => prop_oneof![6 => Just(6_u8), 1 => Just(17_u8), 1 => Just(9_u8)].boxed(),
+        _ => prop_oneof![30 => Just(17_u8), 2 => Just(6_u8), 1 => Just(9_u8)].boxed(),
+    };
+    let port = match mix {
+        Mix::Connections => prop_oneof![20 => Just(9_u8), 1 => 0..4_u8].boxed(),
+        _ => prop_oneof![4 => Just(9_u8), 2 => 0..4_u8].boxed(),
+    };
+    let lifetime = || prop_oneof![5 => Just(None), 2 => Just(Some(0_u32)), 3 => (1..5000_u32).prop_map(Some)];
+    let family =
+        || prop_oneof![8 => Just(None), 2 => Just(Some(1_u8)), 2 => Just(Some(2_u8)), 1 => Just(Some(9_u8))];
+    let additional = prop_oneof![6 => Just(None), 4 => Just(Some(2_u8)), 1 => Just(Some(1_u8))];
+    let mobile = if mix == Mix::Moves { 1..20_u8 } else { 0..20_u8 };
+    // Even is mobile: most of those of whom most move.
+    let mobile = mobile.prop_map(move |mobile| if mix == Mix::Moves && mobile > 3 { 2 } else { mobile });
+    let allocate = (transport, lifetime(), port, family(), additional, mobile).prop_map(
+        |(transport, lifetime, port, family, additional, mobile)| {
+            // The two attributes exclude each other; sometimes both are there all the same.
+            let additional = additional.filter(|_| family.is_none() || mobile == 7);
+            Asked::Allocate { transport, lifetime, port, family, additional, mobile }
+        },
+    );
+    let refresh =
+        (lifetime(), family()).prop_map(|(lifetime, family)| Asked::Refresh { lifetime, family, ticket: 0 });
+    let lasting = prop_oneof![6 => Just(None), 1 => Just(Some(0_u32)), 2 => (0..5000_u32).prop_map(Some)];
+    let ticket = prop_oneof![1 => Just(1_u8), 12 => Just(2_u8), 5 => 3..7_u8];
+    let moved = (lasting, prop_oneof![9 => Just(None), 1 => family()], ticket)
+        .prop_map(|(lifetime, family, ticket)| Asked::Refresh { lifetime, family, ticket });
+    prop_oneof![
+        1 => Just(Asked::Binding),
+        12 => allocate,
+        4 => refresh,
+        moves => moved,
+        6 => vec(0..48_u8, 0..4).prop_map(Asked::Permit),
+        data / 2 => (0..8_u8, 0..48_u8).prop_map(|(number, peer)| Asked::Bind { number, peer }),
+        connections => (0..48_u8).prop_map(Asked::Connect),
+        connections => (0..4_u8).prop_map(Asked::ConnectionBind),
+    ]
+}
+
+/// Mostly a good one: see `Network::ask`.
+fn nonce() -> impl Strategy<Value = u8> {
+    prop_oneof![1 => 0..5_u8, 9 => Just(9_u8)]
+}
+
+/// So many times of a hundred.
+fn likely(times: u32) -> impl Strategy<Value = bool> {
+    prop::bool::weighted(f64::from(times) / 100.0)
+}
+
+fn way() -> impl Strategy<Value = Way> {
+    (likely(25), likely(85), likely(55), luck()).prop_map(|(flies, heard, settle, luck)| Way {
+        flies,
+        heard,
+        settle,
+        luck,
+    })
+}
+
+fn luck() -> impl Strategy<Value = u8> {
+    prop_oneof![9 => Just(0_u8), 1 => 4..8_u8]
+}
+
+fn length() -> impl Strategy<Value = u16> {
+    prop_oneof![20 => 0..8_u16, 10 => 0..1500_u16, 1 => 65_440..=65_507_u16]
+}

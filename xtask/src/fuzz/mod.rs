@@ -1,0 +1,238 @@
+//! `cargo xtask fuzz`: fuzzing that remembers what it has found and counts what it has spent. docs/reliability.md has the result,
+//! CONTRIBUTING.md says how to use it.
+
+mod capture;
+mod corpus;
+mod coverage;
+mod ledger;
+mod program;
+mod report;
+mod targets;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+
+use self::{
+    program::{Places, fuzzing},
+    targets::{TARGETS, Target},
+};
+use crate::{Failure, repository};
+
+/// Seconds that one input may take, and megabytes that a program may have.
+const TIMEOUT: u32 = 20;
+const MEMORY: u32 = 1500;
+/// Seconds for making an input smaller that has found a fault.
+const MINIMISE: u32 = 60;
+
+/// Directories of a target's own: all that is remembered, what is found beyond that, and what is worth going on with.
+const KNOWN: &str = "known";
+const CORPUS: &str = "corpus";
+const MERGED: &str = "merged";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Targets, one after the other; all without
+    targets: Vec<String>,
+    /// How long for each target
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    minutes: u32,
+    /// Count which code the committed inputs reach, and write it with what was spent into docs/reliability.md, instead of fuzzing
+    #[arg(long, conflicts_with_all = ["minutes", "seeds"])]
+    coverage: bool,
+    /// Take seeds from captures of real clients (tcpdump -w FILE), instead of fuzzing
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "minutes")]
+    seeds: Vec<PathBuf>,
+    /// Name the targets
+    #[arg(long)]
+    list: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let places = Places::new(repository()?);
+    if options.list {
+        TARGETS.iter().for_each(|target| println!("{:<16} {}", target.name, target.holds));
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !options.seeds.is_empty() {
+        for (name, added) in capture::add(&places, &options.seeds)? {
+            println!("{name:<16} {added} seeds added");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen: Vec<&Target> = if options.targets.is_empty() {
+        TARGETS.iter().collect()
+    } else {
+        options.targets.iter().map(|name| targets::named(name)).collect::<Result<_, _>>()?
+    };
+    let programs = places.build(&chosen)?;
+    if options.coverage {
+        return report::write(&places, &chosen, &programs);
+    }
+    let mut faults = 0;
+    for (target, program) in chosen.iter().zip(&programs) {
+        faults += fuzz(&places, target, program, options.minutes)?;
+    }
+    if faults == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "\n{faults} faults were found. The inputs are in fuzz/, and the tests of these names fail until they are mended."
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// Fuzzes one target, keeps what it has found, and says so; how many faults.
+fn fuzz(places: &Places, target: &Target, program: &Path, minutes: u32) -> Result<usize, Failure> {
+    let scratch = places.scratch(target)?;
+    if corpus::unpack(places, target, program, KNOWN)?.is_none() {
+        println!("{:<16} SKIPPED: its test does not run here", target.name);
+        return Ok(0);
+    }
+    // What earlier runs have found beyond what is committed remains there.
+    let corpus = scratch.join(CORPUS);
+    fs::create_dir_all(&corpus)?;
+    let artifacts = scratch.join("artifacts");
+    let _ = fs::remove_dir_all(&artifacts);
+    fs::create_dir_all(&artifacts)?;
+
+    let before = ledger::children_cpu()?;
+    let log = scratch.join("log");
+    let arguments = [
+        format!("-max_total_time={}", 60 * minutes),
+        format!("-max_len={}", target.max_len),
+        format!("-timeout={TIMEOUT}"),
+        format!("-rss_limit_mb={MEMORY}"),
+        "-artifact_prefix=artifacts/".to_owned(),
+        "-print_final_stats=1".to_owned(),
+        CORPUS.to_owned(),
+        KNOWN.to_owned(),
+    ];
+    let output = fs::File::create(&log)?;
+    let status =
+        fuzzing(target, program, &scratch, &arguments).stdout(output.try_clone()?).stderr(output).status()?;
+    let said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    let executions = executions(&said);
+    let faults = keep_faults(places, target, program, &said)?;
+    let has_told_why = fs::read_dir(&artifacts)?.next().is_some();
+    if !status.success() && !has_told_why {
+        return Err(format!("{} ended without a fault ({status}): {}", target.name, log.display()).into());
+    }
+    let merged = scratch.join(MERGED);
+    let _ = fs::remove_dir_all(&merged);
+    fs::create_dir_all(&merged)?;
+    corpus::copy_given(&scratch.join(KNOWN), &merged)?;
+    let found = coverage::merge(target, program, &scratch, MERGED, &[CORPUS, KNOWN])?.found;
+    let kept = corpus::keep(places, target, &found)?;
+    fs::remove_dir_all(&corpus)?;
+    fs::rename(merged, &corpus)?;
+    let spent = ledger::children_cpu()?.saturating_sub(before);
+    ledger::add(&places.ledger(), target.name, spent, executions)?;
+    println!(
+        "{:<16} {executions} executions in {} s of CPU time, {kept} inputs kept, {faults} faults",
+        target.name,
+        spent.as_secs()
+    );
+    Ok(faults)
+}
+
+/// The last number of inputs that libFuzzer has told of.
+fn executions(log: &str) -> u64 {
+    let told = log.lines().filter_map(|line| {
+        let exact = line.strip_prefix("stat::number_of_executed_units:").map(str::trim);
+        exact.or_else(|| line.strip_prefix('#')?.split_whitespace().next())?.parse().ok()
+    });
+    told.max().unwrap_or(0)
+}
+
+/// Makes the input of each fault smaller and remembers it, with what was said of it. How many.
+fn keep_faults(places: &Places, target: &Target, program: &Path, log: &str) -> Result<usize, Failure> {
+    let scratch = places.scratch(target)?;
+    let mut faults = 0;
+    for entry in fs::read_dir(scratch.join("artifacts"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // Of slow ones libFuzzer only tells.
+        if name.starts_with("slow-unit") {
+            continue;
+        }
+        let artifact = format!("artifacts/{name}");
+        // The machine may have been busy, or have slept.
+        if name.starts_with("timeout") {
+            let again = [format!("-timeout={TIMEOUT}"), artifact.clone()];
+            if fuzzing(target, program, &scratch, &again).output()?.status.success() {
+                println!("{:<16} an input took more than {TIMEOUT} s, and not again", target.name);
+                continue;
+            }
+        }
+        faults += 1;
+        if name.starts_with("crash") {
+            let arguments = [
+                "-minimize_crash=1".to_owned(),
+                format!("-max_total_time={MINIMISE}"),
+                "-exact_artifact_path=smaller".to_owned(),
+                artifact.clone(),
+            ];
+            let _ = fs::remove_file(scratch.join("smaller"));
+            fuzzing(target, program, &scratch, &arguments).output()?;
+        }
+        let smaller = fs::read(scratch.join("smaller")).ok().filter(|_| name.starts_with("crash"));
+        let input = smaller.map_or_else(|| fs::read(scratch.join(&artifact)), Ok)?;
+        let why = reason(log).unwrap_or_else(|| name.clone());
+        corpus::add_fault(&places.memory(target).join(corpus::FAULTS), &why, &input)?;
+        println!("{:<16} FAULT {why}", target.name);
+    }
+    Ok(faults)
+}
+
+/// What the panic said, or libFuzzer.
+fn reason(log: &str) -> Option<String> {
+    let mut lines = log.lines();
+    let at = lines.by_ref().find(|line| line.contains("panicked at") || line.contains("ERROR: libFuzzer"))?;
+    let next = lines.next().unwrap_or_default();
+    let told = if at.contains("panicked at") { format!("{at} {next}") } else { at.to_owned() };
+    Some(told.chars().filter(|c| !c.is_control()).take(300).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_count_is_the_count() {
+        assert_eq!(
+            executions("#2\tINITED\n#1024\tpulse  cov: 3\nstat::number_of_executed_units: 2000\n"),
+            2000
+        );
+        assert_eq!(executions("#2\tINITED\n#1024\tpulse  cov: 3\n"), 1024);
+        assert_eq!(executions("nothing"), 0);
+    }
+
+    #[test]
+    fn a_fault_is_told_by_its_panic() {
+        let log = "#2 INITED\nthread 'x' panicked at crates/wire/src/a.rs:1:2:\nbyte 7\nnote: run\n";
+        assert_eq!(reason(log).as_deref(), Some("thread 'x' panicked at crates/wire/src/a.rs:1:2: byte 7"));
+        assert_eq!(
+            reason("==1== ERROR: libFuzzer: timeout after 20 seconds\n").as_deref(),
+            Some("==1== ERROR: libFuzzer: timeout after 20 seconds")
+        );
+    }
+
+    #[test]
+    fn each_target_is_remembered_and_each_memory_is_a_targets() {
+        let mut names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TARGETS.len());
+        let memory = repository().expect("a repository").join("fuzz");
+        for entry in
+            fs::read_dir(memory).expect("it is committed").flatten().filter(|entry| entry.path().is_dir())
+        {
+            let name = entry.file_name();
+            assert!(names.iter().any(|known| *known == name), "nobody replays {name:?}");
+        }
+    }
+}

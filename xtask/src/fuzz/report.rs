@@ -1,0 +1,141 @@
+//! The table of docs/reliability.md: what each target holds, what it has cost, and which code its committed inputs reach.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use super::{
+    corpus,
+    coverage::{self, Lines},
+    ledger,
+    program::Places,
+    targets::Target,
+};
+use crate::Failure;
+
+const BEGIN: &str = "<!-- fuzzing: written by cargo xtask fuzz --coverage -->";
+const END: &str = "<!-- end of fuzzing -->";
+
+/// Counts coverage and writes the table; of targets that were not asked for, the rows remain.
+pub(super) fn write(places: &Places, targets: &[&Target], programs: &[PathBuf]) -> Result<ExitCode, Failure> {
+    let document = places.repository().join("docs/reliability.md");
+    let text = fs::read_to_string(&document)?;
+    let (before, after, mut rows) =
+        split(&text).ok_or_else(|| format!("{} has no place for it", document.display()))?;
+    let spent = ledger::load(&places.ledger())?;
+    let mut known: BTreeMap<&Path, Vec<_>> = BTreeMap::new();
+    for (target, program) in targets.iter().zip(programs) {
+        let scratch = places.scratch(target)?;
+        let Some(inputs) = corpus::unpack(places, target, program, super::KNOWN)? else {
+            println!("{:<16} SKIPPED: its test does not run here", target.name);
+            continue;
+        };
+        let into = scratch.join(super::MERGED);
+        let _ = fs::remove_dir_all(&into);
+        fs::create_dir_all(&into)?;
+        let merged = coverage::merge(target, program, &scratch, super::MERGED, &[super::KNOWN])?;
+        if !known.contains_key(program.as_path()) {
+            known.insert(program, coverage::places(program, &scratch)?);
+        }
+        let lines = coverage::lines(places.repository(), target, &merged, &known[program.as_path()]);
+        let percent = percent(&lines);
+        fs::write(scratch.join("unreached"), unreached(&lines))?;
+        println!(
+            "{:<16} {percent:>5.1} % of {} lines, by {inputs} inputs; others: {}",
+            target.name,
+            lines.len(),
+            scratch.join("unreached").display()
+        );
+        let cost = spent.get(target.name).copied().unwrap_or_default();
+        let faults = corpus::read(&places.memory(target).join(corpus::FAULTS))?.len();
+        let row = format!(
+            "| `{}` | {} | {inputs} | {:.2} | {:.1} | {faults} | {percent:.1} % of {} |",
+            target.name,
+            target.holds,
+            hours(cost.cpu_seconds),
+            millions(cost.executions),
+            lines.len()
+        );
+        rows.insert(target.name.to_owned(), row);
+    }
+    let (seconds, executions) = spent.values().fold((0, 0), |(seconds, executions), spent| {
+        (seconds + spent.cpu_seconds, executions + spent.executions)
+    });
+    let mut table = String::from(
+        "| target | what is fed and what holds | inputs | CPU hours | million executions | faults found | lines reached |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    // In the order of the targets' list.
+    for target in super::TARGETS {
+        if let Some(row) = rows.get(target.name) {
+            table += row;
+            table.push('\n');
+        }
+    }
+    table += &format!("| all | | | {:.2} | {:.1} | | |\n", hours(seconds), millions(executions));
+    fs::write(&document, format!("{before}{BEGIN}\n{table}{END}{after}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What stands before and behind the table, and its rows by target.
+fn split(text: &str) -> Option<(&str, &str, BTreeMap<String, String>)> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (table, after) = rest.split_once(END)?;
+    let rows = table.lines().filter_map(|line| {
+        let name = line.strip_prefix("| `")?.split('`').next()?;
+        Some((name.to_owned(), line.to_owned()))
+    });
+    Some((before, after, rows.collect()))
+}
+
+fn percent(lines: &Lines) -> f64 {
+    let reached = lines.values().filter(|reached| **reached).count();
+    100.0 * as_float(reached as u64) / as_float(lines.len().max(1) as u64)
+}
+
+/// `file:line`, one a line.
+fn unreached(lines: &Lines) -> String {
+    let missing = lines.iter().filter(|(_, reached)| !**reached);
+    missing.map(|((file, line), _)| format!("{file}:{line}\n")).collect()
+}
+
+fn hours(seconds: u64) -> f64 {
+    as_float(seconds) / 3600.0
+}
+
+fn millions(executions: u64) -> f64 {
+    as_float(executions) / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people, with one or two digits behind the point")]
+fn as_float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_other_targets_remain() {
+        let text = format!("# A\n{BEGIN}\n| target |\n| `a` | 1 |\n| `b` | 2 |\n{END}\n## B\n");
+        let (before, after, rows) = split(&text).expect("both marks");
+        assert_eq!((before, after), ("# A\n", "\n## B\n"));
+        assert_eq!(
+            rows.into_iter().collect::<Vec<_>>(),
+            [("a", "| `a` | 1 |"), ("b", "| `b` | 2 |")].map(|(name, row)| (name.to_owned(), row.to_owned()))
+        );
+        assert!(split("# A\n").is_none());
+    }
+
+    #[test]
+    fn lines_that_nothing_reaches_are_told() {
+        let lines = Lines::from([(("a.rs".to_owned(), 1), true), (("a.rs".to_owned(), 2), false)]);
+        assert!((percent(&lines) - 50.0).abs() < f64::EPSILON);
+        assert_eq!(unreached(&lines), "a.rs:2\n");
+        assert!(percent(&Lines::new()).abs() < f64::EPSILON);
+    }
+}
