@@ -39,9 +39,9 @@ const MAY_BE_UNSAFE: &[&str] = &["turnpike-net", "turnpike-offload"];
 const UNSAFE: &[(&str, usize)] = &[
     ("net/src/channel.rs", 13),
     ("net/src/error_queue.rs", 3),
-    ("net/src/limits.rs", 3),
     ("net/src/passed.rs", 1),
     ("net/src/poll.rs", 9),
+    ("net/src/rlimit.rs", 3),
     ("net/src/rx.rs", 6),
     ("net/src/send.rs", 5),
     ("net/src/send/tests.rs", 4),
@@ -51,6 +51,7 @@ const UNSAFE: &[(&str, usize)] = &[
     ("net/src/system_calls.rs", 2),
     ("net/src/tcp.rs", 15),
     ("offload/src/layout.rs", 2),
+    ("offload/src/links.rs", 3),
     ("offload/src/words.rs", 5),
 ];
 
