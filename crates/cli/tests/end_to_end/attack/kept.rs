@@ -68,8 +68,12 @@ fn packets_with_forged_sources_leave_nothing_behind() {
         flood(0);
         let before = Kept::by(&serve);
         flood(count);
-        let kept = Kept::by(&serve).since(before);
-        assert_eq!((kept.descriptors, kept.log), (0, 0), "{packet:?}: {kept:?}");
+        // The connection that asked for the metrics is closed a moment later.
+        let kept = eventually("no descriptor stays", || {
+            let kept = Kept::by(&serve).since(before);
+            (kept.descriptors == 0).then_some(kept)
+        });
+        assert_eq!(kept.log, 0, "{packet:?}: {kept:?}");
         let each = kept.memory as f64 / f64::from(count);
         // A table of their addresses would take more than twice as much; the allocator has its ups and downs.
         assert!(kept.memory <= u64::from(count) * 8, "{packet:?}: {kept:?}");
