@@ -19,7 +19,10 @@ const PURE: [(&str, &[&str]); 2] = [
             "padding_is_at_most_three_bytes",
         ],
     ),
-    ("turnpike-offload", &["layout::", "slots::", "emptied::", "ports::", "a_place_rests_before_it_is_anothers"]),
+    (
+        "turnpike-offload",
+        &["layout::", "slots::", "emptied::", "ports::", "a_place_rests_before_it_is_anothers"],
+    ),
 ];
 
 pub(crate) fn run() -> Result<ExitCode, Failure> {
