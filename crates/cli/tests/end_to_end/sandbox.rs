@@ -86,7 +86,7 @@ fn a_file_elsewhere_needs_a_restart_or_a_word_in_advance() {
         let [_, cert, _, key] = certificate.flags();
         format!("[auth]\nusers = [\"a:one\"]\n[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n{more}")
     };
-    let file = dir.file("turnpike.toml", &text(&own, ""));
+    let file = dir.file("turnpike.toml", text(&own, ""));
     let path = file.to_str().expect("our own path is UTF-8");
     let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
     if status(&serve)["sandbox"]["read"].is_null() {

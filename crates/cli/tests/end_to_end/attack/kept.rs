@@ -88,7 +88,7 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
     const LIMIT: usize = 300;
     let certificate = Certificate::new(&["turn.example.org"]);
     let limits = crate::harness::Dir::new();
-    let file = limits.file("turnpike.toml", &format!("[limits]\nidle_connections = {LIMIT}\n"));
+    let file = limits.file("turnpike.toml", format!("[limits]\nidle_connections = {LIMIT}\n"));
     let path = file.to_str().expect("our own path is UTF-8");
     let serve = Serve::start_secured(&certificate, &["--workers", "1", "-c", path]);
     let server = serve.address_of("tls", V4);

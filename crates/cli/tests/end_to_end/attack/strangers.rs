@@ -54,7 +54,7 @@ pub(super) fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32
             thread::sleep(Duration::from_millis(2));
         }
         // Above 127.1.0.0, where nobody else is; no last byte of 0 or 255.
-        let source = Ipv4Addr::from_bits(0x7F01_0001 + (number / 250 << 8) + number % 250);
+        let source = Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250);
         let socket = UdpSocket::bind((source, 0)).expect("each address of loopback is ours");
         socket.send_to(&packet.bytes(number), server).expect("loopback takes it");
     }
