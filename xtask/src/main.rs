@@ -1,9 +1,10 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask faults`, `cargo xtask soak`.
+//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
+mod attack;
 mod faults;
 mod fuzz;
 mod instructions;
@@ -40,6 +41,8 @@ enum Chore {
     Faults(faults::Options),
     /// Serve for hours, and tell whether anything grows
     Soak(soak::Options),
+    /// Ask a server what attackers would, on all data paths, and write the tables of docs/reliability.md
+    Attack(attack::Options),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
+        Chore::Attack(options) => attack::run(&options),
     };
     match done {
         Ok(code) => code,

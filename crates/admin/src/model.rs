@@ -36,6 +36,24 @@ pub struct Status {
     /// What it is called in its fleet; not there of a program that is in none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// What is left to the process; none where it has given up nothing (`sandbox.mode`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
+}
+
+/// What is left to a process in its sandbox. A part that is none is not restricted, for a reason in `missing`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sandbox {
+    /// How many system calls can be made.
+    pub system_calls: Option<u64>,
+    /// Directories and files that can be read.
+    pub read: Option<Vec<String>>,
+    /// Directories that can be written.
+    pub written: Option<Vec<String>>,
+    /// As capabilities(7) has them, without `CAP_`.
+    pub capabilities: Option<Vec<String>>,
+    /// A sentence for each part that is not restricted.
+    pub missing: Vec<String>,
 }
 
 /// How datagrams enter and leave.

@@ -11,7 +11,7 @@ use turnpike_turn::server::Cidr;
 
 use crate::{
     accounts::Store,
-    model::{self, Job},
+    model::{self, Job, Sandbox},
 };
 
 /// An answer that takes its time.
@@ -50,6 +50,8 @@ pub trait Program: Send + Sync + 'static {
     fn server(&self) -> Option<Server>;
     /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>>;
+    /// What the process has given up at its start; `None` where that was nothing.
+    fn sandbox(&self) -> Option<Sandbox>;
     /// What each rule of a forwarder has counted; none where there is no forwarder.
     fn rules(&self) -> Vec<Rule>;
     /// Other servers that are one service with it, and who is banned; `None` of a program that is no server.

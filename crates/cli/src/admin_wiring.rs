@@ -4,7 +4,7 @@ use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Applications, Interface,
-    model::{self, Job},
+    model::{self, Job, Sandbox},
     program::{
         Asked, Fleet, FleetRefusal, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Reply,
         Rule, Server, Standing,
@@ -161,6 +161,19 @@ impl Program for Running {
             remedy: found.why.remedy(),
         };
         Some(found.into_iter().map(refusal).collect())
+    }
+
+    fn sandbox(&self) -> Option<Sandbox> {
+        let sandbox = turnpike_daemon::sandbox()?;
+        let files = sandbox.files.as_ref().ok();
+        let capabilities = sandbox.capabilities.as_ref().ok();
+        Some(Sandbox {
+            system_calls: sandbox.system_calls.as_ref().ok().map(|count| *count as u64),
+            read: files.map(|files| files.read.clone()),
+            written: files.map(|files| files.written.clone()),
+            capabilities: capabilities.map(|kept| kept.iter().map(|&name| name.to_owned()).collect()),
+            missing: sandbox.missing(),
+        })
     }
 
     fn rules(&self) -> Vec<Rule> {

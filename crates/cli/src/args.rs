@@ -373,6 +373,7 @@ mod tests {
                 "realm",
                 "relay-ip",
                 "relay-ports",
+                "sandbox",
                 "secret",
                 "shared-ports",
                 "state",

@@ -45,6 +45,11 @@ pub(crate) struct ForwardArgs {
     #[arg(long, value_name = "ADDRESS|off")]
     admin: Vec<String>,
 
+    /// Whether the process gives up at its start what it does not need: on or off. On, it has no other capabilities, files and system
+    /// calls than its work takes, as far as the kernel has these; what it names is said in the log [default: on]
+    #[arg(long, value_name = "on|off")]
+    sandbox: Option<String>,
+
     #[command(flatten)]
     log: LogArgs,
 
@@ -71,6 +76,7 @@ impl ForwardArgs {
         flags.set("forward.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("forward.copy", "--copy", self.copy);
         flags.set("admin.listen", "--admin", self.admin);
+        flags.set("sandbox.mode", "--sandbox", self.sandbox);
         self.log.put(&mut flags);
         flags.set("forward.keep_going", "--keep-going", self.keep_going.then(|| "true".to_owned()));
         ForwardSources::from_process(self.config, self.rules, flags)

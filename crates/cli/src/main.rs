@@ -267,6 +267,11 @@ fn generate(command: LoadCommand) -> ExitCode {
 
 fn probe(args: ProbeArgs) -> ExitCode {
     let (config, asked) = args.into_config();
+    if asked.only_say {
+        let lines = turnpike_probe::attack::plan(&config).join("\n");
+        let _ = print(format_args!("{lines}"));
+        return ExitCode::from(BAD_USAGE);
+    }
     let report = match turnpike_probe::run(&config) {
         Ok(report) => report,
         Err(error @ ProbeError::Setting(_)) => return fail(BAD_USAGE, &error),

@@ -31,6 +31,19 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "N", default_value_t = 5)]
     count: usize,
 
+    /// Ask what an attacker would: for peers that should be out of reach, in each spelling and by each way in, and what strangers are sent
+    /// for a byte. Only says what it would do without --i-own-this-server
+    #[arg(long)]
+    attack: bool,
+
+    /// The server is yours, or its owner has agreed: do what --attack says
+    #[arg(long, requires = "attack")]
+    i_own_this_server: bool,
+
+    /// Port of the peers that --attack asks for, one where the server's machine answers STUN; repeat for several [default: the server's own]
+    #[arg(long, value_name = "PORT", requires = "attack")]
+    attack_port: Vec<u16>,
+
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
@@ -44,6 +57,8 @@ pub(crate) struct ProbeArgs {
 pub(crate) struct Asked {
     pub(crate) json: bool,
     pub(crate) fail_on: Option<Level>,
+    /// Nothing at all: it is only to be said what would be asked.
+    pub(crate) only_say: bool,
 }
 
 impl ProbeArgs {
@@ -53,9 +68,11 @@ impl ProbeArgs {
             tls: self.trust.into_options(false),
             timeout: self.timeout,
             count: self.count,
+            attack: self.attack.then_some(self.attack_port),
             ..Config::new(self.server)
         };
-        (config, Asked { json: self.json, fail_on: self.fail_on })
+        let only_say = self.attack && !self.i_own_this_server;
+        (config, Asked { json: self.json, fail_on: self.fail_on, only_say })
     }
 }
 
@@ -76,5 +93,6 @@ Examples:
   turnpike probe turn:turn.example.org --user alice:wonderland
   turnpike probe turns:turn.example.org:443 --user alice:wonderland --fail-on bad
   turnpike probe stun:stun.example.org --json
+  turnpike probe turn:turn.example.org --user alice:wonderland --attack --i-own-this-server --timeout 300
 
 Exit codes: 0 the server can be used, 1 it cannot, 2 bad usage, 3 it can but a line is as bad as --fail-on.";

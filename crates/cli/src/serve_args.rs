@@ -123,6 +123,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS|off")]
     admin: Vec<String>,
 
+    /// Whether the process gives up at its start what it does not need: on or off. On, it has no other capabilities, files and system
+    /// calls than its work takes, as far as the kernel has these; what it names is said in the log [default: on]
+    #[arg(long, value_name = "on|off")]
+    sandbox: Option<String>,
+
     #[command(flatten)]
     log: LogArgs,
 }
@@ -164,6 +169,7 @@ impl ServeArgs {
         flags.set("server.busy_poll_us", "--busy-poll-us", self.busy_poll_us);
         flags.set("server.coalesce_us", "--coalesce-us", self.coalesce_us);
         flags.set("admin.listen", "--admin", self.admin);
+        flags.set("sandbox.mode", "--sandbox", self.sandbox);
         self.log.put(&mut flags);
         Sources::from_process(self.config, flags)
     }

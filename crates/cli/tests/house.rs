@@ -36,6 +36,26 @@ const FLOORS: &[(&str, u8)] = &[
 /// Where kernel calls live.
 const MAY_BE_UNSAFE: &[&str] = &["turnpike-net", "turnpike-offload"];
 
+/// How often `unsafe` stands there, by file: more of it is a decision, which is made here. Each has its argument on the spot.
+const UNSAFE: &[(&str, usize)] = &[
+    ("net/src/channel.rs", 13),
+    ("net/src/error_queue.rs", 3),
+    ("net/src/passed.rs", 1),
+    ("net/src/poll.rs", 9),
+    ("net/src/rlimit.rs", 3),
+    ("net/src/rx.rs", 6),
+    ("net/src/send.rs", 5),
+    ("net/src/send/tests.rs", 4),
+    ("net/src/socket.rs", 1),
+    ("net/src/splice.rs", 5),
+    ("net/src/sys.rs", 17),
+    ("net/src/system_calls.rs", 2),
+    ("net/src/tcp.rs", 15),
+    ("offload/src/layout.rs", 2),
+    ("offload/src/links.rs", 3),
+    ("offload/src/words.rs", 5),
+];
+
 /// Crates that bring sockets, runtimes, threads or clocks: `turn` is fed bytes and time.
 const IO_CRATES: &[&str] = &[
     "async-io",
@@ -148,6 +168,24 @@ fn unsafe_stands_only_where_kernel_calls_live() {
         assert!(!sources.is_empty(), "{} has no sources", room.name);
         assert_eq!(tokens_in(&sources, &["unsafe"]), NONE);
     }
+}
+
+#[test]
+fn unsafe_is_counted_and_each_time_argued() {
+    let mut found = Vec::new();
+    for room in house().iter().filter(|room| MAY_BE_UNSAFE.contains(&room.name.as_str())) {
+        let crates = room.dir.parent().expect("crates stand in one directory");
+        for (path, text) in sources(&room.dir.join("src")) {
+            assert_eq!(unargued(&text), Vec::<usize>::new(), "{}: no SAFETY above", path.display());
+            let count = tokens_in(&[(path.clone(), text)], &["unsafe"]).len();
+            let name = path.strip_prefix(crates).expect("it stands in the crate").display().to_string();
+            found.extend((count > 0).then_some((name, count)));
+        }
+    }
+    found.sort();
+    let counted: Vec<(String, usize)> =
+        UNSAFE.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+    assert_eq!(found, counted);
 }
 
 #[test]
@@ -267,6 +305,21 @@ fn a_token_is_found_in_code_but_not_in_comments_strings_or_longer_names() {
 }
 
 #[test]
+fn unsafe_without_an_argument_is_found() {
+    for argued in [
+        "// SAFETY: it is so.\nlet a = unsafe { b() };",
+        "// SAFETY: it is so,\n// and so.\nmatch c(\n    unsafe { b() },\n) {}",
+        "/// Does.\n///\n/// # Safety\n/// Only if.\npub unsafe fn f() {}",
+        "// SAFETY: both are.\nlet (a, b) = (unsafe { f() }, unsafe { g() });",
+    ] {
+        assert_eq!(unargued(argued), Vec::<usize>::new(), "{argued}");
+    }
+    assert_eq!(unargued("let a = unsafe { b() };"), [1]);
+    assert_eq!(unargued("// SAFETY: it is so.\nlet a = unsafe { b() };\nlet c = unsafe { b() };"), [3]);
+    assert_eq!(unargued("/// Does.\npub unsafe fn f() {}"), [2]);
+}
+
+#[test]
 fn a_missing_forbid_is_found() {
     assert!(forbids_unsafe("//! Docs.\n#![forbid(unsafe_code)]\nfn main() {}"));
     assert!(!forbids_unsafe("fn main() {}"));
@@ -380,6 +433,32 @@ fn forgotten_tests(main: &str, stems: &[String]) -> Vec<String> {
     let code = code_of(main);
     let has = |stem: &String| code.lines().any(|line| line.trim() == format!("mod {stem};"));
     stems.iter().filter(|stem| *stem != "main" && !has(stem)).cloned().collect()
+}
+
+/// Lines with `unsafe` whose statement, or whose documentation, does not say why that is sound.
+fn unargued(source: &str) -> Vec<usize> {
+    let lines: Vec<&str> = source.lines().collect();
+    let code = code_of(source);
+    let has_unsafe =
+        |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
+    let is_comment = |line: &str| line.trim_start().starts_with("//");
+    let mut found = Vec::new();
+    for (index, _) in code.lines().enumerate().filter(|(_, line)| has_unsafe(line)) {
+        let mut above = lines[..index].iter().rev();
+        // To the beginning of the statement, and then through the comment above it.
+        let begins = above
+            .clone()
+            .take_while(|line| !is_comment(line) && !line.trim_end().ends_with([';', '{', '}']))
+            .count();
+        let mut comment = above
+            .by_ref()
+            .skip(begins)
+            .take_while(|line| is_comment(line) || line.trim_start().starts_with("#["));
+        if !comment.any(|line| line.contains("SAFETY: ") || line.contains("# Safety")) {
+            found.push(index + 1);
+        }
+    }
+    found
 }
 
 fn forbids_unsafe(root: &str) -> bool {

@@ -14,7 +14,7 @@ use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
     AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
-    Origin, RealmSettings, Secret, StoreSettings, Stored, admin_keys,
+    Origin, RealmSettings, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, settings},
@@ -22,7 +22,7 @@ use crate::{
     limit_keys::{RATE, SESSION_LENGTH},
     oauth_keys,
     realm_keys::REALM_KEYS,
-    store_keys, tables,
+    sandbox_keys, store_keys, tables,
 };
 
 /// How datagrams enter and leave.
@@ -252,6 +252,11 @@ settings! {
         log_level: String = "info".to_owned(), reload "log.level" kind::LOG_LEVEL;
         /// How log lines look.
         log_format: LogFormat = LogFormat::Text, start "log.format" kind::LOG_FORMAT;
+        /// What the process gives up at the start.
+        sandbox: SandboxSettings = SandboxSettings::default(),
+            start "sandbox.mode" .mode sandbox_keys::MODE,
+            start "sandbox.read" .read sandbox_keys::DIRECTORIES,
+            start "sandbox.write" .write sandbox_keys::DIRECTORIES;
         /// Seconds that sessions get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
         /// Seconds that sessions which stay in the old process get to end after an upgrade.

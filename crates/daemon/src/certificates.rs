@@ -20,6 +20,7 @@ use crate::{
     changes::CertificateChanges,
     control::{Reloaded, say_warnings},
     error::DaemonError,
+    sandbox,
 };
 
 /// Of TLS and DTLS.
@@ -136,7 +137,9 @@ impl Certificates {
     fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
         if !problems.is_empty() {
             let kept = "certificates not reloaded: the old ones stay in force";
-            for line in problems.iter().map(ToString::to_string).chain([kept.to_owned()]) {
+            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            let remedy = sandbox::remedy(&lines.join("\n"));
+            for line in lines.into_iter().chain(remedy).chain([kept.to_owned()]) {
                 tracing::error!("{line}");
                 reloaded.warnings.push(line);
             }

@@ -24,7 +24,7 @@ use turnpike_config::LogFormat;
 use crate::{
     carried_metrics::CarriedMetrics,
     error::DaemonError,
-    logging,
+    logging, sandbox,
     service_manager::ServiceManager,
     signals::Signals,
     upgrade::{self, Door, Estate, Patience, Program, Successor},
@@ -626,7 +626,8 @@ pub(crate) fn say_warnings(warnings: &[String]) {
 
 /// Says why a reload changes nothing: of a configuration one line a mistake, which it gives back.
 pub(crate) fn say_refused(error: &dyn Display, refused: &str) -> Vec<String> {
-    let lines: Vec<String> = error.to_string().lines().map(str::to_owned).collect();
+    let error = error.to_string();
+    let lines: Vec<String> = error.lines().map(str::to_owned).chain(sandbox::remedy(&error)).collect();
     for line in &lines {
         tracing::error!("{line}");
     }

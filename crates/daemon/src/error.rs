@@ -95,6 +95,11 @@ pub enum DaemonError {
     /// The control thread itself.
     #[error("cannot start the control thread: {0}")]
     Control(#[source] io::Error),
+    /// A reload wants what was given up at the start.
+    #[error(
+        "the rules need the capabilities {0}, which the sandbox has given up at the start: restart, and they are kept"
+    )]
+    Sandbox(String),
     /// A worker ended by itself.
     #[error(
         "a worker has ended though nobody stopped it; the log lines above may say why, and a restart helps"

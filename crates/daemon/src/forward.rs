@@ -29,6 +29,7 @@ use crate::{
     forward_metrics, kernel_path,
     log_limit::LogCounts,
     passed, rlimit,
+    sandbox::{self, Needs},
     upgrade::{self, Estate, Heir},
 };
 
@@ -49,6 +50,7 @@ pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Resu
         let sources = sources.clone().with_fallback(passed::settings_of_forward(&passed));
         let loaded = sources.load()?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        sandbox::enter(&loaded.settings.sandbox, || Needs::of_forwarder(&sources, &loaded));
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
         control::run((&level, format), async |control| PortForwarder::start(found, control, interface, heir))
     })
@@ -133,6 +135,7 @@ impl PortForwarder {
         };
         say_what_started(&settings, &forwarder, &*page);
         tracing::info!("data path {datapath}: {reason}; workers: {workers}");
+        sandbox::say();
         let says_kernel = if is_attached {
             say_kernel(&settings, &forwarder, &settings.rules, datapath)
         } else {
@@ -166,6 +169,9 @@ impl PortForwarder {
         let mut reloaded = Reloaded::default();
         reloaded.warn_all(warnings);
         reloaded.need_restart(&self.started.unchangeable(&new));
+        if let Some(gone) = sandbox::given_up(&Needs::of_rules(&new)) {
+            return Err(DaemonError::Sandbox(gone));
+        }
         let records = open_records(&new)?;
         let runtime = for_runtime(&new, &self.started, self.workers, self.datapath, &self.passed);
         let failed = self.forwarder.reload(&runtime, &new.rules)?;

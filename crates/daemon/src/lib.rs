@@ -38,6 +38,7 @@ mod plan;
 mod process;
 mod refusals;
 mod rlimit;
+mod sandbox;
 mod serve;
 mod serve_estate;
 mod serve_metrics;
@@ -55,6 +56,7 @@ pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStat
 pub use forward::forward;
 pub use plan::random_password;
 pub use refusals::{Refusal, RefusalFilter, Why};
+pub use sandbox::{Files, Sandbox, in_force as sandbox};
 pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
 pub use store::{Store, open_store};

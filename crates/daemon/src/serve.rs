@@ -27,6 +27,7 @@ use crate::{
     plan::{self, Before, Plan},
     refusals::Refusals,
     rlimit,
+    sandbox::{self, Needs},
     serve_estate::{ServeEstate, ServeInheritance},
     serve_metrics::{self, Snapshots},
     session_log::{SessionLogger, session_log},
@@ -56,6 +57,7 @@ pub fn serve(
         let loaded = sources.load()?;
         check_store(&loaded.settings)?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
+        sandbox::enter(&loaded.settings.sandbox, || Needs::of_server(&sources, &loaded.settings));
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
         control::run((&level, format), async |control| {
             TurnServer::start(found, control, out, interface, heir).await
@@ -151,6 +153,7 @@ impl TurnServer {
         let is_attached = heir.is_none();
         take_over(heir, control.status(), &relay, &plan)?;
         say_what_started(&plan, &relay, &[&*page, &*applications]);
+        sandbox::say();
         if is_attached {
             say_where_attached(&relay, plan.config.max_kernel_flows, plan.config.datapath);
         }

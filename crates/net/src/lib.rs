@@ -25,6 +25,7 @@ mod send;
 pub mod socket;
 pub mod splice;
 mod sys;
+pub mod system_calls;
 pub mod tcp;
 pub mod tx;
 pub mod unix;

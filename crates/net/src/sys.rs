@@ -241,3 +241,63 @@ pub(crate) unsafe fn control_messages<'a>(header: &msghdr) -> impl Iterator<Item
         Some(Received { level: message.cmsg_level, kind: message.cmsg_type, data })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is read from control messages of so many bytes.
+    fn read<const N: usize>(control: &mut Control<N>, len: usize) -> Vec<(c_int, c_int, Vec<u8>)> {
+        // SAFETY: all members are integers and pointers, for which zero is a value.
+        let mut header: msghdr = unsafe { mem::zeroed() };
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = len as _;
+        // SAFETY: the pointer and the length are those of `control`, which lives until the messages have been copied.
+        let messages = unsafe { control_messages(&header) };
+        messages.map(|message| (message.level, message.kind, message.data.to_vec())).collect()
+    }
+
+    #[test]
+    fn control_messages_are_read_as_they_are_written() {
+        let mut control = Control([0; 64]);
+        let mut writer = ControlWriter::new(&mut control);
+        writer.push(SOL_UDP, UDP_SEGMENT, 1200_u16);
+        writer.push(libc::IPPROTO_IP, libc::IP_TOS, 2_u8);
+        let len = writer.len();
+        let expected = [
+            (SOL_UDP, UDP_SEGMENT, 1200_u16.to_ne_bytes().to_vec()),
+            (libc::IPPROTO_IP, libc::IP_TOS, vec![2]),
+        ];
+        assert_eq!(read(&mut control, len), expected);
+        assert_eq!(read(&mut control, len / 2), expected[..1]);
+        assert_eq!(read(&mut control, 0), []);
+    }
+
+    /// The kernel writes none such; whoever reads them must not go beyond the buffer all the same.
+    #[test]
+    fn control_messages_of_impossible_lengths_end_the_walk() {
+        for len in [0_usize, 1, 15, 17, 64, usize::MAX] {
+            let mut control = Control([0; 16]);
+            control.0[..8].copy_from_slice(&len.to_ne_bytes());
+            assert_eq!(read(&mut control, 16), [], "{len}");
+        }
+        let mut control = Control([0xFF; 16]);
+        assert_eq!(read(&mut control, 15), []);
+    }
+
+    #[test]
+    fn an_address_is_read_as_it_was_written_but_for_other_spellings() {
+        for (written, shown) in [
+            ("192.0.2.1:3478", "192.0.2.1:3478"),
+            ("[2001:db8::1]:65535", "[2001:db8::1]:65535"),
+            ("[::ffff:192.0.2.1]:1", "192.0.2.1:1"),
+            ("[fe80::1%7]:1", "[fe80::1]:1"),
+        ] {
+            let mut raw = RawAddress::empty();
+            let len = raw.set(written.parse().unwrap());
+            assert!(len <= RawAddress::SIZE);
+            assert_eq!(raw.get(), Some(shown.parse().unwrap()), "{written}");
+        }
+        assert_eq!(RawAddress::empty().get(), None);
+    }
+}

@@ -47,7 +47,7 @@ pub(crate) struct Opened {
 
 /// What secure connections are opened with, and what their judge saw. Made once for a probe, which asks one at a time.
 pub(crate) struct Trust {
-    security: Security,
+    pub(crate) security: Security,
     observer: Arc<Observer>,
 }
 

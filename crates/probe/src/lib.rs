@@ -8,6 +8,7 @@
 //! It sends requests only, never data to a peer; each wait and the whole run are bounded; allocations are deleted again.
 #![forbid(unsafe_code)]
 
+pub mod attack;
 mod certificate;
 mod connection;
 mod credentials;
@@ -49,13 +50,17 @@ pub struct Config {
     pub timeout: Duration,
     /// Bindings of which the round trip is taken, 1 to 1000. Default 5.
     pub count: usize,
+    /// To ask what an attacker would, and for these ports of the peers (none: the server's own), in place of what a client would. Default
+    /// `None`.
+    pub attack: Option<Vec<u16>>,
 }
 
 impl Config {
     /// The defaults.
     #[must_use]
     pub fn new(server: ServerUri) -> Self {
-        Self { server, user: None, tls: TlsOptions::default(), timeout: Duration::from_secs(30), count: 5 }
+        let timeout = Duration::from_secs(30);
+        Self { server, user: None, tls: TlsOptions::default(), timeout, count: 5, attack: None }
     }
 }
 
@@ -109,22 +114,18 @@ fn run_at(config: &Config, addresses: Vec<IpAddr>, deadline: Instant) -> Result<
     let mut probe = Probe { config, deadline, addresses, trust, servers, report: Report::default() };
     probe.report.server = config.server.to_string();
     probe.transports();
+    if let Some(ports) = &config.attack {
+        probe.attack(ports);
+        probe.report.usable = probe.wanted_works();
+        return Ok(probe.ended());
+    }
     probe.nat();
     if config.server.is_turn() {
         probe.turn();
     } else {
         probe.report.usable = probe.wanted_works();
     }
-    if Instant::now() >= deadline {
-        let seconds = config.timeout.as_secs_f64();
-        probe.report.advise(
-            Level::Warn,
-            "probe",
-            format!("the time of {seconds} s was over before everything was asked"),
-            "give it more with --timeout",
-        );
-    }
-    Ok(probe.report)
+    Ok(probe.ended())
 }
 
 struct Probe<'a> {
@@ -140,6 +141,19 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
+    fn ended(mut self) -> Report {
+        if Instant::now() >= self.deadline {
+            let seconds = self.config.timeout.as_secs_f64();
+            self.report.advise(
+                Level::Warn,
+                "probe",
+                format!("the time of {seconds} s was over before everything was asked"),
+                "give it more with --timeout",
+            );
+        }
+        self.report
+    }
+
     fn nat(&mut self) {
         let Some(server) = self.servers.get(&Transport::Udp).copied() else { return };
         match nat::discover(server, self.deadline) {

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::Serialize;
 
+use crate::attack::AttackFacts;
+
 /// How good or bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -186,6 +188,9 @@ pub struct Report {
     pub nat: Option<NatFacts>,
     /// Peers that should be refused.
     pub peers: Vec<PeerFacts>,
+    /// What an attacker would have found, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attack: Option<AttackFacts>,
     /// The lines.
     pub findings: Vec<Finding>,
 }

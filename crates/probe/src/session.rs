@@ -1,6 +1,7 @@
 //! Requests and their answers, attribute by attribute: [`turnpike_turn::client`] hides just what a probe wants to see.
 
 use std::{
+    collections::VecDeque,
     io,
     net::SocketAddr,
     time::{Duration, Instant},
@@ -19,6 +20,8 @@ use crate::connection::Connection;
 
 /// Challenges answered before they count as a refusal.
 const MOST_CHALLENGES: u8 = 3;
+/// Indications that are kept: there is no end to what a server may send.
+const MOST_UNASKED: usize = 1024;
 
 /// Who asks.
 #[derive(Clone, Debug)]
@@ -121,6 +124,8 @@ impl Answer {
 /// Requests over one connection, one at a time.
 pub(crate) struct Session {
     connection: Connection,
+    /// Data that came while an answer was waited for.
+    unasked: VecDeque<Vec<u8>>,
     credentials: Option<Credentials>,
     pub(crate) challenge: Option<Challenge>,
     /// The longest wait for an answer.
@@ -136,7 +141,7 @@ impl Session {
         patience: Duration,
         deadline: Instant,
     ) -> Self {
-        Self { connection, credentials, challenge: None, patience, deadline }
+        Self { connection, unasked: VecDeque::new(), credentials, challenge: None, patience, deadline }
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
@@ -193,6 +198,24 @@ impl Session {
         true
     }
 
+    /// One indication, unsigned: nobody answers it.
+    pub(crate) fn indicate(&mut self, method: u16, attributes: Attributes<'_>) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        let header = Header { class: Class::Indication, method, transaction: rand::random() };
+        let mut message = Writer::begin(&mut buffer, header);
+        attributes(&mut message);
+        message.finish(false);
+        self.connection.send(&buffer, self.deadline)
+    }
+
+    /// What comes unasked; `TimedOut` when nothing does.
+    pub(crate) fn hear(&mut self, until: Instant) -> io::Result<Vec<u8>> {
+        match self.unasked.pop_front() {
+            Some(message) => Ok(message),
+            None => self.connection.receive(until.min(self.deadline)),
+        }
+    }
+
     /// Deletes the allocation, so that the probe leaves nothing behind.
     pub(crate) fn delete(&mut self) {
         // Where that fails it expires by itself.
@@ -218,6 +241,11 @@ impl Session {
                 match self.connection.receive(until) {
                     Ok(bytes) => {
                         let other = Stray::of(&bytes, &message);
+                        if is_data(&bytes) && self.unasked.len() < MOST_UNASKED {
+                            stray = stray.or(other);
+                            self.unasked.push_back(bytes);
+                            continue;
+                        }
                         if let Some(answer) = read(bytes, method, id, challenge, sent_at.elapsed(), sent) {
                             return Ok(answer);
                         }
@@ -290,6 +318,12 @@ pub(crate) fn write(
     }
     message.finish(false);
     buffer
+}
+
+/// Whether it may be what a peer has sent: in an indication, or by a channel (RFC 8656 section 12: 0x4000 to 0x4FFF).
+fn is_data(bytes: &[u8]) -> bool {
+    matches!(bytes.first(), Some(0x40..=0x4F))
+        || View::new_checked(bytes).is_ok_and(|view| view.header().class == Class::Indication)
 }
 
 /// The answer to this request, if it is one.

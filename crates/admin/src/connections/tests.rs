@@ -84,6 +84,10 @@ impl Program for Nobody {
     fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
         None
     }
+    fn sandbox(&self) -> Option<crate::model::Sandbox> {
+        None
+    }
+
     fn rules(&self) -> Vec<Rule> {
         Vec::new()
     }

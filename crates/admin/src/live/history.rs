@@ -118,6 +118,7 @@ mod tests {
                 open,
                 datapath: None,
                 node: None,
+                sandbox: None,
             },
             cores: None,
             server: None,

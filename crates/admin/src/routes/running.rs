@@ -52,6 +52,7 @@ impl Status {
             open: program.open(),
             datapath,
             node: program.fleet().and_then(|fleet| fleet.node()),
+            sandbox: program.sandbox(),
         }
     }
 }

@@ -44,6 +44,7 @@ fn live() -> Live {
             open: 1234,
             datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
             node: None,
+            sandbox: None,
         },
         cores: Some(1.25),
         server: Some(LiveServer {

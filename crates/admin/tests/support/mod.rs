@@ -161,6 +161,16 @@ impl Program for Double {
         };
         Some(refusals.iter().filter(fits).take(most).cloned().collect())
     }
+    fn sandbox(&self) -> Option<turnpike_admin::model::Sandbox> {
+        Some(turnpike_admin::model::Sandbox {
+            system_calls: Some(200),
+            read: Some(vec!["/etc".to_owned()]),
+            written: None,
+            capabilities: Some(Vec::new()),
+            missing: vec!["files are not restricted: this is a test".to_owned()],
+        })
+    }
+
     fn rules(&self) -> Vec<Rule> {
         self.rules.lock().unwrap().clone()
     }

@@ -6,6 +6,7 @@
 
 mod admin_commands;
 mod admin_http;
+mod attack;
 mod bad_config;
 mod credentials;
 mod deployment;
@@ -42,6 +43,7 @@ mod probe_verdicts;
 mod realms;
 mod refused_credentials;
 mod reload;
+mod sandbox;
 mod serve_default;
 mod service_manager;
 mod session_lines;

@@ -333,7 +333,7 @@ fn is_oxidinetd(entries: &[Entry]) -> bool {
 }
 
 /// Sections that `serve` has too.
-pub(crate) const SHARED: [&str; 3] = ["admin", "log", "shutdown"];
+pub(crate) const SHARED: [&str; 4] = ["admin", "log", "sandbox", "shutdown"];
 
 /// Sections and tables of ours, and of oxidinetd, that `serve` has not.
 pub(crate) fn own_sections() -> Vec<&'static str> {

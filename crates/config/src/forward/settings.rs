@@ -6,9 +6,9 @@ use turnpike_forward::{Access, CopyMode, Rule};
 
 use super::rule_keys::{COPY, PATTERNS};
 use crate::{
-    AdminSettings, Change, DatapathChoice, LogFormat, Origin, admin_keys,
+    AdminSettings, Change, DatapathChoice, LogFormat, Origin, SandboxSettings, admin_keys,
     key::{self, Kind, kind, named, number, settings},
-    keys,
+    keys, sandbox_keys,
 };
 
 settings! {
@@ -55,6 +55,11 @@ settings! {
         connection_file: Option<PathBuf> = None, reload "log.connections" kind::FILE;
         /// How its lines look.
         connection_format: LineFormat = LineFormat::Rinetd, reload "log.connections_format" LINE_FORMAT;
+        /// What the process gives up at the start.
+        sandbox: SandboxSettings = SandboxSettings::default(),
+            start "sandbox.mode" .mode sandbox_keys::MODE,
+            start "sandbox.read" .read sandbox_keys::DIRECTORIES,
+            start "sandbox.write" .write sandbox_keys::DIRECTORIES;
         /// Seconds that connections get to end after SIGTERM.
         shutdown_deadline: u32 = 30, reload "shutdown.deadline" number!(u32, "seconds", 0..=86_400);
         /// Seconds that connections which stay in the old process get to end after an upgrade.

@@ -248,7 +248,7 @@ fn directories() -> Vec<PathBuf> {
 }
 
 /// Where this process's is; none where nobody has made a place for it.
-fn own_directory() -> Option<PathBuf> {
+pub(crate) fn own_directory() -> Option<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
     let mut all = directories();
     let of_system = all.pop()?;

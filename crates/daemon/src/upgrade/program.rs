@@ -10,7 +10,7 @@ use std::{
 use turnpike_config::UPGRADE_VARIABLE;
 use turnpike_net::Channel;
 
-use crate::service_manager::WATCHDOG_PID;
+use crate::{sandbox, service_manager::WATCHDOG_PID};
 
 /// What the kernel appends to the path of a program whose file has been replaced (proc(5), /proc/pid/exe).
 const REPLACED: &str = " (deleted)";
@@ -82,7 +82,11 @@ impl Program {
             .env_remove(WATCHDOG_PID)
             .stdin(std::os::fd::OwnedFd::from(channel))
             .spawn();
-        started.map_err(|error| format!("cannot start {}: {error}", self.0.display()))
+        started.map_err(|error| {
+            let failed = format!("cannot start {}: {error}", self.0.display());
+            let remedy = sandbox::remedy(&failed).map(|remedy| format!("; {remedy}"));
+            failed + remedy.as_deref().unwrap_or_default()
+        })
     }
 }
 

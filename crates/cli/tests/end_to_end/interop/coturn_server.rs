@@ -7,11 +7,12 @@ use std::{
     process::Command,
 };
 
+use serde_json::Value;
 use turnpike_testkit::tests;
 
 use crate::harness::{
-    Dir, Load, PASSWORD, Program, REALM, Reflect, Stun, USER, V4, V6, eventually, free_port, installed,
-    loopback_of, need,
+    Dir, Load, PASSWORD, Program, REALM, Reflect, SOON, Stun, USER, V4, V6, eventually, free_port, installed,
+    loopback_of, need, turnpike,
 };
 
 /// A running turnserver on loopback.
@@ -98,4 +99,37 @@ fn load_with_a_wrong_password_is_refused() {
         .run();
     assert_eq!(run.code, Some(1), "{}", run.output());
     assert!(run.stderr.contains("refused user"), "{}", run.output());
+}
+
+/// It allows peers on loopback here, and is found out, by what is granted and by data that comes back.
+#[test]
+fn probe_asks_what_an_attacker_would() {
+    let server = need!(Turnserver::start(V4));
+    let user = format!("{USER}:{PASSWORD}");
+    let uri = format!("turn:{}?transport=udp", server.address);
+    let flags = [
+        "--attack",
+        "--i-own-this-server",
+        "--json",
+        "--timeout",
+        "200",
+        "--fail-on",
+        "bad",
+        "--user",
+        &user,
+    ];
+    let run = Program::start(&mut turnpike(&[&["probe", &uri], &flags[..]].concat())).wait(SOON * 5);
+    assert_eq!(run.code, Some(3), "{}", run.output());
+    let report = run.result();
+    let attempts = report["attack"]["peers"].as_array().expect("a list");
+    let is_open = |entry: &str, form: &str| {
+        let is_it = |attempt: &&Value| attempt["entry"] == entry && attempt["form"] == form;
+        attempts.iter().find(is_it).map(|attempt| attempt["outcome"] == "open")
+    };
+    for entry in ["create_permission", "channel_bind", "send"] {
+        assert_eq!(is_open(entry, "loopback"), Some(true), "{entry}: {report}");
+    }
+    assert_eq!(is_open("create_permission", "unspecified"), Some(false), "{report}");
+    let replies = report["attack"]["strangers"].as_array().expect("a list");
+    assert!(replies.iter().any(|reply| reply["ratio"].as_f64() > Some(1.0)), "{report}");
 }

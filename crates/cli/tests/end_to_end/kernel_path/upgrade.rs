@@ -109,7 +109,10 @@ fn a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_tabl
         "kernel_path::upgrade::a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own",
         |links| {
             let dir = Dir::new();
-            let mut server = links.serve(&["--workers", "2"]);
+            // Programs may be started only from where files may be read.
+            let config = dir.file("turnpike.toml", "");
+            let config = config.to_str().expect("our own path is UTF-8");
+            let mut server = links.serve(&["-c", config, "--workers", "2"]);
             let mut upgraded = Upgraded::new(&server.program);
             let mut pair = Pair::new(0, 0);
             pair.settle(&server);

@@ -1,0 +1,258 @@
+//! Each way in, with each spelling of an address that should be nobody's peer, over each transport and on each data path: asked by
+//! `turnpike probe --attack`. And what strangers get for a byte.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::{is_thorough, row};
+use crate::{
+    harness::{Certificate, Finished, PASSWORD, Program, Serve, USER, Upgraded, V4, turnpike},
+    kernel_path::{Links, SERVER, on_links},
+};
+
+const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
+/// What each address has to be asked for in.
+const SPELLINGS: [&str; 9] = [
+    "IPv4-mapped",
+    "IPv4-compatible",
+    "SIIT",
+    "NAT64",
+    "NAT64 of local use",
+    "6to4",
+    "Teredo, as the client",
+    "Teredo, as the server",
+    "ISATAP",
+];
+/// With the realm `turnpike`: a longer one adds its length to the challenge (docs/serve.md).
+const MOST_AMPLIFICATION: f64 = 3.0;
+
+fn user() -> String {
+    format!("{USER}:{PASSWORD}")
+}
+
+fn attack(uri: &str, more: &[&str]) -> Value {
+    let user = user();
+    let flags =
+        ["--attack", "--i-own-this-server", "--json", "--insecure", "--timeout", "300", "--user", &user];
+    let run = Program::start(&mut turnpike(&[&["probe", uri], &flags[..], more].concat()));
+    let run = run.wait(std::time::Duration::from_secs(400));
+    assert!(matches!(run.code, Some(0 | 1)), "{}", run.output());
+    let report = run.result();
+    let notes = report["findings"].as_array().expect("a list").iter().filter(|line| line["level"] == "note");
+    let notes: Vec<&Value> = notes.filter(|line| line["area"] == "attack").collect();
+    assert!(notes.is_empty(), "not everything was asked: {notes:?}");
+    report
+}
+
+/// How often each way in was tried, by transport. None may be open.
+type Tried = BTreeMap<(String, String), usize>;
+
+fn nothing_is_open(report: &Value) -> Tried {
+    let mut tried = Tried::new();
+    let attempts = report["attack"]["peers"].as_array().expect("a list");
+    for attempt in attempts {
+        assert_ne!(attempt["outcome"], "open", "{attempt}");
+        // Each refusal is one for the peer's sake: all else would prove nothing.
+        assert_ne!(attempt["outcome"], "unknown", "{attempt}");
+        let text = |name: &str| attempt[name].as_str().expect("text").to_owned();
+        *tried.entry((text("entry"), text("transport"))).or_default() += 1;
+    }
+    let forms: BTreeSet<&str> = attempts.iter().filter_map(|attempt| attempt["form"].as_str()).collect();
+    for address in ["loopback", "unspecified", "cloud metadata", "the server's own", "its PUBLIC"] {
+        for spelling in SPELLINGS {
+            let form = format!("{address} as {spelling}");
+            assert!(forms.contains(form.as_str()), "{form} was not asked for");
+        }
+    }
+    for form in
+        ["link-local, with whatever scope the server has", "the server's own", "its PUBLIC", "unspecified"]
+    {
+        assert!(forms.contains(form), "{form} was not asked for");
+    }
+    tried
+}
+
+/// Over all transports, with each way in.
+fn is_complete(tried: &Tried, transports: &[&str]) {
+    for transport in transports {
+        for entry in ["create_permission", "channel_bind", "send", "mobility", "connect", "connection_bind"] {
+            let is_of_streams = entry.starts_with("connect");
+            let there = tried.get(&(entry.to_owned(), (*transport).to_owned())).copied().unwrap_or_default();
+            assert_eq!(
+                there > 0,
+                !is_of_streams || ["tcp", "tls"].contains(transport),
+                "{entry} over {transport}"
+            );
+        }
+    }
+}
+
+fn say(where_to: &str, tried: &Tried) {
+    let entries: BTreeSet<&String> = tried.keys().map(|(entry, _)| entry).collect();
+    for entry in entries {
+        let count = |transport: &str| {
+            let count = tried.get(&(entry.clone(), transport.to_owned()));
+            count.map_or("-".to_owned(), ToString::to_string)
+        };
+        let [udp, tcp, tls, dtls] = TRANSPORTS.map(count);
+        row("peers", &[&where_to, entry, &udp, &tcp, &tls, &dtls, &0]);
+    }
+}
+
+fn strangers_get_little(report: &Value, table: &str) {
+    let replies = report["attack"]["strangers"].as_array().expect("a list");
+    let mut answered: Vec<(f64, &Value)> = Vec::new();
+    for reply in replies {
+        let ratio = reply["ratio"].as_f64().expect("a number");
+        assert!(ratio <= MOST_AMPLIFICATION, "{reply}");
+        answered.push((ratio, reply));
+    }
+    for transport in ["udp", "dtls"] {
+        let of_it = || answered.iter().filter(|(_, reply)| reply["transport"] == transport);
+        assert!(of_it().any(|(ratio, _)| *ratio > 0.0), "nothing is answered over {transport}");
+        let (sent, received) = of_it().fold((0, 0), |(sent, received), (_, reply)| {
+            (sent + reply["sent"].as_u64().unwrap_or(0), received + reply["received"].as_u64().unwrap_or(0))
+        });
+        let (worst, reply) = of_it().max_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some");
+        let silent = of_it().filter(|(ratio, _)| *ratio == 0.0).count();
+        let worst_is = reply["message"].as_str().unwrap_or_default();
+        let mean = received as f64 / sent as f64;
+        row(
+            table,
+            &[
+                &transport,
+                &of_it().count(),
+                &silent,
+                &format_args!("{worst:.2} ({worst_is}: {} for {})", reply["received"], reply["sent"]),
+                &format_args!("{mean:.2}"),
+            ],
+        );
+    }
+}
+
+/// On loopback, as it comes: nothing is allowed.
+fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let user = user();
+    let mut flags = vec!["--user", &user, "--relay-ip", "127.0.0.1", "--relay-ip", "::1"];
+    flags.extend(certificate.flags());
+    flags.extend(["--datapath", datapath, "--workers", "1"]);
+    if transports.contains(&"dtls") {
+        flags.extend(["--dtls-listen", "127.0.0.1:0"]);
+    }
+    let serve = Serve::start_bare(&flags);
+    (certificate, serve)
+}
+
+#[test]
+fn no_way_in_leads_to_a_peer_that_should_be_nobodys() {
+    let datapaths: &[&str] = if is_thorough() { &["basic", "mmsg", "gso"] } else { &["gso"] };
+    for datapath in datapaths {
+        let (_certificate, serve) = on_loopback(datapath, &TRANSPORTS);
+        let report = attack(&format!("turn:{}", serve.address(V4)), &[]);
+        let tried = nothing_is_open(&report);
+        is_complete(&tried, &TRANSPORTS);
+        say(datapath, &tried);
+        strangers_get_little(&report, "strangers");
+        serve.wait_for_allocations(0);
+    }
+}
+
+/// The same where the kernel relays: on links of their own, as on loopback it relays nothing.
+#[test]
+fn nor_where_the_kernel_relays() {
+    on_links("attack::matrix::nor_where_the_kernel_relays", |links| {
+        for datapath in if is_thorough() { &["kernel", "xdp"][..] } else { &["kernel"] } {
+            in_the_kernel(links, datapath);
+        }
+    });
+}
+
+fn in_the_kernel(links: &Links, datapath: &str) {
+    if datapath == "xdp" {
+        links.behave_as_cards();
+    }
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let user = user();
+    let mut flags = vec!["--user", &user, "--datapath", datapath, "--dtls-listen", "10.77.1.1:3478"];
+    flags.extend(certificate.flags());
+    let server = links.serve(&flags);
+    let report = attack(&format!("turn:{}:3478", SERVER[0]), &[]);
+    let tried = nothing_is_open(&report);
+    is_complete(&tried, &TRANSPORTS);
+    say(datapath, &tried);
+    strangers_get_little(&report, "strangers");
+    assert_eq!(server.across(), 0, "nothing was let through");
+}
+
+/// The ports of the admin interface and of other services of the machine; while the configuration is read again, and in a new process.
+#[test]
+fn nor_to_the_admin_interface_nor_after_a_reload_or_an_upgrade() {
+    let (_certificate, mut serve) = on_loopback("gso", &["udp", "tcp"]);
+    let uri = |transport: &str| format!("turn:{}?transport={transport}", serve.address(V4));
+    let admin = serve.admin().port().to_string();
+    let (udp, tcp) = (uri("udp"), uri("tcp"));
+    let report = attack(&tcp, &["--attack-port", &admin, "--attack-port", "22"]);
+    let tried = nothing_is_open(&report);
+    is_complete(&tried, &["tcp"]);
+    say("gso, ports of the API and of SSH", &tried);
+
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded");
+    say("gso, after a reload", &nothing_is_open(&attack(&udp, &[])));
+
+    let mut upgraded = Upgraded::new(&serve.program);
+    upgraded.next();
+    say("gso, after an upgrade", &nothing_is_open(&attack(&udp, &[])));
+}
+
+/// What is only said is not done.
+#[test]
+fn without_consent_nothing_is_sent() {
+    let serve = Serve::start(&["--workers", "1"]);
+    let uri = format!("turn:{}", serve.address(V4));
+    let said: Finished = Program::run(&mut turnpike(&["probe", &uri, "--user", &user(), "--attack"]));
+    assert_eq!(said.code, Some(2), "{}", said.output());
+    assert!(said.stdout.contains("CreatePermission, ChannelBind, Send and Connect"), "{}", said.output());
+    assert!(said.stdout.contains("--i-own-this-server"), "{}", said.output());
+    assert_eq!(serve.metrics().sum("turnpike_rx_datagrams_total", ""), 0);
+    let refused = Program::run(&mut turnpike(&["probe", &uri, "--i-own-this-server"]));
+    assert_eq!(refused.code, Some(2), "{}", refused.output());
+}
+
+/// A server that lets users in where they should not be is found out, by data that comes back.
+#[test]
+fn a_server_that_is_open_is_told() {
+    let mut serve = Serve::start(&["--allow-peer", "10.0.0.0/8", "--workers", "1"]);
+    let uri = format!("turn:{}?transport=udp", serve.address(V4));
+    // The other server on this machine answers STUN, and its port is open to peers.
+    let other = Serve::start(&["--workers", "1"]);
+    let port = other.address(V4).port();
+    let run = Program::run(&mut turnpike(&[
+        "probe",
+        &uri,
+        "--user",
+        &user(),
+        "--attack",
+        "--i-own-this-server",
+        "--attack-port",
+        &port.to_string(),
+        "--json",
+        "--fail-on",
+        "bad",
+    ]));
+    assert_eq!(run.code, Some(3), "{}", run.output());
+    let report = run.result();
+    let attempts = report["attack"]["peers"].as_array().expect("a list");
+    let outcome = |entry: &str, form: &str| {
+        let is_it = |attempt: &&Value| attempt["entry"] == entry && attempt["form"] == form;
+        attempts.iter().find(is_it).map(|attempt| attempt["outcome"].clone())
+    };
+    for entry in ["create_permission", "channel_bind", "send"] {
+        assert_eq!(outcome(entry, "loopback"), Some("open".into()), "{entry}: {report}");
+    }
+    assert_eq!(outcome("create_permission", "private"), Some("open".into()));
+    assert_eq!(outcome("channel_bind", "cloud metadata as NAT64"), Some("refused".into()));
+    assert!(!serve.program.has_ended());
+}

@@ -1,0 +1,20 @@
+//! What an attacker gets out of a server: nothing, with a credential or without one, by any way in and on any data path. Every test prints
+//! rows of the tables in docs/reliability.md, which `cargo xtask attack` collects.
+
+mod kept;
+mod matrix;
+mod strangers;
+mod witness;
+
+use std::{env, fmt::Display};
+
+/// Set by `cargo xtask attack`: as much as the tables say, and not only what each run of all tests has time for.
+fn is_thorough() -> bool {
+    env::var_os("TURNPIKE_TEST_ATTACK").is_some()
+}
+
+/// A row of one of the tables.
+fn row(table: &str, cells: &[&dyn Display]) {
+    let cells: Vec<String> = cells.iter().map(ToString::to_string).collect();
+    println!("ATTACK {table} | {} |", cells.join(" | "));
+}

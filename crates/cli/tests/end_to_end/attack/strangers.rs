@@ -1,0 +1,84 @@
+//! Packets of strangers, each with a source address of its own: all of 127.0.0.0/8 is this machine's.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use crate::harness::{allocate_request, forged_request};
+
+/// What a stranger sends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Packet {
+    /// An Allocate without a credential.
+    Allocate,
+    /// One that is signed with nothing, for a nonce that nobody gave.
+    Forged,
+    /// No message at all.
+    Garbage,
+    /// The first packet of a DTLS handshake.
+    ClientHello,
+}
+
+impl Packet {
+    pub(super) const ALL: [Self; 4] = [Self::Allocate, Self::Forged, Self::Garbage, Self::ClientHello];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Allocate => "Allocates without a credential",
+            Self::Forged => "Allocates with a forged one",
+            Self::Garbage => "datagrams that are no message",
+            Self::ClientHello => "ClientHellos without a cookie",
+        }
+    }
+
+    fn bytes(self, number: u32) -> Vec<u8> {
+        let [.., low] = number.to_be_bytes();
+        match self {
+            Self::Allocate => allocate_request(low, None),
+            Self::Forged => {
+                forged_request(low, &format!("u{number}"), b"r", b"obMatJos2gAAAAAAAAAAAAAAAAAAA")
+            }
+            Self::Garbage => number.to_be_bytes().repeat(8),
+            Self::ClientHello => client_hello(number),
+        }
+    }
+}
+
+/// So many of a kind, each from an address of its own, the first of which has this number.
+pub(super) fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
+    for number in first..first + count {
+        // As fast as they are read, about.
+        if number % 50 == 0 {
+            thread::sleep(Duration::from_millis(2));
+        }
+        // Above 127.1.0.0, where nobody else is; no last byte of 0 or 255.
+        let source = Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250);
+        let socket = UdpSocket::bind((source, 0)).expect("each address of loopback is ours");
+        socket.send_to(&packet.bytes(number), server).expect("loopback takes it");
+    }
+}
+
+/// DTLS 1.2 (RFC 6347 section 4.2.2, RFC 5246 section 7.4.1.2), with one suite and no cookie.
+fn client_hello(number: u32) -> Vec<u8> {
+    let mut body = vec![0xFE, 0xFD];
+    body.extend(number.to_be_bytes().repeat(8));
+    // No session, no cookie, ECDHE-ECDSA with AES-128-GCM, no compression.
+    body.extend([0, 0, 0, 2, 0xC0, 0x2B, 1, 0]);
+    let extensions: &[&[u8]] = &[
+        // supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256; extended_master_secret.
+        &[0, 10, 0, 4, 0, 2, 0, 23],
+        &[0, 11, 0, 2, 1, 0],
+        &[0, 13, 0, 4, 0, 2, 4, 3],
+        &[0, 23, 0, 0],
+    ];
+    let extensions = extensions.concat();
+    body.extend(u16::try_from(extensions.len()).expect("short").to_be_bytes());
+    body.extend(extensions);
+    let len = u16::try_from(body.len()).expect("short").to_be_bytes();
+    // Of the type, its length in 24 bits, message 0, the fragment from 0 on with all of it.
+    let handshake = [&[1, 0, len[0], len[1], 0, 0, 0, 0, 0, 0, len[0], len[1]][..], &body].concat();
+    let len = u16::try_from(handshake.len()).expect("short").to_be_bytes();
+    [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, len[0], len[1]][..], &handshake].concat()
+}

@@ -1,0 +1,113 @@
+//! What a running process has given up: it is in force in each of its threads, said, and passed on in an upgrade. That all else works in it
+//! is what every other test here shows.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use super::harness::{Certificate, Dir, Forward, Load, Reflect, Serve, Upgraded, V4, fetch, skip};
+
+/// Of each thread of a process, the value of a line of its status (proc(5)).
+fn of_threads(pid: u32, name: &str) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let value = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(|value| value.trim().to_owned())
+    };
+    // Threads come and go.
+    tasks.filter_map(value).collect()
+}
+
+fn assert_sandboxed(pid: u32) {
+    let seccomp = of_threads(pid, "Seccomp");
+    assert!(seccomp.len() > 2 && seccomp.iter().all(|mode| mode == "2"), "{seccomp:?}");
+    assert!(of_threads(pid, "NoNewPrivs").iter().all(|set| set == "1"));
+    // CAP_SYS_ADMIN (21), CAP_SYS_PTRACE (19), CAP_SYS_MODULE (16), CAP_SETUID (7), CAP_CHOWN (0).
+    let given_up = 1 << 21 | 1 << 19 | 1 << 16 | 1 << 7 | 1;
+    for kept in of_threads(pid, "CapPrm") {
+        assert_eq!(u64::from_str_radix(&kept, 16).expect("it is hex") & given_up, 0, "{kept}");
+    }
+}
+
+fn status(serve: &Serve) -> Value {
+    let (code, text) = fetch(serve.admin(), "/v1/status").expect("the admin page answers");
+    assert_eq!(code, 200, "{text}");
+    serde_json::from_str(&text).expect("it is JSON")
+}
+
+#[test]
+fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
+    let mut serve = Serve::start(&["--workers", "2"]);
+    let line = serve.program.line_with("sandbox: ");
+    assert!(line.contains(" system calls, ") && line.contains("capabilities"), "{line}");
+    assert_sandboxed(serve.program.pid());
+    let said = &status(&serve)["sandbox"];
+    assert!(said["system_calls"].as_u64() > Some(100), "{said}");
+    if said["read"].is_null() {
+        skip("this kernel has no Landlock");
+    } else {
+        let read: Vec<&str> =
+            said["read"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+        assert!(read.contains(&"/etc") && !read.contains(&"/") && !read.contains(&"/home"), "{said}");
+    }
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    for _ in 0..2 {
+        upgraded.next();
+        assert_sandboxed(upgraded.pid());
+    }
+    let ended =
+        Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+}
+
+#[test]
+fn a_forwarder_is_in_it_too() {
+    let mut forward = Forward::start(&["tcp://127.0.0.1:0=127.0.0.1:9"]);
+    forward.program.line_with("sandbox: ");
+    assert_sandboxed(forward.program.pid());
+}
+
+#[test]
+fn it_can_be_turned_off() {
+    let mut serve = Serve::start(&["--sandbox", "off"]);
+    serve.program.line_with("sandbox: off, as configured");
+    assert!(of_threads(serve.program.pid(), "Seccomp").iter().all(|mode| mode == "0"));
+    assert!(status(&serve)["sandbox"].is_null());
+}
+
+/// A reload that names a file where nothing may be read changes nothing and says why; what the configuration named at the start is read anew.
+#[test]
+fn a_file_elsewhere_needs_a_restart_or_a_word_in_advance() {
+    let (dir, elsewhere) = (Dir::new(), Certificate::new(&["b.example.org"]));
+    let own = Certificate::new(&["a.example.org"]);
+    let text = |certificate: &Certificate, more: &str| {
+        let [_, cert, _, key] = certificate.flags();
+        format!("[auth]\nusers = [\"a:one\"]\n[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n{more}")
+    };
+    let file = dir.file("turnpike.toml", text(&own, ""));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
+    if status(&serve)["sandbox"]["read"].is_null() {
+        return skip("this kernel has no Landlock");
+    }
+    fs::write(&file, text(&elsewhere, "")).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("name directories in sandbox.read");
+    own.renew(&["c.example.org"]);
+    fs::write(&file, text(&own, "[log]\nlevel = \"debug\"\n")).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded");
+    drop(serve);
+
+    let [_, cert, ..] = elsewhere.flags();
+    let directory = Path::new(cert).parent().expect("it lies in a directory").display();
+    let more = format!("[sandbox]\nread = [\"{directory}\"]\n");
+    fs::write(&file, text(&own, &more)).expect("our own file");
+    let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
+    fs::write(&file, text(&elsewhere, &more)).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("configuration reloaded");
+    assert!(!serve.program.lines().iter().any(|line| line.contains("Permission denied")));
+}

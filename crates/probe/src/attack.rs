@@ -1,0 +1,503 @@
+//! What somebody would ask a server who means it ill: with a credential, for peers that nobody should reach, in each spelling of their
+//! addresses and by each way in; without one, for answers that are longer than their questions. For servers of one's own.
+//!
+//! What is sent to a peer, if a server lets that happen, is a Binding request to a port of the server itself, whose answer then comes back by the
+//! relay and gives it away. Nobody else is sent anything.
+
+mod forms;
+mod strangers;
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use turnpike_client::Transport;
+use turnpike_wire::stun::{Class, FAMILY_IPV6, Header, View, Writer, kind, method};
+
+use self::forms::Form;
+use crate::{
+    Probe,
+    connection::words,
+    report::Level,
+    session::{Answer, Session},
+};
+
+/// How long data that was sent to where it should not go may take to come back.
+const RETURN: Duration = Duration::from_millis(700);
+/// Of RFC 8656's range.
+const FIRST_CHANNEL: u16 = 0x4000;
+/// Numbers that a server would not have given to a connection of somebody else's, and those that a careless one would.
+const MADE_UP_IDS: [u32; 4] = [0, 1, 0x7A6B_5C4D, u32::MAX];
+
+/// What was asked, and what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AttackFacts {
+    /// Peers, by each way in.
+    pub peers: Vec<Attempt>,
+    /// Messages without a credential over UDP and DTLS.
+    pub strangers: Vec<Reply>,
+}
+
+/// One thing that a user must not get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Attempt {
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    pub transport: String,
+    /// How it was asked for: a method, or what leads to one.
+    pub entry: Entry,
+    /// What kind of address it is, or what else was asked for.
+    pub form: String,
+    /// The peer; empty where there is none.
+    pub peer: String,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// In the server's words.
+    pub answer: String,
+}
+
+/// A way in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "they are named after what the RFCs call them")]
+pub enum Entry {
+    CreatePermission,
+    ChannelBind,
+    Send,
+    Connect,
+    ConnectionBind,
+    Mobility,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::CreatePermission => "CreatePermission",
+            Self::ChannelBind => "ChannelBind",
+            Self::Send => "Send",
+            Self::Connect => "Connect",
+            Self::ConnectionBind => "ConnectionBind",
+            Self::Mobility => "mobility",
+        })
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// As it should be.
+    Refused,
+    /// Granted for the address, which has ports that may be a peer's; what matters is whether data goes to this one.
+    AddressOnly,
+    /// Refused for another reason, or not answered.
+    Unknown,
+    /// It is let in.
+    Open,
+}
+
+/// What a server sends to an address that anybody may have written into a packet.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reply {
+    /// `udp` or `dtls`.
+    pub transport: String,
+    /// Of what kind the message was.
+    pub message: String,
+    /// Its bytes, of UDP payload.
+    pub sent: usize,
+    /// Bytes of all datagrams that came for it, repetitions included.
+    pub received: usize,
+    /// How many datagrams these were.
+    pub datagrams: usize,
+    /// Bytes out per byte in.
+    pub ratio: f64,
+}
+
+/// More than this a server should not send to strangers per byte.
+pub const MOST_AMPLIFICATION: f64 = 3.0;
+
+/// What [`crate::run`] would do with [`crate::Config::attack`], line by line.
+#[must_use]
+pub fn plan(config: &crate::Config) -> Vec<String> {
+    let forms = forms::special().count();
+    let mut lines =
+        vec![format!("{}: over each transport that it has (UDP, TCP, TLS, DTLS), I would", config.server)];
+    if let Some((user, _)) = &config.user {
+        lines.extend([
+            format!("- allocate as {user}, and ask for {forms} addresses that should be nobody's peer (loopback, metadata, private, the"),
+            "  server's own, and their IPv6 spellings) by CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
+            "- send one datagram to a port of the server itself through each of them, which comes back where that is let through".to_owned(),
+            "- bind to connections and tickets that are not mine".to_owned(),
+        ]);
+    } else {
+        lines.push("- ask for no peers: that needs --user".to_owned());
+    }
+    lines.push(format!(
+        "- send {} messages without a credential, and count what comes back for each byte",
+        strangers::COUNT
+    ));
+    lines.push("Allocations are deleted again. This is for servers that are yours, or whose owner has agreed: --i-own-this-server does it.".to_owned());
+    lines
+}
+
+impl Probe<'_> {
+    /// Asks over each transport that was reached.
+    pub(crate) fn attack(&mut self, ports: &[u16]) {
+        let mut facts = AttackFacts::default();
+        let reached: Vec<(Transport, SocketAddr)> =
+            Transport::ALL.iter().filter_map(|it| Some((*it, *self.servers.get(it)?))).collect();
+        if self.config.user.is_none() {
+            self.report.line(
+                Level::Note,
+                "attack",
+                "peers were not asked for: that needs a credential (--user)",
+            );
+        }
+        for (transport, server) in reached {
+            let own = [server.port()];
+            let ports = if ports.is_empty() { &own[..] } else { ports };
+            if self.config.user.is_some() {
+                let mut public = Vec::new();
+                for is_v6 in [false, true] {
+                    let asked = self.peers_of(transport, server, is_v6, ports, &mut public, &mut facts.peers);
+                    self.note(transport, asked);
+                }
+            }
+            if transport == Transport::Udp || transport == Transport::Dtls {
+                let security = self.trust(transport).ok().flatten();
+                let asked = strangers::ask(transport, server, security, &mut facts.strangers);
+                self.note(transport, asked.map_err(|error| words(&error)));
+            }
+        }
+        self.judge_attack(&facts);
+        self.report.attack = Some(facts);
+    }
+
+    fn note(&mut self, transport: Transport, asked: Result<(), String>) {
+        if let Err(what) = asked {
+            self.report.line(Level::Note, "attack", format!("{transport}: not everything was asked: {what}"));
+        }
+    }
+
+    fn peers_of(
+        &self,
+        transport: Transport,
+        server: SocketAddr,
+        is_v6: bool,
+        ports: &[u16],
+        public: &mut Vec<IpAddr>,
+        found: &mut Vec<Attempt>,
+    ) -> Result<(), String> {
+        let Some((mut session, granted)) = self.allocation(transport, is_v6, Relayed::Udp)? else {
+            return Ok(());
+        };
+        public.extend(granted.addresses(kind::XOR_RELAYED_ADDRESS).iter().map(SocketAddr::ip));
+        let forms: Vec<Form> = forms::all(is_v6, server.ip(), public).collect();
+        let mut asker = Asker { transport, ports, found };
+        let renew =
+            || self.allocation(transport, is_v6, Relayed::Udp).ok().flatten().map(|(session, _)| session);
+        asker.datagrams(&mut session, &forms, &renew)?;
+        session.delete();
+        self.moved(&mut asker, is_v6, &forms)?;
+        if matches!(transport, Transport::Tcp | Transport::Tls) {
+            self.connections(&mut asker, is_v6, &forms)?;
+        }
+        Ok(())
+    }
+
+    /// The same peers once more, from another address of the client, for which the allocation has moved.
+    fn moved(&self, asker: &mut Asker<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
+        let Some((mut old, granted)) = self.allocation(asker.transport, is_v6, Relayed::Mobile)? else {
+            return Ok(());
+        };
+        let Some(ticket) = granted.value(kind::MOBILITY_TICKET).filter(|ticket| !ticket.is_empty()) else {
+            old.delete();
+            return Ok(());
+        };
+        let Some(mut session) = self.session(asker.transport) else { return Ok(()) };
+        let ask = |session: &mut Session, ticket: &[u8]| {
+            session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
+        };
+        let mut broken = ticket.to_vec();
+        if let Some(last) = broken.last_mut() {
+            *last ^= 1;
+        }
+        let zeros = vec![0; ticket.len()];
+        for (form, made_up) in [("a changed ticket", &broken), ("a ticket of zeros", &zeros)] {
+            let answer = ask(&mut session, made_up).map_err(|error| words(&error))?;
+            asker.note_id(Entry::Mobility, form, &answer);
+        }
+        let answer = ask(&mut session, ticket).map_err(|error| words(&error))?;
+        if answer.is_success() {
+            for form in forms {
+                let answer = permission(&mut session, SocketAddr::new(form.ip, asker.ports[0]));
+                asker.note(Entry::Mobility, form, asker.ports[0], &answer.map_err(|error| words(&error))?);
+            }
+        }
+        session.delete();
+        Ok(())
+    }
+
+    /// RFC 6062: connections to these peers, and binding to those of others.
+    fn connections(&self, asker: &mut Asker<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
+        let transport = asker.transport;
+        let Some((mut session, _)) = self.allocation(transport, is_v6, Relayed::Tcp)? else { return Ok(()) };
+        for form in forms {
+            for port in asker.ports {
+                let peer = SocketAddr::new(form.ip, *port);
+                let answer = session
+                    .request(method::CONNECT, &|message| {
+                        message.xor_address(kind::XOR_PEER_ADDRESS, peer);
+                    })
+                    .map_err(|error| words(&error))?;
+                asker.note(Entry::Connect, form, *port, &answer);
+            }
+        }
+        for id in MADE_UP_IDS {
+            let Some(mut other) = self.session(transport) else { return Ok(()) };
+            let bound = other.request(method::CONNECTION_BIND, &|message| {
+                message.attribute(kind::CONNECTION_ID, &id.to_be_bytes());
+            });
+            if let Ok(answer) = bound {
+                asker.note_id(Entry::ConnectionBind, "a connection of nobody", &answer);
+            }
+        }
+        session.delete();
+        Ok(())
+    }
+
+    /// `None` where the server does not have such.
+    fn allocation(
+        &self,
+        transport: Transport,
+        is_v6: bool,
+        relayed: Relayed,
+    ) -> Result<Option<(Session, Answer)>, String> {
+        let Some(mut session) = self.session(transport) else { return Ok(None) };
+        let granted = session.request(method::ALLOCATE, &|message| {
+            let protocol = if relayed == Relayed::Tcp { 6 } else { 17 };
+            message.attribute(kind::REQUESTED_TRANSPORT, &[protocol, 0, 0, 0]);
+            if is_v6 {
+                message.attribute(kind::REQUESTED_ADDRESS_FAMILY, &[FAMILY_IPV6, 0, 0, 0]);
+            }
+            if relayed == Relayed::Mobile {
+                message.attribute(kind::MOBILITY_TICKET, &[]);
+            }
+        });
+        let granted = granted.map_err(|error| words(&error))?;
+        match granted.code() {
+            None => Ok(Some((session, granted))),
+            // No such family, or transport, or mobility.
+            Some(400 | 405 | 420 | 440 | 442) => Ok(None),
+            Some(_) => Err(format!("no allocation: {}", granted.told())),
+        }
+    }
+
+    fn judge_attack(&mut self, facts: &AttackFacts) {
+        let open = facts.peers.iter().filter(|attempt| attempt.outcome == Outcome::Open);
+        let mut by_entry: HashMap<(Entry, &str), Vec<&str>> = HashMap::new();
+        for attempt in open {
+            by_entry.entry((attempt.entry, attempt.form.as_str())).or_default().push(&attempt.transport);
+        }
+        let mut open: Vec<_> = by_entry.into_iter().collect();
+        open.sort();
+        for ((entry, form), mut transports) in open {
+            transports.dedup();
+            self.report.advise(
+                Level::Bad,
+                "attack",
+                format!("{entry} lets users in to {form} (over {})", transports.join(", ")),
+                "any user can reach services that trust the server's own machine or network: refuse such peers",
+            );
+        }
+        let asked = facts.peers.len();
+        let refused = facts.peers.iter().filter(|attempt| attempt.outcome != Outcome::Open).count();
+        if asked > 0 {
+            let level = if refused == asked { Level::Ok } else { Level::Note };
+            self.report.line(
+                level,
+                "attack",
+                format!("{refused} of {asked} attempts at peers that nobody should reach lead nowhere"),
+            );
+        }
+        let worst = facts.strangers.iter().max_by(|one, other| one.ratio.total_cmp(&other.ratio));
+        if let Some(Reply { message, ratio, sent, received, .. }) = worst {
+            let what = format!(
+                "sends strangers at most {ratio:.1} bytes for each of theirs ({message}: {received} for {sent})"
+            );
+            if *ratio > MOST_AMPLIFICATION {
+                let remedy = "whoever forges a source address floods that one by this server: shorten realm and software, or limit such answers";
+                self.report.advise(Level::Warn, "attack", what, remedy);
+            } else {
+                self.report.line(Level::Ok, "attack", what);
+            }
+        }
+    }
+}
+
+/// What an allocation is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relayed {
+    Udp,
+    Tcp,
+    Mobile,
+}
+
+/// Asks over one transport, and notes what comes of it.
+struct Asker<'a> {
+    transport: Transport,
+    ports: &'a [u16],
+    found: &'a mut Vec<Attempt>,
+}
+
+impl Asker<'_> {
+    fn datagrams(
+        &mut self,
+        session: &mut Session,
+        forms: &[Form],
+        renew: &dyn Fn() -> Option<Session>,
+    ) -> Result<(), String> {
+        let failed = |error: io::Error| words(&error);
+        let mut number = FIRST_CHANNEL;
+        for form in forms {
+            for &port in self.ports {
+                let peer = SocketAddr::new(form.ip, port);
+                let mut permitted = permission(session, peer).map_err(failed)?;
+                if permitted.code() == Some(508) {
+                    // No room for one more: what was let in so far has it.
+                    session.delete();
+                    let Some(next) = renew() else { return Err("no other allocation is granted".to_owned()) };
+                    *session = next;
+                    permitted = permission(session, peer).map_err(failed)?;
+                }
+                self.note(Entry::CreatePermission, form, port, &permitted);
+                let [high, low] = number.to_be_bytes();
+                let bound = session.request(method::CHANNEL_BIND, &|message| {
+                    let channel = message.attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0]);
+                    channel.xor_address(kind::XOR_PEER_ADDRESS, peer);
+                });
+                let bound = bound.map_err(failed)?;
+                number += u16::from(bound.is_success());
+                self.note(Entry::ChannelBind, form, port, &bound);
+                self.send(session, form, port)?;
+            }
+        }
+        self.returned(session)
+    }
+
+    /// A Binding request in a Send indication, to a port where one is answered.
+    fn send(&mut self, session: &mut Session, form: &Form, port: u16) -> Result<(), String> {
+        let peer = SocketAddr::new(form.ip, port);
+        let payload = binding(self.found.len());
+        let sent = session.indicate(method::SEND, &|message| {
+            message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
+        });
+        sent.map_err(|error| words(&error))?;
+        let attempt = self.attempt(Entry::Send, form, port, Outcome::Refused);
+        self.found.push(Attempt { answer: "nothing comes back".to_owned(), ..attempt });
+        Ok(())
+    }
+
+    /// What comes back has got through.
+    fn returned(&mut self, session: &mut Session) -> Result<(), String> {
+        let until = Instant::now() + RETURN;
+        loop {
+            match session.hear(until) {
+                Ok(message) => {
+                    if let Some(place) = place_in(&message)
+                        && let Some(attempt) = self.found.get_mut(place)
+                    {
+                        attempt.outcome = Outcome::Open;
+                        attempt.answer = "the server answers itself by the relay".to_owned();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
+                Err(error) => return Err(words(&error)),
+            }
+        }
+    }
+
+    fn note(&mut self, entry: Entry, form: &Form, port: u16, answer: &Answer) {
+        let outcome = match answer.code() {
+            None if form.is_own && matches!(entry, Entry::CreatePermission | Entry::Mobility) => {
+                Outcome::AddressOnly
+            }
+            None => Outcome::Open,
+            Some(403 | 443) => Outcome::Refused,
+            // It has tried.
+            Some(447) if entry == Entry::Connect => Outcome::Open,
+            Some(_) => Outcome::Unknown,
+        };
+        let attempt = self.attempt(entry, form, port, outcome);
+        self.found.push(Attempt { answer: answer.told(), ..attempt });
+    }
+
+    /// Where there is no peer: a number or a ticket that is not the client's.
+    fn note_id(&mut self, entry: Entry, form: &str, answer: &Answer) {
+        self.found.push(Attempt {
+            transport: self.transport.to_string(),
+            entry,
+            form: form.to_owned(),
+            peer: String::new(),
+            outcome: if answer.is_success() { Outcome::Open } else { Outcome::Refused },
+            answer: answer.told(),
+        });
+    }
+
+    fn attempt(&self, entry: Entry, form: &Form, port: u16, outcome: Outcome) -> Attempt {
+        Attempt {
+            transport: self.transport.to_string(),
+            entry,
+            form: form.name.clone(),
+            peer: SocketAddr::new(form.ip, port).to_string(),
+            outcome,
+            answer: String::new(),
+        }
+    }
+}
+
+fn permission(session: &mut Session, peer: SocketAddr) -> io::Result<Answer> {
+    session
+        .request(method::CREATE_PERMISSION, &|message| _ = message.xor_address(kind::XOR_PEER_ADDRESS, peer))
+}
+
+/// What Binding requests of this run begin with.
+const MARK: [u8; 4] = *b"tpat";
+
+/// A Binding request whose transaction says where its attempt is noted.
+fn binding(place: usize) -> Vec<u8> {
+    let mut transaction = [0; 12];
+    transaction[..4].copy_from_slice(&MARK);
+    transaction[4..].copy_from_slice(&(place as u64).to_be_bytes());
+    let mut buffer = Vec::new();
+    Writer::begin(&mut buffer, Header { class: Class::Request, method: method::BINDING, transaction })
+        .finish(false);
+    buffer
+}
+
+/// Which attempt this Data indication, or this ChannelData message, is the fruit of.
+fn place_in(message: &[u8]) -> Option<usize> {
+    let data = match message {
+        [0x40..=0x4F, _, high, low, rest @ ..] => {
+            rest.get(..usize::from(u16::from_be_bytes([*high, *low])))?
+        }
+        _ => View::new_checked(message).ok()?.get(kind::DATA)?,
+    };
+    let answer = View::new_checked(data).ok()?;
+    let transaction = answer.header().transaction;
+    let place = transaction[..].strip_prefix(&MARK)?.try_into().ok()?;
+    usize::try_from(u64::from_be_bytes(place)).ok()
+}
+
+/// A request without a credential, for a stranger.
+fn unsigned(method: u16, attributes: &dyn Fn(&mut Writer<'_>)) -> Vec<u8> {
+    let mut buffer = Vec::new();
+    let header = Header { class: Class::Request, method, transaction: rand::random() };
+    let mut message = Writer::begin(&mut buffer, header);
+    attributes(&mut message);
+    message.finish(false);
+    buffer
+}
