@@ -92,7 +92,10 @@ struct Session {
 
 struct Channel {
     number: ChannelNumber,
+    /// Where it is reached.
     peer: SocketAddr,
+    /// As the client calls it, and its permission.
+    named: IpAddr,
     expires_ms: u64,
     to_peer: Option<Installed>,
     to_client: Option<(Installed, State)>,
@@ -201,9 +204,9 @@ impl Offload {
                 let Some(session) = self.session(*allocation) else { return };
                 session.permissions.retain(|(ip, _)| *ip != peer);
                 session.permissions.push((peer, *expires_ms));
-                self.renew(*allocation, listeners, |channel| channel.peer.ip() == peer);
+                self.renew(*allocation, listeners, |channel| channel.named == peer);
             }
-            Effect::Bound { allocation, number, peer, expires_ms, .. } => {
+            Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
                 let number = *number;
                 let Some(session) = self.session(*allocation) else { return };
                 let mut limited = 0;
@@ -212,7 +215,8 @@ impl Offload {
                     None => {
                         session.channels.push(Channel {
                             number,
-                            peer: *peer,
+                            peer: *at,
+                            named: peer.ip(),
                             expires_ms: *expires_ms,
                             to_peer: None,
                             to_client: None,
@@ -227,7 +231,7 @@ impl Offload {
                 let peer = *peer;
                 self.with(*allocation, server, |session, flows| {
                     session.permissions.retain(|(ip, _)| *ip != peer);
-                    let channels = session.channels.iter_mut().filter(|channel| channel.peer.ip() == peer);
+                    let channels = session.channels.iter_mut().filter(|channel| channel.named == peer);
                     channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
                 });
             }
@@ -454,7 +458,7 @@ impl Offload {
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
-            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
             match &mut channel.to_client {

@@ -192,13 +192,16 @@ pub enum Effect {
     Bound {
         allocation: AllocationId,
         number: ChannelNumber,
+        /// As the client names it.
         peer: SocketAddr,
+        /// Where it is reached: another address where the peer is a relayed transport address of ours, behind a NAT.
+        at: SocketAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
         /// Whether it was.
         renewed: bool,
     },
-    /// A channel has expired, or the peer rules refuse its peer by now.
+    /// A channel has expired, the peer rules refuse its peer by now, or the peer is reached elsewhere ([`Effect::Bound`] follows).
     Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
     /// Close all relay sockets of this allocation, and all connections; it is gone.
     Closed {
