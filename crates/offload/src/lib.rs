@@ -18,12 +18,15 @@ pub mod error;
 pub mod flows;
 pub mod kernel;
 pub mod layout;
+mod lent;
+mod links;
 pub mod mirror;
 mod netlink;
 mod ports;
 mod routes;
 mod slots;
 pub mod sockmap;
+mod verification;
 mod words;
 mod xdp;
 
@@ -32,6 +35,7 @@ pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
 pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
+pub use lent::Lent;
 pub use sockmap::{Joined, Sockmap};
 
 #[cfg(not(target_endian = "little"))]
