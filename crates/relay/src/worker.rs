@@ -260,6 +260,9 @@ impl Worker {
             dirty: true,
             complained: false,
         };
+        if worker.offload.is_some() {
+            worker.server.tell_first_use();
+        }
         worker.listen(sockets)?;
         Ok((worker, Mailbox { worker: sender, backlog: Arc::default() }, snapshot))
     }
@@ -429,7 +432,7 @@ impl Worker {
         self.out.dtls.flushed();
         self.rx.reset();
         if let Some(offload) = &mut self.offload {
-            offload.flushed();
+            offload.flushed(&self.out.listeners);
         }
     }
 

@@ -2,7 +2,7 @@
 //! server's own.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -10,15 +10,17 @@ use crate::common::*;
 use proptest::prelude::*;
 use turn::AdditionalAddressFamily;
 use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, Effect, Family, PeerRules, RelayId, ServerConfig, Verdict,
+    AllocationId, Client, ClosedReason, DropReason, Effect, Family, Link, PeerRules, RelayId, ServerConfig,
+    Verdict,
 };
+use turnpike_turn::wire::channel_data::ChannelNumber;
 
 #[test]
 fn what_is_made_renewed_and_ended_is_told_once() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     let (allocation, start) = (relay.allocation, world.now.ms);
-    let (peer, number) = (address(PEER), turnpike_turn::wire::channel_data::ChannelNumber::MIN);
+    let (peer, number) = (address(PEER), ChannelNumber::MIN);
     let permitted = |at: u64, renewed| Effect::Permitted {
         allocation,
         peer: peer.ip(),
@@ -55,6 +57,65 @@ fn what_is_made_renewed_and_ended_is_told_once() {
         world.all_effects()[..],
         [Effect::Closed { reason: ClosedReason::Expired, lived_ms: 1_300_000, .. }]
     ));
+}
+
+#[test]
+fn the_first_datagram_on_a_channel_is_told_once_to_who_wants_to_know() {
+    let mut world = World::new();
+    world.server.tell_first_use();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4001, OTHER).signed(&alice)).success();
+    world.all_effects();
+    let used =
+        |number| Effect::Used { allocation: relay.allocation, number: ChannelNumber::new(number).unwrap() };
+
+    // Neither an indication is one, nor what is not relayed.
+    assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    assert_eq!(world.feed(&channel_data(0x4002, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+    assert_eq!(world.all_effects(), []);
+    // The client's on the one, the peer's on the other.
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    assert!(matches!(world.peer_sends(relay, OTHER, b"x"), Outcome::ToClient { .. }));
+    assert_eq!(world.all_effects(), [used(0x4000), used(0x4001)]);
+    let both_ways = |world: &mut World| {
+        for (number, peer) in [(0x4000, PEER), (0x4001, OTHER)] {
+            assert!(matches!(world.feed(&channel_data(number, b"x")), Outcome::ToPeer { .. }));
+            assert!(matches!(world.peer_sends(relay, peer, b"x"), Outcome::ToClient { .. }));
+        }
+        let mut effects = world.all_effects();
+        effects.retain(|effect| matches!(effect, Effect::Used { .. }));
+        effects
+    };
+    assert_eq!(both_ways(&mut world), []);
+    // A channel that is renewed is the same; one that is bound again is not.
+    world.ask(&Ask::refresh(1200).signed(&alice)).success();
+    world.sleep(250);
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.ask(&Ask::permit(OTHER).signed(&alice)).success();
+    assert_eq!(both_ways(&mut world), []);
+    world.sleep(350);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4001, OTHER).signed(&alice)).success();
+    assert_eq!(both_ways(&mut world), [used(0x4001)]);
+}
+
+#[test]
+fn channels_that_come_from_another_process_have_not_been_used_here() {
+    let mut world = World::new();
+    let mut there = World::new();
+    there.server.tell_first_use();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+    assert!(world.all_effects().iter().all(|effect| !matches!(effect, Effect::Used { .. })), "not asked for");
+    let moved = world.server.snapshot(world.now, relay.allocation).unwrap();
+    let allocation = there.server.restore(there.now, moved, Link::default()).unwrap();
+    there.all_effects();
+    there.feed(&channel_data(0x4000, b"x"));
+    let number = ChannelNumber::MIN;
+    assert_eq!(there.all_effects(), [Effect::Used { allocation, number }]);
 }
 
 #[test]
@@ -198,10 +259,13 @@ fn peer(n: u8) -> String {
 proptest! {
     #![proptest_config(crate::kept_seeds())]
 
-    /// Whatever is asked for, and slept through: a packet passes exactly where the mirror has an entry for it.
+    /// Whatever is asked for, and slept through: a packet passes exactly where the mirror has an entry for it, and the first on a channel
+    /// is told.
     #[test]
     fn a_table_kept_from_what_is_told_is_the_servers_own(steps in steps()) {
         let mut world = World::new();
+        world.server.tell_first_use();
+        let mut used = BTreeSet::new();
         let mut mirror = Mirror::default();
         let mut owners: BTreeMap<u16, RelayId> = BTreeMap::new();
         for step in steps {
@@ -212,15 +276,7 @@ proptest! {
                     if dual {
                         ask = ask.with(&AdditionalAddressFamily::new(AddressFamily::IPV6));
                     }
-                    if world.ask(&ask.signed(&alice)).is_success() {
-                        let opened = world.told.iter().rev().find_map(|effect| match effect {
-                            Effect::Opened { allocation, .. } => Some(*allocation),
-                            _ => None,
-                        });
-                        if let Some(allocation) = opened {
-                            owners.insert(world.client.address.port(), RelayId { allocation, family: Family::V4 });
-                        }
-                    }
+                    world.ask(&ask.signed(&alice));
                 }
                 Step::Refresh(seconds, family) => {
                     let mut ask = Ask::refresh(seconds);
@@ -238,7 +294,20 @@ proptest! {
             }
             for effect in world.all_effects() {
                 mirror.hear(&effect);
+                match effect {
+                    Effect::Opened { allocation, client, .. } => {
+                        owners.insert(client.address.port(), RelayId { allocation, family: Family::V4 });
+                    }
+                    Effect::Unbound { allocation, number, .. } => {
+                        used.remove(&(allocation.index, allocation.generation, number.get()));
+                    }
+                    _ => {}
+                }
             }
+            // Those of a session or a relayed address that ended.
+            used.retain(|(index, generation, number)| {
+                mirror.0.get(&(*index, *generation)).is_some_and(|it| it.channels.contains_key(number))
+            });
             prop_assert_eq!(world.server.allocations(), mirror.len());
             for (port, relay) in &owners {
                 let told = mirror.get(relay.allocation);
@@ -252,6 +321,12 @@ proptest! {
                     };
                     let known = told.and_then(|session| session.channels.get(&(0x4000 + number)));
                     prop_assert_eq!(to, known.map(|(peer, _)| *peer));
+                    let AllocationId { index, generation } = relay.allocation;
+                    let first = to.is_some() && used.insert((index, generation, 0x4000 + number));
+                    let effects = world.all_effects();
+                    let number = ChannelNumber::new(0x4000 + number).unwrap();
+                    let expected = first.then_some(Effect::Used { allocation: relay.allocation, number });
+                    prop_assert_eq!(effects, Vec::from_iter(expected));
                 }
                 for n in 0..12 {
                     let from = address(&peer(n));

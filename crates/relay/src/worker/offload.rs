@@ -2,6 +2,7 @@
 //! counted, and tells the program when a socket has been emptied, so that nothing overtakes what went through user space.
 
 use std::{
+    collections::VecDeque,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -20,6 +21,8 @@ const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
 const WALK: usize = 256;
+/// Channels whose flows are installed between two ticks. Each takes several system calls, and other datagrams wait meanwhile.
+const BEGIN: usize = 32;
 
 /// What went across, by direction.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,6 +63,8 @@ pub(super) struct Offload {
     across: Across,
     swept_ms: u64,
     sweep: usize,
+    /// Channels that are used, and have no flows so far.
+    begun: VecDeque<(AllocationId, ChannelNumber)>,
     /// Of channels that may be used.
     range: ChannelRange,
     /// Channels of which the kernel was not told, because their allocation has a limit of bits per second.
@@ -107,6 +112,8 @@ struct Channel {
     /// As the client calls it, and its permission.
     named: IpAddr,
     expires_ms: u64,
+    /// Whether a datagram has passed on it, here or across. Until then it has no flows, so that a bind costs no system call.
+    used: bool,
     to_peer: Option<Installed>,
     to_client: Option<(Installed, State)>,
 }
@@ -125,6 +132,7 @@ impl Offload {
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
+            begun: VecDeque::new(),
             range,
             limited: 0,
             is_active,
@@ -228,6 +236,7 @@ impl Offload {
                             peer: *at,
                             named: peer.ip(),
                             expires_ms: *expires_ms,
+                            used: false,
                             to_peer: None,
                             to_client: None,
                         });
@@ -236,6 +245,14 @@ impl Offload {
                 }
                 self.limited += limited;
                 self.renew(*allocation, listeners, |channel| channel.number == number);
+            }
+            Effect::Used { allocation, number } => {
+                let Some(session) = self.session(*allocation) else { return };
+                let channel = session.channels.iter_mut().find(|channel| channel.number == *number);
+                let Some(channel) = channel else { return };
+                channel.used = true;
+                // What made it used is sent first.
+                self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
                 let peer = *peer;
@@ -332,7 +349,8 @@ impl Offload {
         let listener = listeners.get(usize::from(client.listener.0)).copied().flatten();
         let Some((listener, _)) = listener else { return };
         let (flows, emptied) = (&mut self.flows, &mut self.emptied);
-        let Some(own) = flows.adopt(&FlowKey::new(client.address, client.local, None)) else { return };
+        let key = |channel| FlowKey::new(client.address, client.local, channel);
+        let Some(own) = flows.adopt(&key(None), client.address) else { return };
         emptied.slot(listener.0, || Some(flows.adopt_socket(&own)));
         // Something may have come to it since the other process rested.
         emptied.touch(listener.0);
@@ -340,15 +358,19 @@ impl Offload {
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut session.channels {
-            channel.to_peer = flows.adopt(&FlowKey::new(client.address, client.local, Some(channel.number)));
+            // A peer may be reached elsewhere by what is configured now.
+            channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
+            channel.used = channel.to_peer.is_some();
             let seen = lent.to_client.iter().find(|(number, _)| *number == channel.number.get());
             let relay = relays[side(family_of(channel.peer.ip()))];
             let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
-            let Some(flow) = flows.adopt(&FlowKey::new(channel.peer, relay.bound, None)) else { continue };
+            let key = FlowKey::new(channel.peer, relay.bound, None);
+            let Some(flow) = flows.adopt(&key, client.address) else { continue };
             emptied.slot(relay.id.0, || Some(flows.adopt_socket(&flow)));
             emptied.touch(relay.id.0);
             let state = flows.adopt_state(&flow, *seen);
             channel.to_client = Some((flow, state));
+            channel.used = true;
         }
     }
 
@@ -359,6 +381,7 @@ impl Offload {
         self.sessions.clear();
         self.open = 0;
         self.relays.clear();
+        self.begun.clear();
         self.emptied = Emptied::new(self.flows.gap_ns());
     }
 
@@ -414,9 +437,17 @@ impl Offload {
         }
     }
 
-    /// All that was received has been sent.
-    pub(super) fn flushed(&mut self) {
+    /// All that was received has been sent: time for the flows of channels that came into use.
+    pub(super) fn flushed(&mut self, listeners: &[Option<(SocketId, bool)>]) {
         self.emptied.flushed(&self.flows);
+        let mut left = BEGIN;
+        while left > 0
+            && let Some((allocation, begun)) = self.begun.pop_front()
+        {
+            // Those that have ended meanwhile cost nothing.
+            left -= usize::from(self.session(allocation).is_some());
+            self.renew(allocation, listeners, |channel| channel.number == begun);
+        }
     }
 
     /// Reads the counters of some sessions. True if there was something.
@@ -443,8 +474,8 @@ impl Offload {
     /// When the next counters are due, in milliseconds.
     pub(super) fn due(&self) -> Option<u64> {
         let sweep = (self.open > 0).then_some(self.swept_ms + SWEEP_MS);
-        let walk = self.walk.map(|_| 0);
-        [sweep, walk].into_iter().flatten().min()
+        let at_once = (self.walk.is_some() || !self.begun.is_empty()).then_some(0);
+        [sweep, at_once].into_iter().flatten().min()
     }
 
     fn open(&mut self, allocation: AllocationId, client: &Client, link: Link, limited: bool) {
@@ -490,7 +521,7 @@ impl Offload {
         }
     }
 
-    /// Installs the flows of these channels, or lets them live as long as they may by now.
+    /// Installs the flows of those among these channels that are used, or lets them live as long as they may by now.
     fn renew(
         &mut self,
         allocation: AllocationId,
@@ -504,7 +535,8 @@ impl Offload {
         let Some(Some(session)) = self.sessions.get_mut(index) else { return };
         let is_it = session.allocation == allocation && !session.limited;
         let Some(client) = session.client.filter(|_| is_it) else { return };
-        if session.channels.is_empty() || is_link_local(client.address) {
+        let which = |channel: &Channel| channel.used && which(channel);
+        if !session.channels.iter().any(which) || is_link_local(client.address) {
             return;
         }
         let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
@@ -665,7 +697,7 @@ impl Session {
             }
             !ends
         });
-        if self.channels.is_empty() {
+        if self.channels.iter().all(|channel| !channel.used) {
             sum.add(&self.clear(flows));
         }
         sum

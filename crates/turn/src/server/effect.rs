@@ -201,6 +201,10 @@ pub enum Effect {
         /// Whether it was.
         renewed: bool,
     },
+    /// The first datagram on a channel since it was bound, or since the session came here, either way; once, and only if
+    /// [`super::Server::tell_first_use`] was called. It comes with the verdict on that datagram, and may wait there until other effects
+    /// are drained.
+    Used { allocation: AllocationId, number: ChannelNumber },
     /// A channel has expired, the peer rules refuse its peer by now, or the peer is reached elsewhere ([`Effect::Bound`] follows).
     Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
     /// Close all relay sockets of this allocation, and all connections; it is gone.

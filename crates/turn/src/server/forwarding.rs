@@ -133,7 +133,7 @@ impl Entry {
     ) {
         let named = name.ip();
         let permitted_until_ms = self.permissions.until(named).unwrap_or_default();
-        self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number });
+        self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number, used: false });
     }
 
     /// The relay socket on which a peer must be this allocation's, and nobody else's.

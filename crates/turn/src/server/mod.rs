@@ -130,6 +130,8 @@ pub struct Server<G> {
     leases: Leases,
     granted: GrantedAllocates,
     effects: VecDeque<Effect>,
+    /// Whether [`Effect::Used`] is wanted.
+    tells_use: bool,
     stats: Stats,
     /// The message that [`Verdict::Reply`] lends out.
     reply: Vec<u8>,
@@ -175,6 +177,7 @@ impl<G: Gate> Server<G> {
             leases: Leases::default(),
             granted: config.granted.ready(&config.nonce_key.0),
             effects: VecDeque::new(),
+            tells_use: false,
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
             draining: false,
@@ -188,6 +191,11 @@ impl<G: Gate> Server<G> {
             lookups: Lookups::default(),
             config,
         }
+    }
+
+    /// From now on, [`Effect::Used`] says which channels are used: for a table elsewhere that has no place for others.
+    pub fn tell_first_use(&mut self) {
+        self.tells_use = true;
     }
 
     /// Says how an [`OpenRequest`] went; the verdict is the reply to the client. A relay socket reported as

@@ -1,10 +1,13 @@
 //! The way of a packet. It needs the forwarding table, the peer rules and a counter, and never comes to a request: what it does not find
 //! there it leaves to [`Server::stranger`].
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_wire::{
-    channel_data::{ChannelData, ChannelDataError},
+    channel_data::{ChannelData, ChannelDataError, ChannelNumber},
     demux::{self, Kind},
     frame,
     indication::{self, Indication, IndicationError, MAX_HEADER_LEN},
@@ -12,8 +15,10 @@ use turnpike_wire::{
 };
 
 use super::{
-    DropReason, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort, Source, Verdict, Way,
-    context::Delivery, forwarding::Permissions,
+    AllocationId, DropReason, Effect, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort, Source,
+    Verdict, Way,
+    context::Delivery,
+    forwarding::{Channels, Permissions},
 };
 use crate::time::Now;
 
@@ -73,6 +78,10 @@ impl<G: Gate> Server<G> {
                 return self.dropped(DropReason::NoPermission);
             }
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
+            if !channel.used {
+                let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+                first_use(relay.allocation, number, &mut entry.channels, told);
+            }
             (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
             let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
@@ -169,6 +178,10 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::UnboundChannel);
         };
         let peer = channel.peer;
+        if !channel.used {
+            let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+            first_use(allocation, number, &mut entry.channels, told);
+        }
         let payload = message.payload();
         if let Some(limits) = &mut entry.limits
             && let Err(held_up) = limits.admit(Way::ToPeer, payload.len(), now.ms)
@@ -244,6 +257,21 @@ impl<G: Gate> Server<G> {
 #[inline]
 fn known_as(own: &OwnEndpoints, permissions: &Permissions, peer: SocketAddr, now: Now) -> SocketAddr {
     if own.are_translated() { own.external(peer, |ip| permissions.allow(ip, now.ms)) } else { peer }
+}
+
+/// The first datagram on a channel since it was bound.
+#[cold]
+#[inline(never)]
+fn first_use(
+    allocation: AllocationId,
+    number: ChannelNumber,
+    channels: &mut Channels,
+    told: Option<&mut VecDeque<Effect>>,
+) {
+    channels.mark_used(number);
+    if let Some(effects) = told {
+        effects.push_back(Effect::Used { allocation, number });
+    }
 }
 
 /// The transaction IDs of indications. They answer to nothing, so they need to differ, not to be random.

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
 use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Arc,
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard},
     time::Instant,
 };
 
@@ -22,7 +22,7 @@ use turnpike_turn::{
 
 use super::*;
 use crate::{
-    Config, RelayAddress,
+    Config, RelayAddress, SessionLog,
     listening::Places,
     runtime::Common,
     worker::{NOTHING, Worker},
@@ -36,14 +36,38 @@ const EACH: u64 = 10_000;
 /// Between two binds: about a minute for so many as a client may have, of all clients.
 const STEP_MS: u64 = 60;
 
+/// What the effects say of clients and of the channels that are used.
+#[derive(Default)]
+struct Told {
+    clients: HashMap<AllocationId, Client>,
+    used: HashSet<(AllocationId, ChannelNumber)>,
+}
+
+impl SessionLog for Mutex<Told> {
+    fn effect(&self, _: usize, effect: &Effect) {
+        let told = &mut *self.lock().unwrap();
+        match effect {
+            Effect::Opened { allocation, client, .. } => _ = told.clients.insert(*allocation, *client),
+            Effect::Used { allocation, number } => {
+                assert!(told.used.insert((*allocation, *number)), "told twice");
+            }
+            Effect::Unbound { allocation, number, .. } => _ = told.used.remove(&(*allocation, *number)),
+            Effect::Closed { allocation, .. } => {
+                told.clients.remove(allocation);
+                told.used.retain(|(of, _)| of != allocation);
+            }
+            _ => {}
+        }
+    }
+}
+
 struct Bench {
     worker: Worker,
     kernel: Arc<Kernel>,
     flows: Flows,
     now: Now,
     random: StdRng,
-    /// What was ever bound, by client and number.
-    bound: BTreeSet<(u16, u16)>,
+    told: Arc<Mutex<Told>>,
     /// Successful ones.
     binds: u64,
     /// Of the next request.
@@ -56,8 +80,8 @@ fn client(number: u16) -> Client {
 }
 
 impl Bench {
-    /// With so many relay sockets that all clients share, or none. `None`, and said, where nobody may.
-    fn new(shared_ports: usize) -> Option<Self> {
+    /// With so many relay sockets that all clients share, or none, and a table of so many flows. `None`, and said, where nobody may.
+    fn new(shared_ports: usize, flows: u32) -> Option<Self> {
         for words in [
             "link add one type veth peer name other",
             "addr add 10.78.0.1/16 dev one",
@@ -70,7 +94,7 @@ impl Bench {
         let settings = Settings {
             listeners: vec![listen],
             relay_ports: 49_152..=65_535,
-            flows: 65_536,
+            flows,
             sockets: 1000,
             hook: Hook::Best,
         };
@@ -99,13 +123,14 @@ impl Bench {
         let layout = config.layout();
         let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
         let sockets = change.sockets.into_iter().next().unwrap();
-        let common =
-            Common::new(config, layout, Arc::new(()), Arc::new(()), Some(Arc::clone(&kernel)), false);
+        let told = Arc::<Mutex<Told>>::default();
+        let log = Arc::clone(&told);
+        let common = Common::new(config, layout, Arc::new(()), log, Some(Arc::clone(&kernel)), false);
         let (worker, ..) = Worker::new(0, &common, sockets).unwrap_or_else(|error| panic!("{error}"));
         let flows = kernel.flows().unwrap();
         let now = Now { ms: 1000, unix: 1_800_000_000 };
-        let (random, bound) = (StdRng::seed_from_u64(7), BTreeSet::new());
-        Some(Self { worker, kernel, flows, now, random, bound, binds: 0, id: 0 })
+        let random = StdRng::seed_from_u64(7);
+        Some(Self { worker, kernel, flows, now, random, told, binds: 0, id: 0 })
     }
 
     /// Whether the server answers by a success.
@@ -118,10 +143,65 @@ impl Bench {
         succeeded
     }
 
-    /// Time goes on, and a client binds a channel.
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap()
+    }
+
+    /// Whether a client gets an allocation.
+    fn allocate(&mut self, client: Client) -> bool {
+        self.id = self.id.wrapping_add(1);
+        self.ask(client, 0x0003, &[(0x0019, &[17, 0, 0, 0])])
+    }
+
+    /// Whether a client's allocation lives so many seconds from now on.
+    fn refresh(&mut self, client: Client, seconds: u32) -> bool {
+        self.id = self.id.wrapping_add(1);
+        self.ask(client, 0x0004, &[(0x000D, &seconds.to_be_bytes())])
+    }
+
+    /// Whether a client gets a channel.
+    fn channel(&mut self, client: Client, number: u16, peer: SocketAddr) -> bool {
+        self.id = self.id.wrapping_add(1);
+        let [high, low] = number.to_be_bytes();
+        let peer = xor_address(peer, self.id);
+        self.ask(client, 0x0009, &[(0x000C, &[high, low, 0, 0]), (0x0012, &peer)])
+    }
+
+    /// What becomes of a client's datagram on a channel: by which relay, and to whom. It has been sent when this returns.
+    fn client_sends(&mut self, client: Client, number: u16) -> Option<(RelayId, SocketAddr)> {
+        let [high, low] = number.to_be_bytes();
+        let data = [high, low, 0, 0];
+        let verdict = self.worker.server.from_client(self.now, &Source::from(client), &data);
+        let to = match verdict {
+            Verdict::ToPeer { relay, peer, .. } => Some((relay, peer)),
+            _ => None,
+        };
+        self.end_tick();
+        to
+    }
+
+    /// Whether a peer's datagram is relayed on a channel. It has been sent when this returns.
+    fn peer_sends(&mut self, relay: RelayId, peer: SocketAddr) -> bool {
+        let back = self.worker.server.from_peer(self.now, relay, peer, b"");
+        let is_relayed = matches!(back, Verdict::ToClient { header, .. } if header.as_slice().len() == 4);
+        self.end_tick();
+        is_relayed
+    }
+
+    fn end_tick(&mut self) {
+        self.worker.carry_out_effects(self.now, NOTHING);
+        self.worker.flush();
+    }
+
+    /// Flows in the table, and how many it had no room for.
+    fn counts(&self) -> (u64, u64) {
+        let snapshot = self.kernel.snapshot();
+        (snapshot.flows, snapshot.refused)
+    }
+
+    /// Time goes on, and a client binds a channel. Of three, the one sends on it, on another its peer does, and the third stays unused.
     fn bind(&mut self) {
         self.pass(STEP_MS);
-        self.id = self.id.wrapping_add(1);
         let (of, number) = (self.random.random_range(0..CLIENTS), self.random.random_range(0..NUMBERS));
         // The same peer for the same number, mostly; and seldom another client's, which it cannot have on a relay socket of both.
         let whose =
@@ -131,15 +211,21 @@ impl Bench {
             [10, 78, whose, number_of_peer],
             2000 + self.random.random_range(0..8_u16) / 7,
         ));
-        let [high, low] = (0x4000 + number).to_be_bytes();
-        let peer_attribute = xor_address(peer, self.id);
-        if self.ask(client(of), 0x0009, &[(0x000C, &[high, low, 0, 0]), (0x0012, &peer_attribute)]) {
-            self.binds += 1;
-            self.bound.insert((of, 0x4000 + number));
+        if !self.channel(client(of), 0x4000 + number, peer) {
+            // It may have no allocation, or have one and another peer on this channel.
+            self.allocate(client(of));
             return;
         }
-        // It may have no allocation, or have one and another peer on this channel.
-        self.ask(client(of), 0x0003, &[(0x0019, &[17, 0, 0, 0])]);
+        self.binds += 1;
+        match self.random.random_range(0..3) {
+            0 => assert!(self.client_sends(client(of), 0x4000 + number).is_some()),
+            1 => {
+                let is_it = |(_, its): &(&AllocationId, &Client)| **its == client(of);
+                let (allocation, family) = (*self.told().clients.iter().find(is_it).unwrap().0, Family::V4);
+                assert!(self.peer_sends(RelayId { allocation, family }, peer));
+            }
+            _ => {}
+        }
     }
 
     fn pass(&mut self, ms: u64) {
@@ -150,21 +236,20 @@ impl Bench {
         }
     }
 
-    /// What the kernel's table has to hold, asked of the state machine by what it would do with datagrams.
+    /// What the kernel's table has to hold: of channels that are used, asked of the state machine by what it would do with datagrams.
     fn expected(&mut self) -> HashSet<FlowKey> {
         let mut keys = HashSet::new();
-        for (of, number) in &self.bound {
-            let client = client(*of);
-            let [high, low] = number.to_be_bytes();
-            let data = [high, low, 0, 0];
-            let verdict = self.worker.server.from_client(self.now, &Source::from(client), &data);
-            let Verdict::ToPeer { relay, peer, .. } = verdict else { continue };
-            keys.insert(FlowKey::new(client.address, client.local, ChannelNumber::new(*number)));
+        let used: Vec<_> = {
+            let told = self.told();
+            told.used.iter().map(|(allocation, number)| (told.clients[allocation], *number)).collect()
+        };
+        for (client, number) in used {
+            let (relay, peer) = self.client_sends(client, number.get()).expect("used, and bound still");
+            keys.insert(FlowKey::new(client.address, client.local, Some(number)));
             keys.insert(FlowKey::new(client.address, client.local, None));
             let socket = self.worker.out.relay_socket(relay).unwrap();
             let bound = self.worker.sockets.get(socket).unwrap().local_addr();
-            let back = self.worker.server.from_peer(self.now, relay, peer, b"");
-            if matches!(back, Verdict::ToClient { header, .. } if header.as_slice().len() == 4) {
+            if self.peer_sends(relay, peer) {
                 keys.insert(FlowKey::new(peer, bound, None));
             }
         }
@@ -182,8 +267,118 @@ impl Bench {
         let counted = u64::try_from(expected.len() - clients.count()).unwrap();
         let snapshot = self.kernel.snapshot();
         assert_eq!((snapshot.flows, snapshot.refused), (counted, 0));
-        self.worker.flush();
     }
+}
+
+fn peer(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 78, 1, 1], port))
+}
+
+#[test]
+fn a_channel_has_flows_from_its_first_datagram_on() {
+    const TEST: &str = "worker::offload::tests::a_channel_has_flows_from_its_first_datagram_on";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        assert!(bench.allocate(client(0)) && bench.refresh(client(0), 3600));
+        for number in 1..=3_u16 {
+            assert!(bench.channel(client(0), 0x4000 + number, peer(number)));
+            assert!(bench.channel(client(0), 0x4000 + number, peer(number)), "renewed");
+        }
+        bench.end_tick();
+        assert_eq!((bench.flows.keys().len(), bench.flows.routes()), (0, 0));
+        // Whoever sends first.
+        let (relay, to) = bench.client_sends(client(0), 0x4001).unwrap();
+        assert_eq!((to, bench.counts(), bench.flows.keys().len()), (peer(1), (2, 0), 3));
+        assert!(bench.peer_sends(relay, peer(2)));
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((4, 0), 5));
+        // What comes later changes nothing, and a renewal concerns those that are used.
+        bench.pass(60_000);
+        for number in 1..=2_u16 {
+            assert!(bench.client_sends(client(0), 0x4000 + number).is_some());
+            assert!(bench.peer_sends(relay, peer(number)));
+        }
+        (1..=3).for_each(|number| assert!(bench.channel(client(0), 0x4000 + number, peer(number))));
+        assert_eq!(bench.counts(), (4, 0));
+        // While the kernel is to relay nothing, use is remembered.
+        let set_active = |bench: &mut Bench, is_active| {
+            bench.worker.offload.as_mut().unwrap().set_active(is_active);
+            bench.worker.walk_offload();
+        };
+        set_active(&mut bench, false);
+        assert!(bench.client_sends(client(0), 0x4003).is_some());
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((0, 0), 0));
+        set_active(&mut bench, true);
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((6, 0), 7));
+        // One that has ended and is bound again begins anew.
+        bench.pass(500_000);
+        assert!(bench.channel(client(0), 0x4001, peer(1)));
+        bench.pass(500_000);
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((1, 0), 2), "its permission is over");
+        assert!(bench.channel(client(0), 0x4003, peer(3)));
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "it has the permission again");
+        bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
+        bench.end_tick();
+        assert_eq!((bench.counts(), bench.flows.keys().len(), bench.flows.routes()), ((0, 0), 0, 0));
+    });
+}
+
+#[test]
+fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
+    const TEST: &str =
+        "worker::offload::tests::a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 2) else { return };
+        for of in 0..2_u16 {
+            assert!(bench.allocate(client(of)));
+            assert!(bench.channel(client(of), 0x4000, peer(1)));
+            assert!(bench.client_sends(client(of), 0x4000).is_some());
+        }
+        let (flows, refused) = bench.counts();
+        assert!((flows, refused > 0) == (2, true), "{flows} flows, {refused} refused");
+        for _ in 0..10 {
+            let (relay, to) = bench.client_sends(client(1), 0x4000).unwrap();
+            assert!(bench.peer_sends(relay, to));
+        }
+        assert_eq!(bench.counts(), (2, refused));
+        // As somebody leaves there is room; others hear of that when they renew.
+        assert!(bench.refresh(client(0), 0));
+        assert!(bench.client_sends(client(1), 0x4000).is_some());
+        assert_eq!(bench.counts(), (0, refused));
+        assert!(bench.channel(client(1), 0x4000, peer(1)));
+        assert_eq!(bench.counts(), (2, refused));
+    });
+}
+
+#[test]
+fn many_that_begin_at_once_take_turns_with_datagrams() {
+    const TEST: &str = "worker::offload::tests::many_that_begin_at_once_take_turns_with_datagrams";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        let each = u16::try_from(BEGIN).unwrap();
+        for of in 0..3 {
+            assert!(bench.allocate(client(of)));
+            for number in 0..each {
+                assert!(bench.channel(client(of), 0x4000 + number, peer(1 + number)));
+            }
+        }
+        // All of them in one tick; and then one is gone before its turn comes.
+        for of in 0..3 {
+            for number in 0..each {
+                let [high, low] = (0x4000 + number).to_be_bytes();
+                let source = Source::from(client(of));
+                let verdict = bench.worker.server.from_client(bench.now, &source, &[high, low, 0, 0]);
+                assert!(matches!(verdict, Verdict::ToPeer { .. }));
+            }
+        }
+        let flows = 2 * u64::from(each);
+        let is_due = |bench: &Bench| bench.worker.due() == Some(0);
+        bench.end_tick();
+        assert_eq!((bench.counts(), is_due(&bench)), ((flows, 0), true));
+        assert!(bench.refresh(client(1), 0));
+        bench.end_tick();
+        assert_eq!((bench.counts(), is_due(&bench)), ((2 * flows, 0), false));
+        bench.compare();
+    });
 }
 
 #[test]
@@ -191,7 +386,7 @@ fn binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none() {
     const TEST: &str =
         "worker::offload::tests::binds_and_expiries_by_the_thousand_leave_no_flow_and_lose_none";
     in_network_namespace(TEST, || {
-        let Some(mut bench) = Bench::new(0) else { return };
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
         come_and_go(&mut bench);
         assert_eq!(bench.worker.server.stats().shared_peer_limit, 0);
     });
@@ -202,7 +397,7 @@ fn flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client() {
     const TEST: &str =
         "worker::offload::tests::flows_of_a_shared_relay_socket_come_and_go_each_with_its_own_client";
     in_network_namespace(TEST, || {
-        let Some(mut bench) = Bench::new(2) else { return };
+        let Some(mut bench) = Bench::new(2, 65_536) else { return };
         come_and_go(&mut bench);
         assert!(bench.worker.server.stats().shared_peer_limit > 0, "no two clients wanted the same peer");
     });

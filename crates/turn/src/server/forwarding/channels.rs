@@ -17,6 +17,8 @@ pub(in crate::server) struct Channel {
     /// Of the permission for the peer's address, so that a datagram from the peer needs one lookup.
     pub(in crate::server) permitted_until_ms: u64,
     pub(in crate::server) number: ChannelNumber,
+    /// Whether a datagram has passed on it, either way, since it was bound.
+    pub(in crate::server) used: bool,
 }
 
 impl Channel {
@@ -97,10 +99,17 @@ impl Channels {
         }
     }
 
-    /// Binds or refreshes.
+    /// A datagram has passed on this channel.
+    pub(in crate::server) fn mark_used(&mut self, number: ChannelNumber) {
+        if let Ok(at) = self.position(number) {
+            self.list[at].used = true;
+        }
+    }
+
+    /// Binds or refreshes. What is refreshed has been used as before.
     pub(in crate::server) fn bind(&mut self, new: Channel) {
         match self.position(new.number) {
-            Ok(at) => self.list[at] = new,
+            Ok(at) => self.list[at] = Channel { used: self.list[at].used, ..new },
             Err(at) => {
                 if self.list.capacity() == 0 {
                     self.list.reserve_exact(1);
@@ -166,7 +175,15 @@ mod tests {
                 if expected.is_ok() {
                     let expires_ms = now + lifetime;
                     let (peer, number) = (peer(p), number(n));
-                    channels.bind(Channel { peer, named: peer.ip(), expires_ms, permitted_until_ms: 0, number });
+                    let named = peer.ip();
+                    channels.bind(Channel {
+                        peer,
+                        named,
+                        expires_ms,
+                        permitted_until_ms: 0,
+                        number,
+                        used: false,
+                    });
                     model.insert(n, (p, expires_ms));
                 }
                 for n in 0..40 {
