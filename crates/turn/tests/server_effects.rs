@@ -15,6 +15,8 @@ use turnpike_turn::server::{
 };
 use turnpike_turn::wire::channel_data::ChannelNumber;
 
+const OTHER: &str = "198.41.0.5:7000";
+
 #[test]
 fn what_is_made_renewed_and_ended_is_told_once() {
     let mut world = World::new();

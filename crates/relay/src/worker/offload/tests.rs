@@ -147,10 +147,11 @@ impl Bench {
         self.told.lock().unwrap()
     }
 
-    /// Whether a client gets an allocation.
+    /// Whether a client has an allocation now. Its answer comes behind the relay socket.
     fn allocate(&mut self, client: Client) -> bool {
         self.id = self.id.wrapping_add(1);
-        self.ask(client, 0x0003, &[(0x0019, &[17, 0, 0, 0])])
+        self.ask(client, 0x0003, &[(0x0019, &[17, 0, 0, 0])]);
+        self.told().clients.values().any(|its| *its == client)
     }
 
     /// Whether a client's allocation lives so many seconds from now on.
@@ -365,8 +366,8 @@ fn many_that_begin_at_once_take_turns_with_datagrams() {
         for of in 0..3 {
             for number in 0..each {
                 let [high, low] = (0x4000 + number).to_be_bytes();
-                let source = Source::from(client(of));
-                let verdict = bench.worker.server.from_client(bench.now, &source, &[high, low, 0, 0]);
+                let (source, data) = (Source::from(client(of)), [high, low, 0, 0]);
+                let verdict = bench.worker.server.from_client(bench.now, &source, &data);
                 assert!(matches!(verdict, Verdict::ToPeer { .. }));
             }
         }
