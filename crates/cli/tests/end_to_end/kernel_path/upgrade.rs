@@ -147,7 +147,8 @@ fn clients_that_share_a_relayed_address_still_do() {
         pairs.iter_mut().for_each(|pair| pair.settle(&server));
         assert_eq!((flows(&server), without_flow(&server)), (6, before));
         // Whoever comes now shares it too.
-        let newcomer = Pair::apart(6);
+        let mut newcomer = Pair::apart(6);
+        newcomer.settle(&server);
         assert_eq!(newcomer.client.relayed, pairs[0].client.relayed);
         for pair in pairs {
             ends_with_its_total(pair, &mut server);

@@ -323,6 +323,40 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
     });
 }
 
+/// The worker stands for that of the other process too.
+#[test]
+fn channels_whose_flows_come_from_another_process_are_used() {
+    const TEST: &str = "worker::offload::tests::channels_whose_flows_come_from_another_process_are_used";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        assert!(bench.allocate(client(0)));
+        for number in 1..=2_u16 {
+            assert!(bench.channel(client(0), 0x4000 + number, peer(number)));
+        }
+        let (relay, _) = bench.client_sends(client(0), 0x4001).unwrap();
+        let keys = |bench: &Bench| bench.flows.keys().into_iter().collect::<HashSet<_>>();
+        let before = keys(&bench);
+        assert_eq!(before.len(), 3);
+        let (now, worker) = (bench.now, &mut bench.worker);
+        let lent = worker.offload.as_mut().unwrap().lend(relay.allocation, &mut worker.server).unwrap();
+        let moved = worker.server.snapshot(now, relay.allocation).unwrap();
+        worker.offload.as_mut().unwrap().leave();
+        let sockets = worker.detach_sockets(relay.allocation);
+        worker.server.surrender(now, relay.allocation);
+        let restored = worker.server.restore(now, moved, Way::Datagrams.link());
+        let allocation = restored.unwrap_or_else(|_| panic!("there is room"));
+        worker.attach_sockets(now, allocation, sockets);
+        worker.offload.as_mut().unwrap().adopt(allocation, &lent, &worker.out.listeners);
+        assert_eq!(keys(&bench), before);
+        // Let go and begun anew without a datagram in between: these, and not that of the channel without use.
+        for (is_active, left) in [(false, HashSet::new()), (true, before)] {
+            bench.worker.offload.as_mut().unwrap().set_active(is_active);
+            bench.worker.walk_offload();
+            assert_eq!(keys(&bench), left, "{is_active}");
+        }
+    });
+}
+
 #[test]
 fn a_channel_that_finds_no_room_is_not_tried_again_with_each_datagram() {
     const TEST: &str =
