@@ -15,8 +15,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    AllocationId, DropReason, Effect, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort, Source,
-    Verdict, Way,
+    AllocationId, DropReason, Effect, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort,
+    Source, Verdict, Way,
     context::Delivery,
     forwarding::{Channels, Permissions},
 };
