@@ -220,9 +220,11 @@ impl Flows {
         Err(Full)
     }
 
-    /// A flow that the process before this one has installed in the maps that this one goes on with: its own from now on. It stays as it is.
-    pub fn adopt(&mut self, key: &FlowKey) -> Option<Installed> {
-        let flow = self.map.get(key, 0).ok()?;
+    /// A flow that the process before this one has installed in the maps that this one goes on with, if it leads there: its own from now on. It
+    /// stays as it is.
+    pub fn adopt(&mut self, key: &FlowKey, to: SocketAddr) -> Option<Installed> {
+        let leads_there = |flow: &Flow| (flow.to, flow.to_port) == (mapped(to.ip()), to.port().to_be_bytes());
+        let flow = self.map.get(key, 0).ok().filter(leads_there)?;
         let ip = |ip, port| address(ip, port).ip();
         let routes = &self.shared.routes;
         routes.adopt(flow.route, ip(flow.from, flow.from_port), ip(flow.to, flow.to_port));

@@ -211,20 +211,24 @@ fn lent(old: &Kernel, settings: &Settings) -> Kernel {
     Kernel::succeed(settings, lent, descriptors).expect("as the old one")
 }
 
+/// Where flows lead.
+fn target() -> SocketAddr {
+    SocketAddr::from(([10, 78, 0, 3], 9))
+}
+
 /// Of nobody in particular.
 fn install(flows: &mut Flows, port: u16) -> FlowKey {
     let state = flows.state().expect("there is room");
     let socket = flows.socket().expect("there is room");
     let remote = SocketAddr::from(([10, 78, 0, 2], port));
     let local = SocketAddr::from(([10, 78, 0, 1], 50_000));
-    let to = SocketAddr::from(([10, 78, 0, 3], 9));
     let installed = flows.install(&NewFlow {
         kind: Kind::ToClient,
         remote,
         local,
         channel: None,
         from: local,
-        to,
+        to: target(),
         state: &state,
         socket,
         expires_ns: u64::MAX,
@@ -253,7 +257,8 @@ fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_wit
 
         let new = lent(&old, &settings(hook));
         let mut here = new.flows().expect("descriptors");
-        let flow = here.adopt(&known).expect("it is there");
+        assert!(here.adopt(&stranger, SocketAddr::from(([10, 78, 0, 4], 9))).is_none(), "it leads elsewhere");
+        let flow = here.adopt(&known, target()).expect("it is there");
         let state = here.adopt_state(&flow, Counted::default());
         here.adopt_socket(&flow);
         old.hand_on();

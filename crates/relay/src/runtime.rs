@@ -17,8 +17,8 @@ use turnpike_net::{
 };
 use turnpike_offload::{Hook, Kernel, Lent, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId, NatDiscovery, Newcomer,
-    NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
+    CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId, Newcomer, NonceKeys,
+    OwnEndpoints, QuotaRefusal, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -684,12 +684,11 @@ fn own_endpoints(
     relays: &[RelayAddress],
     former: Vec<RangeInclusive<u16>>,
 ) -> OwnEndpoints {
-    // Clients are told more addresses than those of relays where NAT can be discovered.
-    let of = |of: &NatDiscovery| [0, 1].map(|at| (of.addresses[at], of.external[at]));
-    let told = config.server.nat_discovery.iter().flat_map(of);
-    let discovery = told.filter(|(_, external)| external.is_some());
-    let relays = relays.iter().map(|relay| (relay.bind, relay.external)).chain(discovery);
+    let relays = relays.iter().map(|relay| (relay.bind, relay.external));
     let listeners = places.bound().chain(config.listeners_beside.iter().copied());
+    // Clients are told more addresses than those of relays where NAT can be discovered.
+    let discovery = config.server.nat_discovery.iter().flat_map(|of| of.external).flatten();
     OwnEndpoints::new(config.addresses.iter().copied(), relays, listeners, config.ports.clone())
         .with_former_ports(former)
+        .with_external(discovery)
 }

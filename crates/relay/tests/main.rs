@@ -12,6 +12,7 @@ mod descriptors;
 mod dtls_limits;
 mod dtls_memory;
 mod dtls_messages;
+mod hairpinning;
 mod loops;
 mod mobility;
 mod mobility_client;

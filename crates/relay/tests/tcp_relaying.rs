@@ -162,6 +162,27 @@ fn peers_connect_and_what_they_sent_before_is_not_lost() {
     }
 }
 
+/// Each is the other's peer by the address that it is told, which nobody here has.
+#[test]
+fn two_clients_of_a_relay_behind_a_nat_are_connected() {
+    for workers in [1, 2] {
+        let world = support::start_with(|config| {
+            crate::hairpinning::behind_nat(config);
+            config.workers = workers;
+        });
+        for round in 0..8 {
+            let ((mut caller, from), (mut called, to)) = (control(&world), control(&world));
+            called.ask(&permit(from));
+            let connection = connection_to(&mut caller, to, 10 + round);
+            let attempt = called.receive().expect("a ConnectionAttempt");
+            assert_eq!((attempt.kind(), plain(&attempt.attribute(PEER))), (CONNECTION_ATTEMPT, from));
+            let far = data(&world, &attempt.attribute(CONNECTION_ID));
+            converse(data(&world, &connection), far);
+        }
+        world.wait_for_counter("peer_connections", "bound", 16);
+    }
+}
+
 #[test]
 fn a_peer_without_permission_is_closed_at_once() {
     let world = support::start_workers(1);

@@ -17,6 +17,7 @@ use turnpike_relay::{
 };
 
 use crate::{
+    hairpinning::{Caller, behind_nat},
     shared_ports::peer_at,
     support::{
         Client, Message, SOON, World, allocate, bind, binding, channel_data, configured, connect, context,
@@ -175,6 +176,21 @@ fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
         assert_eq!(drops, 0, "nobody read for too long");
         talks.into_iter().for_each(Talk::lost_nothing);
     }
+}
+
+#[test]
+fn two_clients_behind_a_nat_reach_each_other_in_the_new_one_too() {
+    let config = configured(behind_nat);
+    let old = start(&config);
+    let [alice, bob] = [(); 2].map(|()| Caller::new(&old));
+    alice.call(&bob);
+    alice.speaks_to(&bob);
+    let new = upgraded(&old, &config).unwrap();
+    ended(old);
+    alice.speaks_to(&bob);
+    bob.speaks_to(&alice);
+    alice.call(&bob);
+    drop(new);
 }
 
 #[test]

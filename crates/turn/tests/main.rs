@@ -27,6 +27,7 @@ mod server_connections;
 mod server_dual_stack;
 mod server_effects;
 mod server_fleet;
+mod server_hairpinning;
 mod server_icmp;
 mod server_learned_nonces;
 mod server_lifetime;

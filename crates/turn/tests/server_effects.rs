@@ -33,6 +33,7 @@ fn what_is_made_renewed_and_ended_is_told_once() {
         allocation,
         number,
         peer,
+        at: peer,
         expires_ms: start + at + 600_000,
         renewed,
     };
@@ -202,7 +203,7 @@ impl Mirror {
             Effect::PermissionEnded { allocation, peer } => {
                 assert!(self.get_mut(*allocation).unwrap().permissions.remove(peer).is_some());
             }
-            Effect::Bound { allocation, number, peer, expires_ms, renewed } => {
+            Effect::Bound { allocation, number, peer, expires_ms, renewed, .. } => {
                 let session = self.get_mut(*allocation).unwrap();
                 let before = session.channels.insert(number.get(), (*peer, *expires_ms));
                 assert_eq!(before.map(|(peer, _)| peer), renewed.then_some(*peer));

@@ -107,7 +107,10 @@ struct Session {
 
 struct Channel {
     number: ChannelNumber,
+    /// Where it is reached.
     peer: SocketAddr,
+    /// As the client calls it, and its permission.
+    named: IpAddr,
     expires_ms: u64,
     /// Whether a datagram has passed on it, here or across. Until then it has no flows, so that a bind costs no system call.
     used: bool,
@@ -219,9 +222,9 @@ impl Offload {
                 let Some(session) = self.session(*allocation) else { return };
                 session.permissions.retain(|(ip, _)| *ip != peer);
                 session.permissions.push((peer, *expires_ms));
-                self.renew(*allocation, listeners, |channel| channel.peer.ip() == peer);
+                self.renew(*allocation, listeners, |channel| channel.named == peer);
             }
-            Effect::Bound { allocation, number, peer, expires_ms, .. } => {
+            Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
                 let number = *number;
                 let Some(session) = self.session(*allocation) else { return };
                 let mut limited = 0;
@@ -230,7 +233,8 @@ impl Offload {
                     None => {
                         session.channels.push(Channel {
                             number,
-                            peer: *peer,
+                            peer: *at,
+                            named: peer.ip(),
                             expires_ms: *expires_ms,
                             used: false,
                             to_peer: None,
@@ -254,7 +258,7 @@ impl Offload {
                 let peer = *peer;
                 self.with(*allocation, server, |session, flows| {
                     session.permissions.retain(|(ip, _)| *ip != peer);
-                    let channels = session.channels.iter_mut().filter(|channel| channel.peer.ip() == peer);
+                    let channels = session.channels.iter_mut().filter(|channel| channel.named == peer);
                     channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
                 });
             }
@@ -345,7 +349,8 @@ impl Offload {
         let listener = listeners.get(usize::from(client.listener.0)).copied().flatten();
         let Some((listener, _)) = listener else { return };
         let (flows, emptied) = (&mut self.flows, &mut self.emptied);
-        let Some(own) = flows.adopt(&FlowKey::new(client.address, client.local, None)) else { return };
+        let key = |channel| FlowKey::new(client.address, client.local, channel);
+        let Some(own) = flows.adopt(&key(None), client.address) else { return };
         emptied.slot(listener.0, || Some(flows.adopt_socket(&own)));
         // Something may have come to it since the other process rested.
         emptied.touch(listener.0);
@@ -353,12 +358,14 @@ impl Offload {
         session.own = Some((own, state));
         let relays = self.relays.get(index).copied().unwrap_or_default();
         for channel in &mut session.channels {
-            channel.to_peer = flows.adopt(&FlowKey::new(client.address, client.local, Some(channel.number)));
+            // A peer may be reached elsewhere by what is configured now.
+            channel.to_peer = flows.adopt(&key(Some(channel.number)), channel.peer);
             channel.used = channel.to_peer.is_some();
             let seen = lent.to_client.iter().find(|(number, _)| *number == channel.number.get());
             let relay = relays[side(family_of(channel.peer.ip()))];
             let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
-            let Some(flow) = flows.adopt(&FlowKey::new(channel.peer, relay.bound, None)) else { continue };
+            let key = FlowKey::new(channel.peer, relay.bound, None);
+            let Some(flow) = flows.adopt(&key, client.address) else { continue };
             emptied.slot(relay.id.0, || Some(flows.adopt_socket(&flow)));
             emptied.touch(relay.id.0);
             let state = flows.adopt_state(&flow, *seen);
@@ -557,7 +564,7 @@ impl Offload {
                 None => channel.to_peer = installer.install_to_peer(channel, relay, own, expires_ns),
             }
             // RFC 8656 section 9: a channel does not stand in for the permission.
-            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.peer.ip());
+            let permitted = session.permissions.iter().find(|(ip, _)| *ip == channel.named);
             let Some((_, permitted_ms)) = permitted else { continue };
             let expires_ns = ns(channel.expires_ms.min(*permitted_ms));
             match &mut channel.to_client {

@@ -87,8 +87,9 @@ impl<G: Gate> Server<G> {
         if !entry.has(Family::of(peer.ip())) {
             return self.fail(context, 443);
         }
+        let at = self.config.peers.own.internal(peer);
         let renewed = entry.channels.by_number(number, now.ms).is_some();
-        let may_bind = entry.channels.may_bind(number, peer, now.ms, most);
+        let may_bind = entry.channels.may_bind(number, (peer, at), now.ms, most);
         let room = entry.permissions.room_for(&[peer.ip()], most_permissions);
         if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
             return self.refuse_peer(context, peer);
@@ -111,16 +112,20 @@ impl<G: Gate> Server<G> {
         // A channel opens the way for its peer as well (section 9).
         self.permit(context, id, peer.ip());
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
-        self.emit(now, Effect::Bound { allocation: id, number, peer, expires_ms, renewed });
+        self.emit(now, Effect::Bound { allocation: id, number, peer, at, expires_ms, renewed });
         self.done(context)
     }
 
     /// Whether a peer's address is another client's already, of those that share this allocation's relayed transport address.
     fn is_anothers(&mut self, now: Now, index: u32, peer: IpAddr) -> bool {
-        let Some(rival) = self.forwarding.rival(index, peer) else { return false };
-        // Its time may be over, and nobody has looked since.
-        self.expire(now, rival);
-        self.forwarding.rival(index, peer).is_some()
+        // Under whichever of its names.
+        let aliases: SmallVec<[IpAddr; 2]> = self.config.peers.own.aliases(peer).collect();
+        aliases.into_iter().any(|peer| {
+            let Some(rival) = self.forwarding.rival(index, peer) else { return false };
+            // Its time may be over, and nobody has looked since.
+            self.expire(now, rival);
+            self.forwarding.rival(index, peer).is_some()
+        })
     }
 
     /// Another request of the same client has no better luck here; another allocation may be on another port.

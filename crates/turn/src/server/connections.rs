@@ -47,7 +47,7 @@ pub struct ConnectRequest {
     pub connection: ConnectionId,
     /// From where: the relayed transport address itself (section 5.2).
     pub relay: RelayId,
-    /// Whither.
+    /// Whither: where the peer is reached that the client has named.
     pub peer: SocketAddr,
 }
 
@@ -88,6 +88,7 @@ pub(super) struct TcpRelay {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Connection {
     id: ConnectionId,
+    /// As the client names it.
     peer: SocketAddr,
     stage: Stage,
     /// Of the Connect request; none where the peer connected.
@@ -211,7 +212,7 @@ impl<G: Gate> Server<G> {
 
     /// A peer has connected to the relayed transport address `relay` (section 5.3). `peer` is canonical.
     pub fn peer_connected(&mut self, now: Now, relay: RelayId, peer: SocketAddr) -> PeerConnection<'_> {
-        let (Source { client, link }, connection) = match self.admit(now, relay, peer) {
+        let (Source { client, link }, peer, connection) = match self.admit(now, relay, peer) {
             Ok(admitted) => admitted,
             Err(reason) => {
                 self.stats.connection_refused(reason);
@@ -326,6 +327,7 @@ impl<G: Gate> Server<G> {
         let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
         self.add_connection(now, index, Connection { id: connection, peer, stage, transaction });
         let relay = RelayId { allocation: id, family };
+        let peer = self.config.peers.own.internal(peer);
         self.effects.push_back(Effect::Connect(ConnectRequest { connection, relay, peer }));
         Answer::Later
     }
@@ -438,12 +440,13 @@ impl<G: Gate> Server<G> {
         self.seat.is_another(node).then_some(node)
     }
 
+    /// Whom to tell, under which name the peer is known there, and what the connection is called.
     fn admit(
         &mut self,
         now: Now,
         relay: RelayId,
         peer: SocketAddr,
-    ) -> Result<(Source, ConnectionId), ConnectionRefusal> {
+    ) -> Result<(Source, SocketAddr, ConnectionId), ConnectionRefusal> {
         let index = relay.allocation.index;
         let entry = self.forwarding.get(relay.allocation).filter(|found| found.has(relay.family));
         let Some(entry) = entry else { return Err(ConnectionRefusal::Stale) };
@@ -452,6 +455,7 @@ impl<G: Gate> Server<G> {
             return Err(ConnectionRefusal::ClientAway);
         }
         // Section 5.3: without a permission the connection is closed as soon as it is accepted.
+        let peer = self.config.peers.own.external(peer, |ip| entry.permissions.allow(ip, now.ms));
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return Err(ConnectionRefusal::NoPermission);
         }
@@ -468,7 +472,7 @@ impl<G: Gate> Server<G> {
         let id = self.connections.draw(&mut self.random, self.seat, index, holder);
         let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
         self.add_connection(now, index, Connection { id, peer, stage, transaction: None });
-        Ok((source, id))
+        Ok((source, peer, id))
     }
 
     fn add_connection(&mut self, now: Now, index: u32, connection: Connection) {

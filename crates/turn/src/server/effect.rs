@@ -192,7 +192,10 @@ pub enum Effect {
     Bound {
         allocation: AllocationId,
         number: ChannelNumber,
+        /// As the client names it.
         peer: SocketAddr,
+        /// Where it is reached: another address where the peer is a relayed transport address of ours, behind a NAT.
+        at: SocketAddr,
         /// In [`crate::time::Now::ms`].
         expires_ms: u64,
         /// Whether it was.
@@ -202,7 +205,7 @@ pub enum Effect {
     /// [`super::Server::tell_first_use`] was called. It comes with the verdict on that datagram, and may wait there until other effects
     /// are drained.
     Used { allocation: AllocationId, number: ChannelNumber },
-    /// A channel has expired, or the peer rules refuse its peer by now.
+    /// A channel has expired, the peer rules refuse its peer by now, or the peer is reached elsewhere ([`Effect::Bound`] follows).
     Unbound { allocation: AllocationId, number: ChannelNumber, peer: SocketAddr },
     /// Close all relay sockets of this allocation, and all connections; it is gone.
     Closed {

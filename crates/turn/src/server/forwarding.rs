@@ -79,12 +79,12 @@ pub(super) struct Relay {
 /// What opens the way to a peer, and when it expires.
 pub(super) enum Binding {
     Permission(IpAddr, u64),
-    Channel(ChannelNumber, SocketAddr, u64),
+    Channel(Channel),
 }
 
 impl Binding {
     pub(super) fn expires_ms(&self) -> u64 {
-        let (Self::Permission(_, expires_ms) | Self::Channel(_, _, expires_ms)) = self;
+        let (Self::Permission(_, expires_ms) | Self::Channel(Channel { expires_ms, .. })) = self;
         *expires_ms
     }
 }
@@ -123,9 +123,17 @@ impl Entry {
         self.channels.permit(ip, expires_ms);
     }
 
-    pub(super) fn bind(&mut self, number: ChannelNumber, peer: SocketAddr, expires_ms: u64) {
-        let permitted_until_ms = self.permissions.until(peer.ip()).unwrap_or_default();
-        self.channels.bind(Channel { peer, expires_ms, permitted_until_ms, number, used: false });
+    /// To a peer of this name, which is reached there.
+    pub(super) fn bind(
+        &mut self,
+        number: ChannelNumber,
+        name: SocketAddr,
+        peer: SocketAddr,
+        expires_ms: u64,
+    ) {
+        let named = name.ip();
+        let permitted_until_ms = self.permissions.until(named).unwrap_or_default();
+        self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number, used: false });
     }
 
     /// The relay socket on which a peer must be this allocation's, and nobody else's.
@@ -137,7 +145,7 @@ impl Entry {
     fn gives_up(&self, peer: IpAddr) -> Option<SharedPort> {
         let is_held = || {
             self.permissions.until(peer).is_some()
-                || self.channels.iter().any(|channel| channel.peer.ip() == peer)
+                || self.channels.iter().any(|channel| channel.named == peer)
         };
         self.shares(peer).filter(|_| !is_held())
     }
@@ -151,11 +159,11 @@ impl Entry {
         [Family::V4, Family::V6].into_iter().find(is_over)
     }
 
-    /// Addresses of peers of this family, some of them more than once.
+    /// Addresses of peers of this family as the client names them, some of them more than once.
     fn peers(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
         let peers = self.bindings().map(|binding| match binding {
             Binding::Permission(ip, _) => ip,
-            Binding::Channel(_, peer, _) => peer.ip(),
+            Binding::Channel(channel) => channel.named,
         });
         peers.filter(move |ip| Family::of(*ip) == family)
     }
@@ -163,8 +171,7 @@ impl Entry {
     /// All permissions and channels.
     pub(super) fn bindings(&self) -> impl Iterator<Item = Binding> + '_ {
         let permissions = self.permissions.iter().map(|(ip, expires_ms)| Binding::Permission(ip, expires_ms));
-        let channels = self.channels.iter();
-        permissions.chain(channels.map(|it| Binding::Channel(it.number, it.peer, it.expires_ms)))
+        permissions.chain(self.channels.iter().copied().map(Binding::Channel))
     }
 
     /// Milliseconds until all of it has expired.
@@ -357,9 +364,9 @@ impl Forwarding {
                 }
                 self.timers.set_if_earlier(now_ms, allocation.index, *expires_ms);
             }
-            Effect::Bound { allocation, number, peer, expires_ms, .. } => {
+            Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
                 let Some(entry) = self.get(*allocation) else { return };
-                entry.bind(*number, *peer, *expires_ms);
+                entry.bind(*number, *peer, *at, *expires_ms);
                 if let Some(port) = entry.shares(peer.ip()) {
                     self.claims.take(port, peer.ip(), allocation.index);
                 }

@@ -519,7 +519,7 @@ impl<G: Gate> Server<G> {
     pub(super) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
-        let (entry, mut session) = moved.unpack(now, padded, arrived);
+        let (entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
         if !entry.away {
             self.give_up_arrival(&entry.client);
         }

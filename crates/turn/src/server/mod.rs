@@ -98,7 +98,7 @@ use answer::Answer;
 use arrivals::Moves;
 use bandwidth::Leases;
 use connection_table::Connections;
-use forwarding::{Binding, Entry, Forwarding};
+use forwarding::{Binding, Channel, Entry, Forwarding};
 use lookups::Lookups;
 use nat_discovery::DiscoveryRate;
 use packets::Indications;
@@ -279,8 +279,9 @@ impl<G: Gate> Server<G> {
             let peers = config.peers_in(&realm);
             self.end_bindings(now, index, |binding| match binding {
                 Binding::Permission(ip, _) => !peers.permits(*ip),
-                Binding::Channel(_, peer, _) => !peers.permits_endpoint(*peer),
+                Binding::Channel(channel) => !peers.permits_endpoint(channel.name()),
             });
+            self.lead_channels(now, index, &config.peers.own);
             self.close_connections(index, |peer| !peers.permits_endpoint(peer));
         }
         self.realms = Realms::new(&config);
@@ -439,9 +440,25 @@ impl<G: Gate> Server<G> {
                 now,
                 match binding {
                     Binding::Permission(peer, _) => Effect::PermissionEnded { allocation, peer },
-                    Binding::Channel(number, peer, _) => Effect::Unbound { allocation, number, peer },
+                    Binding::Channel(channel) => {
+                        Effect::Unbound { allocation, number: channel.number, peer: channel.name() }
+                    }
                 },
             );
+        }
+    }
+
+    /// Has channels lead to where their peers are reached, if those are relayed transport addresses of ours and a NAT stands in front of
+    /// us since, or no more.
+    fn lead_channels(&mut self, now: Now, index: u32, own: &OwnEndpoints) {
+        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        let is_elsewhere = |channel: &&Channel| own.internal(channel.name()) != channel.peer;
+        let elsewhere: SmallVec<[Channel; 4]> = entry.channels.iter().filter(is_elsewhere).copied().collect();
+        for channel in elsewhere {
+            let (peer, Channel { number, expires_ms, .. }) = (channel.name(), channel);
+            self.emit(now, Effect::Unbound { allocation, number, peer });
+            let at = own.internal(peer);
+            self.emit(now, Effect::Bound { allocation, number, peer, at, expires_ms, renewed: false });
         }
     }
 
@@ -452,8 +469,9 @@ impl<G: Gate> Server<G> {
             Binding::Permission(peer, expires_ms) => {
                 Effect::Permitted { allocation, peer, expires_ms, renewed: false }
             }
-            Binding::Channel(number, peer, expires_ms) => {
-                Effect::Bound { allocation, number, peer, expires_ms, renewed: false }
+            Binding::Channel(channel) => {
+                let Channel { number, peer: at, expires_ms, .. } = channel;
+                Effect::Bound { allocation, number, peer: channel.name(), at, expires_ms, renewed: false }
             }
         }));
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
 use super::{
-    AllocationId, Arrival, Client, Effect, Family, Gate, Link, Server, SharedPort, Source,
+    AllocationId, Arrival, Client, Effect, Family, Gate, Link, OwnEndpoints, Server, SharedPort, Source,
     bandwidth::Limited,
     connections::TcpRelay,
     forwarding::{Entry, Relay},
@@ -52,6 +52,7 @@ struct Record {
     /// Those of them that other allocations have too.
     #[serde(default)]
     shared: [Option<SharedPort>; 2],
+    /// Peers as the client names them.
     permissions: Vec<(IpAddr, u64)>,
     channels: Vec<(u16, SocketAddr, u64)>,
     to_peer: (u64, u64),
@@ -174,7 +175,7 @@ impl Moved {
             channels: entry
                 .channels
                 .iter()
-                .map(|it| (it.number.get(), it.peer, left(it.expires_ms)))
+                .map(|it| (it.number.get(), it.name(), left(it.expires_ms)))
                 .collect(),
             to_peer: entry.to_peer,
             to_client: entry.to_client,
@@ -196,7 +197,14 @@ impl Moved {
     }
 
     /// What the two planes of this worker keep of it from now on, at the client's new 5-tuple or at the old one.
-    pub(super) fn unpack(self, now: Now, padded: bool, arrived: bool) -> (Entry, Session) {
+    /// Where peers are reached is asked of what is ours here.
+    pub(super) fn unpack(
+        self,
+        now: Now,
+        own: &OwnEndpoints,
+        padded: bool,
+        arrived: bool,
+    ) -> (Entry, Session) {
         let record = *self.0;
         let (client, link) = if arrived { record.to } else { (record.client, record.link) };
         let mut entry = Entry::new(client, link, padded, record.relays_tcp);
@@ -211,7 +219,7 @@ impl Moved {
         }
         for (number, peer, left) in record.channels {
             let Some(number) = number_of(number) else { continue };
-            entry.bind(number, peer, until(left));
+            entry.bind(number, peer, own.internal(peer), until(left));
         }
         (entry.to_peer, entry.to_client) = (record.to_peer, record.to_client);
         entry.limits = record.allowance.map(|tokens| Limited::carried(tokens, now.ms));

@@ -15,8 +15,10 @@ use turnpike_wire::{
 };
 
 use super::{
-    AllocationId, DropReason, Effect, Family, Gate, Header, RelayId, Server, SharedPort, Source, Verdict,
-    Way, context::Delivery, forwarding::Channels,
+    AllocationId, DropReason, Effect, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort,
+    Source, Verdict, Way,
+    context::Delivery,
+    forwarding::{Channels, Permissions},
 };
 use crate::time::Now;
 
@@ -39,7 +41,11 @@ impl<G: Gate> Server<G> {
     /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
-        let index = self.forwarding.claimant(port, peer);
+        let (own, forwarding) = (&self.config.peers.own, &mut self.forwarding);
+        let mut index = forwarding.claimant(port, peer);
+        if index.is_none() && own.are_translated() {
+            index = own.aliases(peer).find_map(|name| forwarding.claimant(port, name));
+        }
         let Some((allocation, _)) = index.and_then(|index| self.forwarding.at(index)) else {
             self.stats.drops[DropReason::NoPermission as usize] += datagrams as u64;
             return None;
@@ -78,6 +84,7 @@ impl<G: Gate> Server<G> {
             }
             (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
+            let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
             if !entry.permissions.allow(peer.ip(), now.ms) {
                 return self.dropped(DropReason::NoPermission);
             }
@@ -131,6 +138,7 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::StaleRelay);
         };
         // The peer that the datagram went to must have a permission, as for what the peer sends.
+        let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
@@ -229,9 +237,10 @@ impl<G: Gate> Server<G> {
         entry.to_peer.1 += view.data.len() as u64;
         self.stats.to_peer_datagrams += 1;
         self.stats.to_peer_bytes += view.data.len() as u64;
+        let own = &self.config.peers.own;
         Verdict::ToPeer {
             relay: RelayId { allocation, family },
-            peer: view.peer,
+            peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
             payload: view.data,
             dont_fragment: view.dont_fragment,
         }
@@ -242,6 +251,12 @@ impl<G: Gate> Server<G> {
         self.stats.drop(reason);
         Verdict::Drop(Some(reason))
     }
+}
+
+/// What the client calls a peer that has sent something.
+#[inline]
+fn known_as(own: &OwnEndpoints, permissions: &Permissions, peer: SocketAddr, now: Now) -> SocketAddr {
+    if own.are_translated() { own.external(peer, |ip| permissions.allow(ip, now.ms)) } else { peer }
 }
 
 /// The first datagram on a channel since it was bound.

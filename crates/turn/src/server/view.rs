@@ -167,11 +167,11 @@ impl<'s> SessionView<'s> {
         self.entry.permissions.iter().map(move |(ip, until)| (ip, until.saturating_sub(now_ms)))
     }
 
-    /// Channels with their peers, and for how many milliseconds more.
+    /// Channels with their peers as the client names them, and for how many milliseconds more.
     pub fn channels(&self) -> impl Iterator<Item = (u16, SocketAddr, u64)> + use<'s> {
         let now_ms = self.now_ms;
         let channels = self.entry.channels.iter();
-        channels.map(move |it| (it.number.get(), it.peer, it.expires_ms.saturating_sub(now_ms)))
+        channels.map(move |it| (it.number.get(), it.name(), it.expires_ms.saturating_sub(now_ms)))
     }
 
     /// Connections to peers (RFC 6062).

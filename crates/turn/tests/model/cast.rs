@@ -7,7 +7,8 @@ use std::{
 };
 
 use turnpike_turn::server::{
-    Client, ListenerId, ListenerProfile, PeerRules, Realm, ServerConfig, StoreFailure, Transport,
+    Client, ListenerId, ListenerProfile, OwnEndpoints, PeerRules, Realm, ServerConfig, StoreFailure,
+    Transport,
 };
 
 use crate::common::{REALM, address, config};
@@ -62,7 +63,8 @@ pub(super) fn number_of(client: &Client) -> usize {
     (0..CLIENTS).find(|number| self::client(*number) == *client).expect("one of the cast")
 }
 
-/// Peers: two ports of one host, both families, and at the end one that is always refused, an IPv4-mapped one, and port 0.
+/// Peers: two ports of one host, both families, a client of our own by the address that clients are told, and at the end one that is
+/// always refused, an IPv4-mapped one, and port 0. The one that is refused is a client of our own by the address that is bound.
 pub(super) const PEERS: usize = 12;
 
 pub(super) fn peer(number: usize) -> SocketAddr {
@@ -74,14 +76,19 @@ pub(super) fn peer(number: usize) -> SocketAddr {
             "192.5.5.241:9000",
             "[2606:4700::1]:7000",
             "[2606:4700::2]:7000",
-            "198.41.0.6:7000",
+            "198.41.0.6:50100",
             "198.41.0.7:7000",
             "192.5.5.242:9000",
-            "10.0.0.1:7000",
+            "10.0.0.1:50101",
             "[::ffff:198.41.0.4]:7000",
             "198.41.0.9:0",
         ][number],
     )
+}
+
+/// Of our own relayed transport addresses, where a NAT stands in front of us: what clients are told, and what is bound.
+fn told_and_bound() -> [IpAddr; 2] {
+    [peer(6), peer(9)].map(|peer| peer.ip())
 }
 
 /// Those whose datagrams can arrive.
@@ -94,6 +101,8 @@ pub(super) struct Rules {
     /// Denied to users of [`TENANT`] besides.
     tenant_denied: Vec<IpAddr>,
     tenant: bool,
+    /// Whether a NAT stands in front of us.
+    nat: bool,
     pub(super) mobility: bool,
     pub(super) tcp: bool,
     pub(super) v6: bool,
@@ -112,6 +121,7 @@ impl Default for Rules {
             denied: Vec::new(),
             tenant_denied: Vec::new(),
             tenant: true,
+            nat: true,
             mobility: true,
             tcp: true,
             v6: true,
@@ -138,7 +148,7 @@ impl Rules {
                     [[2, 3], [4, 6]].map(|two| two.map(|which| peer(which).ip()).to_vec());
                 Self { denied, tenant_denied, ..usual }
             }
-            2 => Self { tenant: false, ..usual },
+            2 => Self { tenant: false, nat: false, ..usual },
             3 => Self {
                 max_permissions: 2,
                 max_channels: 1,
@@ -168,15 +178,30 @@ impl Rules {
         if denied(&self.denied) || (realm == TENANT && denied(&self.tenant_denied)) { 0 } else { 2 }
     }
 
+    /// Where a peer of this name is reached.
+    pub(super) fn reached(&self, peer: SocketAddr) -> SocketAddr {
+        let [told, bound] = told_and_bound();
+        if self.nat && peer.ip() == told { SocketAddr::new(bound, peer.port()) } else { peer }
+    }
+
+    /// What those are called who do not know better, and send from there.
+    pub(super) fn told(&self, peer: SocketAddr) -> SocketAddr {
+        let [told, bound] = told_and_bound();
+        if self.nat && peer.ip() == bound { SocketAddr::new(told, peer.port()) } else { peer }
+    }
+
     pub(super) fn realms(&self) -> &'static [&'static str] {
         if self.tenant { &REALMS } else { &REALMS[..1] }
     }
 
     /// The server's own form of them.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
+        let [told, bound] = told_and_bound();
+        let relays = self.nat.then_some((bound, Some(told)));
+        let own = OwnEndpoints::new([], relays, [], 49_152..=65_535);
         let denying = |denied: &[IpAddr]| {
             let deny = denied.iter().map(|ip| ip.to_string().parse().expect("an address is a prefix"));
-            PeerRules { deny: deny.collect(), ..PeerRules::default() }
+            PeerRules { deny: deny.collect(), own: own.clone(), ..PeerRules::default() }
         };
         let of_tenant = denying(&[&self.denied[..], &self.tenant_denied].concat());
         let tenant = Realm { name: TENANT.to_owned(), allow_sha256: true, username_anonymity: true };

@@ -387,7 +387,7 @@ impl Network {
         }
     }
 
-    /// One that can send there: the first numbers mean any of them, the others one that is permitted.
+    /// One that can send there, by its name: the first numbers mean any of them, the others one that is permitted.
     fn sending_peer(&self, peer: u8, at: usize, relay: RelayId) -> Option<SocketAddr> {
         let it = self.model.named(at, relay.allocation).map(|number| &self.model.allocations[number]);
         let is_permitted = |peer: &SocketAddr| it.is_some_and(|it| it.permits(peer.ip(), self.model.ms));
@@ -399,6 +399,7 @@ impl Network {
     }
 
     fn from_peer(&mut self, at: usize, relay: RelayId, peer: SocketAddr, length: usize) {
+        let peer = self.model.workers[at].rules.reached(peer);
         let payload = self.payload(length);
         let expected = self.model.from_peer(at, relay, peer, &payload);
         let now = self.now(at);
@@ -409,6 +410,7 @@ impl Network {
     fn icmp(&mut self, relay: usize, peer: u8, error: (u8, u8, u32)) {
         let Some((at, relay)) = self.relay(relay, RelayTransport::Udp) else { return };
         let Some(peer) = self.sending_peer(peer, at, relay) else { return };
+        let peer = self.model.workers[at].rules.reached(peer);
         let expected = self.model.from_icmp(at, relay, peer, error);
         let (now, (kind, code, info)) = (self.now(at), error);
         let done = self.workers[at].server.from_icmp(now, relay, peer, kind, code, info).into();
@@ -422,12 +424,14 @@ impl Network {
     }
 
     fn connects(&mut self, at: usize, relay: RelayId, peer: SocketAddr) {
+        let peer = self.model.workers[at].rules.reached(peer);
+        let name = self.model.known_as(at, relay, peer);
         let expected = self.model.peer_connected(at, relay, peer);
         let now = self.now(at);
         match (self.workers[at].server.peer_connected(now, relay, peer), expected) {
             (PeerConnection::Accept { connection, client, link, bytes }, Ok((number, to))) => {
                 assert_eq!(Source { client, link }, to);
-                check_attempt(peer, connection.0, bytes).unwrap_or_else(|why| panic!("{why}"));
+                check_attempt(name, connection.0, bytes).unwrap_or_else(|why| panic!("{why}"));
                 self.model.name_connection(number, connection.0);
                 assert!(self.connections.insert((at, connection.0), None).is_none(), "a number twice");
                 self.memory.ids.push(connection.0);

@@ -545,10 +545,18 @@ impl Model {
         let it = &mut self.allocations[number];
         let relay = RelayId { allocation: it.id(), family: family_of(peer.ip()) };
         add(&mut it.to_peer, data.len());
+        let peer = self.workers[at].rules.reached(peer);
         let stats = self.stats(at);
         stats.to_peer_datagrams += 1;
         stats.to_peer_bytes += data.len() as u64;
         Expected::ToPeer { relay, peer, payload: data.to_vec(), dont_fragment }
+    }
+
+    /// What the client calls whoever sends from there.
+    pub(super) fn known_as(&self, at: usize, relay: RelayId, peer: SocketAddr) -> SocketAddr {
+        let told = self.workers[at].rules.told(peer);
+        let it = self.named(at, relay.allocation).map(|number| &self.allocations[number]);
+        if it.is_some_and(|it| it.permits(told.ip(), self.ms)) { told } else { peer }
     }
 
     /// A datagram from a peer, to the relayed transport address of that name.
@@ -562,7 +570,7 @@ impl Model {
         let Some(number) = self.named(at, relay.allocation) else {
             return self.dropped(at, DropReason::StaleRelay);
         };
-        let now = self.ms;
+        let (peer, now) = (self.known_as(at, relay, peer), self.ms);
         let it = &mut self.allocations[number];
         if it.away {
             return self.dropped(at, DropReason::ClientAway);
@@ -609,6 +617,7 @@ impl Model {
         let Some(number) = self.named(at, relay.allocation) else {
             return self.dropped(at, DropReason::StaleRelay);
         };
+        let peer = self.known_as(at, relay, peer);
         let it = &self.allocations[number];
         if !it.permits(peer.ip(), self.ms) {
             return self.dropped(at, DropReason::NoPermission);
@@ -843,6 +852,7 @@ impl Model {
     /// New rules hold at a worker.
     pub(super) fn reconfigure(&mut self, at: usize, rules: Rules) {
         let numbers: Vec<usize> = self.in_slots(at);
+        let before = self.workers[at].rules.clone();
         for number in &numbers {
             let it = &mut self.allocations[*number];
             let allocation = it.id();
@@ -862,6 +872,22 @@ impl Model {
             for (channel, peer) in unbound {
                 it.channels.remove(&channel);
                 self.told.push_back(Effect::Unbound { allocation, number: number_of(channel), peer });
+            }
+            // Those that lead elsewhere from now on are told anew.
+            for (channel, (peer, until)) in &self.allocations[*number].channels {
+                let (number, peer, at_peer) = (number_of(*channel), *peer, rules.reached(*peer));
+                if before.reached(peer) != at_peer {
+                    let expires_ms = Self::clock(at, *until);
+                    self.told.push_back(Effect::Unbound { allocation, number, peer });
+                    self.told.push_back(Effect::Bound {
+                        allocation,
+                        number,
+                        peer,
+                        at: at_peer,
+                        expires_ms,
+                        renewed: false,
+                    });
+                }
             }
             self.close_connections(at, *number, |peer| refuses(peer.ip()));
         }
@@ -895,6 +921,7 @@ impl Model {
             allocation,
             number: number_of(*number),
             peer: *peer,
+            at: self.workers[at].rules.reached(*peer),
             expires_ms: clock(until),
             renewed: false,
         });

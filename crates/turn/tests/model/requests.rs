@@ -651,7 +651,8 @@ impl Model {
         it.channels.insert(channel, (peer, until));
         let (allocation, expires_ms) = (it.id(), Self::clock(at, until));
         let number = number_of(channel);
-        self.told.push_back(Effect::Bound { allocation, number, peer, expires_ms, renewed });
+        let at = rules.reached(peer);
+        self.told.push_back(Effect::Bound { allocation, number, peer, at, expires_ms, renewed });
         Ok(self.succeed(asking, Told::Done))
     }
 
@@ -693,6 +694,7 @@ impl Model {
         let transaction = Some(asking.request.transaction);
         // Its number is told with the effect.
         self.allocations[number].connections.push(Connection { id: u32::MAX, peer, stage, transaction });
+        let peer = self.workers[at].rules.reached(peer);
         Err(Expected::Goes(Goes::Connect { number, family: family_of(peer.ip()), peer }))
     }
 
@@ -759,6 +761,7 @@ impl Model {
         peer: SocketAddr,
     ) -> Result<(usize, Source), ConnectionRefusal> {
         let now = self.ms;
+        let peer = self.known_as(at, relay, peer);
         let found =
             self.named(at, relay.allocation).filter(|number| self.allocations[*number].has(relay.family));
         let refused = match found {

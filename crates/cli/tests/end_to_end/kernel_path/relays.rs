@@ -169,39 +169,56 @@ fn a_wildcard_listener_answers_from_where_it_was_asked() {
     });
 }
 
+/// Each has the other as its peer, by a relayed address of one of these.
+fn clients_reach_each_other(links: &Links, datapath: &str, relayed: [&str; 2], more: &[&str]) {
+    let mut server = links.serve(&[&["--datapath", datapath], more].concat());
+    for (family, relayed) in relayed.into_iter().enumerate() {
+        // One client of each family; between them two relayed addresses of this one.
+        let [one, other] =
+            [0, 1].map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
+        assert_eq!([&one, &other].map(|client| client.relayed.ip().to_string()), [relayed; 2]);
+        one.bind(CHANNEL, other.relayed);
+        other.bind(CHANNEL + 1, one.relayed);
+        let before = server.across();
+        let mut sent = 0;
+        eventually("the kernel turns them back itself", || {
+            let payload = vec![7; sent % 200];
+            one.send(CHANNEL, &payload);
+            assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
+            other.send(CHANNEL + 1, &payload);
+            assert_eq!(one.receive(), Some((CHANNEL, payload)));
+            sent += 1;
+            // Each is counted twice, as it is where user space does it.
+            (server.across() > before + 100).then_some(())
+        });
+        one.refresh(0);
+        let line = server.program.line_with(&format!("relayed={}", one.relayed));
+        assert_eq!(
+            [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
+            [sent as u64; 2]
+        );
+        other.refresh(0);
+    }
+    assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+}
+
 #[test]
 fn two_clients_of_one_server_reach_each_other_without_it() {
     by_each(
         "kernel_path::relays::two_clients_of_one_server_reach_each_other_without_it",
+        |links, datapath| clients_reach_each_other(links, datapath, ["10.77.2.1", "fd77:2::1"], &[]),
+    );
+}
+
+/// Nobody has the public addresses, and no NAT is there that could send anything back.
+#[test]
+fn two_clients_of_one_server_behind_a_nat_reach_each_other_without_both() {
+    by_each(
+        "kernel_path::relays::two_clients_of_one_server_behind_a_nat_reach_each_other_without_both",
         |links, datapath| {
-            let mut server = links.serve(&["--datapath", datapath]);
-            for family in [0, 1] {
-                // One client of each family; between them two relayed addresses of this one.
-                let [one, other] = [0, 1]
-                    .map(|at| Client::allocate(CLIENT[at], SocketAddr::new(SERVER[at], 3478), family == 1));
-                one.bind(CHANNEL, other.relayed);
-                other.bind(CHANNEL + 1, one.relayed);
-                let before = server.across();
-                let mut sent = 0;
-                eventually("the kernel turns them back itself", || {
-                    let payload = vec![7; sent % 200];
-                    one.send(CHANNEL, &payload);
-                    assert_eq!(other.receive(), Some((CHANNEL + 1, payload.clone())));
-                    other.send(CHANNEL + 1, &payload);
-                    assert_eq!(one.receive(), Some((CHANNEL, payload)));
-                    sent += 1;
-                    // Each is counted twice, as it is where user space does it.
-                    (server.across() > before + 100).then_some(())
-                });
-                one.refresh(0);
-                let line = server.program.line_with(&format!("relayed={}", one.relayed));
-                assert_eq!(
-                    [number(&line, "to_peer_datagrams"), number(&line, "to_client_datagrams")],
-                    [sent as u64; 2]
-                );
-                other.refresh(0);
-            }
-            assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+            let public = ["198.41.0.9", "2600:1::5"];
+            let relays = ["--relay-ip", "10.77.2.1=198.41.0.9", "--relay-ip", "fd77:2::1=2600:1::5"];
+            clients_reach_each_other(links, datapath, public, &relays);
         },
     );
 }

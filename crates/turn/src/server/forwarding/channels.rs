@@ -9,13 +9,23 @@ use super::FEW;
 /// A channel binding (RFC 8656 section 12).
 #[derive(Clone, Copy)]
 pub(in crate::server) struct Channel {
+    /// Where it is reached.
     pub(in crate::server) peer: SocketAddr,
+    /// What the client calls that address: another one where the peer is one of our own relayed addresses, behind a NAT.
+    pub(in crate::server) named: IpAddr,
     pub(in crate::server) expires_ms: u64,
     /// Of the permission for the peer's address, so that a datagram from the peer needs one lookup.
     pub(in crate::server) permitted_until_ms: u64,
     pub(in crate::server) number: ChannelNumber,
     /// Whether a datagram has passed on it, either way, since it was bound.
     pub(in crate::server) used: bool,
+}
+
+impl Channel {
+    /// The peer as the client names it.
+    pub(in crate::server) fn name(&self) -> SocketAddr {
+        SocketAddr::new(self.named, self.peer.port())
+    }
 }
 
 /// Why a channel cannot be bound.
@@ -61,17 +71,17 @@ impl Channels {
         found.filter(|channel| channel.expires_ms > now_ms)
     }
 
-    /// Whether [`Channels::bind`] may be called. The expired have been swept out.
+    /// Whether [`Channels::bind`] may be called for a peer of this name, which is reached there. The expired have been swept out.
     pub(in crate::server) fn may_bind(
         &self,
         number: ChannelNumber,
-        peer: SocketAddr,
+        (name, peer): (SocketAddr, SocketAddr),
         now_ms: u64,
         most: usize,
     ) -> Result<(), BindError> {
         // RFC 8656 section 12.2: a number stands for one peer, and a peer has one number.
         match (self.by_number(number, now_ms), self.by_peer(peer, now_ms)) {
-            (Some(one), Some(other)) if one.number == other.number => return Ok(()),
+            (Some(one), Some(other)) if one.number == other.number && one.named == name.ip() => return Ok(()),
             (None, None) => {}
             _ => return Err(BindError::Conflict),
         }
@@ -84,7 +94,7 @@ impl Channels {
 
     /// The permission for this address lives until then.
     pub(in crate::server) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
-        for channel in self.list.iter_mut().filter(|channel| channel.peer.ip() == ip) {
+        for channel in self.list.iter_mut().filter(|channel| channel.named == ip) {
             channel.permitted_until_ms = expires_ms;
         }
     }
@@ -161,11 +171,19 @@ mod tests {
                     _ => Err(BindError::Conflict),
                 };
                 channels.retain(|channel| channel.expires_ms > now);
-                prop_assert_eq!(channels.may_bind(number(n), peer(p), now, MOST), expected);
+                prop_assert_eq!(channels.may_bind(number(n), (peer(p), peer(p)), now, MOST), expected);
                 if expected.is_ok() {
                     let expires_ms = now + lifetime;
                     let (peer, number) = (peer(p), number(n));
-                    channels.bind(Channel { peer, expires_ms, permitted_until_ms: 0, number, used: false });
+                    let named = peer.ip();
+                    channels.bind(Channel {
+                        peer,
+                        named,
+                        expires_ms,
+                        permitted_until_ms: 0,
+                        number,
+                        used: false,
+                    });
                     model.insert(n, (p, expires_ms));
                 }
                 for n in 0..40 {

@@ -168,7 +168,7 @@ impl Both {
                     return;
                 }
                 it.channels.insert(number.get(), (peer, expires_ms));
-                Effect::Bound { allocation, number, peer, expires_ms, renewed }
+                Effect::Bound { allocation, number, peer, at: peer, expires_ms, renewed }
             }
             Step::EndPermission { peer: number, .. } => {
                 // With a permission that ends before its time, its channels end.
@@ -241,7 +241,9 @@ impl Both {
             for binding in bindings.into_iter().filter(|binding| binding.expires_ms() <= now) {
                 let effect = match binding {
                     Binding::Permission(peer, _) => Effect::PermissionEnded { allocation, peer },
-                    Binding::Channel(number, peer, _) => Effect::Unbound { allocation, number, peer },
+                    Binding::Channel(channel) => {
+                        Effect::Unbound { allocation, number: channel.number, peer: channel.name() }
+                    }
                 };
                 table.apply(now, &effect);
             }

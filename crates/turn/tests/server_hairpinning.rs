@@ -1,0 +1,246 @@
+//! Clients of one server behind a NAT are each other's peers by external addresses, and reach each other without the NAT.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use crate::common::{turn::*, *};
+use turnpike_turn::{
+    server::{
+        DropReason, Effect, Family, Link, Moved, OwnEndpoints, RelayId, ServerConfig, SharedPort, Verdict,
+    },
+    wire::channel_data::ChannelNumber,
+};
+
+/// What another client's relayed transport address is called, and where it is bound.
+const NAMED: &str = "203.0.114.5:50101";
+const BOUND: &str = "10.0.0.5:50101";
+
+/// Behind a NAT of each family; what is bound may be named as well if `allow` says so.
+fn behind_nat(allow: &[&str]) -> ServerConfig {
+    let mut config = streams();
+    let ip = |text: &str| text.parse().unwrap();
+    let relays =
+        [("10.0.0.5", "203.0.114.5"), ("fd00::5", "2600:1::5")].map(|(at, told)| (ip(at), Some(ip(told))));
+    let listeners = [address("10.0.0.5:3478"), address("127.0.0.1:50443")];
+    config.peers.own = OwnEndpoints::new([], relays, listeners, 49_152..=65_535);
+    config.peers.allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
+    config
+}
+
+fn world() -> World {
+    World::with(behind_nat(&[]))
+}
+
+#[track_caller]
+fn goes_to(outcome: &Outcome, wanted: &str) {
+    assert!(matches!(outcome, Outcome::ToPeer { peer, .. } if *peer == address(wanted)), "{outcome:?}");
+}
+
+/// Whose XOR-PEER-ADDRESS an indication has.
+fn said_of(indication: &Reply) -> SocketAddr {
+    indication.get::<XorPeerAddress>().addr(indication.message().transaction_id())
+}
+
+/// From whom a Data indication says that it is; none for ChannelData.
+fn from(outcome: Outcome) -> Option<SocketAddr> {
+    let Outcome::ToClient { bytes, .. } = outcome else { panic!("{outcome:?}") };
+    (bytes[0] < 0x40).then(|| said_of(&Reply(bytes)))
+}
+
+#[test]
+fn a_channel_leads_to_where_the_other_client_is_bound_and_back() {
+    let mut world = world();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    goes_to(&world.feed(&channel_data(0x4000, b"x")), BOUND);
+    assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), None);
+    // What has no channel comes by the name that clients know; so does what a NAT has sent back all the same.
+    assert_eq!(from(world.peer_sends(relay, "10.0.0.5:50102", b"x")), Some(address("203.0.114.5:50102")));
+    assert_eq!(from(world.peer_sends(relay, NAMED, b"x")), Some(address(NAMED)));
+    // Who is on this machine and no client of ours has no name.
+    let dropped = Outcome::Drop(DropReason::NoPermission);
+    for stranger in ["10.0.0.5:22", "10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.6:50101"] {
+        assert_eq!(world.peer_sends(relay, stranger, b"x"), dropped, "{stranger}");
+    }
+    // Both names of a channel are the same to an administrator and to whoever renews it.
+    let view = world.server.view(world.now, 0).unwrap();
+    assert!(view.channels().map(|(_, peer, _)| peer).eq([address(NAMED)]));
+    assert!(view.permissions().map(|(ip, _)| ip).eq([address(NAMED).ip()]));
+    world.sleep(299);
+    world.ask(&Ask::permit(NAMED).signed(&alice)).success();
+    world.sleep(299);
+    assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), None, "the permission is that of its name");
+    world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    assert_eq!(world.ask(&Ask::bind(0x4001, NAMED).signed(&alice)).code(), Some(400));
+}
+
+#[test]
+fn send_and_data_indications_name_what_clients_know() {
+    let mut world = world();
+    let also = AdditionalAddressFamily::new(AddressFamily::IPV6);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::allocate().with(&also).signed(&alice)).success();
+    let v4 = world.last_opened();
+    for (relay, named, bound) in
+        [(v4, NAMED, BOUND), (RelayId { family: Family::V6, ..v4 }, "[2600:1::5]:50101", "[fd00::5]:50101")]
+    {
+        assert_eq!(world.feed(&Ask::send(named, b"x")), Outcome::Drop(DropReason::NoPermission));
+        world.ask(&Ask::permit(named).signed(&alice)).success();
+        goes_to(&world.feed(&Ask::send(named, b"x")), bound);
+        assert_eq!(from(world.peer_sends(relay, bound, b"x")), Some(address(named)));
+        // An ICMP error about it, too.
+        let unreachable = if relay.family == Family::V4 { 3 } else { 1 };
+        let told = world.server.from_icmp(world.now, relay, address(bound), unreachable, 0, 0);
+        let Outcome::Reply(bytes) = told.into() else { panic!() };
+        assert_eq!(said_of(&Reply(bytes)), address(named));
+    }
+}
+
+#[test]
+fn connections_are_made_to_where_the_other_client_listens_and_come_under_its_name() {
+    let mut world = world();
+    let (alice, relay) = world.allocated_tcp();
+    let request = world.connecting(&Ask::connect(NAMED).signed(&alice));
+    assert_eq!(request.peer, address(BOUND));
+    world.connect_result(&request, Ok(())).success();
+    assert_eq!(world.ask(&Ask::connect(NAMED).signed(&alice)).code(), Some(446));
+    world.ask(&Ask::permit(NAMED).signed(&alice)).success();
+    let FromPeer::Accepted { indication, .. } = world.peer_connects(relay, "10.0.0.5:50102") else {
+        panic!()
+    };
+    assert_eq!(said_of(&indication), address("203.0.114.5:50102"));
+    assert_eq!(world.ask(&Ask::connect("203.0.114.5:50102").signed(&alice)).code(), Some(446), "it is there");
+    assert!(matches!(world.peer_connects(relay, "10.0.0.5:22"), FromPeer::Refused(_)));
+}
+
+/// By whichever name, nothing is a peer that was none.
+#[test]
+fn listeners_other_services_and_what_is_bound_are_refused_as_ever() {
+    let mut world = world();
+    let (alice, _) = world.allocated();
+    world.ask(&Ask::permit(NAMED).signed(&alice)).success();
+    for peer in ["203.0.114.5:3478", "203.0.114.5:50443", "203.0.114.5:22", BOUND, "10.0.0.5:3478"] {
+        assert_eq!(world.ask(&Ask::bind(0x4000, peer).signed(&alice)).code(), Some(403), "{peer}");
+        assert_eq!(world.feed(&Ask::send(peer, b"x")), Outcome::Drop(DropReason::PeerRefused), "{peer}");
+    }
+    assert_eq!(world.ask(&Ask::permit(BOUND).signed(&alice)).code(), Some(403));
+    let (alice, _) = world.allocated_tcp();
+    for peer in ["203.0.114.5:3478", "203.0.114.5:50443", BOUND] {
+        assert_eq!(world.ask(&Ask::connect(peer).signed(&alice)).code(), Some(403), "{peer}");
+    }
+    // A port that a rule opens is no client's: it is reached by the NAT.
+    let mut world = World::with(behind_nat(&["203.0.114.5:22"]));
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, "203.0.114.5:22").signed(&alice)).success();
+    goes_to(&world.feed(&channel_data(0x4000, b"x")), "203.0.114.5:22");
+    assert_eq!(from(world.peer_sends(relay, "203.0.114.5:22", b"x")), None);
+}
+
+#[test]
+fn who_may_name_what_is_bound_hears_of_it_by_that_name() {
+    let mut world = World::with(behind_nat(&["10.0.0.5"]));
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::permit(BOUND).signed(&alice)).success();
+    goes_to(&world.feed(&Ask::send(BOUND, b"x")), BOUND);
+    assert_eq!(from(world.peer_sends(relay, BOUND, b"x")), Some(address(BOUND)));
+    assert_eq!(world.feed(&Ask::send(NAMED, b"x")), Outcome::Drop(DropReason::NoPermission));
+    // A channel is to a peer of one name; and where both are known, what a relay port sends is another client's.
+    world.ask(&Ask::bind(0x4000, BOUND).signed(&alice)).success();
+    for (number, peer) in [(0x4000, NAMED), (0x4001, NAMED)] {
+        assert_eq!(world.ask(&Ask::bind(number, peer).signed(&alice)).code(), Some(400), "{number:#x}");
+    }
+    world.ask(&Ask::permit(NAMED).signed(&alice)).success();
+    assert_eq!(from(world.peer_sends(relay, "10.0.0.5:50102", b"x")), Some(address("203.0.114.5:50102")));
+    assert_eq!(from(world.peer_sends(relay, "10.0.0.5:22", b"x")), Some(address("10.0.0.5:22")));
+}
+
+#[test]
+fn a_reload_leads_channels_to_where_their_peers_are_by_then() {
+    let mut world = World::with(streams());
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4001, PEER).signed(&alice)).success();
+    goes_to(&world.feed(&channel_data(0x4000, b"x")), NAMED);
+    let (expires_ms, number) = (world.now.ms + 600_000, ChannelNumber::MIN);
+    let (allocation, peer) = (relay.allocation, address(NAMED));
+    world.all_effects();
+    for (config, reached) in [(behind_nat(&[]), BOUND), (behind_nat(&[]), BOUND), (streams(), NAMED)] {
+        let is_new = world.feed(&channel_data(0x4000, b"x"))
+            != Outcome::ToPeer {
+                relay,
+                peer: address(reached),
+                payload: b"x".to_vec(),
+                dont_fragment: false,
+            };
+        world.server.reconfigure(world.now, Arc::new(config));
+        let at = address(reached);
+        let told = [
+            Effect::Unbound { allocation, number, peer },
+            Effect::Bound { allocation, number, peer, at, expires_ms, renewed: false },
+        ];
+        assert_eq!(world.all_effects(), told[..if is_new { 2 } else { 0 }]);
+        goes_to(&world.feed(&channel_data(0x4000, b"x")), reached);
+        goes_to(&world.feed(&channel_data(0x4001, b"x")), PEER);
+        assert_eq!(from(world.peer_sends(relay, reached, b"x")), None);
+    }
+}
+
+/// To another process, or another worker: what is written are names, and each knows where its own clients are bound.
+#[test]
+fn an_allocation_that_moves_finds_its_peers_where_they_are_there() {
+    let (mut here, mut there) = (World::with(streams()), world());
+    let (alice, relay) = here.allocated();
+    here.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    let text = serde_json::to_string(&here.server.snapshot(here.now, relay.allocation).unwrap()).unwrap();
+    let moved: Moved = serde_json::from_str(&text).unwrap();
+    let allocation =
+        there.server.restore(there.now, moved, Link(7)).unwrap_or_else(|_| panic!("there is room"));
+    there.client = here.client;
+    goes_to(&there.feed(&channel_data(0x4000, b"x")), BOUND);
+    assert_eq!(from(there.peer_sends(RelayId { allocation, ..relay }, BOUND, b"x")), None);
+    let moved = there.server.snapshot(there.now, allocation).unwrap();
+    assert!(serde_json::to_string(&moved).unwrap().contains(NAMED));
+}
+
+#[test]
+fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
+    const PORT: SharedPort = SharedPort(0);
+    let mut world = World::with(behind_nat(&["10.0.0.5"]));
+    let relayed = address("203.0.114.5:50000");
+    let (alice, first) = world.allocated_sharing(relayed, PORT);
+    world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    world.client = client(2);
+    let (bob, second) = world.allocated_sharing(relayed, PORT);
+    for name in [NAMED, BOUND] {
+        assert_eq!(world.server.claimant(PORT, address(name).ip(), 1), Some(first));
+        assert_eq!(world.ask(&Ask::permit(name).signed(&bob)).code(), Some(508));
+        assert_eq!(world.ask(&Ask::bind(0x4000, name).signed(&bob)).code(), Some(508));
+    }
+    // Free again, it is the other's by whichever name he chooses.
+    world.client = client(40_000);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    assert_eq!(world.server.claimant(PORT, address(BOUND).ip(), 1), None);
+    world.client = client(2);
+    world.ask(&Ask::permit(BOUND).signed(&bob)).success();
+    assert_eq!(world.server.claimant(PORT, address(NAMED).ip(), 1), Some(second));
+}
+
+#[test]
+fn the_way_without_the_nat_allocates_nothing() {
+    let mut world = world();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+    let message = channel_data(0x4000, &[7; 120]);
+    let send = Ask::send("203.0.114.5:50102", &[7; 120]);
+    let (now, client, server) = (world.now, world.client, &mut world.server);
+    let counted = allocation_counter::measure(|| {
+        for _ in 0..10 {
+            assert!(matches!(server.from_client(now, &client.into(), &message), Verdict::ToPeer { .. }));
+            assert!(matches!(server.from_client(now, &client.into(), &send), Verdict::ToPeer { .. }));
+            for port in [50_101, 50_102] {
+                let peer = SocketAddr::from(([10, 0, 0, 5], port));
+                assert!(matches!(server.from_peer(now, relay, peer, &message), Verdict::ToClient { .. }));
+            }
+        }
+    });
+    assert_eq!(counted.count_total, 0);
+}
