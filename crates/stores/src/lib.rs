@@ -21,6 +21,8 @@ mod database;
 mod directory;
 mod edit;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod keys;
 mod redis;
 mod rules;

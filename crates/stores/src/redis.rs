@@ -422,6 +422,9 @@ fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

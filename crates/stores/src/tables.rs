@@ -75,7 +75,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
 ];
 
 /// Of what coturn has no place for. Numbers are text, as all values are; what is not set is empty.
-const OWN_TABLES: [(&str, &str); 2] = [
+pub(crate) const OWN_TABLES: [(&str, &str); 2] = [
     (
         "turnpike_secret",
         "create table if not exists turnpike_secret (realm varchar(127), value varchar(256), signs_since varchar(20), \
@@ -396,6 +396,9 @@ pub(crate) fn bad_key(realm: &str, name: &str) -> String {
 fn field(row: &Row, index: usize) -> Option<&str> {
     row.get(index)?.as_deref()
 }
+
+#[cfg(test)]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {
