@@ -68,14 +68,15 @@ async fn check(bytes: &[u8]) -> bool {
     for _ in 0..input.below(MOST_ROWS) {
         keyspace.draw(&mut input, well, &mut texts);
     }
+    // Blanks at the ends are no part of what is read.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
     let redis = connected(&keyspace).await;
 
     let read = redis.rules().await;
-    // The order in which keys, members and fields come means nothing.
+    // The order in which keys, members and fields come means nothing, unless two differ in such blanks alone.
     let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
     match (&read, turned.rules().await) {
-        (Ok(rules), Ok(other)) => assert!(*rules == other, "{rules:?}, {other:?}"),
+        (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
         (Err(error), Err(_)) => is_told(error, &[Fault::Row, Fault::Schema], &texts),
         (_, other) => panic!("{read:?}, {other:?}"),
     }

@@ -124,13 +124,14 @@ async fn check(bytes: &[u8]) -> bool {
     let drawn: Vec<Stored> = (0..input.below(MOST_ROWS)).map(|_| row(&mut input, has_own, well)).collect();
     let (tables, rows) = filled(has_own, drawn);
     let texts: Vec<(Word, String)> = rows.iter().flat_map(texts).collect();
+    // Blanks at the ends are no part of what is read.
     let exact = texts.iter().all(|(_, text)| text.trim() == text);
 
     let read = tables.rules().await;
-    // The order in which rows come means nothing.
+    // The order in which rows come means nothing, unless two differ in such blanks alone.
     let (turned, _) = filled(has_own, rows.iter().rev().cloned());
     match (&read, turned.rules().await) {
-        (Ok(rules), Ok(other)) => assert!(*rules == other, "{rules:?}, {other:?}"),
+        (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
         (Err(error), Err(_)) => is_told(error, &[Fault::Row], &texts),
         (_, other) => panic!("{read:?}, {other:?}"),
     }

@@ -168,6 +168,11 @@ impl Rules {
         if denied(&self.denied) || (realm == TENANT && denied(&self.tenant_denied)) { 0 } else { 2 }
     }
 
+    /// The same that deny this peer as well.
+    pub(super) fn denying(&self, ip: IpAddr) -> Self {
+        Self { denied: [&self.denied[..], &[ip]].concat(), ..self.clone() }
+    }
+
     pub(super) fn realms(&self) -> &'static [&'static str] {
         if self.tenant { &REALMS } else { &REALMS[..1] }
     }

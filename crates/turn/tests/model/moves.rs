@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, DropReason, Effect, Link, RelayTransport, Source,
+    AllocationId, Client, ClosedReason, DropReason, Effect, RelayTransport, Source,
     stats::MobilityEvent,
 };
 
@@ -279,6 +279,8 @@ impl Model {
         let from = Some(from);
         self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(at, number);
+        // What a reload has refused meanwhile.
+        self.end_refused(at, number);
         true
     }
 
@@ -292,6 +294,7 @@ impl Model {
             self.close(at, number, ClosedReason::Disconnected);
         } else {
             self.tell_bindings(at, number);
+            self.end_refused(at, number);
         }
     }
 
@@ -366,10 +369,6 @@ impl Model {
         }
     }
 
-    /// The way to a client, which a new process calls by another name.
-    pub(super) fn relink(&mut self, number: usize, link: Link) {
-        self.allocations[number].link = link;
-    }
 }
 
 fn forwarded_by(worker: usize) -> Delivery {
