@@ -1,17 +1,27 @@
-//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`.
+//! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
+//! `cargo xtask faults`, `cargo xtask soak`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
+mod faults;
 mod fuzz;
 mod instructions;
+mod soak;
 
-use std::{env, path::PathBuf, process::ExitCode};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
 
 use clap::{Parser, Subcommand};
 
 /// An error for a person to read; nothing here is recovered from by kind.
 type Failure = Box<dyn std::error::Error>;
+
+/// An asked-for limit was exceeded, as turnpike's own exit code says it.
+const LIMIT_EXCEEDED: u8 = 3;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Chores of the turnpike repository")]
@@ -26,12 +36,18 @@ enum Chore {
     Instructions(instructions::Options),
     /// Fuzz, and remember what was found (fuzz/) and spent (fuzz/ledger.toml)
     Fuzz(fuzz::Options),
+    /// Have one thing after the other break under clients on calls, and tell what came of it
+    Faults(faults::Options),
+    /// Serve for hours, and tell whether anything grows
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Instructions(options) => instructions::run(&options),
         Chore::Fuzz(options) => fuzz::run(&options),
+        Chore::Faults(options) => faults::run(&options),
+        Chore::Soak(options) => soak::run(&options),
     };
     match done {
         Ok(code) => code,
@@ -48,4 +64,37 @@ fn repository() -> Result<PathBuf, Failure> {
     let manifest =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     Ok(manifest.parent().ok_or("xtask has no parent directory")?.to_owned())
+}
+
+/// Where cargo puts what it builds.
+fn target(repository: &Path) -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from)
+}
+
+/// The cargo that runs us, in the repository.
+fn cargo(repository: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(repository);
+    command
+}
+
+/// The tests of the binary. Always the whole workspace, as ./test has it: so cargo compiles everything once.
+fn end_to_end(repository: &Path) -> Command {
+    let mut command = cargo(repository);
+    command.args(["test", "--quiet", "--workspace", "--locked", "--test", "end_to_end"]);
+    command
+}
+
+/// The program to test: the one that was named, or a release build as it is shipped.
+fn program(repository: &Path, named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(program) = named {
+        return Ok(program.canonicalize()?);
+    }
+    let built = cargo(repository)
+        .args(["build", "--release", "--locked", "--package=turnpike-cli", "--bin=turnpike"])
+        .status()?;
+    if !built.success() {
+        return Err("the release build failed".into());
+    }
+    Ok(target(repository).join("release/turnpike").canonicalize()?)
 }

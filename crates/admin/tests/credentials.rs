@@ -501,7 +501,7 @@ fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_co
         (&Value::Null, &json!("turnpike")),
         "of the store it is the first"
     );
-    assert!(first["note"].as_str().unwrap().contains("those of the configuration"), "{first}");
+    assert!(first["note"].as_str().unwrap().contains("secrets of the configuration"), "{first}");
     assert!(signs("first"), "the store's before the configuration's");
     let second = rotate(json!({ "secret": "second", "overlap_s": 60 })).ok();
     let until: jiff::Timestamp = second["until"].as_str().unwrap().parse().unwrap();

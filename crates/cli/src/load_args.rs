@@ -136,6 +136,11 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     migrate: Option<Duration>,
 
+    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (at most a second more, each another time), take another socket and
+    /// ask for an allocation anew, as calls do after a fault; the result tells the longest silence. For --mode packet with --relay udp
+    #[arg(long = "return", value_name = "SECONDS", value_parser = seconds)]
+    patience: Option<Duration>,
+
     /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
     datapath: Datapath,
@@ -297,6 +302,7 @@ impl LoadTurnArgs {
             warmup: self.time.warmup,
             mode: self.mode,
             migrate: self.migrate,
+            patience: self.patience,
             threads: self.time.threads,
             datapath: self.datapath,
             max_loss: self.limits.max_loss,
@@ -431,6 +437,11 @@ sends a Refresh with its mobility ticket from the new one (RFC 8016); the client
 and counts as lost; what is due until the server has answered waits for that, and its round trip shows it. The result tells migrations_done, migrations_failed and \
 migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, to the server's answer.
 
+With --return a client that hears nothing for so long asks for an allocation anew, from another socket, again and again, as calls do \
+(ICE) when the server was restarted or the path has changed. What it would have sent meanwhile counts as sent and lost, and as error \
+no_allocation. The result tells returns_done and returns_failed, clients_silent (those who heard nothing at the end), and \
+pause_ms_p50, _p99 and _max: of the longest silence that each client had in the measured time. It follows no 300 Try Alternate then.
+
 A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
 same credentials, over at most five servers and to none twice; the result tells redirects.";
 
@@ -443,6 +454,7 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
   turnpike load turn 127.0.0.1 --user a:b --clients 50 --migrate 2
   turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --max-loss 0.1
+  turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --return 2 --duration 60        (and restart the server)
   turnpike credentials --token-key-file KEY --user KID --server-name NAME | turnpike load turn 127.0.0.1 --access-token-file -
   turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 
@@ -495,6 +507,7 @@ mod tests {
         let half = Ok(Some(Duration::from_millis(500)));
         assert_eq!(load_turn(&["--migrate", "0.5"]).map(|config| config.migrate), half);
         assert!(load_turn(&["--migrate", "soon"]).is_err());
+        assert_eq!(load_turn(&["--return", "0.5"]).map(|config| config.patience), half);
     }
 
     #[test]

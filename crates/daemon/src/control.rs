@@ -275,9 +275,10 @@ pub(crate) fn run<S: Service>(
         let signals = Signals::new().map_err(DaemonError::Control)?;
         tracing::info!("turnpike {}", env!("CARGO_PKG_VERSION"));
         let (control, mut requests) = Control::new();
+        // Whoever is told that this process serves may ask it at once.
+        let door = Door::open(control.requests.clone());
         let (mut service, log) = start(&control).await?;
         tokio::spawn(signals.pass_on(control.requests.clone()));
-        let door = Door::open(control.requests.clone());
         let mut manager = ServiceManager::of_this_process();
         manager.ready();
         let failed = until_ended(&mut service, &control.status, &mut manager, &mut requests, door).await;

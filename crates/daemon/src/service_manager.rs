@@ -9,6 +9,8 @@ use tokio::time::{Instant, sleep};
 
 /// Signs of life in the time that the watchdog waits for one: two may come late.
 const SIGNS: u32 = 3;
+/// Between two questions to the workers where no watchdog waits for the answer.
+const UNWATCHED: Duration = Duration::from_secs(10);
 /// Between two sentences about how things stand.
 const STATUS: Duration = Duration::from_secs(5);
 /// What a stop may take beyond the time that sessions get: workers end, the log is written.
@@ -36,6 +38,8 @@ pub(crate) struct ServiceManager {
     /// Between two signs of life, where the service manager wants any.
     every: Option<Duration>,
     next_sign: Instant,
+    /// Since when a worker takes no commands, and it has been said.
+    stalled: Option<Instant>,
     /// What was said last of how things stand, and when more may be said.
     status: String,
     next_status: Instant,
@@ -55,7 +59,15 @@ impl ServiceManager {
     fn new(say: Option<Say>, watchdog: Option<Duration>) -> Self {
         let now = Instant::now();
         let every = watchdog.filter(|_| say.is_some()).map(|patience| patience / SIGNS);
-        Self { say, every, next_sign: now, status: String::new(), next_status: now, refused: false }
+        Self {
+            say,
+            every,
+            next_sign: now,
+            stalled: None,
+            status: String::new(),
+            next_status: now,
+            refused: false,
+        }
     }
 
     /// How long the control loop may sleep at most.
@@ -101,18 +113,13 @@ impl ServiceManager {
         self.say(&[NotifyState::Stopping, NotifyState::Custom(&until)]);
     }
 
-    /// To be called in each round of the control loop. `makes_progress` is asked where a sign of life is due.
+    /// To be called in each round of the control loop. `makes_progress` is asked from time to time, and where a sign of life is due.
     pub(crate) fn look(&mut self, makes_progress: impl FnOnce() -> bool, status: impl FnOnce() -> String) {
         let now = Instant::now();
-        if let Some(every) = self.every
-            && now >= self.next_sign
-        {
+        if now >= self.next_sign {
+            let every = self.every.unwrap_or(UNWATCHED);
             self.next_sign = now + every;
-            if makes_progress() {
-                self.say(&[NotifyState::Watchdog]);
-            } else {
-                tracing::warn!("a worker has taken no command for {} s", every.as_secs_f64());
-            }
+            self.note(makes_progress(), now, every);
         }
         if self.say.is_none() || now < self.next_status {
             return;
@@ -123,6 +130,32 @@ impl ServiceManager {
         if status != self.status {
             self.say(&[NotifyState::Status(&status)]);
             self.status = status;
+        }
+    }
+
+    /// Whether the workers have taken what they were told `every` ago.
+    fn note(&mut self, progress: bool, now: Instant, every: Duration) {
+        match (progress, self.stalled) {
+            (false, None) => {
+                tracing::warn!(
+                    "a worker has taken no command for {} s: its clients are not served",
+                    every.as_secs_f64()
+                );
+                self.stalled = Some(now - every);
+            }
+            (false, Some(_)) => {}
+            (true, stalled) => {
+                if let Some(since) = stalled {
+                    tracing::warn!(
+                        "all workers take commands again, after {:.1} s",
+                        (now - since).as_secs_f64()
+                    );
+                }
+                self.stalled = None;
+                if self.every.is_some() {
+                    self.say(&[NotifyState::Watchdog]);
+                }
+            }
         }
     }
 
@@ -180,10 +213,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_watchdog_no_worker_is_asked_for_anything() {
+    async fn without_a_watchdog_workers_are_asked_all_the_same_and_it_hears_nothing() {
         let (mut manager, said) = manager(None);
-        manager.look(|| panic!("nobody wants to know"), || "1 allocation".to_owned());
-        assert_eq!(take(&said), ["STATUS=1 allocation"]);
+        let (mut asked, mut stalled) = (Vec::new(), Vec::new());
+        for second in 0..50 {
+            let progress = || {
+                asked.push(second);
+                !(15..35).contains(&second)
+            };
+            manager.look(progress, || "1 allocation".to_owned());
+            stalled.extend(manager.stalled.map(|_| second));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!((asked, take(&said)), (vec![0, 10, 20, 30, 40], vec!["STATUS=1 allocation".to_owned()]));
+        assert_eq!((stalled.first(), stalled.last()), (Some(&20), Some(&39)));
     }
 
     #[tokio::test(start_paused = true)]

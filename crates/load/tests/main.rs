@@ -13,5 +13,6 @@ mod stream;
 mod turn;
 mod turn_alternate;
 mod turn_migrate;
+mod turn_return;
 mod turn_token;
 mod udp;

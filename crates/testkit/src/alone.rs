@@ -110,7 +110,8 @@ fn again(test: &str, launcher: &[&str], body: impl FnOnce()) {
     let words: Vec<OsString> = launcher.iter().map(OsString::from).chain([own.into()]).collect();
     let output = Command::new(&words[0])
         .args(&words[1..])
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        // Whoever runs it has asked for it, also where it is one that takes long.
+        .args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"])
         .env(INSIDE, test)
         .output()
         .unwrap_or_else(|error| panic!("{:?}: {error}", words[0]));

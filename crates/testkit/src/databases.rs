@@ -325,6 +325,8 @@ struct State {
     holds: AtomicBool,
     /// Connections are ended at once.
     refuses: AtomicBool,
+    /// What the server says is changed.
+    garbles: AtomicBool,
     ends: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
     accepted: AtomicUsize,
@@ -344,6 +346,7 @@ impl Proxy {
             delay: AtomicU64::new(0),
             holds: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
+            garbles: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             open: Mutex::default(),
             accepted: AtomicUsize::new(0),
@@ -378,6 +381,11 @@ impl Proxy {
         }
     }
 
+    /// Whether every other byte that the server says is another one.
+    pub fn garble(&self, garbles: bool) {
+        self.state.garbles.store(garbles, Ordering::Relaxed);
+    }
+
     /// Connections that have come so far.
     #[must_use]
     pub fn accepted(&self) -> usize {
@@ -404,21 +412,21 @@ impl State {
         for stream in [client, &server] {
             let _ = stream.set_nodelay(true);
         }
-        let copies =
-            [(client, &server), (&server, client)].map(|(from, to)| (from.try_clone(), to.try_clone()));
+        let copies = [(client, &server, false), (&server, client, true)]
+            .map(|(from, to, answers)| (from.try_clone(), to.try_clone(), answers));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.extend([client, &server].into_iter().filter_map(|stream| stream.try_clone().ok()));
         drop(open);
-        for (from, to) in copies {
+        for (from, to, answers) in copies {
             let (Ok(from), Ok(to)) = (from, to) else { return };
             let state = Arc::clone(self);
             thread::spawn(move || {
-                let _ = state.pass_on(from, to);
+                let _ = state.pass_on(from, to, answers);
             });
         }
     }
 
-    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, answers: bool) -> io::Result<()> {
         let mut buffer = [0; 16_384];
         loop {
             let len = from.read(&mut buffer)?;
@@ -428,6 +436,9 @@ impl State {
             thread::sleep(Duration::from_millis(self.delay.load(Ordering::Relaxed)));
             while self.holds.load(Ordering::Relaxed) && !self.ends.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(1));
+            }
+            if answers && self.garbles.load(Ordering::Relaxed) {
+                buffer[..len].iter_mut().step_by(2).for_each(|byte| *byte ^= 0x55);
             }
             to.write_all(&buffer[..len])?;
         }

@@ -6,17 +6,14 @@ mod callgrind;
 
 use std::{
     env,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitCode},
 };
 
 use clap::Args;
 
 use self::budgets::{Budgets, Origin};
-use crate::{Failure, repository};
-
-/// An asked-for limit was exceeded, as turnpike's own exit code says it.
-const LIMIT_EXCEEDED: u8 = 3;
+use crate::{Failure, LIMIT_EXCEEDED};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -28,7 +25,7 @@ pub(crate) struct Options {
 /// Builds, counts, compares. With a compiler that the budgets were not made with there is nothing to compare: that is
 /// said, and no failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let repository = repository()?;
+    let repository = crate::repository()?;
     let file = repository.join("benches/budgets.toml");
     let here = compiler()?;
     let budgets = if options.update && !file.exists() { None } else { Some(Budgets::load(&file)?) };
@@ -39,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
 
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository.join("target"), PathBuf::from);
+    let target = crate::target(&repository);
     build(&repository)?;
     let program = target.join("release/examples/instructions").canonicalize()?;
     let counts = callgrind::count(&program, &target.join("instructions"))?;
@@ -65,11 +62,10 @@ fn compiler() -> Result<Origin, Failure> {
 
 /// The release build as it is shipped: flags from the environment would be counted too.
 fn build(repository: &Path) -> Result<(), Failure> {
-    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let built = crate::cargo(repository)
         .args(["build", "--release", "--locked", "--package=turnpike-benches", "--example=instructions"])
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .current_dir(repository)
         .status()?;
     if built.success() { Ok(()) } else { Err("the release build of turnpike-benches failed".into()) }
 }

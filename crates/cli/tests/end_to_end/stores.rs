@@ -151,7 +151,8 @@ fn a_running_server_sees_what_the_commands_write() {
         let answer = client.forge("dora", &wanted.realm, &wanted.nonce);
         (answer == Some(438)).then_some(())
     });
-    assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), None);
+    // By each worker as soon as it has heard of it.
+    eventually("its user comes in", || allocate_in(&serve, "blue.example", "dora", "pw").is_none());
     assert_eq!(allocate_in(&serve, "blue.example", "dora", "pw"), Some(486));
     with(&["realm", "remove", "blue.example"], &[]);
     let line = serve.program.line_with("session ended");
@@ -290,7 +291,29 @@ fn a_state_that_cannot_be_written_leaves_a_credential_for_this_run() {
     assert_eq!(allocate(&serve, "turnpike", rest.split(' ').next().expect("a word")), None);
 }
 
-/// PostgreSQL with coturn's tables, behind a proxy, and `serve` that asks it.
+/// PostgreSQL with coturn's tables, and a proxy in front of it.
+pub(crate) fn coturn_store() -> Result<(Server, Proxy), String> {
+    let server = Server::postgres()?;
+    let proxy = Proxy::new(server.address);
+    let document = include_str!("../../../../docs/stores.md");
+    let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
+    let psql = turnpike_testkit::databases::installed("psql").ok_or("psql is not installed")?;
+    let schema = rest.split_once("```").expect("and its end").0;
+    let ended = Program::run(std::process::Command::new(psql).env("PGPASSWORD", SERVERS_PASSWORD).args([
+        "-X",
+        "-q",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-d",
+        &server.coturn_words(),
+        "-c",
+        schema,
+    ]));
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    Ok((server, proxy))
+}
+
+/// Such a store, and `serve` that asks it.
 struct World {
     serve: Serve,
     proxy: Proxy,
@@ -299,24 +322,7 @@ struct World {
 
 impl World {
     fn new(more: &[&str]) -> Result<Self, String> {
-        let server = Server::postgres()?;
-        let proxy = Proxy::new(server.address);
-        let document = include_str!("../../../../docs/stores.md");
-        let (_, rest) = document.split_once("```sql\n").expect("the document has the schema");
-        let psql = turnpike_testkit::databases::installed("psql").ok_or("psql is not installed")?;
-        let schema = rest.split_once("```").expect("and its end").0;
-        let ended =
-            Program::run(std::process::Command::new(psql).env("PGPASSWORD", SERVERS_PASSWORD).args([
-                "-X",
-                "-q",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-d",
-                &server.coturn_words(),
-                "-c",
-                schema,
-            ]));
-        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        let (server, proxy) = coturn_store()?;
         let url = server.url(proxy.address, "");
         let mut arguments = vec!["--store", &url];
         arguments.extend(more);

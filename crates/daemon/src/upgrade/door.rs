@@ -225,10 +225,12 @@ fn in_directory(directory: &Path) -> Vec<(u32, PathBuf)> {
     fs::read_dir(directory).map_or_else(|_| Vec::new(), |entries| entries.filter_map(named).collect())
 }
 
-/// Removes the sockets of processes that ended without doing so.
+/// Removes the sockets of processes that ended without doing so. One that lives may have bound its own and not listen yet.
 fn sweep(directory: &Path) {
-    for (_, path) in in_directory(directory) {
-        if StdStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    for (id, path) in in_directory(directory) {
+        let refuses =
+            || StdStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        if !Path::new("/proc").join(id.to_string()).exists() && refuses() {
             let _ = fs::remove_file(path);
         }
     }
@@ -360,12 +362,15 @@ mod tests {
     #[test]
     fn sockets_that_nobody_listens_on_are_swept_away_and_others_are_not() {
         let dir = Dir::new();
-        drop(StdListener::bind(dir.at("1.sock")).expect("it is free"));
-        let _listening = StdListener::bind(dir.at("2.sock")).expect("it is free");
+        // No process has a number above PID_MAX_LIMIT.
+        let (gone, ours) = ("4194305.sock", format!("{}.sock", std::process::id()));
+        drop(StdListener::bind(dir.at(gone)).expect("it is free"));
+        drop(StdListener::bind(dir.at(&ours)).expect("it is free"));
+        let _listening = StdListener::bind(dir.at("4194306.sock")).expect("it is free");
         drop(StdListener::bind(dir.at("app.sock")).expect("it is free"));
         sweep(dir.path());
-        let left: Vec<bool> = ["1.sock", "2.sock", "app.sock"].map(|name| dir.at(name).exists()).to_vec();
-        assert_eq!(left, [false, true, true]);
+        let left = [gone, &ours, "4194306.sock", "app.sock"].map(|name| dir.at(name).exists());
+        assert_eq!(left, [false, true, true, true]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub(crate) fn run<C>(
     };
     let Counts { profile, seed, share, .. } = ends.counts;
     ends.counts.measure_ns = schedule.measure;
+    carrier.plan(schedule);
     let mut bursts = Bursts::new(profile, seed, share, schedule.start);
     let mut heartbeat = Heartbeat::new(shared, thread, schedule);
     let mut tallies = Tallies::default();
@@ -47,7 +48,9 @@ pub(crate) fn run<C>(
         if heartbeat.is_due(now) {
             ends.counts.sum(&mut tallies);
         }
-        heartbeat.beat(now, &mut tallies, &mut schedule, || ends.counts.under_way())?;
+        if heartbeat.beat(now, &mut tallies, &mut schedule, || ends.counts.under_way())? {
+            carrier.plan(schedule);
+        }
         let Some(sleep) = ends.send(carrier, &mut bursts, schedule) else { break };
         carrier.receive(sleep, &mut ends)?;
     }

@@ -305,7 +305,7 @@ impl Ports {
     }
 }
 
-fn count(errors: &mut Errors, request: Request, failure: &Failure) {
+pub(super) fn count(errors: &mut Errors, request: Request, failure: &Failure) {
     let name = match (request, failure) {
         (Request::Delete, _) => "delete_failed",
         (_, Failure::Timeout { .. }) => "timeout",

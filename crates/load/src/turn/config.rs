@@ -72,6 +72,9 @@ pub struct Config {
     /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
     /// never.
     pub migrate: Option<Duration>,
+    /// In [`Mode::Packet`]: a client that has heard nothing for so long, 0.2 s to 1 h (up to twice that, but at most a second more, each
+    /// another time), takes another socket and asks for an allocation anew, and so on. Default never.
+    pub patience: Option<Duration>,
     /// Threads. Default: one per core that this process may use, but no more than clients.
     pub threads: Option<usize>,
     /// Step of the ladder. Default: the best.
@@ -110,6 +113,7 @@ impl Default for Config {
             mode: Mode::Packet,
             profile: None,
             migrate: None,
+            patience: None,
             threads: None,
             datapath: Datapath::best().0,
             max_loss: None,
@@ -126,6 +130,8 @@ impl Config {
     pub const USERS: RangeInclusive<usize> = 1..=1_000_000;
     /// How often clients may change their socket: a Refresh that was lost is sent again after half a second.
     pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+    /// After which silence clients may come back.
+    pub const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
     /// Says what is impossible about these settings.
     ///
@@ -135,6 +141,7 @@ impl Config {
         udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
         self.validate_migration()?;
+        self.validate_return()?;
         self.validate_peers()?;
         self.validate_profile()?;
         self.validate_users()?;
@@ -289,6 +296,34 @@ impl Config {
         Ok(())
     }
 
+    fn validate_return(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        let Some(patience) = self.patience else { return Ok(()) };
+        if self.mode != Mode::Packet {
+            return refused(format!("--return is for --mode packet, not for {}", self.mode));
+        }
+        if self.relayed == Relayed::Tcp {
+            return refused(
+                "--return does not go with --relay tcp: a stream that was cut is not one again".to_owned(),
+            );
+        }
+        if self.migrate.is_some() {
+            return refused(
+                "--return does not go with --migrate: a client either takes its allocation along or asks for another"
+                    .to_owned(),
+            );
+        }
+        if !Self::PATIENCE.contains(&patience) {
+            return refused(format!(
+                "--return is {} s, but must be {} to {} s",
+                patience.as_secs_f64(),
+                Self::PATIENCE.start().as_secs_f64(),
+                Self::PATIENCE.end().as_secs_f64()
+            ));
+        }
+        Ok(())
+    }
+
     fn validate_users(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
         if self.users == 1 {
@@ -395,6 +430,7 @@ mod tests {
             Config { profile: Some(Shaped { profile, seed: 1 }), ..base() }
         };
         let moving = || Config { migrate: Some(Duration::from_secs(1)), ..base() };
+        let coming_back = || Config { patience: Some(Duration::from_secs(1)), ..base() };
         for (config, flag) in [
             (Config { clients: 0, ..base() }, "--clients"),
             (Config { clients: 10_001, ..base() }, "--clients"),
@@ -418,6 +454,10 @@ mod tests {
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),
             (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
+            (Config { mode: Mode::Allocate, ..coming_back() }, "--return"),
+            (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..coming_back() }, "--relay tcp"),
+            (Config { migrate: Some(Duration::from_secs(1)), ..coming_back() }, "--migrate"),
+            (Config { patience: Some(Duration::from_millis(199)), ..base() }, "0.2 to 3600 s"),
             (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
             (Config { access_token: token(10), ..base() }, "--ttl"),
             (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
@@ -436,6 +476,8 @@ mod tests {
         }
         base().validate().unwrap();
         moving().validate().unwrap();
+        coming_back().validate().unwrap();
+        Config { patience: Some(Duration::from_secs(1)), ..shaped() }.validate().unwrap();
         shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();
         Config { peer_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();

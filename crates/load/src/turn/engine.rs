@@ -1,7 +1,7 @@
 //! The clients of one thread, with a socket or a connection behind each: sending, receiving, retransmitting. What the traffic
 //! is, the modes decide.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_client::{Datagrams, Errors, Framing, Links, Security, Transport, links};
 use turnpike_net::poll::{Event as Ready, Poller};
@@ -13,7 +13,7 @@ use turnpike_turn::{
 };
 use turnpike_wire::{channel_data::ChannelData, frame, indication};
 
-use super::{Config, Mode, Via, migrate::Moves, redirect::Course};
+use super::{Config, Mode, Via, migrate::Moves, redirect::Course, returns::Returns};
 use crate::{
     LoadError,
     clock::Clock,
@@ -58,6 +58,11 @@ impl Endpoint {
         }
     }
 
+    /// The header has to be written anew: there is another channel, or none any more.
+    pub(super) fn forget_header(&mut self) {
+        self.header.payload = 0;
+    }
+
     /// The payload of ChannelData on the channel that this client sends on, without asking the client.
     #[inline]
     fn channel_data<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
@@ -81,6 +86,10 @@ pub(super) struct Engine {
     pub(super) redirects: u64,
     /// Who changes its socket when.
     pub(super) moves: Moves,
+    /// Who comes back after silence.
+    pub(super) returns: Returns,
+    /// Clients bind a channel to their peer, in place of a permission alone.
+    pub(super) binds: bool,
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
@@ -147,6 +156,8 @@ impl Engine {
             unreachable: None,
             redirects: 0,
             moves: Moves::new(config, count, first),
+            returns: Returns::new(config, count, first),
+            binds: config.via == Via::Channel && !relays_streams,
             clock,
             poller,
             ready: Vec::new(),
@@ -244,6 +255,7 @@ impl Engine {
         endpoint.client = Client::new(Arc::clone(&settings), Seed(rand::random()));
         endpoint.settings = settings;
         endpoint.timeout = u64::MAX;
+        endpoint.forget_header();
     }
 
     /// Opens the connection that is to be this peer connection's (RFC 6062 section 4.3).
@@ -310,6 +322,7 @@ impl Engine {
         }
         self.next_sweep_ns = now_ns + SWEEP_NS;
         let now = now_ns / 1_000_000;
+        self.come_back(now_ns);
         if let Wire::Links(links) = &mut self.wire {
             links.sweep(&mut self.errors);
         }
@@ -346,20 +359,23 @@ impl Engine {
     fn drain_socket(&mut self, index: usize, sink: &mut impl Sink) -> usize {
         let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, .. } = self else { return 0 };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
-        let (mut messages, mut unexpected, mut control, mut now_ns) = (0, 0, false, 0);
+        let (mut messages, mut unexpected, mut control, mut data, mut now_ns) = (0, 0, false, false, 0);
         let unreachable = datagrams.receive(index, errors, |datagram| match datagram {
             // One reading for the batch: these datagrams were all here when the call returned.
             None => now_ns = clock.ns(),
             Some((datagram, _)) => {
                 messages += 1;
                 match deliver(endpoint, index, now_ns, datagram, sink) {
-                    Delivered::Data => {}
+                    Delivered::Data => data = true,
                     Delivered::Control => control = true,
                     Delivered::Unexpected => unexpected += 1,
                 }
             }
         });
         self.unreachable = self.unreachable.or(unreachable.then_some(index));
+        if data {
+            self.returns.heard(index, now_ns);
+        }
         self.delivered(index, control, unexpected);
         messages
     }
@@ -367,17 +383,20 @@ impl Engine {
     fn drain_link(&mut self, ready: Ready, index: usize, sink: &mut impl Sink) -> usize {
         let Self { wire: Wire::Links(links), endpoints, errors, clock, poller, .. } = self else { return 0 };
         let Some(endpoint) = endpoints.get_mut(index) else { return 0 };
-        let (mut messages, mut unexpected, mut control) = (0, 0, false);
+        let (mut messages, mut unexpected, mut control, mut data) = (0, 0, false, false);
         let now_ns = clock.ns();
         links.serve(ready, poller, errors, &mut |message| {
             messages += 1;
             match deliver(endpoint, index, now_ns, message, sink) {
-                Delivered::Data => {}
+                Delivered::Data => data = true,
                 Delivered::Control => control = true,
                 Delivered::Unexpected => unexpected += 1,
             }
             None
         });
+        if data {
+            self.returns.heard(index, now_ns);
+        }
         self.delivered(index, control, unexpected);
         messages
     }
@@ -420,6 +439,7 @@ impl Engine {
             *self.errors.entry("unexpected_datagram").or_default() += unexpected;
         }
         if control {
+            self.returns.answered(index, self.clock.ns());
             self.pump(index);
         }
     }
@@ -432,7 +452,11 @@ impl Carrier for Engine {
         if self.relays_streams {
             return (0..count).for_each(|_| self.push_to_peer(client, len, &mut fill));
         }
-        let Self { endpoints, wire, pads, .. } = self;
+        let Self { endpoints, wire, pads, returns, errors, .. } = self;
+        if returns.is_away(client) {
+            *errors.entry("no_allocation").or_default() += count as u64;
+            return;
+        }
         let endpoint = &mut endpoints[client];
         endpoint.prepare(len);
         let Header { bytes, len: start, .. } = &endpoint.header;
@@ -481,7 +505,11 @@ impl Carrier for Engine {
         self.sweep();
         self.flush();
         let received = self.drive(timeout, sink)?;
-        for (index, event) in self.events.drain(..) {
+        for (index, event) in mem::take(&mut self.events) {
+            if self.returning(index, &event) {
+                sink.forget(index);
+                continue;
+            }
             let error = match event {
                 Event::Migrated { .. } => {
                     self.moves.done(index, self.clock.ns());
@@ -517,6 +545,7 @@ impl Carrier for Engine {
 
     fn plan(&mut self, schedule: Schedule) {
         self.moves.plan(schedule);
+        self.returns.plan(schedule);
     }
 
     #[inline]

@@ -15,6 +15,7 @@ mod engine;
 mod invalid;
 mod migrate;
 mod redirect;
+mod returns;
 mod set_up;
 mod token;
 
@@ -63,8 +64,8 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         max_loss: config.max_loss,
         max_p99: config.max_p99,
     };
-    let moved = Mutex::default();
-    let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &moved);
+    let told = Told::default();
+    let thread = |shared: &Shared<'_>, number| run_thread(shared, security.as_ref(), number, &told);
     let asked = asked.shaped(config.profile.as_ref(), config.clients);
     let mut found = run::run(config, frame, stop, thread, progress)?;
     let (interrupted, measured, streams) = (found.interrupted, found.measured, profile::gather(&mut found));
@@ -82,7 +83,10 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
         put_bytes(&mut report, sent_bytes, received_bytes);
     }
     if config.migrate.is_some() {
-        moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
+        told.moved.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
+    }
+    if config.patience.is_some() {
+        told.returned.into_inner().unwrap_or_else(PoisonError::into_inner).put(&mut report);
     }
     if let Some(shaped) = &config.profile {
         profile::put(&mut report, shaped, streams, measured);
@@ -95,14 +99,21 @@ pub fn run(config: &Config, stop: &Stop, progress: impl FnMut(&Interval)) -> Res
     Ok(run::conclude(report, &asked, interrupted))
 }
 
+/// What all threads tell of their clients, beside the traffic.
+#[derive(Default)]
+struct Told {
+    moved: Mutex<migrate::Found>,
+    returned: Mutex<returns::Found>,
+}
+
 fn run_thread(
     shared: &Shared<'_>,
     security: Option<&Security>,
     number: usize,
-    moved: &Mutex<migrate::Found>,
+    told: &Told,
 ) -> Result<Finished, LoadError> {
     match shared.config.mode {
-        Mode::Packet => relay(shared, security, number, moved),
+        Mode::Packet => relay(shared, security, number, told),
         Mode::Allocate | Mode::Bind => allocate::run(shared, security, number),
         Mode::Invalid => invalid::run(shared, number),
     }
@@ -113,7 +124,7 @@ fn relay(
     shared: &Shared<'_>,
     security: Option<&Security>,
     thread: usize,
-    moved: &Mutex<migrate::Found>,
+    told: &Told,
 ) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let mut engine = Engine::new(shared.config, security, (count, first), shared.clock)?;
@@ -127,7 +138,8 @@ fn relay(
             set_up::set_up(&mut engine, shared).and_then(|()| profile::run(&mut engine, ends, shared, thread))
         }
     };
-    engine.moves.finish(moved);
+    engine.moves.finish(&told.moved);
+    engine.returns.finish(&told.returned);
     // Also after a failure, for those clients that had got their allocation.
     let taken_down = set_up::take_down(&mut engine, shared);
     let relayed = relayed?;

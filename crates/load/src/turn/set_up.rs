@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use turnpike_turn::client::{Event, Failure, Relayed, Request};
 
 use super::{
-    Config, Shared, Via,
+    Config, Shared,
     engine::{Endpoint, Engine},
 };
 use crate::{
@@ -56,7 +56,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                         let server = engine.endpoints[index].course.server;
                         return Err(engine.blame(index, LoadError::NoMobility { server }));
                     }
-                    begin(engine, index, config);
+                    begin(engine, index);
                 }
                 Event::Permitted(_) if config.relayed == Relayed::Tcp => {
                     let now = engine.now_ms();
@@ -92,14 +92,15 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
     Ok(())
 }
 
-fn begin(engine: &mut Engine, index: usize, config: &Config) {
+/// Has a client that got its allocation ask for what it needs to reach its peer.
+pub(super) fn begin(engine: &mut Engine, index: usize) {
     let now = engine.now_ms();
     let Endpoint { peer, client, .. } = &mut engine.endpoints[index];
     let peer = *peer;
     // Neither can fail on a fresh allocation.
-    match config.via {
-        Via::Channel if config.relayed == Relayed::Udp => _ = client.bind_channel(now, peer),
-        _ => _ = client.permit(now, peer.ip()),
+    match engine.binds {
+        true => _ = client.bind_channel(now, peer),
+        false => _ = client.permit(now, peer.ip()),
     }
     engine.pump(index);
 }

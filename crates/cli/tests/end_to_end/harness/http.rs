@@ -94,6 +94,12 @@ impl Metrics {
         }
     }
 
+    /// The same, where there is such a series.
+    pub(crate) fn maybe(&self, name: &str) -> Option<u64> {
+        let there = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        self.0.lines().any(there).then(|| self.sum(name, ""))
+    }
+
     pub(crate) fn text(&self) -> &str {
         &self.0
     }

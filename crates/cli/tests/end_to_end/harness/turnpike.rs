@@ -17,7 +17,9 @@ pub(crate) const REALM: &str = "example.org";
 
 /// The binary, with nothing of this environment that could configure it.
 pub(crate) fn turnpike(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
+    // `cargo xtask faults` has a release build tested.
+    let program = std::env::var_os("TURNPIKE_TEST_PROGRAM");
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_turnpike").into()));
     command.args(arguments).env_clear().env("RUST_BACKTRACE", "1");
     // All servers and forwarders of all tests by another data path, and another way to copy.
     for (asked, variables) in [

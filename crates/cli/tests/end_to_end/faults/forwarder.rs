@@ -1,0 +1,193 @@
+//! A forwarder that is to break, with a target of its own: clients' streams are checked byte for byte, their datagrams one by one.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    time::Duration,
+};
+
+use serde_json::Value;
+use turnpike_testkit::process;
+
+use super::{
+    Row, Wanted, as_before, or_thorough,
+    row::complaints,
+    server::{Kept, start},
+    talks::{Talks, Target},
+    within,
+};
+use crate::harness::{Dir, Metrics, Program, SOON, Upgraded, V4, eventually, free_port, get_unix};
+
+pub(super) struct Forwarder {
+    pub(super) program: Program,
+    pub(super) tcp: SocketAddr,
+    pub(super) udp: SocketAddr,
+    target: Option<Target>,
+    /// How the rules name its host.
+    host: Option<String>,
+    /// More lines of the rule for streams.
+    more: String,
+    wanted: Wanted,
+    dir: Dir,
+    said: Vec<String>,
+    pub(super) upgraded: Upgraded,
+}
+
+impl Forwarder {
+    /// From loopback to a target on loopback.
+    pub(super) fn local(wanted: Wanted) -> Self {
+        Self::between(V4, Target::on(V4), wanted)
+    }
+
+    /// The same with more lines in the rule for streams.
+    pub(super) fn with_rule(wanted: Wanted, more: &str) -> Self {
+        Self::new(V4, Target::on(V4), None, more, wanted)
+    }
+
+    /// To a target that the rules know by this name.
+    pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
+        Self::new(V4, target, Some(name), "", wanted)
+    }
+
+    /// From this address to that target.
+    pub(super) fn between(listen: IpAddr, target: Target, wanted: Wanted) -> Self {
+        Self::new(listen, target, None, "", wanted)
+    }
+
+    fn new(listen: IpAddr, target: Target, host: Option<&str>, more: &str, wanted: Wanted) -> Self {
+        let dir = Dir::new();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
+        // In a namespace of its own every port is free.
+        let ports = if listen == V4 { [free_port(V4), free_port(V4)] } else { [9000, 9001] };
+        let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));
+        let host = host.map(str::to_owned);
+        dir.file("f.toml", rules(tcp, udp, &target, host.as_deref(), more, 0));
+        let program = launch(&wanted, &dir);
+        let upgraded = Upgraded::new(&program);
+        let (target, said, more) = (Some(target), Vec::new(), more.to_owned());
+        let forwarder = Self { program, tcp, udp, target, host, more, wanted, dir, said, upgraded };
+        forwarder.is_up();
+        forwarder
+    }
+
+    pub(super) fn kill_and_start(&mut self) {
+        self.program.signal("KILL");
+        eventually("it has ended", || self.program.has_ended());
+        self.said.append(&mut self.program.lines());
+        let _ = fs::remove_file(self.dir.at("a.sock"));
+        self.program = launch(&self.wanted, &self.dir);
+        self.upgraded = Upgraded::new(&self.program);
+        self.is_up();
+    }
+
+    /// Reads another file of rules, in which something has changed that its clients need not notice.
+    pub(super) fn reload(&self, turn: u32) {
+        let target = self.target.as_ref().expect("it is there");
+        let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.more, turn);
+        self.dir.file("next.toml", text);
+        fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
+        self.program.signal("HUP");
+    }
+
+    /// The target goes.
+    pub(super) fn lose_target(&mut self) {
+        self.target = None;
+    }
+
+    /// Another one comes.
+    pub(super) fn lead_to(&mut self, target: Target) {
+        self.target = Some(target);
+        self.reload(1);
+    }
+
+    pub(super) fn metrics(&self) -> Metrics {
+        eventually("the admin interface answers", || match get_unix(&self.dir.at("a.sock"), "/metrics") {
+            Ok((200, text)) => Some(Metrics::new(text)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        [self.said.clone(), self.program.lines()].concat()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.upgraded.pid()
+    }
+
+    /// Connections and sessions, descriptors, memory.
+    pub(super) fn kept(&self) -> Kept {
+        let pid = self.pid();
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs, and is ours").count();
+        let sessions = self.metrics().sum("turnpike_forward_connections", "");
+        Kept { sessions, descriptors, memory: process::memory_of(pid) }
+    }
+
+    fn is_up(&self) {
+        within(SOON, "/healthz answers 200", || {
+            get_unix(&self.dir.at("a.sock"), "/healthz").is_ok_and(|(status, _)| status == 200)
+        });
+    }
+
+    /// Has `fault` happen and end while clients talk: what they saw. All must be as before then.
+    pub(super) fn row(mut self, mut row: Row, fault: impl FnOnce(&mut Self, &mut Row)) -> Value {
+        let clients = or_thorough(4, 20);
+        Talks::begin(self.tcp, self.udp, clients).end();
+        let rest = Duration::from_secs(20);
+        within(rest, "the rehearsal is over", || self.kept().sessions == 0);
+        let before = self.kept();
+
+        let talks = Talks::begin(self.tcp, self.udp, clients);
+        let said = self.lines().len();
+        fault(&mut self, &mut row);
+        talks.flow();
+        let seen = talks.end();
+        // Whole from beginning to end.
+        let control = Talks::begin(self.tcp, self.udp, 2).end();
+        assert_eq!(
+            (&control["cut"], &control["lost"]),
+            (&0.into(), &0.into()),
+            "the control is not whole: {control}"
+        );
+        as_before(|| self.kept(), before, rest);
+        row.note(format!(
+            "{} bytes of streams right, none wrong; {} of {} connections cut",
+            seen["stream_bytes"], seen["cut"], seen["connections"]
+        ));
+        let log = complaints(&self.lines()[said..]);
+        row.tell(&seen, &log, (before, self.kept()), clients);
+        seen
+    }
+}
+
+fn launch(wanted: &Wanted, dir: &Dir) -> Program {
+    start(&["forward", "-c", "f.toml"], wanted, dir.path())
+}
+
+/// Sessions of UDP end soon, so that nothing has to be waited for; a rule that nobody uses is another one each time.
+fn rules(
+    tcp: SocketAddr,
+    udp: SocketAddr,
+    target: &Target,
+    host: Option<&str>,
+    more: &str,
+    turn: u32,
+) -> String {
+    let named = |address: SocketAddr| match host {
+        Some(host) => format!("{host}:{}", address.port()),
+        None => address.to_string(),
+    };
+    format!(
+        "[forward]\nworkers = 2\nresolve_every = 1\n\
+         [[rule]]\nname = \"t\"\nlisten = \"{tcp}\"\ntarget = \"{}\"\n{more}\
+         [[rule]]\nname = \"u\"\nprotocol = \"udp\"\nlisten = \"{udp}\"\ntarget = \"{}\"\nidle = 3\n\
+         [[rule]]\nname = \"other\"\nlisten = \"{}:{}\"\ntarget = \"192.0.2.{}:80\"\n",
+        named(target.tcp),
+        named(target.udp),
+        tcp.ip(),
+        // Another one each time, that nobody else has.
+        9_100 + turn % 50,
+        turn % 250,
+    )
+}

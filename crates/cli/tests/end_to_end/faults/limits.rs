@@ -1,0 +1,167 @@
+//! Something has run out: descriptors, relay ports, memory, room on the disk.
+
+use std::{fs, io::Write as _, net::TcpStream, thread, time::Duration};
+
+use turnpike_testkit::alone::{in_namespaces, run};
+
+use super::{Crowd, Row, Server, Wanted, cgroup::Group, or_thorough, within};
+use crate::harness::{Dir, Finished, Load, PASSWORD, Program, SOON, USER, need, turnpike};
+
+/// So many more clients, who need not all get in.
+fn newcomers(server: &Server, clients: &str) -> Finished {
+    Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+        .with(&["--profile", "audio", "--clients", clients, "--warmup", "0.1", "--duration", "0.5"])
+        .run()
+}
+
+#[test]
+fn no_relay_port_is_left() {
+    // Twice for the crowd, since a port rests for a while.
+    let wanted =
+        Wanted::flags(&["--workers", "2", "--relay-ports", or_thorough("47000-47019", "47000-47063")]);
+    let mut server = Server::start(wanted);
+    let crowd = Crowd::of(&server);
+    let mut row = Row::new("no_relay_port_is_left", "all relay ports taken, and more clients come");
+    // Of newcomers who go before they are told that they may stay.
+    row.leaves_sessions = true;
+    let seen = row.run(&mut server, crowd, |server, row| {
+        for _ in 0..or_thorough(1, 5) {
+            let run = newcomers(server, "100");
+            assert_eq!(run.code, Some(1), "{}", run.output());
+            assert!(run.output().contains("508"), "{}", run.output());
+        }
+        let refused = server.metrics().sum("turnpike_error_responses_total", "code=\"508\"");
+        row.note(format!("{refused} newcomers were answered 508"));
+    });
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// At most so many descriptors, which root cannot raise either.
+pub(super) fn few_descriptors(wanted: Wanted, most: u32) -> Wanted {
+    let script = format!(
+        "ulimit -n {most} || exit 1; [ \"$(id -u)\" != 0 ] || exec setpriv --bounding-set=-sys_resource -- \"$0\" \"$@\"; \
+         exec \"$0\" \"$@\""
+    );
+    Wanted { entry: ["sh", "-c", &script].map(str::to_owned).to_vec(), ..wanted }
+}
+
+#[test]
+fn no_descriptor_is_left() {
+    let mut server = Server::start(few_descriptors(Wanted::flags(&["--workers", "2"]), 100));
+    let crowd = Crowd::of(&server);
+    let mut row =
+        Row::new("no_descriptor_is_left", "all descriptors taken, and more clients come, over UDP and TCP");
+    row.leaves_sessions = true;
+    let seen = row.run(&mut server, crowd, |server, row| {
+        let opened: Vec<TcpStream> =
+            (0..150).filter_map(|_| TcpStream::connect_timeout(&server.address, SOON).ok()).collect();
+        // Whoever says something is accepted.
+        opened.iter().for_each(|mut stream| _ = stream.write_all(&[0]));
+        let run = newcomers(server, "150");
+        assert_eq!(run.code, Some(1), "{}", run.output());
+        let spent = cpu_ms(server.pid());
+        thread::sleep(Duration::from_secs(1));
+        let spent = cpu_ms(server.pid()) - spent;
+        row.note(format!(
+            "with {} connections open, and no descriptor, {spent} ms of processor time a second",
+            opened.len()
+        ));
+        drop(opened);
+    });
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}
+
+/// Milliseconds of processor time that a process has used, by hundredths of a second (proc_pid_stat(5)).
+pub(crate) fn cpu_ms(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit_once(") ").expect("it has a name").1.split(' ').collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number") * 10).sum()
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn no_memory_is_left() {
+    let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
+    drop(need!(Group::of_process(server.pid())));
+    let crowd = Crowd::of(&server);
+    let mut row = Row::new(
+        "no_memory_is_left",
+        "memory limited to what the server uses, while 1,000 more clients come",
+    );
+    row.leaves_sessions = true;
+    row.run(&mut server, crowd, |server, row| {
+        let limited = Group::of_process(server.pid()).expect("it went before");
+        let used = limited.used();
+        limited.to(used + (2 << 20)).expect("it can be limited");
+        let run = newcomers(server, "1000");
+        let killed = server.program.has_ended();
+        row.note(if killed {
+            "the kernel ended the server, which was started again".to_owned()
+        } else {
+            format!("the server lived on; the newcomers ended with exit code {:?}", run.code)
+        });
+        if killed {
+            server.again();
+        } else {
+            limited.to(1 << 40).expect("it can be given back");
+        }
+    });
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn no_room_is_left_on_the_disk() {
+    const TEST: &str = "faults::limits::no_room_is_left_on_the_disk";
+    in_namespaces(TEST, "m", &["mount", "-t", "tmpfs", "tmpfs", "/mnt"], || {
+        let dir = Dir::new();
+        let disk = dir.path().to_str().expect("UTF-8");
+        run("mount", &["-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]);
+        full_disk(&dir);
+        run("umount", &["-l", disk]);
+    });
+}
+
+fn full_disk(dir: &Dir) {
+    let (state, log, filler) = (dir.at("state"), dir.at("log"), dir.at("filler"));
+    let state = state.to_str().expect("UTF-8");
+    let user = |arguments: &[&str]| {
+        let all = [&["user"], arguments, &["--state", state]].concat();
+        Program::start(&mut turnpike(&all)).wait(SOON)
+    };
+    assert_eq!(user(&["add", "known", "--realm", "example.org", "--password", "pw"]).code, Some(0));
+    let mut wanted = Wanted::flags(&["--workers", "2", "--state", state]);
+    let script = format!("exec \"$0\" \"$@\" 2>>{}", log.display());
+    wanted.entry = ["sh", "-c", &script].map(str::to_owned).to_vec();
+    wanted.environment.push(("TURNPIKE_LOG_LEVEL", "info".to_owned()));
+    let mut server = Server::start(wanted);
+    let crowd = Crowd::of(&server);
+    let lines = || fs::read_to_string(&log).expect("the server has made it").lines().count();
+    let seen = Row::new("no_room_is_left_on_the_disk", "the disk of log and users is full").run(
+        &mut server,
+        crowd,
+        |server, row| {
+            let mut file = fs::File::create(&filler).expect("there is room");
+            while file.write_all(&[0; 4096]).is_ok() {}
+            while file.write_all(&[0]).is_ok() {}
+            let before = lines();
+            let p99 = super::allocation_p99(server, "known:pw", "1");
+            assert_eq!(lines(), before, "the disk is full");
+            let refused = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
+            assert_eq!(refused.code, Some(1), "{}", refused.output());
+            row.note(format!(
+                "users of the store were let in (allocation p99 {p99:.2} ms); no line could be written"
+            ));
+            row.note(format!(
+                "`turnpike user add` said: {}",
+                refused.stderr.lines().last().unwrap_or_default()
+            ));
+            drop(file);
+            fs::remove_file(&filler).expect("it is ours");
+            let added = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
+            assert_eq!(added.code, Some(0), "{}", added.output());
+            super::allocation_p99(server, "late:pw", "0.5");
+            within(SOON, "lines are written again", || lines() > before);
+        },
+    );
+    assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
+}

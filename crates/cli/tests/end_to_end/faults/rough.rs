@@ -1,0 +1,67 @@
+//! The way between clients and server gets worse.
+
+use std::{thread, time::Duration};
+
+use serde_json::Value;
+
+use super::{Crowd, Row, Server, Wanted, or_thorough, path::Path};
+use crate::harness::{Load, PASSWORD, USER};
+
+/// Makes the way worse for some seconds, while newcomers come by it too.
+fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32; 3]) -> Value {
+    let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
+    let path = Path::to(server.address);
+    let mut row = Row::new(name, what);
+    // A client that loses the answer to its goodbye may ask no more.
+    row.leaves_sessions = true;
+    let crowd = Crowd::at(path.address, "127.0.0.1:0", "5");
+    row.run(&mut server, crowd, |_, row| {
+        path.worsen(lost, doubled, late);
+        let before = path.passed();
+        let run = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
+            .with(&["--profile", "audio", "--clients", "4", "--warmup", "0.1"])
+            .with(&["--duration", or_thorough("2", "8")])
+            .run();
+        assert_eq!(run.code, Some(0), "newcomers find a way: {}", run.output());
+        row.note(format!(
+            "{} datagrams went that way; four newcomers allocated and talked by it",
+            path.passed() - before
+        ));
+        path.worsen(0, 0, 0);
+        thread::sleep(Duration::from_millis(100));
+    })
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn a_third_is_lost() {
+    let seen = worsened("a_third_is_lost", "30 % of all datagrams of clients lost, both ways", [30, 0, 0]);
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn many_come_late() {
+    let seen = worsened("many_come_late", "20 % of them reordered", [0, 0, 20]);
+    assert!(seen["reordered"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn many_come_twice() {
+    let seen = worsened("many_come_twice", "20 % of them doubled", [0, 20, 0]);
+    assert!(seen["duplicated"].as_u64() > Some(0), "{seen}");
+}
+
+#[test]
+fn a_nat_rebinds_all_at_once() {
+    let mut server = Server::start(Wanted::flags(&["--workers", "2"]));
+    let path = Path::to(server.address);
+    let crowd = Crowd::at(path.address, "127.0.0.1:0", "2");
+    let clients = crowd.clients;
+    let mut row = Row::new("a_nat_rebinds_all_at_once", "a NAT gives all clients another port at once");
+    row.leaves_sessions = true;
+    row.note("sessions of the old ports end with their lifetime");
+    let seen = row.run(&mut server, crowd, |_, _| path.rebind());
+    assert!(seen["returns_done"].as_u64() >= Some(u64::from(clients)), "{seen}");
+}

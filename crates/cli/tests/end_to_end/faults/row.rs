@@ -1,0 +1,129 @@
+//! One row: clients on calls before, while and after something breaks.
+
+use std::{fmt::Write as _, fs, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
+use crate::harness::{Load, PASSWORD, USER};
+
+/// What is told of a fault.
+pub(super) struct Row {
+    name: &'static str,
+    what: &'static str,
+    notes: Vec<String>,
+    limits: Vec<Value>,
+    /// Clients may leave sessions behind that end by themselves.
+    pub(super) leaves_sessions: bool,
+}
+
+/// What has to be as it was.
+pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duration) {
+    within(patience, "no session is left", || kept().sessions <= before.sessions);
+    within(patience, "no descriptor is left", || kept().descriptors <= before.descriptors + 2);
+    // What an allocator keeps for the next time is no leak; a leak shows in the hours of `cargo xtask soak`.
+    within(patience, "no memory is left", || kept().memory <= before.memory + before.memory / 4 + (16 << 20));
+}
+
+impl Row {
+    /// `name` is the test's, `what` what breaks, for a reader.
+    pub(super) fn new(name: &'static str, what: &'static str) -> Self {
+        Self { name, what, notes: Vec::new(), limits: Vec::new(), leaves_sessions: false }
+    }
+
+    /// Something to know about it.
+    pub(super) fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// A figure that must not be above another one; `cargo xtask faults` judges.
+    pub(super) fn limit(&mut self, what: &str, value: f64, most: f64) {
+        self.limits.push(json!({ "what": what, "value": value, "most": most }));
+    }
+
+    /// Has `fault` happen and end while the crowd is on calls: what the crowd saw. All must be as before then.
+    pub(super) fn run(
+        mut self,
+        server: &mut Server,
+        mut crowd: Crowd,
+        fault: impl FnOnce(&mut Server, &mut Self),
+    ) -> Value {
+        // What a crowd like this needs for good is there afterwards.
+        crowd.begin(server);
+        crowd.end();
+        within(Duration::from_secs(90), "the rehearsal is over", || server.allocations() == 0);
+        let before = server.kept();
+
+        crowd.begin(server);
+        let said = server.lines().len();
+        fault(server, &mut self);
+        crowd.flows();
+        // And those few who would not be missed in the sum.
+        std::thread::sleep(or_thorough(Duration::ZERO, Duration::from_millis(2_500)));
+        let seen = crowd.end();
+        // A whole call.
+        let control = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+            .with(&[
+                "--profile",
+                or_thorough("audio", "call"),
+                "--clients",
+                "2",
+                "--duration",
+                or_thorough("1", "3"),
+            ])
+            .with(&["--max-loss", "0", "--warmup", "0.2", "--peer", crowd.peer()])
+            .run();
+        assert_eq!(control.code, Some(0), "the control call is not whole: {}", control.output());
+        let patience = if self.leaves_sessions { 90 } else { 20 };
+        if !self.leaves_sessions || rows().is_some() {
+            as_before(|| server.kept(), before, Duration::from_secs(patience));
+        }
+        let log = complaints(&server.lines()[said..]);
+        self.write(&seen, &log, before, server.kept(), crowd.clients.into());
+        seen
+    }
+
+    /// A row of another shape: what was seen is up to the caller.
+    pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
+        self.write(seen, log, before, after, clients);
+    }
+
+    fn write(&self, seen: &Value, log: &[String], before: Kept, after: Kept, clients: u64) {
+        let figure = |name: &str| seen[name].clone();
+        let row = json!({
+            "name": self.name, "what": self.what, "clients": clients,
+            "sent": figure("sent"), "lost": figure("lost"), "duplicated": figure("duplicated"), "reordered": figure("reordered"),
+            "pause_ms_p50": figure("pause_ms_p50"), "pause_ms_max": figure("pause_ms_max"), "returns": figure("returns_done"),
+            "log": log, "notes": self.notes, "limits": self.limits,
+            "before": told(before), "after": told(after),
+        });
+        let mut line = format!("{}: lost {} of {}", self.what, row["lost"], row["sent"]);
+        let _ = write!(line, "; longest silence {} ms; came back {}", row["pause_ms_max"], row["returns"]);
+        println!("{line}\n  {}\n  {:?}\n  {:?}", row["log"], self.notes, self.limits);
+        if let Some(dir) = rows() {
+            fs::write(dir.join(format!("{}.json", self.name)), row.to_string())
+                .expect("the directory is there");
+        }
+    }
+}
+
+fn told(kept: Kept) -> Value {
+    json!({ "sessions": kept.sessions, "descriptors": kept.descriptors, "memory": kept.memory })
+}
+
+/// Warnings and errors, without their times, each kind once.
+pub(super) fn complaints(lines: &[String]) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for line in lines {
+        let Some((_, words)) = [" WARN ", " ERROR "].iter().find_map(|level| line.split_once(level)) else {
+            continue;
+        };
+        // Behind the module.
+        let words = words.split_once(": ").map_or(words, |(_, words)| words).trim();
+        let kind = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).take(40).collect::<String>();
+        if !found.iter().any(|before| kind(before) == kind(words)) {
+            found.push(words.to_owned());
+        }
+    }
+    found
+}

@@ -1,0 +1,283 @@
+//! Clients of a forwarder: streams and UDP sessions to an echo. Each byte of a stream is one that can be foretold, so that what comes back
+//! is checked to the byte up to where a connection ends; a client whose connection has ended makes another one.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::within;
+use crate::harness::SOON;
+
+/// Of one write; two a hundredth of a second.
+const PIECE: usize = 4096;
+/// A connection over which nothing comes for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two datagrams of a client.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Sends all back, over TCP and UDP, for as long as it lives.
+pub(super) struct Target {
+    pub(super) tcp: SocketAddr,
+    pub(super) udp: SocketAddr,
+    ends: Arc<AtomicBool>,
+}
+
+impl Target {
+    pub(super) fn on(ip: IpAddr) -> Self {
+        let listener = TcpListener::bind((ip, 0)).expect("a free port");
+        let socket = UdpSocket::bind((ip, 0)).expect("a free port");
+        socket.set_read_timeout(Some(PAUSE * 10)).expect("not zero");
+        let ends = Arc::new(AtomicBool::new(false));
+        let target = Self {
+            tcp: listener.local_addr().expect("it is bound"),
+            udp: socket.local_addr().expect("it is bound"),
+            ends: Arc::clone(&ends),
+        };
+        let over = Arc::clone(&ends);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if over.load(Relaxed) {
+                    return;
+                }
+                thread::spawn(move || _ = echo(stream));
+            }
+        });
+        thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !ends.load(Relaxed) {
+                if let Ok((len, client)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..len], client);
+                }
+            }
+        });
+        target
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.ends.store(true, Relaxed);
+        let _ = TcpStream::connect(self.tcp);
+    }
+}
+
+fn echo(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let len = stream.read(&mut buffer)?;
+        if len == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..len])?;
+    }
+}
+
+/// What all clients have seen.
+#[derive(Default)]
+struct Seen {
+    ends: AtomicBool,
+    /// Bytes of streams that came back as they were sent.
+    right: AtomicU64,
+    wrong: AtomicU64,
+    connections: AtomicU64,
+    /// Of these, those that ended though nobody wanted it.
+    cut: AtomicU64,
+    sent: AtomicU64,
+    received: AtomicU64,
+    /// Datagrams that are none of ours.
+    strange: AtomicU64,
+    doubled: AtomicU64,
+    reordered: AtomicU64,
+    longest_ms: AtomicU64,
+}
+
+pub(super) struct Talks {
+    seen: Arc<Seen>,
+    threads: Vec<JoinHandle<()>>,
+    clients: u64,
+}
+
+impl Talks {
+    /// So many clients by TCP, and as many by UDP.
+    pub(super) fn begin(tcp: SocketAddr, udp: SocketAddr, clients: u64) -> Self {
+        let seen = Arc::new(Seen::default());
+        let mut threads = Vec::new();
+        for number in 0..clients {
+            let own = Arc::clone(&seen);
+            threads.push(thread::spawn(move || {
+                let mut connection = number;
+                while !own.ends.load(Relaxed) {
+                    // Each connection has bytes of its own.
+                    connection += clients;
+                    own.stream(tcp, connection);
+                }
+            }));
+            let own = Arc::clone(&seen);
+            threads.push(thread::spawn(move || own.datagrams(udp, number)));
+        }
+        let talks = Self { seen, threads, clients };
+        talks.flow();
+        talks
+    }
+
+    /// Waits until all are served.
+    pub(super) fn flow(&self) {
+        let figures = || (self.seen.right.load(Relaxed), self.seen.received.load(Relaxed));
+        let mut last = figures();
+        within(SOON * 2, "streams and datagrams flow", || {
+            thread::sleep(Duration::from_millis(500));
+            let now = figures();
+            // A half of what clients send; none may be left out for long.
+            let wanted = self.clients * 25;
+            let flows = now.0 - last.0 >= wanted * PIECE as u64 / 2 && now.1 - last.1 >= wanted;
+            last = now;
+            flows
+        });
+    }
+
+    /// Ends them; what they have seen. Not one byte may be wrong.
+    pub(super) fn end(self) -> Value {
+        self.seen.ends.store(true, Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("no client panics"));
+        let seen = &self.seen;
+        let [right, wrong, connections, cut, sent, received, strange, doubled, reordered, longest] = [
+            &seen.right,
+            &seen.wrong,
+            &seen.connections,
+            &seen.cut,
+            &seen.sent,
+            &seen.received,
+            &seen.strange,
+            &seen.doubled,
+            &seen.reordered,
+            &seen.longest_ms,
+        ]
+        .map(|figure| figure.load(Relaxed));
+        assert_eq!((wrong, strange), (0, 0), "wrong bytes, strange datagrams; {right} bytes were right");
+        json!({
+            "sent": sent, "lost": sent - received, "duplicated": doubled, "reordered": reordered,
+            "pause_ms_max": longest, "stream_bytes": right, "connections": connections, "cut": cut,
+        })
+    }
+}
+
+impl Seen {
+    /// One connection, until it ends.
+    fn stream(&self, server: SocketAddr, number: u64) {
+        let Ok(mut stream) = TcpStream::connect_timeout(&server, Duration::from_secs(1)) else {
+            return thread::sleep(Duration::from_millis(100));
+        };
+        self.connections.fetch_add(1, Relaxed);
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        stream.set_write_timeout(Some(PATIENCE)).expect("not zero");
+        let mut back = stream.try_clone().expect("a descriptor is left");
+        let cut = thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let (mut position, mut buffer) = (0, vec![0; PIECE]);
+                let mut last = Instant::now();
+                loop {
+                    match back.read(&mut buffer) {
+                        Ok(len @ 1..) => {
+                            let wrong = (position..)
+                                .zip(&buffer[..len])
+                                .filter(|(at, byte)| foretold(number, *at) != **byte);
+                            let wrong = wrong.count() as u64;
+                            self.wrong.fetch_add(wrong, Relaxed);
+                            self.right.fetch_add(len as u64 - wrong, Relaxed);
+                            position += len as u64;
+                            self.note(&mut last);
+                        }
+                        // What was sent is all that may come back, and at an end that was wanted all of it.
+                        Ok(0) => return Some(position),
+                        Err(_) => return None,
+                    }
+                }
+            });
+            let (mut position, mut whole) = (0, true);
+            while whole && !self.ends.load(Relaxed) {
+                let bytes: Vec<u8> =
+                    (position..position + PIECE as u64).map(|at| foretold(number, at)).collect();
+                whole = stream.write_all(&bytes).is_ok();
+                position += PIECE as u64;
+                thread::sleep(PAUSE);
+            }
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let read = reader.join().expect("it does not panic");
+            !whole || read != Some(position)
+        });
+        self.cut.fetch_add(cut.into(), Relaxed);
+    }
+
+    /// One client's datagrams: each has its client's number and its own.
+    fn datagrams(&self, server: SocketAddr, client: u64) {
+        let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+        let socket = UdpSocket::bind((local, 0)).expect("a free port");
+        socket.connect(server).expect("there is a route");
+        socket.set_read_timeout(Some(PAUSE)).expect("not zero");
+        let (mut next, mut highest, mut seen) = (0_u64, None, std::collections::HashSet::new());
+        let (mut last, mut buffer) = (Instant::now(), [0; 2048]);
+        let mut receive = |highest: &mut Option<u64>, next: u64| {
+            let Ok(len) = socket.recv(&mut buffer) else { return };
+            let number = |at: usize| {
+                buffer[..len]
+                    .get(at..at + 8)
+                    .map(|bytes| u64::from_be_bytes(bytes.try_into().expect("8 of them")))
+            };
+            match (number(0), number(8)) {
+                (Some(of), Some(number)) if of == client && number < next && len == 100 => {
+                    if !seen.insert(number) {
+                        self.doubled.fetch_add(1, Relaxed);
+                        return;
+                    }
+                    self.received.fetch_add(1, Relaxed);
+                    if highest.is_some_and(|highest| number < highest) {
+                        self.reordered.fetch_add(1, Relaxed);
+                    }
+                    *highest = (*highest).max(Some(number));
+                    self.note(&mut last);
+                }
+                _ => _ = self.strange.fetch_add(1, Relaxed),
+            }
+        };
+        let mut due = Instant::now();
+        while !self.ends.load(Relaxed) {
+            if Instant::now() >= due {
+                let mut datagram = [0; 100];
+                datagram[..8].copy_from_slice(&client.to_be_bytes());
+                datagram[8..16].copy_from_slice(&next.to_be_bytes());
+                // Where nobody listens for a moment, ICMP says so here; it is lost.
+                let _ = socket.send(&datagram);
+                self.sent.fetch_add(1, Relaxed);
+                next += 1;
+                due += PAUSE;
+            }
+            receive(&mut highest, next);
+        }
+        let end = Instant::now() + PAUSE * 30;
+        while Instant::now() < end {
+            receive(&mut highest, next);
+        }
+    }
+
+    /// Something has come.
+    fn note(&self, last: &mut Instant) {
+        let now = Instant::now();
+        let pause = now.duration_since(std::mem::replace(last, now));
+        self.longest_ms.fetch_max(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+/// The byte of a connection at a place: neighbours differ, and so do connections.
+fn foretold(connection: u64, at: u64) -> u8 {
+    let mixed = (at ^ connection.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    mixed.to_be_bytes()[0]
+}

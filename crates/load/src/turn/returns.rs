@@ -1,0 +1,267 @@
+//! Clients that come back (`--return`): one that hears nothing for a while takes another socket and asks for an allocation anew.
+//!
+//! As a call does whose path has failed: ICE notices the silence and gathers its candidates again (RFC 8445 section 2.4). What a client
+//! would have sent while it has no allocation is lost, and counted so. The silence that each client bore longest is told at the end: it is
+//! how long a fault of the server lasts for those who use it.
+
+use std::{mem, sync::Arc, sync::Mutex};
+
+use turnpike_measure::{Latency, Report};
+use turnpike_turn::client::{Event, Failure, Request};
+
+use super::{Config, allocate, engine::Engine, set_up};
+use crate::{clock::nanos, run::Schedule, traffic::Carrier as _};
+
+/// Those who notice at once all come within this time.
+const LONGEST_SPREAD_NS: u64 = 1_000_000_000;
+
+/// What the clients of one thread have heard, and when they come back.
+pub(super) struct Returns {
+    /// Empty where nobody comes back.
+    clients: Vec<Client>,
+    /// Only of this time silence is told.
+    measured: Option<Schedule>,
+    found: Found,
+}
+
+#[derive(Clone, Copy)]
+struct Client {
+    /// Silence after which it comes back: of each client another, so that those who notice at once do not all come at once.
+    patience_ns: u64,
+    /// When a payload came last; 0 before the first.
+    heard_ns: u64,
+    /// When it asked last, or got an answer.
+    asked_ns: u64,
+    /// Its longest silence.
+    longest_ns: u64,
+    /// It has no allocation.
+    away: bool,
+}
+
+/// What came of it.
+#[derive(Default)]
+pub(super) struct Found {
+    done: u64,
+    failed: u64,
+    /// The longest silence of each client.
+    pauses: Latency,
+    /// Clients that heard nothing at the end.
+    silent: u64,
+    /// Why the first attempt failed.
+    why: Option<String>,
+}
+
+impl Returns {
+    /// Of `count` clients, the first of which has number `first` in the whole run.
+    pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
+        let client = |number: usize, patience_ns: u64| {
+            let spread_ns = patience_ns.min(LONGEST_SPREAD_NS);
+            let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
+            let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
+            Client { patience_ns, heard_ns: 0, asked_ns: 0, longest_ns: 0, away: false }
+        };
+        let patience = config.patience.map(nanos);
+        let clients = patience.map(|patience| (0..count).map(|number| client(number, patience)).collect());
+        Self { clients: clients.unwrap_or_default(), measured: None, found: Found::default() }
+    }
+
+    /// The times of the run are known, or have changed.
+    pub(super) fn plan(&mut self, schedule: Schedule) {
+        self.measured = Some(schedule);
+    }
+
+    /// Whether a client has no allocation.
+    #[inline]
+    pub(super) fn is_away(&self, index: usize) -> bool {
+        self.clients.get(index).is_some_and(|client| client.away)
+    }
+
+    /// A payload has come for a client.
+    #[inline]
+    pub(super) fn heard(&mut self, index: usize, now_ns: u64) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        if self.measured.is_some_and(|measured| now_ns >= measured.measure) {
+            let since = client.since(self.measured);
+            client.longest_ns = client.longest_ns.max(now_ns.saturating_sub(since));
+        }
+        client.heard_ns = now_ns;
+    }
+
+    /// The server has answered a client.
+    pub(super) fn answered(&mut self, index: usize, now_ns: u64) {
+        if let Some(client) = self.clients.get_mut(index) {
+            client.asked_ns = now_ns;
+        }
+    }
+
+    /// Who has heard nothing for too long, from this client on. Nobody before the run has begun and after its end.
+    fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
+        let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
+        let is_due = |client: &Client| {
+            let since = client.heard_ns.max(client.asked_ns).max(measured.start);
+            now_ns.saturating_sub(since) > client.patience_ns
+        };
+        let found = self.clients.get(from..)?.iter().position(is_due)?;
+        Some(from + found)
+    }
+
+    fn failed(&mut self, why: impl FnOnce() -> String) {
+        self.found.failed += 1;
+        self.found.why.get_or_insert_with(why);
+    }
+
+    /// What came of all, for the report.
+    pub(super) fn finish(&mut self, all: &Mutex<Found>) {
+        let mut found = mem::take(&mut self.found);
+        for client in &self.clients {
+            let end = self.measured.map_or(0, |measured| measured.end);
+            let silence = end.saturating_sub(client.since(self.measured));
+            found.pauses.record(client.longest_ns.max(silence) / 1_000);
+            found.silent += u64::from(client.away || silence > client.patience_ns);
+        }
+        if let Ok(mut all) = all.lock() {
+            all.done += found.done;
+            all.failed += found.failed;
+            all.silent += found.silent;
+            all.pauses.merge(&found.pauses);
+            all.why = all.why.take().or(found.why);
+        }
+    }
+}
+
+impl Client {
+    /// Since when it is silent, as far as that is measured.
+    fn since(&self, measured: Option<Schedule>) -> u64 {
+        self.heard_ns.max(measured.map_or(0, |measured| measured.measure))
+    }
+}
+
+impl Engine {
+    /// Has those come back that have heard nothing for too long.
+    pub(super) fn come_back(&mut self, now_ns: u64) {
+        let mut from = 0;
+        while let Some(index) = self.returns.next_due(from, now_ns) {
+            from = index + 1;
+            // Nothing may be queued for a socket that is closed.
+            if self.queued() > 0 {
+                self.flush();
+            }
+            if mem::replace(&mut self.returns.clients[index].away, true) {
+                self.returns.failed(|| "no answer came".to_owned());
+            }
+            self.returns.clients[index].asked_ns = now_ns;
+            if let Err(error) = self.reopen(index, 0) {
+                self.returns.failed(|| format!("no new socket: {error}"));
+                continue;
+            }
+            self.renew(index, Arc::clone(&self.endpoints[index].settings));
+            // A new client can allocate.
+            let _ = self.endpoints[index].client.allocate(now_ns / 1_000_000);
+            self.pump(index);
+        }
+    }
+
+    /// Takes what a client that comes back was told; false if it is none.
+    pub(super) fn returning(&mut self, index: usize, event: &Event) -> bool {
+        if !self.returns.is_away(index) {
+            return false;
+        }
+        match event {
+            Event::Allocated(_) => set_up::begin(self, index),
+            Event::Bound(..) | Event::Permitted(_) => {
+                self.endpoints[index].forget_header();
+                self.returns.clients[index].away = false;
+                self.returns.found.done += 1;
+            }
+            Event::Failed { request, failure } => self.stay_away(*request, failure),
+            _ => {}
+        }
+        true
+    }
+
+    /// It asks again when its patience is over.
+    fn stay_away(&mut self, request: Request, failure: &Failure) {
+        allocate::count(&mut self.errors, request, failure);
+        self.returns.failed(|| failure.to_string());
+    }
+}
+
+impl Found {
+    /// Puts the figures where scripts look for them.
+    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+    pub(super) fn put(&self, report: &mut Report) {
+        let ms = |us: u64| us as f64 / 1_000.0;
+        for (name, value) in [
+            ("returns_done", self.done as f64),
+            ("returns_failed", self.failed as f64),
+            ("clients_silent", self.silent as f64),
+            ("pause_ms_p50", ms(self.pauses.quantile(0.50))),
+            ("pause_ms_p99", ms(self.pauses.quantile(0.99))),
+            ("pause_ms_max", ms(self.pauses.max())),
+        ] {
+            report.extra.insert(name.to_owned(), value);
+        }
+        if let Some(why) = &self.why {
+            report.notes.push(format!(
+                "{} attempts of clients to come back failed, the first one so: {why}",
+                self.failed
+            ));
+        }
+        if self.silent > 0 {
+            report.notes.push(format!("{} clients heard nothing at the end", self.silent));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn returns(clients: usize) -> Returns {
+        let config = Config { clients, patience: Some(Duration::from_secs(1)), ..Config::default() };
+        let mut returns = Returns::new(&config, clients, 0);
+        returns.plan(Schedule { start: SECOND, measure: 2 * SECOND, end: 60 * SECOND });
+        returns
+    }
+
+    #[test]
+    fn clients_that_hear_nothing_are_due_one_after_the_other() {
+        let mut returns = returns(4);
+        (0..4).for_each(|index| returns.heard(index, 10 * SECOND));
+        let due = |returns: &Returns, now: u64| {
+            let mut found = Vec::new();
+            while let Some(index) = returns.next_due(found.last().map_or(0, |last| last + 1), now) {
+                found.push(index);
+            }
+            found
+        };
+        assert_eq!(due(&returns, 11 * SECOND), [0; 0]);
+        assert_eq!(due(&returns, 11 * SECOND + 1), [0]);
+        assert_eq!(due(&returns, 11 * SECOND + SECOND / 2 + 1), [0, 1, 2]);
+        returns.answered(1, 11 * SECOND);
+        assert_eq!(due(&returns, 12 * SECOND), [0, 2, 3]);
+        assert_eq!(due(&returns, 60 * SECOND), [0; 0], "the run is over");
+    }
+
+    #[test]
+    fn the_longest_silence_is_told_also_of_who_never_hears_again() {
+        let mut returns = returns(2);
+        for seconds in [0, 1, 3, 10, 11] {
+            returns.heard(0, seconds * SECOND);
+        }
+        returns.heard(1, 5 * SECOND);
+        (12..60).for_each(|seconds| returns.heard(0, seconds * SECOND));
+        assert_eq!(
+            returns.clients.iter().map(|client| client.longest_ns).collect::<Vec<_>>(),
+            [7, 3].map(|s| s * SECOND)
+        );
+        let all = Mutex::new(Found::default());
+        returns.finish(&all);
+        let found = all.into_inner().expect("nobody else has it");
+        assert_eq!((found.silent, found.pauses.max() / 100_000), (1, 550));
+    }
+}

@@ -1,0 +1,94 @@
+//! Clients that hear nothing come back (`--return`): a server that was started again has all of them soon.
+
+use std::{thread, time::Duration};
+
+use crate::common::{
+    Dir, Wishes, certificate, eventually, listen_to_all, listener, load, reflector, relay_with,
+};
+use turnpike_load::{
+    Rate, Stop, TlsOptions, Transport,
+    turn::{Config, Via, run},
+};
+use turnpike_relay::Relay;
+
+const CLIENTS: usize = 4;
+
+fn allocations(relay: &Relay) -> u64 {
+    relay.snapshots().iter().map(|worker| worker.allocations).sum()
+}
+
+/// Data that went to clients.
+fn relayed(relay: &Relay) -> u64 {
+    relay.snapshots().iter().map(|worker| worker.turn.to_client_datagrams).sum()
+}
+
+#[test]
+fn clients_of_a_server_that_was_started_again_come_back() {
+    let certificate = certificate("turn.example.org");
+    let reflector = reflector();
+    let dir = Dir::new();
+    let ca = dir.file("ca.pem", &certificate.pem);
+    for (transport, via) in [
+        (Transport::Udp, Via::Channel),
+        (Transport::Udp, Via::Send),
+        (Transport::Tcp, Via::Channel),
+        (Transport::Tls, Via::Channel),
+        (Transport::Dtls, Via::Channel),
+    ] {
+        let first = relay_with(&Wishes::default(), |config| listen_to_all(config, Some(&certificate)));
+        let listeners = first.listeners();
+        let config = Config {
+            transport,
+            via,
+            clients: CLIENTS,
+            threads: Some(2),
+            server: listener(&first, transport),
+            host: Some("turn.example.org".to_owned()),
+            tls: TlsOptions { ca: Some(ca.clone()), ..TlsOptions::default() },
+            rate: Rate::Pps(400.0),
+            patience: Some(Duration::from_millis(300)),
+            warmup: Duration::from_millis(100),
+            duration: Duration::from_secs(600),
+            ..load(&first, &reflector)
+        };
+        let stop = Stop::new();
+        let outcome = thread::scope(|scope| {
+            let running = scope.spawn(|| run(&config, &stop, |_| {}));
+            eventually("all are relayed", || allocations(&first) == CLIENTS as u64 && relayed(&first) > 100);
+            first.stop();
+            let second = relay_with(&Wishes::default(), |config| {
+                listen_to_all(config, Some(&certificate));
+                config.listen = listeners.udp.clone();
+                config.streams.listen = listeners.tcp.clone();
+                config.streams.tls_listen = listeners.tls.clone();
+                config.dtls.listen = listeners.dtls.clone();
+            });
+            eventually("all are back", || allocations(&second) >= CLIENTS as u64 && relayed(&second) > 200);
+            stop.stop();
+            running.join().expect("it does not panic")
+        });
+        let report = outcome.unwrap().report;
+        let context = format!("{transport} {via}: {report:?}");
+        assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
+        assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
+        assert!(report.extra["pause_ms_max"] >= 300.0, "nobody comes sooner: {context}");
+        // What was due meanwhile is lost.
+        assert!(report.lost > 0, "{context}");
+        assert_eq!(report.sent, report.received + report.lost, "{context}");
+    }
+}
+
+#[test]
+fn clients_that_always_hear_something_never_ask_again() {
+    let relay = relay_with(&Wishes::default(), |_| {});
+    let reflector = reflector();
+    let config = Config {
+        clients: CLIENTS,
+        rate: Rate::Pps(400.0),
+        patience: Some(Duration::from_secs(30)),
+        ..load(&relay, &reflector)
+    };
+    let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
+    assert_eq!((report.extra["returns_done"], report.extra["clients_silent"]), (0.0, 0.0), "{report:?}");
+    assert!(report.extra["pause_ms_p50"] > 0.0, "{report:?}");
+}

@@ -1,0 +1,96 @@
+//! `cargo xtask faults`: clients on calls while one thing breaks, row by row, and what came of it. The rows are tests of the binary
+//! (crates/cli/tests/end_to_end/faults); here they are run one after the other with the release build, and become a table.
+
+mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{ExitCode, Stdio},
+};
+
+use clap::Args;
+
+use crate::{Failure, LIMIT_EXCEEDED};
+
+/// Where the rows stand among the tests.
+const MODULE: &str = "faults::";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Rows whose name contains one of these [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Print the table as docs/reliability.md has it
+    #[arg(long)]
+    markdown: bool,
+
+    /// Say which rows there are, and run none
+    #[arg(long)]
+    list: bool,
+
+    /// The program to test [default: a release build of this repository]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// Runs the rows. Fails where one stays broken; the exit code is 3 where all heal and a figure is above its limit.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let repository = crate::repository()?;
+    let all = rows(&repository)?;
+    let wanted = |name: &&String| {
+        options.names.is_empty() || options.names.iter().any(|part| name.contains(part.as_str()))
+    };
+    let chosen: Vec<&String> = all.iter().filter(wanted).collect();
+    if options.list || chosen.is_empty() {
+        all.iter().for_each(|name| println!("{}", short(name)));
+        let none = format!("no row is called {}", options.names.join(" or "));
+        return if options.list { Ok(ExitCode::SUCCESS) } else { Err(none.into()) };
+    }
+    let program = crate::program(&repository, options.program.as_deref())?;
+    let found = crate::target(&repository).join("faults");
+    fs::create_dir_all(&found)?;
+    let mut table = table::Table::default();
+    for (number, name) in chosen.iter().enumerate() {
+        eprintln!("{}/{} {} ...", number + 1, chosen.len(), short(name));
+        let row = found.join(format!("{}.json", short(name)));
+        // What an earlier run has left.
+        if row.exists() {
+            fs::remove_file(&row)?;
+        }
+        let output = crate::end_to_end(&repository)
+            .args(["--", "--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"])
+            .env("TURNPIKE_TEST_ROWS", &found)
+            .env("TURNPIKE_TEST_PROGRAM", &program)
+            .stdin(Stdio::null())
+            .output()?;
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        fs::write(found.join(format!("{}.log", short(name))), &said)?;
+        table.add(short(name), output.status.success(), &row, &said)?;
+    }
+    print!("{}", if options.markdown { table.markdown() } else { table.text() });
+    println!("What each has said is in {}", found.display());
+    Ok(match (table.is_broken(), table.is_exceeded()) {
+        (true, _) => ExitCode::FAILURE,
+        (false, true) => ExitCode::from(LIMIT_EXCEEDED),
+        (false, false) => ExitCode::SUCCESS,
+    })
+}
+
+/// The test's own name, without its modules.
+fn short(name: &str) -> &str {
+    name.rsplit("::").next().unwrap_or(name)
+}
+
+/// The names of all rows.
+fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
+    let output = crate::end_to_end(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err("the tests cannot be built".into());
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
+    Ok(names.filter(|name| name.starts_with(MODULE)).map(str::to_owned).collect())
+}

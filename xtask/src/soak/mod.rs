@@ -1,0 +1,217 @@
+//! `cargo xtask soak`: allocations and datagrams over all transports and data paths for as long as is asked for, in pieces, with reloads and
+//! upgrades; then whether anything has grown that should not. What is done is kept, so that the next run goes on from there.
+
+mod slope;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use serde::Deserialize;
+use serde_json::json;
+
+use self::slope::{Series, Trend};
+use crate::{Failure, LIMIT_EXCEEDED, program};
+
+/// In turns, so that each has its share of what is done.
+const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
+const TEST: &str = "soak::a_piece";
+/// Slices of a server's life in which it gets what it then keeps.
+const WARM_UP: u64 = 2;
+/// What a figure may grow by in a million allocations, as a share of what it is, before that is called a leak.
+const TOLERATED: f64 = 0.02;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Allocations in all, over all runs
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    allocations: u64,
+
+    /// Datagrams in all, there and back
+    #[arg(long, value_name = "N", default_value_t = 20_000_000)]
+    datagrams: u64,
+
+    /// Stop after so many minutes, though there is more to do; another run goes on
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    minutes: u64,
+
+    /// Forget what earlier runs have done
+    #[arg(long)]
+    fresh: bool,
+
+    /// Run nothing, and tell what earlier runs have found
+    #[arg(long)]
+    report: bool,
+
+    /// The program to test [default: a release build of this repository]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// What a slice has left, of which there is a line each.
+#[derive(Deserialize)]
+struct Slice {
+    datapath: String,
+    life: u64,
+    slice: u64,
+    upgraded: bool,
+    /// Of it.
+    allocations: u64,
+    datagrams: u64,
+    lost: u64,
+    /// Of its server's life until then.
+    life_allocations: u64,
+    memory: u64,
+    descriptors: u64,
+    flows: u64,
+    idle_ms: u64,
+    sockets: Option<u64>,
+    tcp_pages: Option<u64>,
+    udp_pages: Option<u64>,
+    kernel_memory: Option<u64>,
+}
+
+/// Runs pieces until all is done or the time is over. The exit code is 3 where something grows.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let repository = crate::repository()?;
+    let dir = crate::target(&repository).join("soak");
+    fs::create_dir_all(&dir)?;
+    let file = dir.join("slices.jsonl");
+    if options.fresh && file.exists() {
+        fs::remove_file(&file)?;
+    }
+    if !options.report {
+        let program = program(&repository, options.program.as_deref())?;
+        let until = Instant::now() + Duration::from_secs(60 * options.minutes);
+        soak(options, &repository, &program, (&dir, &file), until)?;
+    }
+    report(&read(&file)?, options)
+}
+
+fn soak(
+    options: &Options,
+    repository: &Path,
+    program: &Path,
+    (dir, file): (&Path, &Path),
+    until: Instant,
+) -> Result<(), Failure> {
+    let mut skipped = Vec::new();
+    loop {
+        let done = read(file)?;
+        let sum = |figure: fn(&Slice) -> u64| done.iter().map(figure).sum::<u64>();
+        let left = (
+            options.allocations.saturating_sub(sum(|slice| slice.allocations)),
+            options.datagrams.saturating_sub(sum(|slice| slice.datagrams)),
+        );
+        let time = until.saturating_duration_since(Instant::now()).as_secs();
+        // Whoever has had least is next.
+        let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
+        let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
+        let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
+        // An equal part of the time, and long enough for a trend.
+        let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
+        eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams are left", left.0, left.1);
+        let piece = json!({
+            "datapath": datapath, "seconds": seconds, "allocations": left.0, "datagrams": left.1, "file": file,
+        });
+        let output = crate::end_to_end(repository)
+            .args(["--", "--exact", TEST, "--include-ignored", "--nocapture", "--test-threads=1"])
+            .env("TURNPIKE_TEST_SOAK", piece.to_string())
+            .env("TURNPIKE_TEST_PROGRAM", program)
+            .stdin(Stdio::null())
+            .output()?;
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let log = dir.join(format!("{datapath}.log"));
+        fs::write(&log, &said)?;
+        if !output.status.success() {
+            return Err(format!("{datapath} failed: see {}", log.display()).into());
+        }
+        if let Some(why) = said.lines().find_map(|line| line.strip_prefix("SKIPPED: ")) {
+            println!("{datapath} is left out: {why}");
+            skipped.push(*datapath);
+        }
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
+    if !file.exists() {
+        return Ok(Vec::new());
+    }
+    fs::read_to_string(file)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+/// A figure of a slice, what it is called, its unit and how much of that makes one.
+type Figure = (&'static str, f64, fn(&Slice) -> Option<u64>);
+
+const FIGURES: [Figure; 8] = [
+    ("memory, KiB", 1024.0, |slice| Some(slice.memory)),
+    ("descriptors", 1.0, |slice| Some(slice.descriptors)),
+    ("flows in the kernel's table", 1.0, |slice| Some(slice.flows)),
+    ("processor time of a second at rest, ms", 1.0, |slice| Some(slice.idle_ms)),
+    ("sockets of the namespace", 1.0, |slice| slice.sockets),
+    ("pages of TCP", 1.0, |slice| slice.tcp_pages),
+    ("pages of UDP", 1.0, |slice| slice.udp_pages),
+    ("kernel memory of the process, KiB", 1024.0, |slice| slice.kernel_memory),
+];
+
+fn report(slices: &[Slice], options: &Options) -> Result<ExitCode, Failure> {
+    let mut by_path: BTreeMap<&str, Vec<&Slice>> = BTreeMap::new();
+    slices.iter().for_each(|slice| by_path.entry(&slice.datapath).or_default().push(slice));
+    println!("| data path | slices | with an upgrade | allocations | datagrams | lost | counters |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- |");
+    for (name, slices) in &by_path {
+        let sum = |figure: fn(&Slice) -> u64| slices.iter().map(|slice| figure(slice)).sum::<u64>();
+        let exact = slices.iter().filter(|slice| slice.lost == 0).count();
+        println!(
+            "| `{name}` | {} | {} | {} | {} | {} | both ends the same in {exact} of {} slices{} |",
+            slices.len(),
+            sum(|slice| slice.upgraded.into()),
+            sum(|slice| slice.allocations),
+            sum(|slice| slice.datagrams),
+            sum(|slice| slice.lost),
+            slices.len(),
+            if exact == slices.len() { "" } else { "; in the others each lost datagram is counted once" },
+        );
+    }
+    println!(
+        "\n| what is left when everybody has gone | data path | first half | second half | by a million allocations (95 %) | |"
+    );
+    println!("| --- | --- | ---: | ---: | ---: | --- |");
+    let mut grows = false;
+    for (what, unit, figure) in FIGURES {
+        for (name, slices) in &by_path {
+            let mut series = Series::default();
+            for slice in slices.iter().filter(|slice| slice.slice >= WARM_UP && !slice.upgraded) {
+                if let Some(value) = figure(slice) {
+                    #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
+                    series.add(slice.life, slice.life_allocations as f64 / 1e6, value as f64 / unit);
+                }
+            }
+            let Some(trend) = series.trend() else { continue };
+            let leaks = trend.grows(TOLERATED);
+            grows |= leaks;
+            let Trend { first, second, slope, interval } = trend;
+            let verdict = if leaks { "**grows**" } else { "flat" };
+            println!(
+                "| {what} | `{name}` | {first:.1} | {second:.1} | {slope:+.1} ({:+.1} to {:+.1}) | {verdict} |",
+                slope - interval,
+                slope + interval
+            );
+        }
+    }
+    let sum = |figure: fn(&Slice) -> u64| slices.iter().map(figure).sum::<u64>();
+    println!(
+        "\n{} of {} allocations and {} of {} datagrams are done.",
+        sum(|slice| slice.allocations),
+        options.allocations,
+        sum(|slice| slice.datagrams),
+        options.datagrams
+    );
+    Ok(if grows { ExitCode::from(LIMIT_EXCEEDED) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,122 @@
+//! Whether a figure grows: a straight line through what was measured, and how sure that is.
+
+/// One figure over the lives of several servers, each of which has a level of its own.
+#[derive(Default)]
+pub(super) struct Series(Vec<Point>);
+
+struct Point {
+    life: u64,
+    x: f64,
+    y: f64,
+}
+
+/// What a series shows.
+pub(super) struct Trend {
+    /// Mean of the first half of each life, and of the second.
+    pub(super) first: f64,
+    pub(super) second: f64,
+    /// Growth of y by one of x.
+    pub(super) slope: f64,
+    /// Half of the interval in which it lies with 95 %.
+    pub(super) interval: f64,
+}
+
+impl Series {
+    pub(super) fn add(&mut self, life: u64, x: f64, y: f64) {
+        self.0.push(Point { life, x, y });
+    }
+
+    /// By least squares, with a level for each life; `None` where there is too little.
+    #[expect(clippy::cast_precision_loss, reason = "counts of points")]
+    pub(super) fn trend(&self) -> Option<Trend> {
+        let mut lives: Vec<u64> = self.0.iter().map(|point| point.life).collect();
+        lives.sort_unstable();
+        lives.dedup();
+        let (mut around, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
+        for life in &lives {
+            let own: Vec<&Point> = self.0.iter().filter(|point| point.life == *life).collect();
+            let (x, y) = (mean(own.iter().map(|point| point.x)), mean(own.iter().map(|point| point.y)));
+            around.extend(own.iter().map(|point| (point.x - x, point.y - y)));
+            let half = own.len() / 2;
+            first.extend(own[..half].iter().map(|point| point.y));
+            second.extend(own[own.len() - half..].iter().map(|point| point.y));
+        }
+        let freedom = around.len().checked_sub(lives.len() + 1).filter(|freedom| *freedom > 0)?;
+        let spread: f64 = around.iter().map(|(x, _)| x * x).sum();
+        if spread == 0.0 || first.is_empty() {
+            return None;
+        }
+        let slope = around.iter().map(|(x, y)| x * y).sum::<f64>() / spread;
+        let rest: f64 = around.iter().map(|(x, y)| (y - slope * x).powi(2)).sum();
+        let error = (rest / freedom as f64 / spread).sqrt();
+        Some(Trend {
+            first: mean(first.into_iter()),
+            second: mean(second.into_iter()),
+            slope,
+            interval: error * student(freedom),
+        })
+    }
+}
+
+impl Trend {
+    /// Whether it surely grows, and by more than this share of what it is.
+    pub(super) fn grows(&self, share: f64) -> bool {
+        self.slope - self.interval > share * self.first.abs().max(1.0)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of points")]
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len();
+    if count == 0 { 0.0 } else { values.sum::<f64>() / count as f64 }
+}
+
+/// The 97.5th percentile of Student's t, of so many degrees of freedom.
+#[expect(clippy::cast_precision_loss, reason = "counts of points")]
+fn student(freedom: usize) -> f64 {
+    const FEW: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    // Within 1 % of the true one from there on.
+    FEW.get(freedom - 1).copied().unwrap_or(1.96 + 2.5 / freedom as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Points of a life: a level, a slope, and something that comes and goes.
+    fn points(series: &mut Series, life: u64, level: f64, slope: f64) {
+        for step in 0..20_u32 {
+            let x = f64::from(step) / 10.0;
+            series.add(life, x, level + slope * x + f64::from(step % 3));
+        }
+    }
+
+    #[test]
+    fn what_grows_is_told_from_what_stays() {
+        let (mut grows, mut stays) = (Series::default(), Series::default());
+        for (life, level) in [(1, 1_000.0), (2, 3_000.0)] {
+            points(&mut grows, life, level, 80.0);
+            points(&mut stays, life, level, 0.0);
+        }
+        let [grows, stays] = [grows, stays].map(|series| series.trend().expect("many points"));
+        assert!(
+            (grows.slope - 80.0).abs() < 1.0 && grows.interval < 2.0,
+            "{} {}",
+            grows.slope,
+            grows.interval
+        );
+        assert!(grows.grows(0.02) && grows.second > grows.first + 70.0);
+        assert!(stays.slope.abs() < stays.interval && !stays.grows(0.0));
+    }
+
+    #[test]
+    fn of_too_little_nothing_is_said() {
+        let mut series = Series::default();
+        series.add(1, 0.0, 5.0);
+        series.add(1, 1.0, 5.0);
+        assert!(series.trend().is_none());
+        series.add(1, 2.0, 5.0);
+        let trend = series.trend().expect("one degree of freedom");
+        assert!(trend.slope == 0.0 && trend.interval == 0.0 && !trend.grows(0.0));
+    }
+}
