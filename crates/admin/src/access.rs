@@ -170,7 +170,7 @@ pub(crate) async fn admit(
         Err(Refused::WrongToken) => {
             COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
             sleep(WRONG_TOKEN).await;
-            let detail = "no such token: see admin.tokens and admin.read_tokens";
+            let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are taken at credentials.listen";
             Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail).into_response()
         }
     };

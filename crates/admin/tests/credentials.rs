@@ -269,6 +269,7 @@ fn who_has_no_key_or_a_wrong_one_gets_nothing() {
     let authorization = bearer(&key);
     let status = running.ask_tcp("GET", "/v1/status", &[("Authorization", &authorization)]);
     assert_eq!(status.problem(401), "wrong_token");
+    assert!(status.body.contains("credentials.listen"), "{status:?}");
     running.ask("DELETE", "/v1/keys/shop", None).ok();
     assert_eq!(ask(&running, &key, &json!({})).problem(401), "wrong_key", "it is gone at once");
 }

@@ -503,6 +503,15 @@ impl Links {
     }
 }
 
+/// A server would keep an association of which nobody takes leave until it has been idle for long.
+impl Drop for Links {
+    fn drop(&mut self) {
+        if matches!(self.kind, Kind::Dtls(_)) {
+            self.close_from(0);
+        }
+    }
+}
+
 /// How reading a link's share ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Read {

@@ -168,11 +168,12 @@ impl Judge<'_> {
         // As many workers as cores are another number on each machine.
         let (shared, workers, room) =
             (settings.shared_ports, settings.workers.unwrap_or(1), settings.ports.len());
-        if shared * workers > room {
+        if 2 * shared * workers > room {
             self.refuse(
                 "relay.shared_ports",
                 format!(
-                    "{shared} for each of {workers} workers do not fit into the {room} ports of relay.ports"
+                    "{shared} for clients over UDP and {shared} for others, for each of {workers} workers, do not fit into the {room} \
+                     ports of relay.ports"
                 ),
                 "fewer of them, or more ports in relay.ports",
             );

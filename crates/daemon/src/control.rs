@@ -704,7 +704,7 @@ mod tests {
         fn offer(&self) -> io::Result<Offered> {
             Offered::new(&(), Vec::new(), Vec::new())
         }
-        fn freeze(&self) -> io::Result<()> {
+        fn freeze(&self, _: bool) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())
         }
         fn hand_over(&self, _: Vec<Channel>, _: Duration) -> io::Result<usize> {

@@ -71,7 +71,7 @@ impl Credentials {
     ) -> Lookup {
         if is_no_users_name(name) {
             // A key that fits none of the secrets may have been made with a new one.
-            let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets(realm);
+            let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets();
             return match timed {
                 Some(Lookup::Expired { ago }) => Lookup::Expired { ago },
                 _ if may_be_new() => Lookup::Later,

@@ -274,7 +274,8 @@ fn take_over(
     if let Some(heir) = heir {
         let unfit =
             |error: io::Error| DaemonError::Upgrade(format!("cannot take the sessions over: {error}"));
-        heir.take_over(status.carried(), || forwarder.inherited().map_err(unfit), || forwarder.serve())?;
+        let inherited = || forwarder.inherited().map_err(unfit);
+        heir.take_over(status.carried(), false, inherited, || forwarder.serve())?;
     }
     // From now on nothing goes back to that one.
     if let Some(heir) = heir.take() {

@@ -41,7 +41,7 @@ impl Estate for ForwardEstate {
         Offered::new(&ForwardOffer { forwarder, names }, descriptors, heirs)
     }
 
-    fn freeze(&self) -> io::Result<()> {
+    fn freeze(&self, _: bool) -> io::Result<()> {
         self.forwarder.freeze()
     }
 

@@ -535,7 +535,7 @@ fn take_over(
 ) -> Result<(), DaemonError> {
     if let Some(heir) = heir {
         let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
-        heir.take_over(status.carried(), inherited, || relay.serve())?;
+        heir.take_over(status.carried(), relay.keeps_flows(), inherited, || relay.serve())?;
     }
     // From now on nothing goes back to that one.
     if let Some(heir) = heir.take() {
@@ -601,7 +601,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
     }
     if config.shared_ports > 0 {
         tracing::info!(
-            "allocations of a worker share {} ports on each of these; there, an address of peers is one client's alone",
+            "clients of a worker over UDP share {0} ports on each of these, others {0} more; there, an address of peers is one client's alone",
             config.shared_ports
         );
     }

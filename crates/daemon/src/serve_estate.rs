@@ -66,8 +66,8 @@ impl Estate for ServeEstate {
         Offered::new(&offer, descriptors, heirs)
     }
 
-    fn freeze(&self) -> io::Result<()> {
-        self.relay.freeze()
+    fn freeze(&self, heir_keeps_flows: bool) -> io::Result<()> {
+        self.relay.freeze(heir_keeps_flows)
     }
 
     fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize> {

@@ -8,7 +8,7 @@
 //!                            ◀──────────────────── Taken
 //!                             ─ Metrics, Commit ───────▶ serves
 //!                            ◀────────────────── Serving
-//!   forgets what went         ─ Released ──────────────▶ the kernel relays again
+//!   forgets what went         ─ Released ──────────────▶ its program in the kernel takes the other's place
 //!   serves what stays until it ends, or a deadline ─ Metrics ─▶ adds them to its own
 //! ```
 //!
@@ -50,7 +50,7 @@ enum FromOld {
     Hello { protocol: u32, version: String, service: String },
     /// All sessions have arrived: serve.
     Commit,
-    /// The kernel's path is free.
+    /// The kernel's path is the new one's.
     Released,
     /// What this process shows of itself, again and again until it ends.
     Metrics(String),
@@ -61,7 +61,12 @@ enum FromOld {
 #[serde(rename_all = "snake_case")]
 enum FromNew {
     /// It has all that it needs but the sessions.
-    Ready { version: String },
+    Ready {
+        version: String,
+        /// Whether it goes on with what the kernel relays, which then need not rest.
+        #[serde(default)]
+        keeps_flows: bool,
+    },
     /// It cannot take over. All versions understand this one.
     Refused { why: String },
     /// It has so many sessions.
@@ -77,7 +82,7 @@ pub(crate) trait Estate: Send + Sync {
     /// What the other process has to know in advance.
     fn offer(&self) -> io::Result<Offered>;
     /// Rests; whatever comes of it, [`Estate::release`] or [`Estate::thaw`] follows.
-    fn freeze(&self) -> io::Result<()>;
+    fn freeze(&self, heir_keeps_flows: bool) -> io::Result<()>;
     /// Gives the sessions to the workers at the other ends; how many.
     fn hand_over(&self, heirs: Vec<Channel>, patience: Duration) -> io::Result<usize>;
     /// Goes on as before.

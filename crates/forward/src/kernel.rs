@@ -1,10 +1,10 @@
 //! What rules need of the kernel beside sockets: loaded for the first rule that asks for it, at the start or by a reload, and kept until the
 //! end.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::{ops::RangeInclusive, os::fd::OwnedFd, sync::Arc};
 
 use turnpike_net::CopyMode;
-use turnpike_offload::{Flows, Kernel, Sockmap};
+use turnpike_offload::{Flows, Kernel, Lent, Sockmap};
 
 use crate::{Protocol, Settings, StartError, state::RuleState};
 
@@ -20,6 +20,9 @@ pub(crate) struct Loaded {
     has_sockmaps: bool,
 }
 
+/// Of a process that takes another one's place: what that one has attached.
+pub(crate) type Before = Option<(Lent, Vec<OwnedFd>)>;
+
 /// What one worker gets of it.
 #[derive(Default)]
 pub(crate) struct Parts {
@@ -30,8 +33,8 @@ pub(crate) struct Parts {
 }
 
 impl Loaded {
-    /// What each worker needs for these rules and does not have yet. Another process may have its own program on the interfaces: then
-    /// this one's does not `attach` yet.
+    /// What each worker needs for these rules and does not have yet. Where a process `before` this one has its own program on the
+    /// interfaces, this one's is not attached yet.
     ///
     /// # Errors
     /// It cannot be had; then nothing has changed.
@@ -39,7 +42,7 @@ impl Loaded {
         &mut self,
         settings: &Settings,
         workers: usize,
-        attach: bool,
+        before: Option<Before>,
         mut rules: impl Iterator<Item = &'a RuleState> + Clone,
     ) -> Result<Vec<Parts>, StartError> {
         let mut parts: Vec<Parts> = std::iter::repeat_with(Parts::default).take(workers).collect();
@@ -52,13 +55,18 @@ impl Loaded {
             parts.iter_mut().zip(loaded).for_each(|(part, sockmap)| part.sockmap = Some(sockmap));
         }
         if self.kernel.is_none() && rules.any(|state| state.goes_across) {
-            let kernel = Kernel::load(&turnpike_offload::Settings {
+            let kernel = turnpike_offload::Settings {
                 listeners: Vec::new(),
                 relay_ports: RangeInclusive::new(1, 0),
                 flows: settings.max_kernel_flows,
                 sockets: (settings.max_kernel_flows / 2).saturating_add(MOST_LISTENERS),
                 hook: settings.kernel_hook,
-            })
+            };
+            let attach = before.is_none();
+            let kernel = match before.flatten() {
+                Some((lent, descriptors)) => Kernel::succeed(&kernel, lent.without_flows(), descriptors),
+                None => Kernel::load(&kernel),
+            }
             .map_err(StartError::Datapath)?;
             if attach {
                 kernel.attach().map_err(StartError::Datapath)?;

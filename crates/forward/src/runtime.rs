@@ -340,7 +340,8 @@ impl Forwarder {
             forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
-        let parts = loaded.provide(settings, count, !is_heir, states)?;
+        let before = is_heir.then(|| matched.take_kernel());
+        let parts = loaded.provide(settings, count, before, states)?;
         for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
             worker.take(parts)?;
             for (state, bound) in come {
@@ -421,7 +422,7 @@ impl Forwarder {
             return Err(error);
         }
         let states = newcomers.iter().map(|active| &*active.state);
-        let parts = in_force.loaded.provide(settings, self.workers.count(), true, states)?;
+        let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
         // Nothing can fail from here on.
         in_force.next_key = next_key;
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);

@@ -7,8 +7,8 @@
 //!  freeze            the kernel forwards nothing, workers rest, datagrams wait
 //!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
 //!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten, the kernel's program too
-//!                                                              attach_kernel
+//!  release           what went is forgotten
+//!                                                              attach_kernel     its program takes the other's place
 //! ```
 //!
 //! Until `release` the old one has everything that it had, and `thaw` lets it go on.
@@ -22,10 +22,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath, SocketFile};
-use turnpike_offload::OffloadError;
+use turnpike_offload::{Lent, OffloadError};
 
 use crate::{
     Bind, Forwarder, Protocol, Rule, StartError,
+    kernel::Before,
     worker::{Command, Step},
 };
 
@@ -42,6 +43,9 @@ pub struct Offer {
     /// How old the clock is by which sessions have their ages.
     age_ms: u64,
     rules: Vec<Offered>,
+    /// What is attached in the kernel; its descriptors are the last.
+    #[serde(default)]
+    lent: Option<Lent>,
 }
 
 /// A rule, and with it a listener of each worker for each of its addresses.
@@ -70,6 +74,7 @@ pub(crate) struct Matched {
     listeners: Vec<Vec<Vec<OwnedFd>>>,
     /// One for each worker.
     channels: Vec<Channel>,
+    kernel: Before,
 }
 
 impl Offer {
@@ -138,7 +143,8 @@ impl Inheritance {
             }
             channels.push(Channel::try_from(next()?)?);
         }
-        Ok(Matched { places, listeners, channels })
+        let kernel = offer.lent.map(|lent| (lent, descriptors.collect()));
+        Ok(Matched { places, listeners, channels, kernel })
     }
 }
 
@@ -152,6 +158,11 @@ impl Matched {
     /// Of each offered rule the key that it has here; `keys` are those of our rules. None where one could not be taken.
     pub(crate) fn keys(&self, keys: &[Option<u32>]) -> Option<Arc<[u32]>> {
         self.places.iter().map(|place| keys.get(*place).copied().flatten()).collect()
+    }
+
+    /// What the process before has attached.
+    pub(crate) fn take_kernel(&mut self) -> Before {
+        self.kernel.take()
     }
 
     pub(crate) fn into_channels(self) -> Vec<Channel> {
@@ -175,8 +186,14 @@ impl Forwarder {
             descriptors.push(there.into());
             heirs.push(here);
         }
+        let lent = self.kernel().map(|kernel| kernel.lend()).transpose()?;
+        let lent = lent.map(|(lent, more)| {
+            descriptors.extend(more);
+            lent
+        });
         let offer = Offer {
             workers: heirs.len(),
+            lent,
             datapath: self.datapath.to_string(),
             age_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             rules: self.rules().active.iter().map(|active| Offered::of(&active.state.rule)).collect(),
@@ -216,20 +233,22 @@ impl Forwarder {
         self.tell(|| Step::Thaw);
     }
 
-    /// The new process serves. What it has is forgotten here, and what is left lives on: [`Forwarder::active`].
+    /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Forwarder::active`].
     pub fn release(&self) {
         for active in &mut self.rules().active {
             if let Some(file) = active.file.take() {
                 file.leave();
             }
         }
-        self.tell(|| Step::Release);
+        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Release) {
+            tracing::warn!("{error}");
+        }
         if let Some(kernel) = self.kernel() {
-            kernel.detach();
+            kernel.hand_on();
         }
     }
 
-    /// Of an heir: the old process has taken its program from the interfaces, and this one's goes there.
+    /// Of an heir: the old process has let go of the kernel's path, and this one's program takes the place of its.
     ///
     /// # Errors
     /// [`OffloadError`]; user space forwards on.
@@ -296,7 +315,7 @@ mod tests {
 
     fn offer(rules: &[Rule], workers: usize) -> Offer {
         let rules = rules.iter().map(Offered::of).collect();
-        let offer = Offer { workers, datapath: "gso".to_owned(), age_ms: 5000, rules };
+        let offer = Offer { workers, datapath: "gso".to_owned(), age_ms: 5000, rules, lent: None };
         serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap()
     }
 

@@ -72,8 +72,8 @@ fn clients_of_a_server_that_was_started_again_come_back() {
         assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
         assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
         assert!(report.extra["pause_ms_max"] >= 300.0, "nobody comes sooner: {context}");
-        // What was due meanwhile is lost.
-        assert!(report.lost > 0, "{context}");
+        // What was due meanwhile is lost; a connection that is broken takes nothing.
+        assert!(report.lost > 0 || transport != Transport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
     }
 }

@@ -3,11 +3,12 @@
 //!
 //! Two things tell it without being asked for. A socket that a wait does not name was empty when that wait began; and one of which a
 //! receive call brought less than it asked for was empty when that call ended. What is told is the time at which the one began, or the
-//! tick of the other, as soon as what was received by then has been sent.
+//! tick of the other, as soon as what was received by then has been sent. Where neither comes, a wait ends early for a look; not for what came in
+//! bulk, whose flow stays in user space anyway, and whose next burst is a wait's end.
 
 use std::time::Duration;
 
-use crate::flows::Flows;
+use crate::{flows::Flows, layout::CALM_NS};
 
 /// How long a socket may have something all the time, while datagrams are lost, before its flows have to give way, in nanoseconds.
 const PATIENCE_NS: u64 = 50_000_000;
@@ -47,8 +48,9 @@ pub struct Emptied {
     /// When the wait began, and ended, of which this is the tick.
     before_ns: u64,
     after_ns: u64,
-    /// Something was touched in this tick.
-    is_fresh: bool,
+    /// So many were touched in this tick, and so many of them brought bulk.
+    fresh: usize,
+    bulky: usize,
     /// When a look may settle the next of those watched.
     look_ns: Option<u64>,
     /// Datagrams that sockets have lost, as of this tick.
@@ -62,6 +64,8 @@ struct Place {
     /// Its number on the board.
     slot: u32,
     is_watched: bool,
+    /// What was last received came in bulk.
+    is_bulk: bool,
     /// The last wait that told of the socket.
     ready: u64,
     /// Nothing came later that is not sent yet; `None` for not yet known.
@@ -83,7 +87,8 @@ impl Emptied {
             received: Vec::new(),
             before_ns: 0,
             after_ns: 0,
-            is_fresh: false,
+            fresh: 0,
+            bulky: 0,
             look_ns: None,
             lost: 0,
             wait: 0,
@@ -101,6 +106,7 @@ impl Emptied {
             let new = |slot| Place {
                 slot,
                 is_watched: false,
+                is_bulk: false,
                 ready: 0,
                 touched_ns: None,
                 since_ns: 0,
@@ -125,12 +131,22 @@ impl Emptied {
     /// Something may be on its way through this socket.
     pub fn touch(&mut self, socket: u32) {
         let Some(Some(place)) = self.places.get_mut(socket as usize) else { return };
-        (place.ready, place.touched_ns) = (self.wait, None);
-        self.is_fresh = true;
+        (place.ready, place.touched_ns, place.is_bulk) = (self.wait, None, false);
+        self.fresh += 1;
         if !place.is_watched {
             place.is_watched = true;
             (place.since_ns, place.lost) = (self.after_ns.max(place.since_ns), self.lost);
             self.watched.push(socket);
+        }
+    }
+
+    /// Something was received in bulk through this socket, which was touched in this tick.
+    pub fn bulk(&mut self, socket: u32) {
+        if let Some(Some(place)) = self.places.get_mut(socket as usize)
+            && place.is_watched
+            && !std::mem::replace(&mut place.is_bulk, true)
+        {
+            self.bulky += 1;
         }
     }
 
@@ -153,9 +169,10 @@ impl Emptied {
     /// Before a wait: how long it may last.
     pub fn before_wait(&mut self, now_ns: u64) -> Option<Duration> {
         self.before_ns = now_ns;
-        if std::mem::take(&mut self.is_fresh) {
-            let fresh = now_ns + self.gap_ns;
-            self.look_ns = Some(self.look_ns.map_or(fresh, |look| look.min(fresh)));
+        let (fresh, bulky) = (std::mem::take(&mut self.fresh), std::mem::take(&mut self.bulky));
+        if fresh > 0 {
+            let due = now_ns + if fresh > bulky { self.gap_ns } else { CALM_NS };
+            self.look_ns = Some(self.look_ns.map_or(due, |look| look.min(due)));
         }
         let look_ns = self.look_ns.filter(|_| !self.watched.is_empty())?;
         Some(Duration::from_nanos(look_ns.saturating_sub(now_ns)))
@@ -183,10 +200,11 @@ impl Emptied {
             }
             // What was queued before the wait began, and is not told of, was received and sent before.
             place.tell(before_ns, now_ns, lost, board);
-            let settled_ns = *place.touched_ns.get_or_insert(before_ns) + gap_ns;
-            place.is_watched = before_ns < settled_ns;
+            let touched_ns = *place.touched_ns.get_or_insert(before_ns);
+            place.is_watched = before_ns < touched_ns + gap_ns;
             if place.is_watched {
-                look_ns = Some(look_ns.map_or(settled_ns, |look| look.min(settled_ns)));
+                let due = touched_ns + if place.is_bulk { CALM_NS } else { gap_ns };
+                look_ns = Some(look_ns.map_or(due, |look| look.min(due)));
             }
             place.is_watched
         });
@@ -315,6 +333,30 @@ mod tests {
         assert_eq!(bench.told(), [Ok(2_000_000)]);
         bench.emptied.flushed(&bench.told);
         assert!(bench.told().is_empty());
+    }
+
+    #[test]
+    fn no_wait_ends_early_for_what_came_in_bulk() {
+        let mut bench = Bench::new();
+        bench.wait(1_000_000, 2_000_000, &[3]);
+        bench.emptied.bulk(SOCKET);
+        bench.emptied.bulk(SOCKET);
+        let calm = Some(Duration::from_nanos(CALM_NS));
+        assert_eq!(bench.wait(2_020_000, 2_120_000, &[9]), calm);
+        // The look is due when the flow has been calm; whatever ends a wait before that tells it as well.
+        assert_eq!(bench.told(), [Ok(2_020_000)]);
+        assert_eq!(bench.wait(2_140_000, 2_200_000, &[9]), Some(Duration::from_micros(4880)));
+        assert_eq!(bench.told(), [Ok(2_140_000)]);
+        assert_eq!(bench.wait(2_220_000, 9_000_000, &[3]), None);
+        bench.emptied.bulk(SOCKET);
+        assert_eq!(bench.wait(9_000_000, 9_100_000, &[3]), calm);
+        // Of what is alone it is to be known soon, whatever came in bulk beside it.
+        assert_eq!(bench.wait(9_120_000, 9_170_000, &[]), Some(Duration::from_nanos(GAP)));
+        let mut beside = Bench::new();
+        assert_eq!(beside.emptied.slot(5, || Some(8)), Some(8));
+        beside.wait(1_000_000, 2_000_000, &[3, 5]);
+        beside.emptied.bulk(5);
+        assert_eq!(beside.emptied.before_wait(2_020_000), Some(Duration::from_nanos(GAP)));
     }
 
     #[test]

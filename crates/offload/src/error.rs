@@ -70,6 +70,9 @@ pub enum OffloadError {
     /// The object is damaged.
     #[error("the program is damaged: {0}; build turnpike again")]
     Object(String),
+    /// Of the process before there is not all that it said.
+    #[error("what the process before has of the kernel path did not all come along ({0}): restart instead")]
+    Inherited(#[source] io::Error),
     /// Netlink, threads, memory.
     #[error(
         "cannot follow the interfaces and routes of this machine: {0}; let the process open AF_NETLINK sockets"

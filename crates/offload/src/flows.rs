@@ -4,18 +4,18 @@
 use std::{
     net::SocketAddr,
     os::fd::AsFd,
-    sync::{Arc, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use aya::maps::{HashMap, Map, MapData};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use turnpike_wire::channel_data::ChannelNumber;
 
 use crate::{
     error::OffloadError,
     kernel::{Shared, map_error},
-    layout::{BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, mapped},
-    slots::Slots,
+    layout::{BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, address, mapped},
 };
 
 /// The kernel's monotonic clock in nanoseconds, as the program reads it (bpf_ktime_get_ns).
@@ -68,7 +68,7 @@ pub struct State {
 }
 
 /// Datagrams that went across, and bytes of their payload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     /// Datagrams.
     pub datagrams: u64,
@@ -81,6 +81,14 @@ impl Counted {
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.datagrams == 0
+    }
+}
+
+impl State {
+    /// What its counters said when they were last read; for [`Flows::adopt_state`] of another process.
+    #[must_use]
+    pub fn seen(&self) -> Counted {
+        self.seen
     }
 }
 
@@ -212,6 +220,47 @@ impl Flows {
         Err(Full)
     }
 
+    /// A flow that the process before this one has installed in the maps that this one goes on with: its own from now on. It stays as it is.
+    pub fn adopt(&mut self, key: &FlowKey) -> Option<Installed> {
+        let flow = self.map.get(key, 0).ok()?;
+        let ip = |ip, port| address(ip, port).ip();
+        let routes = &self.shared.routes;
+        routes.adopt(flow.route, ip(flow.from, flow.from_port), ip(flow.to, flow.to_port));
+        routes.adopt(flow.back, ip(key.local, key.local_port), ip(key.remote, key.remote_port));
+        if flow.kind != Kind::Client as u8 {
+            self.shared.held.fetch_add(1, Ordering::Relaxed);
+        }
+        locked(&self.shared.adopted).insert(*key);
+        Some(Installed(flow))
+    }
+
+    /// The state of a flow that was adopted, whose counters the other process has read up to `seen`.
+    pub fn adopt_state(&self, Installed(flow): &Installed, seen: Counted) -> State {
+        locked(&self.shared.state_slots).claim(flow.state);
+        State { slot: flow.state, seen }
+    }
+
+    /// The number of the socket that takes what goes up of a flow that was adopted.
+    pub fn adopt_socket(&self, Installed(flow): &Installed) -> u32 {
+        locked(&self.shared.socket_slots).claim(flow.socket);
+        flow.socket
+    }
+
+    /// Removes what another process has left in the maps and nobody has adopted. How many flows that were.
+    pub(crate) fn remove_strangers(&mut self) -> usize {
+        let adopted = std::mem::take(&mut *locked(&self.shared.adopted));
+        let first = self.shared.first_stamp;
+        let is_strange = |key: &FlowKey, flow: &Flow| !adopted.contains(key) && flow.stamp < first;
+        let strangers: Vec<FlowKey> = self
+            .map
+            .iter()
+            .filter_map(Result::ok)
+            .filter_map(|(key, flow)| is_strange(&key, &flow).then_some(key))
+            .collect();
+        strangers.iter().for_each(|key| _ = self.map.remove(key));
+        strangers.len()
+    }
+
     /// Lets a flow live until then, by [`now_ns`].
     ///
     /// # Errors
@@ -272,6 +321,6 @@ impl Flows {
     }
 }
 
-fn locked(slots: &std::sync::Mutex<Slots>) -> MutexGuard<'_, Slots> {
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,15 @@
 //! The programs in the kernel: loaded, attached to the interfaces that there are, and kept attached to those that come.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::File,
-    io::Write,
+    io::{self, Write},
     net::SocketAddr,
     ops::RangeInclusive,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -18,20 +18,19 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
-    programs::{
-        LinkOrder, SchedClassifier, TcAttachType, Xdp,
-        links::FdLink,
-        tc::{NlOptions, SchedClassifierLinkId, TcAttachOptions},
-    },
+    programs::{SchedClassifier, Xdp},
     util::KernelVersion,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
 use crate::{
     error::{OffloadError, chain},
-    flows::Flows,
-    layout::{self, Count, HOP_WORDS, STATE_WORDS},
+    flows::{Flows, now_ns},
+    layout::{self, Count, FlowKey, HOP_WORDS, STATE_WORDS},
+    lent::{Inherited, Lent, LentLink, LentWay, MAPS},
+    links::{self, Filter, Kind},
     netlink::{Interface, NeighbourNews, Netlink, News},
     ports::Ports,
     routes::Routes,
@@ -70,7 +69,8 @@ pub struct Settings {
 }
 
 /// How a program is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Hook {
     /// As this kernel can.
     Best,
@@ -105,7 +105,7 @@ impl Hook {
 }
 
 /// An interface on which lone datagrams are relayed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Its name.
     pub interface: String,
@@ -120,6 +120,11 @@ pub struct Kernel {
     shared: Arc<Shared>,
     stage: Mutex<Stage>,
     stop: OwnedFd,
+    settings: Settings,
+    /// Of maps that another process goes on with as long as this one does not: what is to be looked at from then on.
+    due: Mutex<Option<(Vec<SocketAddr>, RangeInclusive<u16>)>>,
+    /// Whether this one has the flows of the process before.
+    keeps_flows: bool,
 }
 
 enum Stage {
@@ -144,12 +149,20 @@ pub(crate) struct Shared {
     /// Flows that there are, and that there was no room for.
     pub(crate) held: AtomicU64,
     pub(crate) refused: AtomicU64,
-    /// Distinguishes installations, over all workers.
+    /// Distinguishes installations, over all workers, and from those of a process before.
     pub(crate) stamp: AtomicU64,
+    pub(crate) first_stamp: u64,
+    /// Flows of a process before that workers have made their own, until it is known that all have.
+    pub(crate) adopted: Mutex<HashSet<FlowKey>>,
     /// How long after a program has seen it a packet may come to its socket.
     pub(crate) gap_ns: u64,
     counts: Mutex<PerCpuArray<MapData, u64>>,
-    attached: Mutex<Vec<Attachment>>,
+    /// [`MAPS`].
+    maps: Vec<OwnedFd>,
+    /// By the interface's number.
+    links: Mutex<BTreeMap<u32, Attached>>,
+    /// Another process has the links and the flows.
+    is_handed_on: AtomicBool,
     hook: Hook,
 }
 
@@ -182,6 +195,26 @@ impl Kernel {
     /// # Errors
     /// As for [`Kernel::start`].
     pub fn load(settings: &Settings) -> Result<Self, OffloadError> {
+        Self::prepare(settings, Inherited::default())
+    }
+
+    /// The same in the place of another process, by what [`Kernel::lend`] of that one gave: [`Kernel::attach`] has these programs take the place
+    /// of that one's. Until then that one has everything that it had.
+    ///
+    /// # Errors
+    /// As for [`Kernel::start`].
+    pub fn succeed(settings: &Settings, lent: Lent, descriptors: Vec<OwnedFd>) -> Result<Self, OffloadError> {
+        let mut settings = settings.clone();
+        let sockets = lent.sockets;
+        let inherited = lent.open(descriptors, &settings).map_err(OffloadError::Inherited)?;
+        if inherited.maps.is_some() {
+            settings.sockets = sockets;
+        }
+        Self::prepare(&settings, inherited)
+    }
+
+    fn prepare(settings: &Settings, inherited: Inherited) -> Result<Self, OffloadError> {
+        let Inherited { maps, links: inherited } = inherited;
         let words = |count: u32| count as usize;
         let by_xdp = settings.hook.is_xdp();
         let hops = if by_xdp { settings.flows } else { 1 };
@@ -196,6 +229,13 @@ impl Kernel {
             .map_max_entries("hops", hops)
             .load(OBJECT)
             .map_err(OffloadError::load)?;
+        let keeps_flows = maps.is_some();
+        for (name, lent) in MAPS.iter().zip(maps.iter().flatten()) {
+            let what = "descriptors of maps (dup3)";
+            let kernel = |source| OffloadError::Kernel { what, source };
+            links::stand_for(descriptor(&object, name)?, lent).map_err(kernel)?;
+        }
+        drop(maps);
         // Before its maps are taken from the object: the program names them by descriptors that are open.
         let program = program(&mut object)?;
         program.load().map_err(OffloadError::program)?;
@@ -207,7 +247,8 @@ impl Kernel {
             xdp::check_kernel()?;
             xdp_program(&mut object)?.load().map_err(OffloadError::program)?;
         }
-        let listeners: Vec<u16> = settings.listeners.iter().map(SocketAddr::port).collect();
+        let own = |name: &&str| Ok::<_, OffloadError>(descriptor(&object, name)?.try_clone_to_owned()?);
+        let maps = MAPS.iter().map(own).collect::<Result<_, _>>()?;
         let ports = array(&mut object, "ports", 2048)?;
         let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
         let at_tc = match settings.hook {
@@ -215,6 +256,7 @@ impl Kernel {
             _ if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
             _ => Hook::Clsact,
         };
+        let stamp = now_ns();
         let shared = Shared {
             states: array(&mut object, "states", words(states) * STATE_WORDS)?,
             drained: array(&mut object, "drained", words(settings.sockets))?,
@@ -222,17 +264,22 @@ impl Kernel {
                 array(&mut object, "routes", words(settings.flows))?,
                 by_xdp.then(|| array(&mut object, "hops", words(hops) * HOP_WORDS)).transpose()?,
             )?,
-            ports: Ports::new(ports, &listeners, settings.relay_ports.clone()),
+            ports: Ports::new(ports),
             flows: data(take(&mut object, "flows")?)?,
             state_slots: Mutex::new(Slots::new(states)),
             socket_slots: Mutex::new(Slots::new(settings.sockets)),
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            stamp: AtomicU64::new(1),
+            // Nobody installs one in each nanosecond, so that later processes have higher ones.
+            stamp: AtomicU64::new(stamp),
+            first_stamp: stamp,
+            adopted: Mutex::default(),
             gap_ns: if by_xdp { layout::XDP_GAP_NS } else { layout::TC_GAP_NS },
             counts: Mutex::new(counts),
-            attached: Mutex::default(),
+            maps,
+            links: Mutex::default(),
+            is_handed_on: AtomicBool::new(false),
             hook: settings.hook,
         };
         let shared = Arc::new(shared);
@@ -247,13 +294,26 @@ impl Kernel {
             neighbours: by_xdp.then(NeighbourNews::new).transpose()?,
             stop: stop.try_clone()?,
             at_tc,
-            links: BTreeMap::new(),
+            inherited,
             complained: BTreeSet::new(),
         };
-        Ok(Self { shared, stage: Mutex::new(Stage::Loaded(Box::new(watcher))), stop })
+        let looked_at = (settings.listeners.clone(), settings.relay_ports.clone());
+        let kernel = Self {
+            shared,
+            stage: Mutex::new(Stage::Loaded(Box::new(watcher))),
+            stop,
+            settings: settings.clone(),
+            due: Mutex::new(Some(looked_at)),
+            keeps_flows,
+        };
+        if !keeps_flows {
+            kernel.look_at_what_is_due();
+        }
+        Ok(kernel)
     }
 
-    /// Attaches what was only loaded. Filters must not meet those of another process: of two with our name the older one goes.
+    /// Attaches what was only loaded, in the place of the programs of a process before, where there was one. Filters must not meet those of
+    /// others: of two with our name the older one goes.
     ///
     /// # Errors
     /// As for [`Kernel::start`].
@@ -261,6 +321,12 @@ impl Kernel {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *stage, Stage::Detached) {
             Stage::Loaded(mut watcher) => {
+                self.look_at_what_is_due();
+                if self.keeps_flows {
+                    let left = self.flows()?.remove_strangers();
+                    tracing::debug!("{left} flows of the process before are nobody's");
+                }
+                watcher.take_links_over();
                 watcher.attach(true)?;
                 watcher.follow_routes()?;
                 let run = move || watcher.run();
@@ -271,6 +337,39 @@ impl Kernel {
         Ok(())
     }
 
+    /// What another process needs to go on in the place of this one ([`Kernel::succeed`]), with its descriptors. Nothing changes by that.
+    ///
+    /// # Errors
+    /// No more file descriptors.
+    pub fn lend(&self) -> io::Result<(Lent, Vec<OwnedFd>)> {
+        let mut descriptors: Vec<OwnedFd> =
+            self.shared.maps.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        let mut links = Vec::new();
+        for (number, attached) in &mut *self.shared.links() {
+            attached.is_lent = true;
+            let way = match &attached.link {
+                Link::Tcx(link) => (LentWay::Tcx, Some(link)),
+                Link::Xdp(link) => (LentWay::Xdp, Some(link)),
+                Link::Filter(filter) => (LentWay::Filter(filter.clone()), None),
+            };
+            descriptors.extend(way.1.map(OwnedFd::try_clone).transpose()?);
+            links.push(LentLink { number: *number, told: attached.told.clone(), way: way.0 });
+        }
+        Ok((Lent::new(&self.settings, links), descriptors))
+    }
+
+    /// Whether it has the maps of the process before, and with them its flows: then that one lets them be.
+    #[must_use]
+    pub fn keeps_flows(&self) -> bool {
+        self.keeps_flows
+    }
+
+    /// Another process has what was lent: lets go of it, and follows nothing any more. What has been counted can still be asked for.
+    pub fn hand_on(&self) {
+        self.shared.is_handed_on.store(true, Ordering::Relaxed);
+        self.detach();
+    }
+
     /// Takes the program from all interfaces, for good. What it has counted can still be asked for.
     pub fn detach(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,7 +378,14 @@ impl Kernel {
             let _ = stop.write_all(&1_u64.to_ne_bytes());
         }
         let _ = watcher.join();
-        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.shared.detach_all();
+    }
+
+    fn look_at_what_is_due(&self) {
+        let due = self.due.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((listeners, relay_ports)) = due {
+            self.set_ports(&listeners, relay_ports);
+        }
     }
 
     /// A worker's way to the flows.
@@ -292,6 +398,8 @@ impl Kernel {
 
     /// Clients send to these listeners from now on, and relayed transport addresses have these ports. Flows there are stay where they are.
     pub fn set_ports(&self, listeners: &[SocketAddr], relay_ports: RangeInclusive<u16>) {
+        // What was due is so no more.
+        *self.due.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let listeners: Vec<u16> = listeners.iter().map(SocketAddr::port).collect();
         self.shared.ports.set(&listeners, relay_ports);
     }
@@ -299,15 +407,20 @@ impl Kernel {
     /// The interfaces on which it relays, by name.
     #[must_use]
     pub fn attached(&self) -> Vec<Attachment> {
-        self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let links = self.shared.links();
+        let mut told: Vec<Attachment> = links.values().filter_map(|it| it.told.clone()).collect();
+        told.sort_by(|one, other| one.interface.cmp(&other.interface));
+        told
     }
 
     /// What has been counted.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        // They count where they are.
+        let is_here = !self.shared.is_handed_on.load(Ordering::Relaxed);
         let mut snapshot = Snapshot {
-            flows: self.shared.held.load(Ordering::Relaxed),
-            most_flows: self.shared.most_flows.into(),
+            flows: if is_here { self.shared.held.load(Ordering::Relaxed) } else { 0 },
+            most_flows: if is_here { self.shared.most_flows.into() } else { 0 },
             refused: self.shared.refused.load(Ordering::Relaxed),
             ..Snapshot::default()
         };
@@ -325,6 +438,22 @@ impl Drop for Kernel {
     }
 }
 
+impl Shared {
+    fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Attached>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn detach_all(&self) {
+        let is_handed_on = self.is_handed_on.load(Ordering::Relaxed);
+        for attached in std::mem::take(&mut *self.links()).into_values() {
+            // A link lives on by the descriptors of the other process, a filter by itself.
+            if !(is_handed_on && attached.is_lent && matches!(attached.link, Link::Filter(_))) {
+                attached.link.detach();
+            }
+        }
+    }
+}
+
 /// Follows interfaces, routes and neighbours, on a thread of its own.
 struct Watcher {
     shared: Arc<Shared>,
@@ -336,8 +465,8 @@ struct Watcher {
     stop: OwnedFd,
     /// How a program is attached to TC.
     at_tc: Hook,
-    /// By the interface's number.
-    links: BTreeMap<u32, Attached>,
+    /// What a process before this one has attached.
+    inherited: Vec<(LentLink, Option<OwnedFd>)>,
     /// Interfaces that it could not be attached to, said once.
     complained: BTreeSet<u32>,
 }
@@ -346,12 +475,30 @@ struct Attached {
     /// `None` for loopback, where nothing is relayed.
     told: Option<Attachment>,
     link: Link,
+    /// Whether another process has been told of it.
+    is_lent: bool,
 }
 
+/// Those with a descriptor end when the last one of them is closed.
 enum Link {
-    Tc(SchedClassifierLinkId),
-    /// Ends as it is dropped.
-    Xdp(FdLink),
+    Tcx(OwnedFd),
+    Xdp(OwnedFd),
+    Filter(Filter),
+}
+
+impl Attached {
+    fn new(told: Option<Attachment>, link: Link) -> Self {
+        Self { told, link, is_lent: false }
+    }
+}
+
+impl Link {
+    fn detach(self) {
+        match self {
+            Self::Tcx(link) | Self::Xdp(link) => drop(link),
+            Self::Filter(filter) => filter.detach(),
+        }
+    }
 }
 
 impl Watcher {
@@ -386,12 +533,11 @@ impl Watcher {
                 );
             }
         }
-        self.detach_all();
     }
 
     fn follow_routes(&mut self) -> Result<(), OffloadError> {
         let by_xdp = |(number, it): (&u32, &Attached)| matches!(it.link, Link::Xdp(_)).then_some(*number);
-        let xdp = self.links.iter().filter_map(by_xdp).collect();
+        let xdp = self.shared.links().iter().filter_map(by_xdp).collect();
         Ok(self.shared.routes.refresh(&mut self.netlink, &xdp)?)
     }
 
@@ -405,6 +551,48 @@ impl Watcher {
         if is_time { routes.use_neighbours(&mut self.netlink) } else { Ok(()) }
     }
 
+    /// Has these programs take the place of those of the process before, where they would be attached in the same way.
+    fn take_links_over(&mut self) {
+        for (lent, descriptor) in std::mem::take(&mut self.inherited) {
+            let LentLink { number, told, way } = lent;
+            match self.take_link_over(told.as_ref(), way, descriptor) {
+                Ok(link) => _ = self.shared.links().insert(number, Attached::new(told, link)),
+                // It may be gone by now; where it is not, it is attached anew.
+                Err(error) => tracing::debug!("a program of the process before cannot be replaced: {error}"),
+            }
+        }
+    }
+
+    fn take_link_over(
+        &mut self,
+        told: Option<&Attachment>,
+        way: LentWay,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Link, OffloadError> {
+        let other = || OffloadError::Object("it is attached in another way".to_owned());
+        // At TC although XDP is wanted: because its driver cannot, or because there XDP was not wanted.
+        let at_tc = told.is_none_or(|told| self.shared.hook.is_xdp() == told.why.is_some());
+        match (way, descriptor) {
+            (LentWay::Xdp, Some(link)) if told.is_some_and(|told| told.hook == self.shared.hook) => {
+                links::update(link.as_fd(), xdp_descriptor(&mut self.object)?)?;
+                Ok(Link::Xdp(link))
+            }
+            (LentWay::Tcx, Some(link)) if at_tc && self.at_tc == Hook::Tcx => {
+                links::update(link.as_fd(), tc_descriptor(&mut self.object)?)?;
+                Ok(Link::Tcx(link))
+            }
+            (LentWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
+                let replaced = filter.replace(program(&mut self.object)?);
+                replaced.map(Link::Filter).map_err(OffloadError::program)
+            }
+            (LentWay::Filter(filter), _) => {
+                filter.detach();
+                Err(other())
+            }
+            _ => Err(other()),
+        }
+    }
+
     /// Attaches to what has come, lets go of what is gone. At the start, an interface that refuses is an error; later it is said.
     fn attach(&mut self, starting: bool) -> Result<(), OffloadError> {
         let addressed = self.netlink.with_addresses()?;
@@ -416,10 +604,13 @@ impl Watcher {
             .filter(|it| it.is_up && addressed.contains(&it.number) && (it.is_loopback || relays(it)))
             .collect();
         let numbers: BTreeSet<u32> = wanted.iter().map(|interface| interface.number).collect();
-        let gone: Vec<u32> = self.links.keys().copied().filter(|number| !numbers.contains(number)).collect();
+        let shared = Arc::clone(&self.shared);
+        let gone: Vec<u32> =
+            shared.links().keys().copied().filter(|number| !numbers.contains(number)).collect();
         for number in gone {
-            if let Some(attached) = self.links.remove(&number) {
-                self.detach(attached.link);
+            let attached = shared.links().remove(&number);
+            if let Some(attached) = attached {
+                attached.link.detach();
                 if let Some(Attachment { interface, .. }) = attached.told.filter(|_| !starting) {
                     tracing::info!("kernel data path: {interface} is down, or has no address any more");
                 }
@@ -427,7 +618,7 @@ impl Watcher {
         }
         self.complained.retain(|number| numbers.contains(number));
         for interface in wanted {
-            if self.links.contains_key(&interface.number) {
+            if shared.links().contains_key(&interface.number) {
                 continue;
             }
             match self.attach_to(&interface) {
@@ -436,12 +627,12 @@ impl Watcher {
                         let Attachment { interface, hook, .. } = told;
                         tracing::info!("kernel data path: attached to {interface} ({})", hook.name());
                     }
-                    self.links.insert(interface.number, attached);
+                    shared.links().insert(interface.number, attached);
                 }
                 // Gone since it was asked for.
                 Err(_) if !self.netlink.interfaces()?.iter().any(|it| it.number == interface.number) => {}
                 Err(error) if starting => {
-                    self.detach_all();
+                    shared.detach_all();
                     return Err(error);
                 }
                 Err(error) => {
@@ -451,18 +642,17 @@ impl Watcher {
                 }
             }
         }
-        let mut told: Vec<Attachment> = self.links.values().filter_map(|it| it.told.clone()).collect();
-        told.sort_by(|one, other| one.interface.cmp(&other.interface));
+        let mut told: Vec<Attachment> = shared.links().values().filter_map(|it| it.told.clone()).collect();
         if starting
             && self.shared.hook.is_xdp()
             && !told.iter().any(|it| it.hook.is_xdp())
             && !told.is_empty()
         {
-            self.detach_all();
+            shared.detach_all();
+            told.sort_by(|one, other| one.interface.cmp(&other.interface));
             let why = |it: Attachment| format!("{}: {}", it.interface, it.why.unwrap_or_default());
             return Err(OffloadError::Xdp { said: told.into_iter().map(why).collect::<Vec<_>>().join("; ") });
         }
-        *self.shared.attached.lock().unwrap_or_else(PoisonError::into_inner) = told;
         Ok(())
     }
 
@@ -470,49 +660,28 @@ impl Watcher {
         let told = |hook, why| Attachment { interface: interface.name.clone(), hook, why };
         if interface.is_loopback {
             // What our relayed addresses send to each other passes by here, and marks its flow.
-            return Ok(Attached { told: None, link: self.attach_to_tc(&interface.name)? });
+            return Ok(Attached::new(None, self.attach_to_tc(interface)?));
         }
         let mut why = None;
         if self.shared.hook.is_xdp() {
-            match xdp::attach(xdp_program(&mut self.object)?, interface, self.shared.hook) {
-                Ok(link) => {
-                    return Ok(Attached { told: Some(told(self.shared.hook, None)), link: Link::Xdp(link) });
-                }
+            match xdp::attach(xdp_descriptor(&mut self.object)?, interface, self.shared.hook) {
+                Ok(link) => return Ok(Attached::new(Some(told(self.shared.hook, None)), Link::Xdp(link))),
                 Err(said) => why = Some(said),
             }
         }
-        let link = self.attach_to_tc(&interface.name)?;
-        Ok(Attached { told: Some(told(self.at_tc, why)), link })
+        let link = self.attach_to_tc(interface)?;
+        Ok(Attached::new(Some(told(self.at_tc, why)), link))
     }
 
-    fn attach_to_tc(&mut self, name: &str) -> Result<Link, OffloadError> {
-        let options = if self.at_tc == Hook::Tcx {
-            // Behind what others have there: a firewall comes first.
-            TcAttachOptions::TcxOrder(LinkOrder::default())
+    fn attach_to_tc(&mut self, interface: &Interface) -> Result<Link, OffloadError> {
+        let Interface { number, name, .. } = interface;
+        let refused = |said| OffloadError::Attach { interface: name.clone(), said };
+        if self.at_tc == Hook::Tcx {
+            let link = links::create(tc_descriptor(&mut self.object)?, *number, Kind::Tcx);
+            link.map(Link::Tcx).map_err(|error| refused(error.to_string()))
         } else {
-            // An error means that there is one already.
-            let _ = aya::programs::tc::qdisc_add_clsact(name);
-            // What a process left that was killed.
-            let _ = aya::programs::tc::qdisc_detach_program(name, TcAttachType::Ingress, PROGRAM);
-            TcAttachOptions::Netlink(NlOptions::default())
-        };
-        let attached = program(&mut self.object)?.attach_with_options(name, TcAttachType::Ingress, options);
-        attached
-            .map(Link::Tc)
-            .map_err(|error| OffloadError::Attach { interface: name.to_owned(), said: chain(&error) })
-    }
-
-    fn detach(&mut self, link: Link) {
-        match link {
-            // Of an interface that is no more, the kernel has removed it.
-            Link::Tc(link) => _ = program(&mut self.object).map(|program| program.detach(link)),
-            Link::Xdp(link) => drop(link),
-        }
-    }
-
-    fn detach_all(&mut self) {
-        for attached in std::mem::take(&mut self.links).into_values() {
-            self.detach(attached.link);
+            let filter = Filter::attach(program(&mut self.object)?, name, PROGRAM);
+            filter.map(Link::Filter).map_err(|error| refused(chain(&error)))
         }
     }
 }
@@ -526,6 +695,22 @@ fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
     let program =
         object.program_mut(XDP_PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {XDP_PROGRAM}")))?;
     program.try_into().map_err(OffloadError::program)
+}
+
+fn tc_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
+    Ok(program(object)?.fd().map_err(OffloadError::program)?.as_fd())
+}
+
+fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
+    Ok(xdp_program(object)?.fd().map_err(OffloadError::program)?.as_fd())
+}
+
+/// That of a map that has not been taken from the object.
+fn descriptor<'o>(object: &'o Ebpf, name: &str) -> Result<BorrowedFd<'o>, OffloadError> {
+    match object.map(name) {
+        Some(Map::HashMap(data) | Map::Array(data)) => Ok(data.fd().as_fd()),
+        _ => Err(OffloadError::Object(format!("no map {name}"))),
+    }
 }
 
 pub(crate) fn take(object: &mut Ebpf, name: &'static str) -> Result<Map, OffloadError> {

@@ -7,6 +7,19 @@ use aya::Pod;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_wire::{address::canonical, channel_data::ChannelNumber};
 
+/// How the maps are laid out, and what their words mean: a sum (FNV-1a) of `flow.h`. A process of another version goes on with the maps of
+/// this one only if it has the same.
+pub const LAYOUT: u64 = sum_of(include_bytes!("../bpf/flow.h"));
+
+const fn sum_of(bytes: &[u8]) -> u64 {
+    let (mut sum, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < bytes.len() {
+        sum = (sum ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    sum
+}
+
 /// What a packet shows, and a flow is found by. All is in network order, IPv4 addresses are mapped into IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]

@@ -18,6 +18,8 @@ pub mod error;
 pub mod flows;
 pub mod kernel;
 pub mod layout;
+mod lent;
+mod links;
 pub mod mirror;
 mod netlink;
 mod ports;
@@ -32,6 +34,7 @@ pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};
 pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
+pub use lent::Lent;
 pub use sockmap::{Joined, Sockmap};
 
 #[cfg(not(target_endian = "little"))]

@@ -19,10 +19,9 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    pub(crate) fn new(words: Words, listeners: &[u16], relays: RangeInclusive<u16>) -> Self {
-        let ports = Self { words, flows: Mutex::default() };
-        ports.set(listeners, relays);
-        ports
+    /// As they are set already.
+    pub(crate) fn new(words: Words) -> Self {
+        Self { words, flows: Mutex::default() }
     }
 
     /// Those that are looked at for good from now on.
@@ -92,7 +91,8 @@ mod tests {
         // Mapped, it is memory that is all zero.
         let zero = File::options().read(true).write(true).open("/dev/zero").expect("every machine has it");
         let words = Words::map(&zero, 2048).expect("memory");
-        let ports = Ports::new(words, &[3478], 49_152..=65_535);
+        let ports = Ports::new(words);
+        ports.set(&[3478], 49_152..=65_535);
         for port in [53, 3478, 50_000] {
             let before = ports.class(port);
             ports.hold(port);

@@ -119,6 +119,14 @@ impl Routes {
         Some(slot)
     }
 
+    /// Holds the route that another process has had under this number. The next [`Routes::refresh`] asks where it leads.
+    pub(crate) fn adopt(&self, slot: u32, from: IpAddr, to: IpAddr) {
+        let inner = &mut *self.inner();
+        inner.slots.claim(slot);
+        inner.by_slot.insert(slot, (from, to));
+        inner.by_ends.entry((from, to)).or_insert(Held { slot, holders: 0, next: None }).holders += 1;
+    }
+
     pub(crate) fn give_back(&self, slot: u32) {
         let inner = &mut *self.inner();
         let Some(ends) = inner.by_slot.get(&slot).copied() else { return };

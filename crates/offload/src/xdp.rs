@@ -1,15 +1,16 @@
 //! XDP: which interfaces can have it in their driver, and why others cannot.
 
-use std::fs;
-
-use aya::{
-    programs::{Xdp, XdpMode, links::FdLink},
-    util::KernelVersion,
+use std::{
+    fs,
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
+use aya::util::KernelVersion;
+
 use crate::{
-    error::{OffloadError, chain},
+    error::OffloadError,
     kernel::Hook,
+    links::{self, Kind},
     netlink::{Interface, Netlink},
 };
 
@@ -31,25 +32,18 @@ pub(crate) fn check_kernel() -> Result<(), OffloadError> {
 }
 
 /// Attaches the program to an interface, by a link that ends as it is dropped, or says why that cannot be.
-pub(crate) fn attach(program: &mut Xdp, interface: &Interface, hook: Hook) -> Result<FdLink, String> {
-    let mode = if hook == Hook::XdpGeneric {
-        XdpMode::Skb
-    } else {
-        if let Some(why) = unfit(interface.kind.as_deref(), driver(&interface.name).as_deref()) {
-            return Err(why);
-        }
-        XdpMode::Driver
-    };
-    let attached = program.attach_to_if_index(interface.number, mode);
-    let link = attached.and_then(|id| program.take_link(id)).map_err(|error| {
-        let said = chain(&error);
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<OwnedFd, String> {
+    let is_generic = hook == Hook::XdpGeneric;
+    if !is_generic && let Some(why) = unfit(interface.kind.as_deref(), driver(&interface.name).as_deref()) {
+        return Err(why);
+    }
+    let kind = if is_generic { Kind::Generic } else { Kind::Driver };
+    let link = links::create(program, interface.number, kind).map_err(|error| {
         let driver = driver(&interface.name).or_else(|| interface.kind.clone());
-        format!("its driver {} takes no program ({said})", driver.as_deref().unwrap_or("(unknown)"))
+        format!("its driver {} takes no program ({error})", driver.as_deref().unwrap_or("(unknown)"))
     })?;
-    let link =
-        FdLink::try_from(link).map_err(|_| "the kernel attaches programs to it by no link".to_owned())?;
     // Many drivers do with a program only what they refuse without.
-    if mode == XdpMode::Driver && Netlink::takes_redirected(interface.number) == Some(false) {
+    if !is_generic && Netlink::takes_redirected(interface.number) == Some(false) {
         return Err(takes_none(interface.kind.as_deref()));
     }
     Ok(link)

@@ -3,11 +3,14 @@
 use std::{
     env,
     io::{BufRead as _, BufReader},
+    net::SocketAddr,
     process::{Command, Stdio},
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
-use turnpike_offload::{Hook, Kernel, OffloadError, Settings};
+use turnpike_offload::{
+    Counted, Flows, Hook, Kernel, Kind, NewFlow, OffloadError, Settings, layout::FlowKey,
+};
 use turnpike_testkit::{alone::skip, eventually};
 
 /// Starts this program again as the one that will be killed.
@@ -185,29 +188,131 @@ fn below_linux_6_6_filters_do_it_and_go_with_it() {
     nothing_is_left(&["one", "lo"]);
 }
 
-/// Two processes of ours, one after the other: what the first one had goes by its own doing alone.
+/// The programs that see what comes to `one`, by number.
+fn seen_by() -> Vec<u32> {
+    let (_, programs) = SchedClassifier::query_tcx("one", TcAttachType::Ingress).expect("the kernel tells");
+    let mut numbers: Vec<u32> = programs.iter().map(|program| program.id()).collect();
+    for (words, before) in
+        [("tc filter show dev one ingress", "turnpike"), ("ip link show dev one", "prog/xdp")]
+    {
+        let (program, words) = words.split_once(' ').expect("two words");
+        let output = Command::new(program).args(words.split(' ')).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for line in text.lines().filter(|line| line.contains(before)) {
+            let mut words = line.split_whitespace().skip_while(|word| *word != "id").skip(1);
+            numbers.push(words.next().and_then(|id| id.parse().ok()).unwrap_or_else(|| panic!("{line}")));
+        }
+    }
+    numbers
+}
+
+fn lent(old: &Kernel, settings: &Settings) -> Kernel {
+    let (lent, descriptors) = old.lend().expect("descriptors");
+    Kernel::succeed(settings, lent, descriptors).expect("as the old one")
+}
+
+/// Of nobody in particular.
+fn install(flows: &mut Flows, port: u16) -> FlowKey {
+    let state = flows.state().expect("there is room");
+    let socket = flows.socket().expect("there is room");
+    let remote = SocketAddr::from(([10, 78, 0, 2], port));
+    let local = SocketAddr::from(([10, 78, 0, 1], 50_000));
+    let to = SocketAddr::from(([10, 78, 0, 3], 9));
+    let installed = flows.install(&NewFlow {
+        kind: Kind::ToClient,
+        remote,
+        local,
+        channel: None,
+        from: local,
+        to,
+        state: &state,
+        socket,
+        expires_ns: u64::MAX,
+    });
+    // Nobody gives it back: a process that ends leaves it so.
+    assert!(installed.is_ok(), "there is room");
+    FlowKey::new(remote, local, None)
+}
+
 #[test]
-fn a_successor_is_loaded_beside_it_and_attached_behind_it() {
+fn a_successor_takes_the_place_of_its_programs_by_the_same_links_and_goes_on_with_its_flows() {
     if !with_a_link() {
         return;
     }
-    let programs = || links("one") + filters("one") + in_drivers("one").into_iter().filter(|it| *it).count();
     for hook in [Hook::Tcx, Hook::Clsact, Hook::Xdp] {
         let Some(old) = start(hook) else { return };
-        let new = Kernel::load(&settings(hook)).expect("as the old one");
-        assert_eq!((programs(), attached(&new)), (1, vec![]), "{hook:?}");
-        old.detach();
-        // A process that is just being started may hold a copy of a link until it is another program.
-        eventually("the old one is gone", || programs() == 0);
-        assert_eq!(attached(&old), [], "{hook:?}");
+        let first = seen_by();
+        assert_eq!(first.len(), 1, "{hook:?}");
+        let mut flows = old.flows().expect("descriptors");
+        let (known, stranger) = (install(&mut flows, 1), install(&mut flows, 2));
+        // One that comes to nothing changes nothing.
+        let failed = lent(&old, &settings(hook));
+        assert!(failed.keeps_flows() && failed.attached().is_empty(), "{hook:?}");
+        drop(failed);
+        assert_eq!((seen_by(), flows.keys().len(), old.snapshot().flows), (first.clone(), 2, 2), "{hook:?}");
+
+        let new = lent(&old, &settings(hook));
+        let mut here = new.flows().expect("descriptors");
+        let flow = here.adopt(&known).expect("it is there");
+        let state = here.adopt_state(&flow, Counted::default());
+        here.adopt_socket(&flow);
+        old.hand_on();
+        assert_eq!(
+            (seen_by(), old.snapshot().flows),
+            (first.clone(), 0),
+            "{hook:?}: there is still the old one's"
+        );
+        drop((flows, old));
+        assert_eq!(seen_by(), first, "{hook:?}: also when that process is gone");
         new.attach().expect("as the old one");
-        assert_eq!((programs(), attached(&new)), (1, vec![("one".to_owned(), hook)]), "{hook:?}");
-        // Neither what it could have left behind, nor once more.
-        drop(old);
-        new.attach().expect("it is");
-        assert_eq!(programs(), 1, "{hook:?}");
-        drop(new);
-        eventually("and so is the new one", || programs() == 0);
+        let second = seen_by();
+        assert!(second.len() == 1 && second != first, "{hook:?}: {first:?} {second:?}");
+        assert_eq!(attached(&new), [("one".to_owned(), hook)], "{hook:?}");
+        assert_eq!(
+            (here.keys(), new.snapshot().flows),
+            (vec![known], 1),
+            "{hook:?}: {stranger:?} is nobody's"
+        );
+        // Neither state nor socket of the one are given to another.
+        let other = install(&mut here, 3);
+        assert_eq!(here.keys().len(), 2, "{other:?}");
+        here.remove(flow);
+        here.give_back_state(state);
+        assert_eq!(here.keys(), [other], "{hook:?}");
+        drop((here, new));
+        nothing_is_left(&["one", "lo"]);
+    }
+}
+
+#[test]
+fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_cannot_use_goes() {
+    if !with_a_link() {
+        return;
+    }
+    for (before, after) in [
+        (Hook::Tcx, Settings { flows: 1000, ..settings(Hook::Tcx) }),
+        (Hook::Tcx, Settings { sockets: 1001, ..settings(Hook::Tcx) }),
+        (Hook::Tcx, settings(Hook::Xdp)),
+        (Hook::Xdp, settings(Hook::Tcx)),
+        (Hook::Xdp, settings(Hook::XdpGeneric)),
+        (Hook::Clsact, settings(Hook::Xdp)),
+    ] {
+        let Some(old) = start(before) else { return };
+        let mut flows = old.flows().expect("descriptors");
+        install(&mut flows, 1);
+        let first = seen_by();
+        let new = lent(&old, &after);
+        let keeps = matches!((before, after.hook), (Hook::Xdp, Hook::XdpGeneric));
+        assert_eq!(new.keeps_flows(), keeps, "{before:?} {after:?}");
+        old.hand_on();
+        assert_eq!(seen_by(), first, "{before:?} {after:?}");
+        new.attach().expect("it can");
+        let second = seen_by();
+        assert!(second.len() == 1 && second != first, "{before:?} {after:?}: {first:?} {second:?}");
+        assert_eq!(attached(&new), [("one".to_owned(), after.hook)], "{before:?}");
+        assert!(new.flows().expect("descriptors").keys().is_empty());
+        drop((flows, old, new));
+        nothing_is_left(&["one", "lo"]);
     }
 }
 

@@ -64,8 +64,8 @@ pub struct Config {
     pub relay: Vec<RelayAddress>,
     /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
-    /// Relay sockets on each relay address that each worker has for all its allocations together, told apart by their peers; 0 gives
-    /// each allocation its own.
+    /// Relay sockets on each relay address that each worker has for all its clients over UDP together, and as many for all others; told apart
+    /// by their peers. 0 gives each allocation its own.
     pub shared_ports: usize,
     /// Addresses of this machine at the start: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,

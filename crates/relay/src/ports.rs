@@ -576,7 +576,7 @@ mod tests {
 
     #[test]
     fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
-        let (here, there) = (ports(42_140..=42_147), ports(42_140..=42_147));
+        let (here, there) = (ports(22_140..=22_147), ports(22_140..=22_147));
         let token = [5; 8];
         let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
         let lent = here.lend_reserved(11_000).unwrap();
@@ -601,7 +601,7 @@ mod tests {
 
     #[test]
     fn every_port_of_the_range_is_given_once_and_then_none() {
-        let ports = ports(42_100..=42_115);
+        let ports = ports(22_100..=22_115);
         let mut open = Vec::new();
         let refusal = loop {
             match ports.open(&wish(PortWish::Any), ALICE, 0) {
@@ -636,7 +636,7 @@ mod tests {
 
     #[test]
     fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
-        let ports = ports(42_200..=42_299);
+        let ports = ports(22_200..=22_299);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 1000)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -656,7 +656,7 @@ mod tests {
 
     #[test]
     fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
-        let ports = ports(42_300..=42_301);
+        let ports = ports(22_300..=22_301);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -673,7 +673,7 @@ mod tests {
     fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open() {
         let external = "192.0.2.9".parse().ok();
         let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
-        let ports = ports_of(42_700..=42_799, vec![address]);
+        let ports = ports_of(22_700..=22_799, vec![address]);
         let (udp, tcp) = (RelayTransport::Udp, RelayTransport::Tcp);
         let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         let (bound, told) = (opened.socket.local_addr(), opened.relayed);
@@ -687,15 +687,15 @@ mod tests {
         assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
         assert!(!ports.are_relayed(told, udp));
         // Who is in the way of another draw is not taken for it.
-        let program = std::net::UdpSocket::bind("127.0.0.1:42800").unwrap();
-        let one = ports_of(42_800..=42_800, vec![address]);
+        let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
+        let one = ports_of(22_800..=22_800, vec![address]);
         assert_eq!(one.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
         assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
     }
 
     #[test]
     fn a_family_without_address_is_named_as_such() {
-        let ports = ports(42_400..=42_401);
+        let ports = ports(22_400..=22_401);
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         assert_eq!(ports.open(&v6, ALICE, 0).err(), Some(Refusal::Family));
     }
@@ -703,7 +703,7 @@ mod tests {
     #[test]
     fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
         let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
-        let ports = ports_on(42_500..=42_531, &addresses);
+        let ports = ports_on(22_500..=22_531, &addresses);
         let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
         let mut open = Vec::new();
         for _ in 0..16 {
@@ -732,7 +732,7 @@ mod tests {
 
     #[test]
     fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
-        let ports = ports(42_700..=42_799);
+        let ports = ports(22_700..=22_799);
         let first = ports
             .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0)
             .unwrap_or_else(|e| panic!("{e:?}"));
@@ -747,7 +747,7 @@ mod tests {
 
     #[test]
     fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
-        let ports = ports(42_800..=43_311);
+        let ports = ports(22_800..=23_311);
         assert_eq!(ports.plan().most_reservations, 32);
         let reserve = |owner: Owner<'_>, token: u64| {
             let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, 0)?;
@@ -773,7 +773,7 @@ mod tests {
 
     #[test]
     fn a_short_range_of_ports_is_shared_out_too() {
-        let ports = ports(43_400..=43_463);
+        let ports = ports(23_400..=23_463);
         assert_eq!(ports.plan().most_reservations, 4);
         let reserve = |owner, token: [u8; 8]| {
             ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, 0).map(drop)
@@ -785,7 +785,7 @@ mod tests {
 
     #[test]
     fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
-        let ports = ports(42_600..=42_663);
+        let ports = ports(22_600..=22_663);
         let mut given = 0;
         for n in 0..200_u64 {
             let user = n.to_string();
@@ -823,30 +823,30 @@ mod tests {
         let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let config = Config {
             relay: vec![RelayAddress { bind, external: None }],
-            ports: 43_500..=43_547,
+            ports: 23_500..=23_547,
             realm_limits: vec![
-                realm("blue", 43_510..=43_519),
-                realm("red", 43_520..=43_529),
-                realm("also red", 43_520..=43_529),
+                realm("blue", 23_510..=23_519),
+                realm("red", 23_520..=23_529),
+                realm("also red", 23_520..=23_529),
             ],
             ..Config::default()
         };
         let ports = Ports::new(&config);
         for (of, range) in
-            [("blue", 43_510..=43_519), ("red", 43_520..=43_529), ("also red", 43_520..=43_529)]
+            [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)]
         {
             let drawn = drawn(&ports, (of, "alice"));
             // Other programs may have a few.
             assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
         }
         let others = drawn(&ports, ALICE);
-        let is_others = |port: &u16| (43_500..=43_509).contains(port) || (43_530..=43_547).contains(port);
+        let is_others = |port: &u16| (23_500..=23_509).contains(port) || (23_530..=23_547).contains(port);
         assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
         // A pair lies within the range as a whole.
         for token in 0..4_u64 {
             let pair = PortWish::EvenAndReserveNext(token.to_be_bytes());
             let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), 0) else { continue };
-            assert!((43_510..=43_518).contains(&opened.relayed.port()), "{}", opened.relayed);
+            assert!((23_510..=23_518).contains(&opened.relayed.port()), "{}", opened.relayed);
         }
     }
 
@@ -855,34 +855,34 @@ mod tests {
         let external = |text: &str| text.parse().ok();
         let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
         let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
-        let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 43_600..=43_619));
+        let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
         let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
         let bound = opened.socket.local_addr();
         // The same address is told otherwise from now on, and there is another one.
         let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
-        ports.reconfigure(&config(next, 43_700..=43_719));
+        ports.reconfigure(&config(next, 23_700..=23_719));
         assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "as it was told");
         assert!(ports.are_relayed(bound, RelayTransport::Udp));
         let mut told = std::collections::HashSet::new();
         for _ in 0..4 {
             let new = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
-            assert!((43_700..=43_719).contains(&new.relayed.port()));
+            assert!((23_700..=23_719).contains(&new.relayed.port()));
             told.insert(new.relayed.ip().to_string());
             ports.release(new.socket.local_addr());
         }
         assert_eq!(told.len(), 2, "{told:?}");
         assert_eq!(ports.addresses().len(), 3);
-        assert_eq!(ports.former_ranges(), [43_600..=43_619]);
+        assert_eq!(ports.former_ranges(), [23_600..=23_619]);
         // Taken away, an address is forgotten with what is open there.
-        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
         assert!(ports.are_relayed(bound, RelayTransport::Udp));
         ports.release(bound);
-        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 43_700..=43_719));
+        ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
         assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
         assert!(ports.former_ranges().is_empty());
         assert!(!ports.are_relayed(bound, RelayTransport::Udp));
         // Back again, and no port is given twice.
-        ports.reconfigure(&config(vec![at("127.0.0.1", None)], 43_600..=43_619));
+        ports.reconfigure(&config(vec![at("127.0.0.1", None)], 23_600..=23_619));
         drop(opened);
         assert!(drawn(&ports, ALICE).len() >= 16);
     }

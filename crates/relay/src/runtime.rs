@@ -4,6 +4,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc},
     time::Instant,
 };
@@ -14,7 +15,7 @@ use turnpike_net::{
     tx::TxStats,
     worker::{Published, Sender, Workers},
 };
-use turnpike_offload::{Hook, Kernel, OffloadError};
+use turnpike_offload::{Hook, Kernel, Lent, OffloadError};
 use turnpike_turn::server::{
     CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints, Stats,
     Transport, User,
@@ -341,7 +342,8 @@ impl Relay {
         probe_relay_addresses(&config.relay)?;
         let is_heir = inheritance.is_some();
         let inherited = inheritance.map(|inheritance| inheritance.open(config.workers)).transpose()?;
-        let Inherited { places, sockets: lent, channels, known } = inherited.unwrap_or_default();
+        let Inherited { places, sockets: lent, channels, known, kernel: of_kernel } =
+            inherited.unwrap_or_default();
         let Change { places, mut sockets, closing, held, .. } = places.change(layout, config)?;
         if let Some((protocol, address)) = closing.first().copied() {
             return Err(StartError::ListenerGone { protocol, address });
@@ -355,8 +357,8 @@ impl Relay {
         let relays = [&config.relay[..], &known.addresses].concat();
         let own = own_endpoints(&config, &places, &relays, known.ranges.clone());
         config.server.set_own_endpoints(&own);
-        let kernel =
-            config.kernel.map(|hook| offload(&config, &places.listeners(), hook)).transpose()?.map(Arc::new);
+        let kernel = config.kernel.map(|hook| offload(&config, &places.listeners(), hook, of_kernel));
+        let kernel = kernel.transpose()?.map(Arc::new);
         if let Some(kernel) = kernel.as_ref().filter(|_| !is_heir) {
             kernel.attach()?;
         }
@@ -579,16 +581,25 @@ impl Relay {
 }
 
 /// Loads the program for what is configured; it is still to be attached.
-fn offload(config: &Config, listeners: &Listeners, hook: Hook) -> Result<Kernel, OffloadError> {
+fn offload(
+    config: &Config,
+    listeners: &Listeners,
+    hook: Hook,
+    before: Option<(Lent, Vec<OwnedFd>)>,
+) -> Result<Kernel, OffloadError> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let sockets = listeners.udp.len() * config.workers.max(1) + 2 * config.max_allocations;
-    Kernel::load(&turnpike_offload::Settings {
+    let settings = turnpike_offload::Settings {
         listeners: listeners.udp.clone(),
         relay_ports: config.ports.clone(),
         flows: config.max_kernel_flows,
         sockets: count(sockets),
         hook,
-    })
+    };
+    match before {
+        None => Kernel::load(&settings),
+        Some((lent, descriptors)) => Kernel::succeed(&settings, lent, descriptors),
+    }
 }
 
 /// Whether each can be bound.

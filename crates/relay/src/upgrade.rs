@@ -4,12 +4,15 @@
 //! ```text
 //!        old process                                          new process
 //!  offer ─────────── how it listens, its keys, sockets ──────▶ start_as_heir     checks, makes its workers
-//!  freeze            the kernel relays nothing, workers rest, datagrams wait
+//!  freeze            workers rest, datagrams wait; the kernel relays on
 //!  hand_over ─────── worker n: sessions and their sockets ───▶ worker n of it    all are taken in, or none
 //!                                                              inherited, serve  reads from the same sockets
-//!  release           what went is forgotten, the kernel's program too
-//!                                                              attach_kernel
+//!  release           what went is forgotten, the kernel's flows too
+//!                                                              attach_kernel     its program takes the other's place
 //! ```
+//!
+//! Where the new process cannot go on with the kernel's maps, all flows go up before the workers rest, and across again behind
+//! `attach_kernel`.
 //!
 //! Until `release` the old one has everything that it had, and `thaw` lets it go on. The kernel spreads clients over the very same sockets
 //! before and after, so that each stays with the worker of its number.
@@ -23,7 +26,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, Datapath};
-use turnpike_offload::OffloadError;
+use turnpike_offload::{Lent, OffloadError};
 use turnpike_turn::server::NonceKey;
 
 use crate::{
@@ -48,6 +51,9 @@ pub struct Offer {
     pub workers: usize,
     /// Whether the kernel relays what it can.
     pub kernel: bool,
+    /// What of that goes along; its descriptors are the last.
+    #[serde(default)]
+    lent: Option<Lent>,
     /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
     datapath: String,
     nonce_key: NonceKey,
@@ -121,14 +127,8 @@ impl Relay {
     /// worker.
     ///
     /// # Errors
-    /// Relay sockets that allocations share, of which some would have to stay; a worker that is stuck or gone; no more descriptors.
+    /// A worker that is stuck or gone; no more descriptors.
     pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
-        if self.in_force().config.shared_ports > 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "relay sockets that allocations share (relay.shared_ports) cannot go to another process: restart instead",
-            ));
-        }
         let (places, layout, relay, nonce_key, datapath) = {
             let in_force = self.in_force();
             let config = &in_force.config;
@@ -143,18 +143,25 @@ impl Relay {
             descriptors.push(there.into());
             heirs.push(here);
         }
+        let lent = self.kernel.as_ref().map(|kernel| kernel.lend()).transpose()?;
+        let lent = lent.map(|(lent, more)| {
+            descriptors.extend(more);
+            lent
+        });
         let (workers, kernel, known) = (heirs.len(), self.kernel.is_some(), self.ports.known());
-        let offer = Offer { workers, kernel, datapath, nonce_key, layout, places, relay, known };
+        let offer = Offer { workers, kernel, lent, datapath, nonce_key, layout, places, relay, known };
         Ok((offer, descriptors, heirs))
     }
 
-    /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more. What comes from now on
-    /// waits in its socket. [`Relay::thaw`] is due whatever comes of it.
+    /// Has the workers rest, behind all that they have read; before that, has the kernel relay nothing any more, unless the new process
+    /// [`Relay::keeps_flows`]. What comes from now on waits in its socket. [`Relay::thaw`] is due whatever comes of it.
     ///
     /// # Errors
     /// A worker that is stuck or gone.
-    pub fn freeze(&self) -> io::Result<()> {
-        self.ask(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
+    pub fn freeze(&self, heir_keeps_flows: bool) -> io::Result<()> {
+        if !heir_keeps_flows {
+            self.ask(SUSPEND, "take its flows out of the kernel", Step::Suspend)?;
+        }
         self.ask(STEP, "come to rest", Step::Freeze)?;
         for _ in 0..ROUNDS {
             let taken: Vec<usize> = self.ask(STEP, "settle", Step::Settle)?;
@@ -190,12 +197,20 @@ impl Relay {
         self.tell(|| Step::Thaw);
     }
 
-    /// The new process serves. What it has is forgotten here, and what is left lives on: [`Relay::left`].
+    /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Relay::left`].
     pub fn release(&self) {
-        self.tell(|| Step::Release);
-        if let Some(kernel) = &self.kernel {
-            kernel.detach();
+        if let Err(error) = self.ask(STEP, "forget what another process has", Step::Release) {
+            tracing::warn!("{error}");
         }
+        if let Some(kernel) = &self.kernel {
+            kernel.hand_on();
+        }
+    }
+
+    /// Of an heir: whether it goes on with the flows that the old process has in the kernel.
+    #[must_use]
+    pub fn keeps_flows(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.keeps_flows())
     }
 
     /// Allocations that exist, and connections and associations beside them: at most 100 ms old.
@@ -225,7 +240,7 @@ impl Relay {
         self.tell(|| Step::Serve);
     }
 
-    /// Of an heir: the old process has taken its program from the interfaces, and this one's goes there.
+    /// Of an heir: the old process has let go of the kernel's path, and this one's program takes the place of its.
     ///
     /// # Errors
     /// [`OffloadError`]; user space relays on.
@@ -266,7 +281,7 @@ impl Inheritance {
 
     /// What so many workers begin with.
     pub(crate) fn open(self, workers: usize) -> Result<Inherited, StartError> {
-        let Self { offer: Offer { workers: offered, places, known, .. }, descriptors } = self;
+        let Self { offer: Offer { workers: offered, lent, places, known, .. }, descriptors } = self;
         if offered != workers {
             // One more would change which worker a client comes to.
             return Err(StartError::Worker(io::ErrorKind::InvalidInput.into()));
@@ -279,7 +294,8 @@ impl Inheritance {
             sockets.push(places.sockets(&here, &mut next)?);
             channels.push(Channel::try_from(next()?)?);
         }
-        Ok(Inherited { places: here, sockets, channels, known })
+        let kernel = lent.map(|lent| (lent, descriptors.collect()));
+        Ok(Inherited { places: here, sockets, channels, known, kernel })
     }
 }
 
@@ -292,6 +308,8 @@ pub(crate) struct Inherited {
     /// The same.
     pub(crate) channels: Vec<Channel>,
     pub(crate) known: Known,
+    /// Of the path through the kernel.
+    pub(crate) kernel: Option<(Lent, Vec<OwnedFd>)>,
 }
 
 #[cfg(test)]
@@ -321,6 +339,7 @@ mod tests {
         let offer = Offer {
             workers: 1,
             kernel: false,
+            lent: None,
             datapath: "gso".to_owned(),
             nonce_key: NonceKey([213; 32]),
             layout: layout.clone(),

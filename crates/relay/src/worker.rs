@@ -380,8 +380,8 @@ impl Worker {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(socket);
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);

@@ -68,7 +68,7 @@ impl Sharer {
 }
 
 /// A peer with an address of its own.
-fn peer_at(number: u8) -> UdpSocket {
+pub(crate) fn peer_at(number: u8) -> UdpSocket {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number), 0)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket

@@ -16,10 +16,13 @@ use turnpike_relay::{
     upgrade::{Inheritance, Offer},
 };
 
-use crate::support::{
-    Client, Message, SOON, World, allocate, bind, binding, channel_data, configured, connect, context,
-    dtls::{self, DtlsClient, Kind},
-    eventually, heard, identity, padded, peer, plain, refresh, tls_config, tls_connect,
+use crate::{
+    shared_ports::peer_at,
+    support::{
+        Client, Message, SOON, World, allocate, bind, binding, channel_data, configured, connect, context,
+        dtls::{self, DtlsClient, Kind},
+        eventually, heard, identity, padded, peer, plain, refresh, tls_config, tls_connect,
+    },
 };
 
 /// Has `old` go on in a new one of this configuration. Why not, if it does not: then it goes on itself.
@@ -33,7 +36,7 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let inheritance = Inheritance::new(offer, descriptors);
     let heir = Relay::start_as_heir(&config, &layout, Arc::new(()), Arc::new(()), inheritance);
     let heir = heir.map_err(|error| error.to_string())?;
-    let given = old.relay.freeze().and_then(|()| old.relay.hand_over(heirs, SOON));
+    let given = old.relay.freeze(false).and_then(|()| old.relay.hand_over(heirs, SOON));
     // Who does not take it closes the way that the old one writes to, and knows better why.
     let done = match (given, heir.inherited()) {
         (Ok(given), Ok(taken)) => {
@@ -71,7 +74,11 @@ struct Talk {
 
 impl Talk {
     fn start(server: SocketAddr) -> Self {
-        let (socket, far) = (peer(), peer());
+        Self::with(server, peer())
+    }
+
+    fn with(server: SocketAddr, far: UdpSocket) -> Self {
+        let socket = peer();
         socket.connect(server).unwrap();
         socket.send(&allocate()).unwrap();
         heard(&socket);
@@ -157,7 +164,8 @@ fn nothing_of_clients_over_udp_is_lost_or_reordered_however_often() {
         for _ in 0..3 {
             talks.iter().for_each(Talk::goes_on);
             let next = upgraded(&world, &config).unwrap();
-            ended(std::mem::replace(&mut world, next));
+            assert_eq!(world.relay.left(), (0, 0), "and not a moment later");
+            drop(std::mem::replace(&mut world, next));
         }
         talks.iter().for_each(Talk::goes_on);
         let allocations: u64 = world.relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum();
@@ -233,6 +241,42 @@ fn clients_over_streams_live_on_in_the_old_one_and_new_ones_come_to_the_new() {
     drop((plain_client, secure_client));
     ended(old);
     late.ask(&refresh(7));
+}
+
+#[test]
+fn clients_over_udp_take_the_ports_that_they_share_along_and_others_keep_theirs() {
+    let config = configured(|config| (config.workers, config.shared_ports) = (2, 1));
+    let mut world = start(&config);
+    let far = peer_at(100);
+    let mut stream = Client::new(connect(world.tcp()));
+    let relayed = stream.allocated(&far);
+    let talks: Vec<Talk> = (1..=12).map(|number| Talk::with(world.udp(), peer_at(number))).collect();
+    let mut left = Vec::new();
+    for round in 0..2 {
+        talks.iter().for_each(Talk::goes_on);
+        let next = upgraded(&world, &config).unwrap();
+        let (allocations, _) = world.relay.left();
+        assert_eq!(allocations, u64::from(round == 0), "the one over TCP");
+        left.push(std::mem::replace(&mut world, next));
+        stream.send(&padded(channel_data(b"still here")));
+        assert_eq!(heard(&far), b"still here");
+        far.send_to(b"and back", relayed).unwrap();
+        assert_eq!(stream.receive().unwrap().payload(), b"and back");
+    }
+    talks.iter().for_each(Talk::goes_on);
+    // Whoever comes now shares a port too, and not with the one over TCP.
+    let (late, its_peer) = (peer(), peer_at(99));
+    late.connect(world.udp()).unwrap();
+    late.send(&allocate()).unwrap();
+    let shared = plain(&Message(heard(&late)).attribute(0x0016));
+    late.send(&bind(its_peer.local_addr().unwrap())).unwrap();
+    assert_eq!(Message(heard(&late)).kind(), 0x0109);
+    its_peer.send_to(b"it is heard", shared).unwrap();
+    assert_eq!(Message(heard(&late)).payload(), b"it is heard");
+    assert_ne!(shared, relayed);
+    talks.into_iter().for_each(Talk::lost_nothing);
+    drop(stream);
+    left.into_iter().for_each(ended);
 }
 
 #[test]
@@ -318,7 +362,7 @@ fn a_new_one_that_never_reads_does_not_hold_the_old_one_up() {
     // Ten megabytes would wait for somebody to read them; here the other ends are gone.
     let (_, descriptors, heirs) = old.relay.offer().unwrap();
     drop(descriptors);
-    old.relay.freeze().unwrap();
+    old.relay.freeze(false).unwrap();
     let error = old.relay.hand_over(heirs, SOON).expect_err("nobody is there").to_string();
     assert!(!error.is_empty());
     old.relay.thaw();

@@ -5,14 +5,14 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use zeroize::Zeroizing;
 
@@ -29,6 +29,9 @@ const KNOWN_PATIENCE: Duration = Duration::from_millis(300);
 const BENEFIT_OF_DOUBT: Duration = Duration::from_secs(5);
 /// How often a realm's secrets are asked for because a key did not fit.
 const SECRETS_PAUSE: Duration = Duration::from_millis(100);
+/// How many may wait for that. More are told what is known: most of them will have been wrong, and a worker has room for only so many
+/// that wait.
+const MOST_WAIT_FOR_SECRETS: usize = 1000;
 /// How often a backend is asked whether anything has been written, if it can tell.
 const VERSION_PAUSE: Duration = Duration::from_secs(1);
 /// All rules of a large store take longer than one user.
@@ -113,8 +116,9 @@ struct Inner<B> {
     api_keys: RwLock<Arc<ApiKeys>>,
     /// Before that no secret is removed whose time is over.
     removes_after: Mutex<Option<Instant>>,
-    /// When a realm's were last asked for because a key did not fit.
+    /// When the question began that was last answered, because a key of this realm did not fit.
     secrets_asked: Mutex<HashMap<Box<str>, Instant>>,
+    wait_for_secrets: AtomicUsize,
     /// Held by who asks for some.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
@@ -148,6 +152,7 @@ impl<B: Backend> Directory<B> {
             api_keys: RwLock::default(),
             removes_after: Mutex::default(),
             secrets_asked: Mutex::default(),
+            wait_for_secrets: AtomicUsize::new(0),
             asks_for_secrets: tokio::sync::Mutex::default(),
             generation: AtomicU64::new(0),
             version: AtomicU64::new(u64::MAX),
@@ -236,25 +241,24 @@ impl<B: Backend> Directory<B> {
         Arc::clone(&read(&self.0.api_keys))
     }
 
-    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: not more than ten times a second.
+    /// Whether it is worth to ask for the secrets of a realm again, because a key fits none of them: another server of the store may have
+    /// rotated them a moment ago.
     #[must_use]
-    pub fn may_have_new_secrets(&self, realm: &str) -> bool {
-        if self.0.is_away() {
-            return false;
-        }
-        let asked = lock(&self.0.secrets_asked).get(realm).copied();
-        asked.is_none_or(|at| at.elapsed() >= SECRETS_PAUSE)
+    pub fn may_have_new_secrets(&self) -> bool {
+        !self.0.is_away() && self.0.wait_for_secrets.load(Ordering::Relaxed) < MOST_WAIT_FOR_SECRETS
     }
 
-    /// Reads the secrets of a realm again, and says within the deadline what they are: `None` if nobody knows. Does not wait; on any
-    /// thread.
+    /// Reads the secrets of a realm again, and says within the deadline what they are: `None` if nobody knows. They are read as they stand
+    /// after this call, but not more than ten times a second: whoever asks more often waits. Does not wait itself; on any thread.
     pub fn refresh_secrets(&self, realm: &str, answer: impl FnOnce(Option<Secrets>) + Send + 'static) {
         let (directory, realm) = (self.clone(), Box::<str>::from(realm));
+        self.0.wait_for_secrets.fetch_add(1, Ordering::Relaxed);
         self.0.runtime.spawn(async move {
             let deadline = directory.0.limits.deadline;
             if !directory.0.is_away() && timeout(deadline, directory.0.read_secrets(&realm)).await.is_err() {
                 directory.0.fail(&directory.0.slow(deadline));
             }
+            directory.0.wait_for_secrets.fetch_sub(1, Ordering::Relaxed);
             answer(directory.secrets(&realm));
         });
     }
@@ -419,18 +423,30 @@ impl<B: Backend> Inner<B> {
         Ok(())
     }
 
-    /// One at a time; whoever has waited for another's question has its answer.
+    /// One at a time; whoever waits for a question that has yet to be asked has its answer.
     async fn read_secrets(self: &Arc<Self>, realm: &str) {
         let begun = Instant::now();
-        let _turn = self.asks_for_secrets.lock().await;
-        if lock(&self.secrets_asked).get(realm).is_some_and(|at| *at >= begun) {
-            return;
+        let asked = || lock(&self.secrets_asked).get(realm).copied();
+        loop {
+            if let Some(last) = asked() {
+                sleep_until(last + SECRETS_PAUSE).await;
+            }
+            let _turn = self.asks_for_secrets.lock().await;
+            match asked() {
+                Some(last) if last >= begun => return,
+                Some(last) if last.elapsed() < SECRETS_PAUSE => {}
+                _ => break self.ask_for_secrets(realm).await,
+            }
         }
+    }
+
+    async fn ask_for_secrets(self: &Arc<Self>, realm: &str) {
+        let begun = Instant::now();
         match self.backend.secrets(realm).await {
             Ok(secrets) => {
                 self.succeed();
                 write(&self.secrets).insert(realm.into(), secrets.into());
-                lock(&self.secrets_asked).insert(realm.into(), Instant::now());
+                lock(&self.secrets_asked).insert(realm.into(), begun);
             }
             Err(error) => self.fail(&error),
         }

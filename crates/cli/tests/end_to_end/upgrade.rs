@@ -87,7 +87,9 @@ fn clients_over_udp_notice_nothing_and_all_is_counted() {
         let deleted = lines.iter().filter(|line| line.contains("deleted by the client")).count();
         (deleted >= 16).then_some(lines)
     });
-    assert_eq!(lines.iter().filter(|line| line.contains("handed over")).count(), 3, "{lines:#?}");
+    let handed_over: Vec<&String> = lines.iter().filter(|line| line.contains("handed over")).collect();
+    assert_eq!(handed_over.len(), 3, "{lines:#?}");
+    assert!(handed_over.iter().all(|line| line.contains("allocations=0 ")), "{handed_over:#?}");
 }
 
 #[test]
@@ -110,11 +112,7 @@ fn a_signal_does_the_same_and_the_log_tells_the_steps() {
 #[test]
 fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one() {
     let certificate = Certificate::of_authority(&["127.0.0.1"]);
-    // Clients over DTLS that go away without a farewell are not waited for as long as usual.
-    let dir = Dir::new();
-    let file = dir.file("turnpike.toml", "[limits]\nidle = 1\n");
-    let path = file.to_str().expect("our own path is UTF-8");
-    let serve = Serve::start_secured(&certificate, &["--workers", "2", "-c", path]);
+    let serve = Serve::start_secured(&certificate, &["--workers", "2"]);
     let reflect = Reflect::start(V4, &[]);
     let mut upgraded = Upgraded::new(&serve.program);
     let authority = certificate.authority().display().to_string();
@@ -135,6 +133,9 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     serve.wait_for_allocations(16);
     goes_on(&serve);
     let first = upgraded.next();
+    let lines = serve.program.lines();
+    let line = lines.iter().find(|line| line.contains("handed over")).expect("it says so");
+    assert!(line.contains("allocations=12 connections=12 "), "{line}");
     // Those of the old process are still counted.
     serve.wait_for_allocations(16);
     goes_on(&serve);

@@ -72,17 +72,19 @@ impl Heir {
         Ok((offer, std::mem::take(&mut self.descriptors)))
     }
 
-    /// Takes over: all that can fail has been done, but for the sessions, which `inherited` waits for; `serve` begins to serve them.
+    /// Takes over: all that can fail has been done, but for the sessions, which `inherited` waits for; `serve` begins to serve them. Whether
+    /// this one `keeps_flows` that the old one has in the kernel.
     pub(crate) fn take_over(
         &self,
         carried: &CarriedMetrics,
+        keeps_flows: bool,
         inherited: impl FnOnce() -> Result<usize, DaemonError>,
         serve: impl FnOnce(),
     ) -> Result<(), DaemonError> {
         let gone =
             |error: io::Error| DaemonError::Upgrade(format!("the old process has called it off ({error})"));
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        self.channel.send_value(&FromNew::Ready { version }, &[]).map_err(gone)?;
+        self.channel.send_value(&FromNew::Ready { version, keeps_flows }, &[]).map_err(gone)?;
         let sessions = inherited()?;
         self.channel.send_value(&FromNew::Taken { sessions }, &[]).map_err(gone)?;
         loop {
@@ -101,7 +103,7 @@ impl Heir {
         Ok(())
     }
 
-    /// Listens to the old process until it ends; `released` is called when it has left the kernel's path.
+    /// Listens to the old process until it ends; `released` is called when it has let go of the kernel's path.
     pub(crate) fn listen(self, carried: Arc<CarriedMetrics>, released: impl FnOnce() + Send + 'static) {
         carried.begin();
         let listening = Arc::clone(&carried);
@@ -208,7 +210,10 @@ mod tests {
         assert_eq!(heir.offer::<Vec<u8>>().expect("it can be read").0, [7]);
         let carried = CarriedMetrics::default();
         let other = thread::spawn(move || {
-            assert_eq!(said(&old), json!({ "ready": { "version": env!("CARGO_PKG_VERSION") } }));
+            assert_eq!(
+                said(&old),
+                json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "keeps_flows": true } })
+            );
             assert_eq!(said(&old), json!({ "taken": { "sessions": 5 } }));
             assert!(!old.is_ready(Duration::ZERO).expect("it is open"), "nobody has said commit");
             let page = "# TYPE turnpike_x counter\nturnpike_x_total 4\n# EOF\n";
@@ -217,7 +222,7 @@ mod tests {
             assert_eq!(said(&old), json!("serving"));
         });
         let mut serves = false;
-        heir.take_over(&carried, || Ok(5), || serves = true).expect("all is well");
+        heir.take_over(&carried, true, || Ok(5), || serves = true).expect("all is well");
         other.join().expect("it heard all that");
         assert!(serves && !carried.lives());
         assert!(carried.add_to("# EOF\n".to_owned()).contains("turnpike_x_total 4"));
@@ -232,7 +237,7 @@ mod tests {
             Ok(5)
         };
         let error = heir
-            .take_over(&CarriedMetrics::default(), inherited, || panic!("it serves"))
+            .take_over(&CarriedMetrics::default(), false, inherited, || panic!("it serves"))
             .expect_err("it is called off");
         assert!(error.to_string().contains("called it off"), "{error}");
     }

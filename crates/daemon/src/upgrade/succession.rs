@@ -59,14 +59,14 @@ pub(crate) fn hand_over(
     let Offered { text, descriptors, heirs } = offered;
     successor.send_offer(estate.service(), &text, &descriptors, patience.prepare)?;
     drop((text, descriptors));
-    let version = match successor.hear(patience.prepare, "is not ready", called_off)? {
-        FromNew::Ready { version } => version,
+    let (version, keeps_flows) = match successor.hear(patience.prepare, "is not ready", called_off)? {
+        FromNew::Ready { version, keeps_flows } => (version, keeps_flows),
         answer => return Err(out_of_turn(&answer)),
     };
     say(format!("turnpike {version} is ready to take over"));
 
     let rested = Instant::now();
-    let sessions = match successor.take_over(estate, heirs, patience.take) {
+    let sessions = match successor.take_over(estate, keeps_flows, heirs, patience.take) {
         Ok(sessions) => sessions,
         Err(why) => {
             // It must not serve beside this process.
@@ -79,7 +79,7 @@ pub(crate) fn hand_over(
     estate.release();
     service_manager::main_process(successor.id());
     if let Err(error) = successor.channel.send_value(&FromOld::Released, &[]) {
-        tracing::warn!("process {} is not told that the kernel's path is free: {error}", successor.id());
+        tracing::warn!("process {} is not told that the kernel's path is its own: {error}", successor.id());
     }
     let how =
         format!("process {} serves: {sessions} sessions, nothing read for {pause_ms:.1} ms", successor.id());
@@ -135,11 +135,12 @@ impl Successor {
     fn take_over(
         &mut self,
         estate: &dyn Estate,
+        keeps_flows: bool,
         heirs: Vec<Channel>,
         patience: Duration,
     ) -> Result<usize, String> {
         let never = AtomicBool::new(false);
-        estate.freeze().map_err(|error| error.to_string())?;
+        estate.freeze(keeps_flows).map_err(|error| error.to_string())?;
         self.channel.set_patience(patience).map_err(|error| error.to_string())?;
         let given = estate.hand_over(heirs, patience).map_err(|error| self.why(&error))?;
         match self.hear(patience, "has not taken the sessions", &never)? {
@@ -250,7 +251,7 @@ mod tests {
                 Vec::new(),
             )
         }
-        fn freeze(&self) -> io::Result<()> {
+        fn freeze(&self, _: bool) -> io::Result<()> {
             self.told("freeze");
             if self.is_stuck { Err(io::Error::other("a worker did not come to rest")) } else { Ok(()) }
         }

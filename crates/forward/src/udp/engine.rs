@@ -193,8 +193,8 @@ impl Engine {
         while self.rx.has_room() {
             let Some(listening) = self.sockets.get(socket) else { return false };
             let Ok(received) = self.rx.recv(listening) else { return false };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(socket);
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.send_to_target(key, index, tick);
@@ -265,6 +265,9 @@ impl Engine {
                 }
                 Err(_) => break,
             };
+            if let Some(offload) = &mut self.offload {
+                offload.received(socket, received, false, &self.rx);
+            }
             let Some(session) = self.sessions.get_mut(at) else { return };
             let state = &mut self.rules[session.rule as usize];
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);

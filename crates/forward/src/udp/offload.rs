@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{SocketId, poll::Event};
+use turnpike_net::{Rx, SocketId, poll::Event, rx::Received};
 use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_wire::address::canonical;
 
@@ -56,9 +56,14 @@ impl Offload {
         (self.open > 0).then_some(self.swept + SWEEP_MS)
     }
 
-    /// A receive call has emptied this socket; what it brought is still to be sent.
-    pub(super) fn received(&mut self, socket: SocketId) {
-        self.emptied.received(socket.0);
+    /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
+    pub(super) fn received(&mut self, socket: SocketId, received: Received, empties: bool, rx: &Rx) {
+        if rx.buffers(received).any(|buffer| buffer.count() > 1) {
+            self.emptied.bulk(socket.0);
+        }
+        if empties {
+            self.emptied.received(socket.0);
+        }
     }
 
     /// All that was received has been sent.

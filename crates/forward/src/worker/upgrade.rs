@@ -26,8 +26,8 @@ pub(crate) enum Step {
     Give(Channel, Arc<[u32]>, mpsc::Sender<io::Result<usize>>),
     /// Go on: there is no upgrade.
     Thaw,
-    /// Go on with what is left.
-    Release,
+    /// Go on with what is left; answered when what is not has been forgotten.
+    Release(mpsc::Sender<()>),
     /// Serve what was taken in.
     Serve,
     /// The kernel forwards again.
@@ -66,7 +66,7 @@ impl Worker {
             Step::Freeze(done) => return self.freeze(&done),
             Step::Resume => self.resume_across(),
             // Who rests, or has yet to begin, is told these.
-            Step::Give(..) | Step::Thaw | Step::Release | Step::Serve => {}
+            Step::Give(..) | Step::Thaw | Step::Release(_) | Step::Serve => {}
         }
         false
     }
@@ -106,8 +106,9 @@ impl Worker {
                     self.resume_across();
                     break;
                 }
-                Command::Upgrade(Step::Release) => {
+                Command::Upgrade(Step::Release(done)) => {
                     self.release();
+                    let _ = done.send(());
                     break;
                 }
                 Command::Stop => {

@@ -18,8 +18,8 @@ impl Worker {
             let Some((id, _)) = listening else { return };
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
-            if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                offload.received(id);
+            if let Some(offload) = &mut self.offload {
+                offload.received(id, received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };

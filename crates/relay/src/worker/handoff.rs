@@ -218,7 +218,8 @@ impl Worker {
         }
     }
 
-    /// Takes the relay sockets from an allocation that moves away. None of them is shared (`PortWish::Own`, `Relay::offer`).
+    /// Takes the relay sockets from an allocation that moves away, but for those that others have too. Those of an allocation that moves to
+    /// another worker are its own (`PortWish::Own`).
     pub(super) fn detach_sockets(&mut self, allocation: AllocationId) -> Sockets {
         // What is queued leaves before its socket does. The arena keeps what is still to be routed.
         self.out.tx.flush(&mut self.sockets, &self.rx);
@@ -226,8 +227,15 @@ impl Worker {
         for family in [Family::V4, Family::V6] {
             let pair = self.out.relays.get_mut(allocation.index as usize);
             let Some(id) = pair.and_then(|pair| pair[side(family)].take()) else { continue };
+            let is_last = match self.roles[id.0 as usize] {
+                Role::Relay(Holder::Many(port)) => self.shared.leave(port),
+                _ => true,
+            };
             if let Some(offload) = &mut self.offload {
-                offload.relay_closed(RelayId { allocation, family }, true);
+                offload.relay_closed(RelayId { allocation, family }, is_last);
+            }
+            if !is_last {
+                continue;
             }
             self.roles[id.0 as usize] = Role::Free;
             if let Some(socket) = self.sockets.remove(id) {

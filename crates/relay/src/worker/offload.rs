@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{SocketId, poll::Event};
-use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
+use serde::{Deserialize, Serialize};
+use turnpike_net::{Rx, SocketId, poll::Event, rx::Received};
+use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
 
@@ -67,6 +68,15 @@ pub(super) struct Offload {
     is_active: bool,
     /// The next session that is to follow when that has changed.
     walk: Option<usize>,
+}
+
+/// Of a session with flows, how far their counters have been read: another process finds them by what it knows of the session.
+#[derive(Serialize, Deserialize)]
+pub(super) struct LentFlows {
+    /// Those of the client as such.
+    own: Counted,
+    /// Those of what peers send, by channel.
+    to_client: Vec<(u16, Counted)>,
 }
 
 #[derive(Clone, Copy)]
@@ -289,6 +299,65 @@ impl Offload {
         counted.and(session.late)
     }
 
+    /// For a process that goes on with the flows of this session; what they have counted so far has been booked here then.
+    pub(super) fn lend<G: Gate>(
+        &mut self,
+        allocation: AllocationId,
+        server: &mut Server<G>,
+    ) -> Option<LentFlows> {
+        self.with(allocation, server, |session, flows| session.counted(flows));
+        let session = self.session(allocation)?;
+        let (_, own) = session.own.as_ref()?;
+        let to_client = session.channels.iter().filter_map(|channel| {
+            let (_, state) = channel.to_client.as_ref()?;
+            Some((channel.number.get(), state.seen()))
+        });
+        Some(LentFlows { own: own.seen(), to_client: to_client.collect() })
+    }
+
+    /// The flows of this session, which another process had, are this one's. In the kernel nothing changes by that.
+    pub(super) fn adopt(
+        &mut self,
+        allocation: AllocationId,
+        lent: &LentFlows,
+        listeners: &[Option<(SocketId, bool)>],
+    ) {
+        let index = allocation.index as usize;
+        let Some(Some(session)) = self.sessions.get_mut(index) else { return };
+        let Some(client) = session.client.filter(|_| session.allocation == allocation) else { return };
+        let listener = listeners.get(usize::from(client.listener.0)).copied().flatten();
+        let Some((listener, _)) = listener else { return };
+        let (flows, emptied) = (&mut self.flows, &mut self.emptied);
+        let Some(own) = flows.adopt(&FlowKey::new(client.address, client.local, None)) else { return };
+        emptied.slot(listener.0, || Some(flows.adopt_socket(&own)));
+        // Something may have come to it since the other process rested.
+        emptied.touch(listener.0);
+        let state = flows.adopt_state(&own, lent.own);
+        session.own = Some((own, state));
+        let relays = self.relays.get(index).copied().unwrap_or_default();
+        for channel in &mut session.channels {
+            channel.to_peer = flows.adopt(&FlowKey::new(client.address, client.local, Some(channel.number)));
+            let seen = lent.to_client.iter().find(|(number, _)| *number == channel.number.get());
+            let relay = relays[side(family_of(channel.peer.ip()))];
+            let Some((relay, (_, seen))) = relay.zip(seen) else { continue };
+            let Some(flow) = flows.adopt(&FlowKey::new(channel.peer, relay.bound, None)) else { continue };
+            emptied.slot(relay.id.0, || Some(flows.adopt_socket(&flow)));
+            emptied.touch(relay.id.0);
+            let state = flows.adopt_state(&flow, *seen);
+            channel.to_client = Some((flow, state));
+        }
+    }
+
+    /// Another process has all flows: forgets them. What has been counted here remains.
+    pub(super) fn leave(&mut self) {
+        self.is_active = false;
+        self.walk = None;
+        self.sessions.clear();
+        self.open = 0;
+        self.relays.clear();
+        self.emptied = Emptied::new(self.flows.gap_ns());
+    }
+
     /// After a reload: channels outside of this range end for ChannelData, and sessions may have limits, or have none any more.
     pub(super) fn restrict<G: Gate>(
         &mut self,
@@ -331,9 +400,14 @@ impl Offload {
         self.emptied.after_wait(now_ns(), ready, are_all, lost, &self.flows);
     }
 
-    /// A receive call has emptied this socket; what it brought is still to be sent.
-    pub(super) fn received(&mut self, socket: SocketId) {
-        self.emptied.received(socket.0);
+    /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
+    pub(super) fn received(&mut self, socket: SocketId, received: Received, empties: bool, rx: &Rx) {
+        if rx.buffers(received).any(|buffer| buffer.count() > 1) {
+            self.emptied.bulk(socket.0);
+        }
+        if empties {
+            self.emptied.received(socket.0);
+        }
     }
 
     /// All that was received has been sent.

@@ -17,7 +17,10 @@ use turnpike_turn::{
 };
 
 use super::{Role, SHARE, Worker, out::side};
-use crate::ports::{Opened, Refusal};
+use crate::{
+    link::Way,
+    ports::{Opened, Refusal},
+};
 
 /// ICMP errors read from one socket in one tick.
 const ERRORS: usize = 16;
@@ -70,9 +73,14 @@ impl Worker {
 
     /// A relay socket that other allocations have too: a new one while there may be more, and then the one with the fewest.
     fn open_shared(&mut self, allocation: AllocationId, family: Family) -> OpenResult {
-        let opened =
-            if self.shared.may_open(family) { self.open_another(family) } else { Err(Refusal::Port) };
-        let port = match (opened, self.shared.emptiest(family)) {
+        let link = self.server.link(allocation);
+        let by_datagrams = link.is_some_and(|link| Way::of(link) == Way::Datagrams);
+        let opened = if self.shared.may_open(family, by_datagrams) {
+            self.open_another(family, by_datagrams)
+        } else {
+            Err(Refusal::Port)
+        };
+        let port = match (opened, self.shared.emptiest(family, by_datagrams)) {
             // Where no more can be had, those that there are have to do.
             (Ok(port), _) | (Err(_), Some(port)) => port,
             (Err(refusal), None) => return self.refuse(refusal),
@@ -84,14 +92,14 @@ impl Worker {
     }
 
     /// One more relay socket to share.
-    fn open_another(&mut self, family: Family) -> Result<SharedPort, Refusal> {
+    fn open_another(&mut self, family: Family, by_datagrams: bool) -> Result<SharedPort, Refusal> {
         let Opened { socket, relayed } = self.ports.open_shared(family)?;
         let bound = socket.local_addr();
         let Ok(id) = self.adopt(socket, Role::Free) else {
             self.ports.release(bound);
             return Err(Refusal::File);
         };
-        let port = self.shared.open(id, bound, relayed);
+        let port = self.shared.open(id, bound, relayed, by_datagrams);
         self.roles[id.0 as usize] = Role::Relay(Holder::Many(port));
         Ok(port)
     }
@@ -141,10 +149,10 @@ impl Worker {
         loop {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
+            if let Some(offload) = &mut self.offload {
+                offload.received(id, received, received.emptied && received.count == 0, &self.rx);
+            }
             if received.count == 0 {
-                if let Some(offload) = self.offload.as_mut().filter(|_| received.emptied) {
-                    offload.received(id);
-                }
                 return;
             }
             for buffer in self.rx.buffers(received) {

@@ -1,5 +1,6 @@
 //! Relay sockets that several allocations of this worker have together (`Config::shared_ports`). The state machine tells their peers
-//! apart; here stands which sockets there are, and how many allocations each has.
+//! apart; here stands which sockets there are, and how many allocations each has. Clients over UDP share none with others: an upgrade
+//! ([`crate::upgrade`]) takes the former to another process, and the latter stay.
 
 use std::net::SocketAddr;
 
@@ -11,7 +12,7 @@ use crate::Config;
 
 /// Sockets, by their numbers. One is opened while there are fewer than there may be, and closed with the last of its allocations.
 pub(super) struct SharedPorts {
-    /// So many of a family there may be: IPv4, IPv6.
+    /// So many of a family there may be for clients over UDP, and so many for others: IPv4, IPv6.
     most: [usize; 2],
     places: Vec<Option<Place>>,
 }
@@ -23,6 +24,8 @@ pub(super) struct Place {
     pub(super) bound: SocketAddr,
     /// What clients are told.
     pub(super) relayed: SocketAddr,
+    /// Whether its clients come over UDP.
+    pub(super) by_datagrams: bool,
     allocations: usize,
     /// Whether newcomers may have it: its address and port are still configured.
     drawn: bool,
@@ -48,24 +51,51 @@ impl SharedPorts {
         self.most[side(family)] > 0
     }
 
-    /// Whether there may be one more.
-    pub(super) fn may_open(&self, family: Family) -> bool {
-        self.of(family).count() < self.most[side(family)]
+    /// Whether there may be one more for such clients.
+    pub(super) fn may_open(&self, family: Family, by_datagrams: bool) -> bool {
+        self.of(family, by_datagrams).count() < self.most[side(family)]
     }
 
     /// One more, which no allocation has so far; its number.
-    pub(super) fn open(&mut self, socket: SocketId, bound: SocketAddr, relayed: SocketAddr) -> SharedPort {
-        let at = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.places.push(None);
-            self.places.len() - 1
-        });
-        self.places[at] = Some(Place { socket, bound, relayed, allocations: 0, drawn: true });
-        number(at)
+    pub(super) fn open(
+        &mut self,
+        socket: SocketId,
+        bound: SocketAddr,
+        relayed: SocketAddr,
+        by_datagrams: bool,
+    ) -> SharedPort {
+        let at = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
+        let port = number(at);
+        self.adopt(port, socket, bound, relayed, by_datagrams);
+        port
     }
 
-    /// That of this family with the fewest allocations, so that as few as can be want the same peers.
-    pub(super) fn emptiest(&self, family: Family) -> Option<SharedPort> {
-        self.of(family).min_by_key(|(_, place)| place.allocations).map(|(port, _)| port)
+    /// One that has this number already.
+    pub(super) fn adopt(
+        &mut self,
+        SharedPort(port): SharedPort,
+        socket: SocketId,
+        bound: SocketAddr,
+        relayed: SocketAddr,
+        by_datagrams: bool,
+    ) {
+        let at = usize::from(port);
+        if self.places.len() <= at {
+            self.places.resize(at + 1, None);
+        }
+        self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0, drawn: true });
+    }
+
+    /// All of clients over UDP.
+    pub(super) fn portable(&self) -> impl Iterator<Item = (SharedPort, Place)> {
+        let places = self.places.iter().enumerate();
+        let places = places.filter_map(|(at, place)| Some((number(at), (*place)?)));
+        places.filter(|(_, place)| place.by_datagrams)
+    }
+
+    /// That of this family with the fewest allocations of such clients, so that as few as can be want the same peers.
+    pub(super) fn emptiest(&self, family: Family, by_datagrams: bool) -> Option<SharedPort> {
+        self.of(family, by_datagrams).min_by_key(|(_, place)| place.allocations).map(|(port, _)| port)
     }
 
     pub(super) fn get(&self, SharedPort(port): SharedPort) -> Option<Place> {
@@ -91,11 +121,14 @@ impl SharedPorts {
         is_last
     }
 
-    /// Those that newcomers may have.
-    fn of(&self, family: Family) -> impl Iterator<Item = (SharedPort, &Place)> {
+    /// Those that newcomers may have who come like this.
+    fn of(&self, family: Family, by_datagrams: bool) -> impl Iterator<Item = (SharedPort, &Place)> {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));
-        places.filter(move |(_, place)| place.drawn && place.bound.is_ipv4() == (family == Family::V4))
+        places.filter(move |(_, place)| {
+            let suits = place.by_datagrams == by_datagrams && place.drawn;
+            suits && place.bound.is_ipv4() == (family == Family::V4)
+        })
     }
 }
 
@@ -103,8 +136,8 @@ impl SharedPorts {
 fn most(config: &Config) -> [usize; 2] {
     [true, false].map(|v4| {
         let addresses = config.relay.iter().filter(|address| address.bind.is_ipv4() == v4).count();
-        // Numbers of both families have 16 bits.
-        config.shared_ports.saturating_mul(addresses).min(usize::from(u16::MAX / 2))
+        // Numbers of both families, and of both kinds of clients, have 16 bits.
+        config.shared_ports.saturating_mul(addresses).min(usize::from(u16::MAX / 4))
     })
 }
 
@@ -125,23 +158,23 @@ mod tests {
 
     fn open(ports: &mut SharedPorts, socket: u32, bound: &str) -> SharedPort {
         let bound = bound.parse().unwrap();
-        ports.open(SocketId(socket), bound, bound)
+        ports.open(SocketId(socket), bound, bound, true)
     }
 
     #[test]
     fn there_are_so_many_of_each_address_and_none_by_default() {
         let none = ports(0, &["127.0.0.1", "::1"]);
-        assert!(!none.shares(Family::V4) && !none.may_open(Family::V4));
+        assert!(!none.shares(Family::V4) && !none.may_open(Family::V4, true));
         let mut ports = ports(2, &["127.0.0.1", "127.0.0.2", "::1"]);
         for port in 1..=4 {
-            assert!(ports.may_open(Family::V4));
+            assert!(ports.may_open(Family::V4, true));
             open(&mut ports, port, &format!("127.0.0.1:{port}"));
         }
-        assert!(!ports.may_open(Family::V4));
+        assert!(!ports.may_open(Family::V4, true));
         open(&mut ports, 5, "[::1]:5");
-        assert!(ports.may_open(Family::V6));
+        assert!(ports.may_open(Family::V6, true));
         open(&mut ports, 6, "[::1]:6");
-        assert!(!ports.may_open(Family::V6));
+        assert!(!ports.may_open(Family::V6, true));
     }
 
     #[test]
@@ -153,33 +186,53 @@ mod tests {
         let config = |ip, ports| Config { shared_ports: 1, relay: relay(ip), ports, ..Config::default() };
         for config in [config("127.0.0.2", 49_152..=65_535), config("127.0.0.1", 50_002..=50_009)] {
             ports.reconfigure(&config);
-            assert!(ports.may_open(Family::V4) && ports.emptiest(Family::V4).is_none());
+            assert!(ports.may_open(Family::V4, true) && ports.emptiest(Family::V4, true).is_none());
             assert_eq!(ports.get(old).unwrap().socket, SocketId(1));
         }
         ports.reconfigure(&config("127.0.0.1", 50_000..=50_009));
-        assert_eq!((ports.may_open(Family::V4), ports.emptiest(Family::V4)), (false, Some(old)));
+        assert_eq!((ports.may_open(Family::V4, true), ports.emptiest(Family::V4, true)), (false, Some(old)));
         assert_eq!([(); 2].map(|()| ports.leave(old)), [false, true]);
     }
 
     #[test]
     fn allocations_are_spread_and_the_last_one_closes() {
         let mut ports = ports(3, &["127.0.0.1"]);
-        assert_eq!(ports.emptiest(Family::V4), None);
+        assert_eq!(ports.emptiest(Family::V4, true), None);
         for port in 1..=3 {
             open(&mut ports, port, &format!("127.0.0.1:{port}"));
         }
         let mut given = [0; 3];
         for _ in 0..9 {
-            let port = ports.emptiest(Family::V4).unwrap();
+            let port = ports.emptiest(Family::V4, true).unwrap();
             given[usize::from(port.0)] += 1;
             ports.join(port);
         }
         assert_eq!(given, [3; 3]);
-        assert_eq!(ports.emptiest(Family::V6), None);
+        assert_eq!(ports.emptiest(Family::V6, true), None);
         let port = SharedPort(1);
         assert_eq!([(); 3].map(|()| ports.leave(port)), [false, false, true]);
-        assert!(ports.get(port).is_none() && ports.may_open(Family::V4));
+        assert!(ports.get(port).is_none() && ports.may_open(Family::V4, true));
         assert_eq!(open(&mut ports, 9, "127.0.0.1:9"), port, "its number is given again");
         assert_eq!(ports.get(port).unwrap().socket, SocketId(9));
+    }
+
+    #[test]
+    fn clients_over_udp_share_with_no_others() {
+        let mut ports = ports(1, &["127.0.0.1"]);
+        let plain = open(&mut ports, 1, "127.0.0.1:1");
+        assert!(!ports.may_open(Family::V4, true) && ports.may_open(Family::V4, false));
+        assert_eq!(ports.emptiest(Family::V4, false), None);
+        let bound = "127.0.0.1:2".parse().unwrap();
+        let other = ports.open(SocketId(2), bound, bound, false);
+        let both = [true, false].map(|by_datagrams| ports.emptiest(Family::V4, by_datagrams));
+        assert_eq!(both, [Some(plain), Some(other)]);
+        let portable: Vec<SharedPort> = ports.portable().map(|(port, _)| port).collect();
+        assert_eq!(portable, [plain]);
+        // In another process it has the same number, whatever there is before it.
+        let mut there = self::ports(1, &["127.0.0.1"]);
+        there.adopt(SharedPort(7), SocketId(3), bound, bound, true);
+        there.join(SharedPort(7));
+        assert_eq!(there.emptiest(Family::V4, true), Some(SharedPort(7)));
+        assert!(there.leave(SharedPort(7)));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     io, mem,
+    net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, mpsc},
 };
@@ -10,11 +11,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Channel, SocketId, TcpSocket, UdpSocket};
 use turnpike_turn::{
-    server::{AllocationId, Arrival, Client, Family, Link, Moved, RelayId, Transport},
+    server::{AllocationId, Arrival, Client, Family, Link, Moved, RelayId, SharedPort, Transport},
     time::Now,
 };
 
-use super::{Command, Lingering, NOTHING, Role, Worker, handoff};
+use super::{Command, Holder, Lingering, NOTHING, Role, Worker, handoff, offload::LentFlows};
 use crate::{dtls::CookieKey, link::Way, listening::Named, ports::Reserved, upgrade::Unfit};
 
 /// Sessions that travel at a time: while the one process writes some, the other one reads those before.
@@ -34,8 +35,8 @@ pub(crate) enum Step {
     Give(Channel, mpsc::Sender<io::Result<usize>>),
     /// Go on: there is no upgrade.
     Thaw,
-    /// Go on with what is left.
-    Release,
+    /// Go on with what is left; answered when what is not has been forgotten.
+    Release(mpsc::Sender<()>),
     /// Serve what was taken in.
     Serve,
     /// The kernel relays again.
@@ -64,20 +65,39 @@ struct Head {
     deletions: Vec<(u64, u64)>,
     /// Of all workers; the first one has them.
     reservations: Vec<Reserved>,
+    /// Relay sockets that allocations share.
+    #[serde(default)]
+    shared: Vec<LentShared>,
     has_granted: bool,
     has_tunnel: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Batch {
-    sessions: Vec<(Moved, Vec<Lent>)>,
+    sessions: Vec<Session>,
     is_last: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Session {
+    moved: Moved,
+    lent: Vec<Lent>,
+    /// Of those in the kernel, if they stay there.
+    flows: Option<LentFlows>,
 }
 
 /// A relay socket: its descriptor travels beside it.
 #[derive(Serialize, Deserialize)]
 struct Lent {
     family: Family,
+    drops: u32,
+}
+
+/// A relay socket that several sessions have: its descriptor travels behind those of reservations.
+#[derive(Serialize, Deserialize)]
+struct LentShared {
+    port: SharedPort,
+    relayed: SocketAddr,
     drops: u32,
 }
 
@@ -102,7 +122,7 @@ impl Worker {
             Step::Thaw => self.thaw(),
             Step::Resume => self.resume_offload(),
             // Who rests, or has yet to begin, is told these.
-            Step::Settle(_) | Step::Give(..) | Step::Release | Step::Serve => {}
+            Step::Settle(_) | Step::Give(..) | Step::Release(_) | Step::Serve => {}
         }
         false
     }
@@ -172,8 +192,9 @@ impl Worker {
                     self.thaw();
                     break;
                 }
-                Command::Upgrade(Step::Release) => {
+                Command::Upgrade(Step::Release(done)) => {
                     self.release(now);
+                    let _ = done.send(());
                     break;
                 }
                 Command::Stop => {
@@ -205,6 +226,14 @@ impl Worker {
         let is_first = self.number == 0;
         let reserved = if is_first { self.ports.lend_reserved(now.ms)? } else { Vec::new() };
         let (reservations, sockets): (Vec<_>, Vec<_>) = reserved.into_iter().unzip();
+        let places = self.shared.portable();
+        let lent = places.filter_map(|(port, place)| Some((port, place, self.sockets.get(place.socket)?)));
+        let (shared, sockets_shared): (Vec<_>, Vec<_>) = lent
+            .map(|(port, place, socket)| {
+                let shared = LentShared { port, relayed: place.relayed, drops: socket.lend() };
+                (shared, socket.as_fd())
+            })
+            .unzip();
         let head = Head {
             drops,
             cookies: self.out.dtls.cookies(now.ms),
@@ -212,11 +241,13 @@ impl Worker {
             arrivals: self.server.expected(now),
             deletions: self.server.deletions(now),
             reservations,
+            shared,
             has_granted: is_first,
             has_tunnel: tunnel.is_some(),
         };
         let tunnel = tunnel.as_ref().map(|end| end.as_fd());
-        let descriptors: Vec<_> = tunnel.into_iter().chain(sockets.iter().map(|end| end.as_fd())).collect();
+        let of_reservations = sockets.iter().map(|end| end.as_fd());
+        let descriptors: Vec<_> = tunnel.into_iter().chain(of_reservations).chain(sockets_shared).collect();
         channel.send_value(&head, &descriptors)?;
         if is_first {
             channel.send(&self.granted.to_bytes(), &[])?;
@@ -234,16 +265,22 @@ impl Worker {
         let mut batch = Batch { sessions: Vec::with_capacity(allocations.len()), is_last: false };
         let mut descriptors = Vec::with_capacity(2 * allocations.len());
         for allocation in allocations {
+            // First: what they have counted belongs to the session.
+            let offload = self.offload.as_mut();
+            let flows = offload.and_then(|offload| offload.lend(*allocation, &mut self.server));
             let Some(mut moved) = self.server.snapshot(now, *allocation) else { continue };
             moved.keep_arrival(by_datagrams);
             let mut lent = Vec::with_capacity(2);
             for family in [Family::V4, Family::V6] {
+                if moved.shared(family).is_some() {
+                    continue;
+                }
                 let id = self.out.relay_socket(RelayId { allocation: *allocation, family });
                 let Some(socket) = id.and_then(|id| self.sockets.get(id)) else { continue };
                 lent.push(Lent { family, drops: socket.lend() });
                 descriptors.push(socket.as_fd());
             }
-            batch.sessions.push((moved, lent));
+            batch.sessions.push(Session { moved, lent, flows });
         }
         channel.send_value(&batch, &descriptors)
     }
@@ -267,10 +304,10 @@ impl Worker {
         self.listeners.clear();
         self.lingering = Lingering::default();
         self.out.streams.leave_listeners(&self.poller);
+        if let Some(offload) = &mut self.offload {
+            offload.leave();
+        }
         for allocation in mem::take(&mut self.given) {
-            if let Some(offload) = &mut self.offload {
-                offload.release(allocation, &mut self.server);
-            }
             for (_, socket) in self.detach_sockets(allocation) {
                 self.ports.release(socket.local_addr());
             }
@@ -338,6 +375,13 @@ impl Worker {
             let socket = descriptors.next().ok_or(Unfit::Incomplete)?;
             self.ports.adopt_reserved(now.ms, reserved, socket)?;
         }
+        for LentShared { port, relayed, drops } in head.shared {
+            let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, drops)?;
+            let bound = socket.local_addr();
+            self.ports.adopt(bound);
+            let id = self.adopt(socket, Role::Relay(Holder::Many(port)))?;
+            self.shared.adopt(port, id, bound, relayed, true);
+        }
         if head.has_granted && !self.granted.take_over(&channel.receive()?.bytes) {
             return Err(Unfit::Incomplete);
         }
@@ -346,8 +390,8 @@ impl Worker {
             let (batch, descriptors) = channel.receive_value::<Batch>()?;
             let mut descriptors = descriptors.into_iter();
             count += batch.sessions.len();
-            for (moved, lent) in batch.sessions {
-                self.take_in(now, moved, &lent, &mut descriptors)?;
+            for session in batch.sessions {
+                self.take_in(now, session, &mut descriptors)?;
             }
             if batch.is_last {
                 return Ok(count);
@@ -358,22 +402,31 @@ impl Worker {
     fn take_in(
         &mut self,
         now: Now,
-        moved: Moved,
-        lent: &[Lent],
+        session: Session,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Unfit> {
+        let Session { moved, lent, flows } = session;
         let mut sockets = handoff::Sockets::with_capacity(lent.len());
-        for Lent { family, drops } in lent {
+        for Lent { family, drops } in &lent {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, *drops)?;
             self.ports.adopt(socket.local_addr());
             sockets.push((*family, socket));
         }
+        let shared = [Family::V4, Family::V6].map(|family| Some((family, moved.shared(family)?)));
         let allocation = self.server.restore(now, moved, Way::Datagrams.link()).map_err(|moved| {
             let (realm, user) = moved.owner();
             let (realm, user) = (realm.to_owned(), user.to_owned());
             if self.server.has_realm(&realm) { Unfit::Quota { realm, user } } else { Unfit::Realm { realm } }
         })?;
         self.attach_sockets(now, allocation, sockets);
+        for (family, port) in shared.into_iter().flatten() {
+            let place = self.shared.get(port).ok_or(Unfit::Incomplete)?;
+            self.shared.join(port);
+            self.set_relay(RelayId { allocation, family }, place.socket, place.bound);
+        }
+        if let (Some(offload), Some(flows)) = (&mut self.offload, &flows) {
+            offload.adopt(allocation, flows, &self.out.listeners);
+        }
         let has = |lent: &Lent| {
             let relay = RelayId { allocation, family: lent.family };
             self.out.relay_socket(relay).is_some()

@@ -354,7 +354,7 @@ async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a
     let world = World::new();
     world.directory.read().await.expect("it answers");
     lock(&world.fake.secrets).push(secret("new"));
-    assert!(world.directory.may_have_new_secrets(REALM));
+    assert!(world.directory.may_have_new_secrets());
     let ask = || {
         let (sender, receiver) = oneshot::channel();
         world.directory.refresh_secrets(REALM, move |secrets| drop(sender.send(secrets)));
@@ -365,14 +365,59 @@ async fn a_new_secret_is_found_when_a_key_needs_it_and_not_more_than_ten_times_a
         assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
     }
     assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 1, "they wait for one question");
-    assert!(!world.directory.may_have_new_secrets(REALM));
-    assert!(world.directory.may_have_new_secrets("elsewhere"));
-    advance(SECRETS_PAUSE).await;
-    assert!(world.directory.may_have_new_secrets(REALM));
+    // Rotated behind the last question, by another server of the store.
+    lock(&world.fake.secrets).push(secret("newer"));
+    assert!(world.directory.may_have_new_secrets());
+    let begun = Instant::now();
+    let many: Vec<_> = (0..50).map(|_| ask()).collect();
+    for one in many {
+        assert_eq!(one.await.expect("an answer").map(|secrets| secrets.len()), Some(2));
+    }
+    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 2);
+    assert!(begun.elapsed() >= SECRETS_PAUSE, "the clock is the test's own");
     world.take_away(State::Hangs).await;
     advance(SECRETS_PAUSE).await;
-    assert!(!world.directory.may_have_new_secrets(REALM), "nobody is there to ask");
-    assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(1), "those from before");
+    assert!(!world.directory.may_have_new_secrets(), "nobody is there to ask");
+    assert_eq!(ask().await.expect("an answer").map(|secrets| secrets.len()), Some(2), "those from before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_began_before_a_secret_was_made_answers_nobody_who_came_after() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    let ask = || {
+        let (sender, receiver) = oneshot::channel();
+        world.directory.refresh_secrets(REALM, move |secrets| drop(sender.send(secrets)));
+        receiver
+    };
+    world.set(State::Waits);
+    let first = ask();
+    tokio::time::sleep(SECRETS_PAUSE / 10).await;
+    let second = ask();
+    tokio::time::sleep(SECRETS_PAUSE / 10).await;
+    world.set(State::Good);
+    world.fake.released.notify_waiters();
+    assert_eq!(first.await.expect("an answer").map(|secrets| secrets.len()), Some(0));
+    lock(&world.fake.secrets).push(secret("new"));
+    assert_eq!(second.await.expect("an answer").map(|secrets| secrets.len()), Some(1));
+    assert_eq!(world.fake.secrets_asked.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_so_many_wait_for_secrets() {
+    let world = World::new();
+    world.directory.read().await.expect("it answers");
+    world.set(State::Waits);
+    for _ in 0..MOST_WAIT_FOR_SECRETS {
+        assert!(world.directory.may_have_new_secrets());
+        world.directory.refresh_secrets(REALM, drop);
+    }
+    assert!(!world.directory.may_have_new_secrets());
+    tokio::time::sleep(SECRETS_PAUSE / 10).await;
+    world.set(State::Good);
+    world.fake.released.notify_waiters();
+    tokio::time::sleep(2 * SECRETS_PAUSE).await;
+    assert!(world.directory.may_have_new_secrets(), "they have been answered");
 }
 
 #[tokio::test(start_paused = true)]

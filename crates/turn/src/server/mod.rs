@@ -326,6 +326,11 @@ impl<G: Gate> Server<G> {
         self.session(allocation).map(|session| (&*session.realm, session.identity()))
     }
 
+    /// The way to the client of an allocation.
+    pub fn link(&mut self, allocation: AllocationId) -> Option<Link> {
+        self.forwarding.get(allocation).map(|entry| entry.link)
+    }
+
     /// Ends every allocation with this reason.
     pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
         for index in self.forwarding.indices() {

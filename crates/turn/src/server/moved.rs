@@ -137,6 +137,12 @@ impl Moved {
         (realm.as_ref(), identity.as_ref().unwrap_or(username).as_ref())
     }
 
+    /// The relay socket of this family, where it is shared with other allocations.
+    #[must_use]
+    pub fn shared(&self, family: Family) -> Option<SharedPort> {
+        self.0.shared[family as usize]
+    }
+
     /// Whoever arrives by a link of which `by` does not say so arrives no more: that way stays behind.
     pub fn keep_arrival(&mut self, by: impl Fn(Link) -> bool) {
         self.0.arriving = self.0.arriving.filter(|(_, link, _)| by(*link));

@@ -82,7 +82,7 @@ fn the_store_is_slow() {
 #[ignore = "takes long: cargo xtask faults"]
 fn the_store_is_silent() {
     outage("the_store_is_silent", "the store takes questions and does not answer", |world, on| {
-        world.proxy.hold(on)
+        world.proxy.hold(on);
     });
 }
 

@@ -1,6 +1,6 @@
 //! Processes that took a running program's place.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, thread};
 
 use super::{Finished, Program, eventually, upgradable};
 
@@ -48,6 +48,10 @@ impl Drop for Upgraded {
         for pid in self.pids.iter().skip(1).filter(|pid| lives(**pid)) {
             // Where it has just ended there is nobody to be told.
             let _ = Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status();
+            // Until then it has its sockets.
+            if !thread::panicking() {
+                ends(*pid);
+            }
         }
     }
 }

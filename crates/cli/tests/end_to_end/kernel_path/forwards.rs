@@ -13,7 +13,9 @@ use super::{
     client::{bound, is_silent, received},
     on_links,
 };
-use crate::harness::{Dir, Finished, Program, Reflect, SOON, eventually, installed, need, turnpike};
+use crate::harness::{
+    Dir, Finished, Program, Reflect, SOON, Upgraded, ends, eventually, installed, need, turnpike,
+};
 
 /// A client, a target, and what has passed between the two.
 struct Session {
@@ -365,6 +367,31 @@ fn while_draining_sessions_go_on_in_user_space() {
         assert!(line.contains(&format!(" to_target_bytes={} ", session.bytes)), "{line}");
         forward.program.line_with("stopped");
     });
+}
+
+#[test]
+fn a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again() {
+    on_links(
+        "kernel_path::forwards::a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again",
+        |links| {
+            let target = bound(PEER[0]);
+            let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
+            let mut upgraded = Upgraded::new(&forward.program);
+            let mut session = Session::new(0, at(0, 5000), &target);
+            session.settle(&forward);
+            for _ in 0..2 {
+                ends(upgraded.next());
+                session.exchange(30);
+                session.settle(&forward);
+                assert_eq!(flows(&forward), 2);
+            }
+            let line = forward.program.line_with("connection ended");
+            for direction in ["to_target", "to_client"] {
+                assert!(line.contains(&format!(" {direction}_bytes={} ", session.bytes)), "{line}");
+            }
+            assert_eq!(flows(&forward), 0);
+        },
+    );
 }
 
 #[test]

@@ -27,7 +27,7 @@ use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
 use turnpike_testkit::alone::{in_namespaces, run};
 
 use crate::harness::{
-    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, turnpike, upgradable,
+    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, upgradable,
 };
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
@@ -182,8 +182,9 @@ impl Links {
                 arguments.extend([flag, value]);
             }
         }
-        let forward = turnpike(&arguments);
+        let forward = upgradable(&arguments);
         command.arg(forward.get_program()).args(forward.get_args()).args(more);
+        command.envs(forward.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let mut program = Program::start(command.env("RUST_BACKTRACE", "1"));
         program.line_with("admin interface on unix:");
         Server { program, dir, _links: self }

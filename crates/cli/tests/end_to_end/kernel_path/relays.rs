@@ -19,7 +19,7 @@ const CHANNEL: u16 = 0x4001;
 pub(crate) struct Pair {
     pub(crate) client: Client,
     pub(crate) peer: UdpSocket,
-    sent: u64,
+    pub(crate) sent: u64,
 }
 
 impl Pair {
@@ -29,6 +29,16 @@ impl Pair {
         let client = Client::allocate(CLIENT[client_family], server, peer_family == 1);
         assert_eq!(client.relayed.ip(), RELAY[peer_family]);
         let peer = bound(PEER[peer_family]);
+        client.bind(CHANNEL, peer.local_addr().expect("bound"));
+        Self { client, peer, sent: 0 }
+    }
+
+    /// With a peer that has an IPv4 address to itself, of this number.
+    pub(crate) fn apart(end: u8) -> Self {
+        let address = format!("10.77.2.{end}");
+        run("ip", &["addr", "add", &format!("{address}/24"), "dev", "p"]);
+        let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        let peer = bound(address.parse().expect("an address"));
         client.bind(CHANNEL, peer.local_addr().expect("bound"));
         Self { client, peer, sent: 0 }
     }
@@ -61,7 +71,7 @@ fn counts(server: &Server<'_>) -> [u64; 2] {
     })
 }
 
-fn number(line: &str, name: &str) -> u64 {
+pub(crate) fn number(line: &str, name: &str) -> u64 {
     let (_, rest) = line.split_once(&format!(" {name}=")).unwrap_or_else(|| panic!("no {name} in {line}"));
     rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{name} in {line}"))
 }
@@ -203,15 +213,7 @@ fn clients_that_share_a_relayed_address_go_across_each_to_its_own_peer() {
         "kernel_path::relays::clients_that_share_a_relayed_address_go_across_each_to_its_own_peer",
         |links| {
             let mut server = links.serve(&["--shared-ports", "1"]);
-            let mut pairs = Vec::new();
-            for end in 3..=5_u8 {
-                let address = format!("10.77.2.{end}");
-                run("ip", &["addr", "add", &format!("{address}/24"), "dev", "p"]);
-                let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
-                let peer = bound(address.parse().expect("an address"));
-                client.bind(CHANNEL, peer.local_addr().expect("bound"));
-                pairs.push(Pair { client, peer, sent: 0 });
-            }
+            let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
             let relayed = pairs[0].client.relayed;
             assert!(pairs.iter().all(|pair| pair.client.relayed == relayed), "one address for all");
             for pair in &mut pairs {

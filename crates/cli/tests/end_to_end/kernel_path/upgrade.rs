@@ -1,35 +1,194 @@
-//! An upgrade of a server whose kernel relays: flows go up for the change, and across again in the new process.
+//! An upgrade of a server whose kernel relays: links and flows go along, and what goes across does so all the time.
 
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _};
 
-use super::{PEER, SERVER, on_links};
-use crate::harness::{Load, Reflect, SOON, Upgraded, ends, eventually};
+use super::{
+    PEER, SERVER, Server, by_each, on_links,
+    relays::{Pair, number},
+    run,
+};
+use crate::harness::{Dir, Load, Reflect, SOON, Upgraded, ends, eventually, turnpike};
+
+/// Datagrams of clients that went up because the kernel had no flow for them. (Those of strangers to relay ports may be of a process that
+/// tries out what its sockets can.)
+fn without_flow(server: &Server<'_>) -> u64 {
+    server.passes("unknown_channel")
+}
+
+fn flows(server: &Server<'_>) -> u64 {
+    server.metrics().sum("turnpike_kernel_flows", "")
+}
+
+/// The very program of the tests, with other settings.
+fn with_setting(dir: &Dir, setting: &str) -> String {
+    let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
+    let path = dir.file(setting, format!("#!/bin/sh\n{setting} exec {program} \"$@\"\n"));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    path.display().to_string()
+}
+
+/// All that this session has relayed, and nothing else, stands in its line.
+fn ends_with_its_total(mut pair: Pair, server: &mut Server<'_>) {
+    pair.exchange(20);
+    pair.client.refresh(0);
+    let client = pair.client.socket.local_addr().expect("bound");
+    let line = server.program.line_with(&format!("client={client} transport="));
+    assert_eq!(number(&line, "to_peer_datagrams"), pair.sent, "{line}");
+    assert_eq!(number(&line, "to_client_datagrams"), pair.sent, "{line}");
+}
 
 #[test]
-fn flows_go_up_for_the_change_and_nothing_is_lost_or_reordered() {
-    on_links("kernel_path::upgrade::flows_go_up_for_the_change_and_nothing_is_lost_or_reordered", |links| {
-        let server = links.serve(&["--workers", "2"]);
-        let reflect = Reflect::start(PEER[0], &[]);
-        let mut upgraded = Upgraded::new(&server.program);
-        let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
-            .with(&["--clients", "40", "--rate", "2000", "--warmup", "0.1", "--duration", "600"])
-            .to(reflect.address)
-            .start();
-        let goes_across = || {
-            let before = server.across();
-            eventually("it goes across", || (server.across() > before + 2000).then_some(()));
-        };
-        goes_across();
-        for _ in 0..2 {
-            let flows = server.metrics().sum("turnpike_kernel_flows", "");
-            assert_eq!(flows, 80);
-            ends(upgraded.next());
+fn what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered() {
+    by_each(
+        "kernel_path::upgrade::what_goes_across_does_so_all_the_time_and_nothing_is_lost_or_reordered",
+        |links, datapath| {
+            let server = links.serve(&["--workers", "2", "--datapath", datapath]);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let mut upgraded = Upgraded::new(&server.program);
+            let load = Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body")
+                .with(&["--clients", "40", "--rate", "2000", "--warmup", "0.1", "--duration", "600"])
+                .to(reflect.address)
+                .start();
+            let goes_across = || {
+                let before = server.across();
+                eventually("it goes across", || (server.across() > before + 2000).then_some(()));
+            };
             goes_across();
-            assert_eq!(server.metrics().sum("turnpike_kernel_flows", ""), flows);
+            let before = without_flow(&server);
+            for _ in 0..2 {
+                assert_eq!(flows(&server), 80);
+                ends(upgraded.next());
+                goes_across();
+                assert_eq!(flows(&server), 80);
+            }
+            assert_eq!(without_flow(&server), before, "some flow was away");
+            load.signal("INT");
+            let result = load.wait(SOON).result();
+            let nothing = ["lost", "reordered"].map(|key| result[key].as_u64());
+            assert_eq!(nothing, [Some(0), Some(0)], "{result}");
+            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            assert_eq!(flows(&server), 0);
+            // The reflector has sent all back, and each process has counted its part of both ways.
+            let [to_peer, to_client] = ["to_peer", "to_client"].map(|direction| {
+                let label = format!("direction=\"{direction}\"");
+                server.metrics().sum("turnpike_relayed_datagrams_total", &label)
+            });
+            assert_eq!(to_peer, to_client, "{result}");
+            assert!(result["received"].as_u64().is_some_and(|received| received <= to_client), "{result}");
+            assert_eq!(server.metrics().sum("turnpike_upgrades_total", "result=\"done\""), 2);
+        },
+    );
+}
+
+#[test]
+fn totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order() {
+    by_each(
+        "kernel_path::upgrade::totals_are_exact_and_what_has_come_in_the_pause_is_relayed_in_order",
+        |links, datapath| {
+            let mut server = links.serve(&["--datapath", datapath]);
+            let mut upgraded = Upgraded::new(&server.program);
+            let mut pairs = [Pair::new(0, 0), Pair::new(1, 1)];
+            pairs.iter_mut().for_each(|pair| pair.settle(&server));
+            for _ in 0..2 {
+                (0..30).for_each(|_| pairs.iter_mut().for_each(|pair| pair.exchange(40)));
+                ends(upgraded.next());
+                pairs.iter_mut().for_each(|pair| pair.exchange(40));
+                pairs.iter_mut().for_each(|pair| pair.settle(&server));
+            }
+            for pair in pairs {
+                ends_with_its_total(pair, &mut server);
+            }
+            assert_eq!(flows(&server), 0);
+        },
+    );
+}
+
+#[test]
+fn a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own() {
+    on_links(
+        "kernel_path::upgrade::a_successor_that_does_not_take_over_changes_nothing_and_one_with_another_table_has_flows_of_its_own",
+        |links| {
+            let dir = Dir::new();
+            let mut server = links.serve(&["--workers", "2"]);
+            let mut upgraded = Upgraded::new(&server.program);
+            let mut pair = Pair::new(0, 0);
+            pair.settle(&server);
+            let before = without_flow(&server);
+            for (setting, why) in
+                [("TURNPIKE_SERVER_WORKERS=0", "server.workers"), ("TURNPIKE_SERVER_REALM=other", "realm")]
+            {
+                let asked = upgraded.ask(&["--binary", &with_setting(&dir, setting)]);
+                assert!(asked.code == Some(1) && asked.stderr.contains(why), "{}", asked.output());
+                (0..20).for_each(|_| pair.exchange(40));
+                pair.settle(&server);
+                assert_eq!((flows(&server), without_flow(&server)), (2, before), "{setting}");
+            }
+            let asked = upgraded.ask(&["--binary", &with_setting(&dir, "TURNPIKE_LIMITS_KERNEL_FLOWS=5000")]);
+            assert_eq!(asked.code, Some(0), "{}", asked.output());
+            let old = upgraded.pid();
+            upgraded.took_over(&asked.stdout);
+            ends(old);
+            pair.settle(&server);
+            assert_eq!((flows(&server), server.metrics().sum("turnpike_kernel_flows_limit", "")), (2, 5000));
+            ends_with_its_total(pair, &mut server);
+        },
+    );
+}
+
+#[test]
+fn clients_that_share_a_relayed_address_still_do() {
+    on_links("kernel_path::upgrade::clients_that_share_a_relayed_address_still_do", |links| {
+        let mut server = links.serve(&["--shared-ports", "1"]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let mut pairs: Vec<Pair> = (3..=5).map(Pair::apart).collect();
+        pairs.iter_mut().for_each(|pair| pair.settle(&server));
+        let before = without_flow(&server);
+        ends(upgraded.next());
+        pairs.iter_mut().for_each(|pair| pair.settle(&server));
+        assert_eq!((flows(&server), without_flow(&server)), (6, before));
+        // Whoever comes now shares it too.
+        let newcomer = Pair::apart(6);
+        assert_eq!(newcomer.client.relayed, pairs[0].client.relayed);
+        for pair in pairs {
+            ends_with_its_total(pair, &mut server);
         }
-        load.signal("INT");
-        let result = load.wait(SOON).result();
-        assert_eq!((result["lost"].as_u64(), result["reordered"].as_u64()), (Some(0), Some(0)), "{result}");
-        assert_eq!(server.metrics().sum("turnpike_upgrades_total", "result=\"done\""), 2);
+        assert_eq!(flows(&server), 2, "those of the newcomer");
+    });
+}
+
+#[test]
+fn limits_and_drain_hold_after_an_upgrade_as_before() {
+    on_links("kernel_path::upgrade::limits_and_drain_hold_after_an_upgrade_as_before", |links| {
+        let dir = Dir::new();
+        let file = dir.file("turnpike.toml", "");
+        let mut server = links.serve(&["-c", file.to_str().expect("a name")]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        ends(upgraded.next());
+        let signal = |name: &str, upgraded: &Upgraded| {
+            run("kill", &["-s", name, &upgraded.pid().to_string()]);
+        };
+        let limits = "[limits]\nbits_per_second_per_allocation = \"8M\"\nburst = 20\n";
+        fs::write(&file, limits).expect("our own file");
+        signal("HUP", &upgraded);
+        eventually("it is in user space", || (flows(&server) == 0).then_some(()));
+        let before = server.across();
+        (0..20).for_each(|_| pair.exchange(20));
+        assert_eq!(server.across(), before);
+        // With a limit there is nothing in the kernel that could go along, and a reload takes it away as ever.
+        ends(upgraded.next());
+        (0..20).for_each(|_| pair.exchange(20));
+        assert_eq!(flows(&server), 0);
+        fs::write(&file, "").expect("our own file");
+        signal("HUP", &upgraded);
+        pair.settle(&server);
+        assert_eq!(flows(&server), 2);
+        // While it drains, what there is goes across still.
+        signal("TERM", &upgraded);
+        server.program.line_with("draining");
+        pair.settle(&server);
+        ends_with_its_total(pair, &mut server);
+        ends(upgraded.pid());
     });
 }

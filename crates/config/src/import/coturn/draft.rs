@@ -174,12 +174,13 @@ impl Draft {
         let (cert, key) = match (&self.cert, &self.pkey) {
             (Some(cert), Some(key)) => (cert, key),
             (None, None) => {
-                if self.dtls {
-                    note(
-                        "dtls",
-                        "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS"
-                            .to_owned(),
-                    );
+                let is_wanted = self.tls_listening_port.is_some() && !self.no_tls;
+                for (option, is_wanted) in [("dtls", self.dtls), ("tls-listening-port", is_wanted)] {
+                    if is_wanted {
+                        let why =
+                            "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS";
+                        note(option, why.to_owned());
+                    }
                 }
                 return;
             }

@@ -241,6 +241,10 @@ fn what_is_no_option_is_told_with_what_was_meant() {
 
 #[test]
 fn what_cannot_work_together_is_told() {
+    let (_, notes) = translated("tls-listening-port=5350");
+    assert!(told(&notes, "tls-listening-port: there is no cert"), "{notes:?}");
+    let (_, notes) = translated("tls-listening-port=5350\nno-tls");
+    assert!(!told(&notes, "there is no cert"), "{notes:?}");
     let imported = translate("t.conf", "total-quota=10\nuser-quota=20\nuser=a:b");
     assert!(
         imported.notes.iter().any(|note| note.option == "limits.allocations_per_user"),
