@@ -43,9 +43,7 @@ impl Word {
             Self::Limit => &["total-quota", "user-quota", "max-bps", "colour"],
             Self::Number => &["", "0", "12", "1800000000", "18446744073709551615", "99999999999999999999"],
             Self::Algorithm => &["", "A128GCM", "A256GCM", "AES-256-CBC"],
-            Self::TokenKey => {
-                &["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK", "MTIzNDU2Nzg5MDEyMzQ1Ngo="]
-            }
+            Self::TokenKey => &["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK", "MTIzNDU2Nzg5MDEyMzQ1Ngo="],
             Self::Keys => &[
                 "7da2270ccfa49786e0115366d3a3d14d",
                 "7da2270ccfa49786e0115366d3a3d14d7da2270ccfa49786e0115366d3a3d14d",

@@ -241,7 +241,11 @@ impl File {
 pub(crate) const COLUMNS: &str =
     "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
 
-pub(crate) fn read_rows(connection: &Connection, statement: &str, values: &[String]) -> rusqlite::Result<Vec<Row>> {
+pub(crate) fn read_rows(
+    connection: &Connection,
+    statement: &str,
+    values: &[String],
+) -> rusqlite::Result<Vec<Row>> {
     let mut statement = connection.prepare(statement)?;
     let columns = statement.column_count();
     let rows = statement.query_map(params_from_iter(values), |row| {

@@ -111,7 +111,7 @@ const TOKEN_KEYS: &str = "select kid, ikm_key, cast(oauth_key.timestamp as char(
 const ADMIN_USERS: &str = "select cast(count(*) as char(20)) from admin_user";
 /// Keys of one algorithm have 32 digits (MD5) or 64.
 const WITHOUT_SHA256: &str = "select distinct realm from turnusers_lt where length(trim(hmackey)) < 64";
-const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) order by realm, name limit 1000";
+const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) and name is not null order by realm, name limit 1000";
 const USERS_OF: &str =
     "select realm, name, hmackey from turnusers_lt where realm = ? and name > ? order by name limit 1000";
 

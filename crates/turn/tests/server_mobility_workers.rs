@@ -4,8 +4,8 @@
 use crate::common::*;
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules, RelayId,
-    ServerConfig, stats::MobilityEvent,
+    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules,
+    RelayId, ServerConfig, stats::MobilityEvent,
 };
 
 /// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.

@@ -82,8 +82,20 @@ const PATHS: [&str; 34] = [
     "http://localhost/v1/status",
 ];
 const QUERIES: [&str; 14] = [
-    "realm", "limit", "cursor", "user", "client", "transport", "relayed", "service", "username", "ttl", "key",
-    "api", "colour", "kid",
+    "realm",
+    "limit",
+    "cursor",
+    "user",
+    "client",
+    "transport",
+    "relayed",
+    "service",
+    "username",
+    "ttl",
+    "key",
+    "api",
+    "colour",
+    "kid",
 ];
 const VALUES: [&str; 16] = [
     "alice",
@@ -169,8 +181,13 @@ enum Way {
     Application,
 }
 
-const WAYS: [Way; 5] =
-    [Way::Unix, Way::Loopback(AdminAccess::None), Way::Loopback(AdminAccess::Read), Way::Tls, Way::Application];
+const WAYS: [Way; 5] = [
+    Way::Unix,
+    Way::Loopback(AdminAccess::None),
+    Way::Loopback(AdminAccess::Read),
+    Way::Tls,
+    Way::Application,
+];
 
 /// A program with a server, which counts what it was told to do.
 struct Double {
@@ -360,7 +377,8 @@ impl Bench {
 }
 
 fn settings() -> Settings {
-    let user = |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(PASSWORD)) };
+    let user =
+        |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(PASSWORD)) };
     let mut settings = Settings {
         realm: "example.org".to_owned(),
         users: vec![user("alice")],
@@ -432,9 +450,9 @@ fn waits(way: Way, request: &[u8]) -> bool {
     };
     let wrong_token = behind("authorization:").iter().any(|rest| {
         let value = rest.lines().next().unwrap_or_default().trim();
-        value.split_once(' ').is_some_and(|(scheme, token)| {
-            scheme.eq_ignore_ascii_case("bearer") && !right(token.trim())
-        })
+        value
+            .split_once(' ')
+            .is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && !right(token.trim()))
     });
     let wrong_key = way == Way::Application
         && ["key", "api"].into_iter().flat_map(&behind).any(|rest| {
@@ -466,10 +484,19 @@ fn is_described(way: Way, request: &[u8], answer: &[u8]) {
     if body.is_empty() {
         return;
     }
-    assert_eq!((&*header("cache-control"), &*header("x-content-type-options")), ("no-store", "nosniff"), "{}", told());
+    assert_eq!(
+        (&*header("cache-control"), &*header("x-content-type-options")),
+        ("no-store", "nosniff"),
+        "{}",
+        told()
+    );
     if status >= 400 {
-        let problem: Problem = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {}", told()));
-        assert_eq!((&*problem.kind, problem.status, &*media), ("about:blank", status, "application/problem+json"));
+        let problem: Problem =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {}", told()));
+        assert_eq!(
+            (&*problem.kind, problem.status, &*media),
+            ("about:blank", status, "application/problem+json")
+        );
         assert!(problem.detail.len() > 10 && !problem.code.is_empty(), "{}", told());
         return;
     }
@@ -515,7 +542,8 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
         0 => Vec::new(),
         1 => input.long_bytes().to_vec(),
         2 => {
-            let pairs = (0..1 + input.below(4)).map(|_| [text(input, &QUERIES), text(input, &VALUES)].join(&b'='));
+            let pairs =
+                (0..1 + input.below(4)).map(|_| [text(input, &QUERIES), text(input, &VALUES)].join(&b'='));
             pairs.collect::<Vec<_>>().join(&b'&')
         }
         _ => {
@@ -539,7 +567,8 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
 fn seeds() -> Vec<Vec<u8>> {
     let whole = |way: u8, text: &str| [&[way, 0][..], text.as_bytes()].concat();
     let asked = |way: u8, method: &str, path: &str, more: &str, body: &str| {
-        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
         whole(way, &format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{more}{length}\r\n{body}"))
     };
     let mut seeds: Vec<Vec<u8>> = PATHS.iter().map(|path| asked(0, "GET", path, "", "")).collect();
@@ -548,7 +577,10 @@ fn seeds() -> Vec<Vec<u8>> {
         ("/v1/users", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
         ("/v1/secrets", "{\"secret\":\"north\",\"realm\":\"tenant.example\"}"),
         ("/v1/secrets/rotation", "{\"overlap_s\":60}"),
-        ("/v1/realms", "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}"),
+        (
+            "/v1/realms",
+            "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}",
+        ),
         (
             "/v1/keys",
             "{\"name\":\"shop-2\",\"sha256\":\"abababababababababababababababababababababababababababababababab\",\"rate\":5}",
@@ -562,7 +594,12 @@ fn seeds() -> Vec<Vec<u8>> {
         seeds.push(asked(3, "POST", path, &format!("{json}Authorization: Bearer {READ}\r\n"), body));
     }
     seeds.push(asked(0, "PUT", "/v1/log", json, "{\"level\":\"info,turnpike=debug\"}"));
-    for path in ["/v1/users/alice", "/v1/keys/shop", "/v1/realms/tenant.example?realm=x", "/v1/secrets/dc365e79d41cfae1"] {
+    for path in [
+        "/v1/users/alice",
+        "/v1/keys/shop",
+        "/v1/realms/tenant.example?realm=x",
+        "/v1/secrets/dc365e79d41cfae1",
+    ] {
         seeds.push(asked(0, "DELETE", path, "", ""));
     }
     for path in [
@@ -581,7 +618,13 @@ fn seeds() -> Vec<Vec<u8>> {
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     seeds.push(asked(4, "POST", "/", form, &format!("service=turn&username=bob&api={KEY}")));
     seeds.push(asked(1, "GET", "/metrics", "Accept: application/openmetrics-text\r\n", ""));
-    seeds.push(asked(3, "GET", "/", "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n", ""));
+    seeds.push(asked(
+        3,
+        "GET",
+        "/",
+        "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n",
+        "",
+    ));
     let chunks = "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"nam\r\n0\r\n\r\n";
     seeds.push(whole(0, &format!("POST /v1/users HTTP/1.1\r\nHost: localhost\r\n{json}{chunks}")));
     // Made of what means something.

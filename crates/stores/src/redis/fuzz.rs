@@ -138,7 +138,8 @@ impl Keyspace {
                     ("as_rs_alg", Word::Algorithm),
                     ("realm", Word::Realm),
                 ];
-                let fields = fields.map(|(name, of)| (name.as_bytes().to_vec(), word(of, input).into_bytes()));
+                let fields =
+                    fields.map(|(name, of)| (name.as_bytes().to_vec(), word(of, input).into_bytes()));
                 (format!("{KID}{}", word(Word::Kid, input)), Held::Hash(fields.into()))
             }
             6 => (format!("{ADMIN}{}", word(Word::User, input)), Held::Hash(BTreeMap::new())),
@@ -297,7 +298,8 @@ impl Keyspace {
                 all.remove(&key);
             }
             (b"SCAN", _) => {
-                let from: usize = str::from_utf8(&key).ok().and_then(|cursor| cursor.parse().ok()).expect("a number");
+                let from: usize =
+                    str::from_utf8(&key).ok().and_then(|cursor| cursor.parse().ok()).expect("a number");
                 let keys = self.in_order(all.keys());
                 let page = keys.iter().skip(from).take(PAGE_OF_KEYS);
                 let next = if from + PAGE_OF_KEYS < keys.len() { from + PAGE_OF_KEYS } else { 0 };

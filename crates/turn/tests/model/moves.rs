@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, DropReason, Effect, RelayTransport, Source,
-    stats::MobilityEvent,
+    AllocationId, Client, ClosedReason, DropReason, Effect, RelayTransport, Source, stats::MobilityEvent,
 };
 
 use super::{
@@ -368,7 +367,6 @@ impl Model {
             );
         }
     }
-
 }
 
 fn forwarded_by(worker: usize) -> Delivery {

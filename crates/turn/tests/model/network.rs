@@ -9,8 +9,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, GrantedAllocates, Link, LookupId, PeerConnection, RelayId, RelayTransport,
-        Seat, Server, ServerConfig, Source, Stats, Verdict,
+        DropReason, Effect, Family, GrantedAllocates, Link, LookupId, PeerConnection, RelayId,
+        RelayTransport, Seat, Server, ServerConfig, Source, Stats, Verdict,
     },
     time::Now,
 };
@@ -205,6 +205,7 @@ impl Network {
             Step::ConnectionEnds { which, bytes } => self.connection_ends(which, bytes),
             Step::Disconnect(from) => self.disconnect(from),
             Step::Rivals { from, ends } => self.rivals(from, ends),
+            Step::Overtaken { from, which, everywhere } => self.overtaken(from, which, everywhere),
             Step::Work { worker, luck } => _ = self.work(worker % self.setup.workers, luck),
             Step::Mail(worker) => _ = self.mail(worker % self.setup.workers),
             Step::Settle(luck) => self.settle(luck),

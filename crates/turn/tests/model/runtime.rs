@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use turnpike_turn::{
     server::{
         AllocationId, Arrival, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect,
-        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Server, Source,
+        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Server,
+        Source,
     },
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
@@ -877,8 +878,7 @@ impl Network {
             it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
         };
         let portable = numbers.iter().map(|number| &self.model.allocations[*number]);
-        let portable: Vec<AllocationId> =
-            portable.filter(|it| is_portable(it)).map(Allocation::id).collect();
+        let portable: Vec<AllocationId> = portable.filter(|it| is_portable(it)).map(Allocation::id).collect();
         assert_eq!(self.workers[at].server.portable(|link| link == DATAGRAMS), portable);
         let mut names = Vec::new();
         for number in numbers {

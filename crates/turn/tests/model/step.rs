@@ -98,6 +98,12 @@ pub(super) enum Step {
         from: usize,
         ends: bool,
     },
+    /// An allocation is on its way to another worker while a reload, there or everywhere, denies its peer.
+    Overtaken {
+        from: usize,
+        which: u8,
+        everywhere: bool,
+    },
     /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
     Work {
         worker: usize,
@@ -273,6 +279,9 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         prop_oneof![6 => Just(0_u8), 1 => 1..4_u8],
     );
     let upgrade = upgrade.prop_map(|(remembers, variant, tight)| Step::Upgrade { remembers, variant, tight });
+    let overtaken = (from(), any::<u8>(), any::<bool>());
+    let overtaken =
+        overtaken.prop_map(|(from, which, everywhere)| Step::Overtaken { from, which, everywhere });
     let more = prop_oneof![
         4 => (0..3_usize, luck()).prop_map(|(worker, luck)| Step::Work { worker, luck }),
         4 => (0..3_usize).prop_map(Step::Mail),
@@ -303,6 +312,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
         moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
         moves / 6 + 1 => (from(), any::<bool>()).prop_map(|(from, ends)| Step::Rivals { from, ends }),
+        moves / 8 + 1 => overtaken,
         connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
         connections / 4 + 1 => ended,
         9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),

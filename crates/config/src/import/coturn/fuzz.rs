@@ -114,7 +114,8 @@ fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = CONF.lines().filter(|line| !line.starts_with('#')).map(Into::into).collect();
+    let mut seeds: Vec<Vec<u8>> =
+        CONF.lines().filter(|line| !line.starts_with('#')).map(Into::into).collect();
     seeds.push(CONF.into());
     seeds.extend(
         [
