@@ -112,7 +112,7 @@ command = "iperf3 --server --bind {peer} --forceflush"
 namespace = "peer"
 ready = { tcp_port = "5201" }
 [workload]
-command = "iperf3 --client {peer} --bitrate 400M --time 2 --json"
+command = "iperf3 --client {peer} --bitrate 2G --time 2 --json"
 format = "iperf3"
 whole = true
 result = "stdout"

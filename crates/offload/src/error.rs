@@ -20,6 +20,14 @@ pub enum OffloadError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The verifier gave up before it came to a judgement, each time that it was asked.
+    #[error(
+        "the kernel's verifier did not finish ({source}): is memory short, or does this process get signals all the time?"
+    )]
+    Unfinished {
+        /// The kernel's last answer.
+        source: io::Error,
+    },
     /// The verifier did not take the program.
     #[error(
         "the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later (xdp: 5.18), better 6.6"
@@ -106,6 +114,7 @@ impl OffloadError {
                         !line.is_empty() && !STATISTICS.iter().any(|word| line.starts_with(word))
                     });
                 match said {
+                    _ if is_passing(&io_error) => Self::Unfinished { source: io_error },
                     Some(said) if !is_forbidden(&io_error) => Self::Verifier { said: said.to_owned() },
                     _ => Self::kernel("programs of this type", io_error),
                 }
@@ -127,6 +136,13 @@ impl OffloadError {
             Self::Kernel { what, source }
         }
     }
+}
+
+/// No answer about the program itself.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    [Errno::AGAIN, Errno::INTR, Errno::NOMEM, Errno::NOSPC]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// EPERM; EACCES is what the verifier says of programs that it does not like.

@@ -35,6 +35,7 @@ use crate::{
     ports::Ports,
     routes::Routes,
     slots::Slots,
+    verification::load_program,
     words::Words,
     xdp,
 };
@@ -238,14 +239,15 @@ impl Kernel {
         drop(maps);
         // Before its maps are taken from the object: the program names them by descriptors that are open.
         let program = program(&mut object)?;
-        program.load().map_err(OffloadError::program)?;
+        load_program(|| program.load())?;
         // What the kernel does not tell is no reason to refuse.
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);
         }
         if by_xdp {
             xdp::check_kernel()?;
-            xdp_program(&mut object)?.load().map_err(OffloadError::program)?;
+            let program = xdp_program(&mut object)?;
+            load_program(|| program.load())?;
         }
         let own = |name: &&str| Ok::<_, OffloadError>(descriptor(&object, name)?.try_clone_to_owned()?);
         let maps = MAPS.iter().map(own).collect::<Result<_, _>>()?;

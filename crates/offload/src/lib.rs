@@ -26,6 +26,7 @@ mod ports;
 mod routes;
 mod slots;
 pub mod sockmap;
+mod verification;
 mod words;
 mod xdp;
 

@@ -27,6 +27,7 @@ use rustix::net::sockopt::socket_cookie;
 use crate::{
     error::{OffloadError, chain},
     kernel::{array, map_error, take},
+    verification::load_program,
     words::Words,
 };
 
@@ -112,7 +113,7 @@ impl Sockmap {
             .map_err(OffloadError::load)?;
         // Before its maps are taken from the object: the program names them by descriptors that are open.
         let program = program(&mut object)?;
-        program.load().map_err(OffloadError::program)?;
+        load_program(|| program.load())?;
         // What the kernel does not tell is no reason to refuse.
         if program.info().is_ok_and(|info| info.size_jitted() == 0) {
             return Err(OffloadError::Interpreted);

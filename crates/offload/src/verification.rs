@@ -1,0 +1,63 @@
+//! Asking the kernel to take a program, as often as it takes.
+
+use std::{thread, time::Duration};
+
+use aya::programs::ProgramError;
+
+use crate::error::{OffloadError, is_passing};
+
+/// How often, and after which pause: memory may be back after a while.
+const ATTEMPTS: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Has a program verified. The kernel gives up half-way where a signal is pending for the thread (EAGAIN) or memory is short; the library then
+/// asks a second time with room for the verifier's log, which must not be too small (ENOSPC): all of that passes, so it is asked again.
+///
+/// # Errors
+/// [`OffloadError`], which says what to change.
+pub(crate) fn load_program(load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), OffloadError> {
+    let passes = |error: &ProgramError| matches!(error, ProgramError::LoadError { io_error, .. } if is_passing(io_error));
+    until_judged(load, passes).map_err(OffloadError::program)
+}
+
+fn until_judged<E>(mut ask: impl FnMut() -> Result<(), E>, passes: impl Fn(&E) -> bool) -> Result<(), E> {
+    for _ in 1..ATTEMPTS {
+        match ask() {
+            Err(error) if passes(&error) => thread::sleep(PAUSE),
+            judged => return judged,
+        }
+    }
+    ask()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn an_interrupted_verification_is_begun_again_and_a_refusal_is_not() {
+        let mut answers = vec![Ok(()), Err(Errno::NOSPC), Err(Errno::AGAIN)];
+        let passes = |errno: &Errno| is_passing(&io::Error::from(*errno));
+        until_judged(|| answers.pop().expect("asked no oftener than needed"), passes).unwrap();
+        assert!(answers.is_empty());
+
+        let ask = |errno| {
+            let mut asked = 0;
+            let refused = until_judged(
+                || {
+                    asked += 1;
+                    Err(errno)
+                },
+                passes,
+            );
+            assert_eq!(refused, Err(errno));
+            asked
+        };
+        assert_eq!(ask(Errno::ACCESS), 1);
+        assert_eq!(ask(Errno::AGAIN), ATTEMPTS);
+    }
+}
