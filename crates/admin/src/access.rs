@@ -5,6 +5,7 @@
 //!  loopback                        what admin.loopback says
 //!  TLS, anywhere else              what its client certificate is worth, else nothing
 //!  Authorization: Bearer TOKEN     what the token is worth, if that is more
+//!  another node of the fleet       what whoever asked it may do there
 //! ```
 
 use std::{
@@ -56,7 +57,7 @@ fn private(uri: &Uri) -> Option<&'static str> {
 }
 
 /// How a connection came.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Via {
     /// Over the Unix socket, from a program of this user; none where the kernel does not tell.
     Unix(Option<u32>),
@@ -64,23 +65,30 @@ pub(crate) enum Via {
     Loopback(SocketAddr),
     /// By TLS; what the client's certificate is worth, if it has one.
     Tls(SocketAddr, AdminAccess),
+    /// Through another node: what may be done, and by whom.
+    Node(AdminAccess, String),
 }
 
 impl Via {
     /// Of whoever has come over TCP.
-    pub(crate) fn address(self) -> Option<SocketAddr> {
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
-            Self::Unix(_) => None,
-            Self::Loopback(address) | Self::Tls(address, _) => Some(address),
+            Self::Unix(_) | Self::Node(..) => None,
+            Self::Loopback(address) | Self::Tls(address, _) => Some(*address),
         }
     }
 
-    fn access(self, settings: &AdminSettings) -> AdminAccess {
+    fn access(&self, settings: &AdminSettings) -> AdminAccess {
         match self {
             Self::Unix(_) => AdminAccess::Full,
             Self::Loopback(_) => settings.loopback,
-            Self::Tls(_, access) => access,
+            Self::Tls(_, access) | Self::Node(access, _) => *access,
         }
+    }
+
+    /// Whether it was asked at another node, which asks all that it means to.
+    pub(crate) fn is_node(&self) -> bool {
+        matches!(self, Self::Node(..))
     }
 }
 
@@ -92,6 +100,7 @@ impl fmt::Display for Via {
             Self::Loopback(address) => write!(f, "{address}"),
             Self::Tls(address, AdminAccess::None) => write!(f, "{address} by TLS"),
             Self::Tls(address, _) => write!(f, "{address} by TLS with a client certificate"),
+            Self::Node(_, by) => f.write_str(by),
         }
     }
 }
@@ -104,6 +113,11 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
+    /// The way.
+    pub(crate) fn via(&self) -> &Via {
+        &self.via
+    }
+
     /// By the way that the connection came, or by the token if that is worth more.
     pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
         let shown = self.token.as_ref().and_then(|token| worth(settings, token));
@@ -155,14 +169,14 @@ pub(crate) async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match judge(&program.settings(), via, &request) {
+    let mut response = match judge(&program.settings(), &via, &request) {
         Ok(grant) => {
             request.extensions_mut().insert(grant);
             let changes = changes_something(request.method());
             let what = format!("{} {}", request.method(), request.uri().path());
             let response = next.run(request).await;
             if changes || response.extensions().get::<Audit>().is_some() {
-                write_line(via, &what, &response);
+                write_line(&via, &what, &response);
             }
             response
         }
@@ -189,7 +203,7 @@ pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
 
-fn write_line(via: Via, what: &str, response: &Response) {
+fn write_line(via: &Via, what: &str, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
@@ -214,9 +228,9 @@ impl From<Problem> for Refused {
     }
 }
 
-fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<Grant, Refused> {
+fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant, Refused> {
     let headers = request.headers();
-    if !matches!(via, Via::Unix(_)) {
+    if !matches!(via, Via::Unix(_) | Via::Node(..)) {
         hosts::check(&settings.hosts, ("admin", "hosts"), request.version(), request.uri(), headers)?;
     }
     if !opens_page(request) {
@@ -227,13 +241,13 @@ fn judge(settings: &AdminSettings, via: Via, request: &Request) -> Result<Grant,
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body").into());
     }
     if is_open(request.method(), request.uri()) {
-        return Ok(Grant { via, token: None });
+        return Ok(Grant { via: via.clone(), token: None });
     }
     let token = token(headers)?.map(Secret::new);
     if token.as_ref().is_some_and(|token| worth(settings, token).is_none()) {
         return Err(Refused::WrongToken);
     }
-    let grant = Grant { via, token };
+    let grant = Grant { via: via.clone(), token };
     let private = private(request.uri());
     let is_full = changes_something(request.method()) || private.is_some();
     let needed = if is_full { AdminAccess::Full } else { AdminAccess::Read };

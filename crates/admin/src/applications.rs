@@ -102,7 +102,7 @@ pub(crate) async fn admit(
         Ok(Passes::Request) => {
             let what = format!("{} {}", request.method(), request.uri().path());
             let response = next.run(request).await;
-            write_line(via, &what, &response);
+            write_line(&via, &what, &response);
             response
         }
         Err(refusal) => refusal.answer(),
@@ -133,7 +133,7 @@ fn preflight() -> Response {
     response
 }
 
-fn write_line(via: Via, what: &str, response: &Response) {
+fn write_line(via: &Via, what: &str, response: &Response) {
     let Some(Audit(result)) = response.extensions().get::<Audit>() else { return };
     tracing::info!(
         target: "turnpike::credentials",
@@ -209,7 +209,7 @@ impl Keys {
     pub(crate) async fn judge(
         &self,
         server: Result<Server, Problem>,
-        via: Via,
+        via: &Via,
         shown: Option<Secret>,
     ) -> Result<ApiKey, Refusal> {
         let Some(shown) = shown else {
@@ -259,7 +259,7 @@ impl Keys {
         }
     }
 
-    fn tell(&self, via: Via) {
+    fn tell(&self, via: &Via) {
         let Some(address) = via.address() else { return };
         let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);

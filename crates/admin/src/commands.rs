@@ -1,12 +1,14 @@
 //! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret`, `realm` and `key` are in `keeper`.
+//! `secret`, `realm` and `key` are in `keeper`, `fleet` in a file of its own.
 
+mod fleet;
 mod keeper;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
+pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use keeper::{Keeper, MadeUp};
 
 use crate::{
@@ -76,6 +78,13 @@ pub struct Sessions {
     pub limit: Option<usize>,
 }
 
+impl Sessions {
+    fn query(self) -> SessionQuery {
+        let Self { user, realm, client, transport, relayed, .. } = self;
+        SessionQuery { user, realm, client, transport, relayed, limit: None, cursor: None }
+    }
+}
+
 /// Lists sessions, page by page as they come. As JSON it is one array.
 ///
 /// # Errors
@@ -87,15 +96,7 @@ pub fn list_sessions(
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let mut left = wanted.limit.unwrap_or(usize::MAX);
-    let mut query = SessionQuery {
-        user: wanted.user,
-        realm: wanted.realm,
-        client: wanted.client,
-        transport: wanted.transport,
-        relayed: wanted.relayed,
-        limit: None,
-        cursor: None,
-    };
+    let mut query = wanted.query();
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = List::new(json, head);
     while left > 0 {
@@ -130,8 +131,9 @@ pub fn end_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -
     if json {
         write_json(out, &session)?;
     } else {
-        let Session { id, user, client, .. } = &session;
-        writeln!(out, "ended session {id} of {user:?}, client {client}")?;
+        let Session { id, user, client, node, .. } = &session;
+        let place = node.as_ref().map_or_else(String::new, |node| format!(", at node {node}"));
+        writeln!(out, "ended session {id} of {user:?}, client {client}{place}")?;
     }
     Ok(())
 }
@@ -186,6 +188,18 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
 fn path_of(id: &str) -> String {
     let plain = id.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
     format!("/v1/sessions/{}", if plain.is_empty() { "-" } else { &plain })
+}
+
+/// The same of any name, as it is.
+fn encoded(name: &str) -> String {
+    let mut text = String::new();
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(byte.into()),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
 }
 
 fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
@@ -288,5 +302,6 @@ fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
         rows.push(["is".to_owned(), (*mark).to_owned()]);
     }
     rows.push(["worker".to_owned(), session.worker.to_string()]);
+    rows.extend(session.node.clone().map(|node| ["node".to_owned(), node]));
     Table::new(["", ""]).write(out, &rows)
 }

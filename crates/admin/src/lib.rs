@@ -5,6 +5,7 @@
 //!    Unix socket, loopback, TLS                                                                                 │
 //!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┤
 //!      └─────▶ accounts, where no program runs                   accounts: users, secrets, realms of a store ◀─────┘
+//!  other nodes of a fleet ─▶ questions ─▶ (access, as any request)
 //! ```
 //!
 //! Everything runs on the control thread of the program; no worker waits for it.
@@ -25,6 +26,7 @@ pub mod model;
 mod plain_text;
 mod problem;
 pub mod program;
+mod questions;
 mod routes;
 mod table;
 mod threads;

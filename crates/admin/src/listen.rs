@@ -24,8 +24,8 @@ use turnpike_net::{ListenOptions, SocketFile, UnixName};
 use crate::{
     connections::{self, Closings, Limits},
     model::Job,
-    program::Program,
-    routes,
+    program::{Fleet, Program},
+    questions, routes,
     tls::{Tls, TlsError},
 };
 
@@ -230,11 +230,17 @@ impl Interface {
     /// Answers from now on.
     #[must_use = "it removes the files of its sockets when it is dropped"]
     pub fn serve(self, program: Arc<dyn Program>) -> Serving {
-        if self.bound.is_empty() {
+        // Other nodes of a fleet ask although nobody can do so here.
+        let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.node().is_some();
+        let others = program.fleet().filter(is_asked);
+        if self.bound.is_empty() && others.is_none() {
             return Serving(Vec::new());
         }
         let limits = Limits::of_one(self.bound.len());
         let router = routes::router(program);
+        if let Some(fleet) = others {
+            tokio::spawn(questions::answer(fleet, router.clone()));
+        }
         Serving::new(self.bound, &router, limits, &connections::ADMIN)
     }
 }

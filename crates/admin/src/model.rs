@@ -33,6 +33,9 @@ pub struct Status {
     /// How datagrams enter and leave, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<Datapath>,
+    /// What it is called in its fleet; not there of a program that is in none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// How datagrams enter and leave.
@@ -101,6 +104,9 @@ pub struct Session {
     pub peer_connections: u64,
     /// The worker that has it, for now.
     pub worker: u64,
+    /// The node of the fleet that has it, where another one than the one that was asked might.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Who may send to it; told of one session, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Vec<Permission>>,
@@ -145,6 +151,148 @@ pub struct Channel {
     pub peer: String,
     /// Seconds until it ends, unless the client renews it.
     pub expires_in_s: u64,
+}
+
+/// Sessions of all nodes of a fleet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FleetSessions {
+    /// In no order that means anything; each with its node.
+    pub sessions: Vec<Session>,
+    /// Nodes that have not answered, and why; their sessions are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
+    /// The `cursor` of the next page; none behind the last one.
+    pub next: Option<String>,
+}
+
+/// Servers that are one service, as one of them sees them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Fleet {
+    /// What the fleet is called: `fleet.name`.
+    pub name: String,
+    /// The node that was asked.
+    pub node: String,
+    /// Where the fleet's store is, without a password.
+    pub store: String,
+    /// Why the node that was asked knows nothing of the others as of late, where it does not: then what follows is old.
+    pub alone: Option<String>,
+    /// The version of the keys that all nodes share.
+    pub keys: u64,
+    /// All of them by name, the one that was asked included.
+    pub nodes: Vec<FleetNode>,
+}
+
+/// A node of a fleet, as it has said of itself within some seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FleetNode {
+    /// Its name: `fleet.node`.
+    pub name: String,
+    /// What CONNECTION-IDs and mobility tickets hold of it.
+    pub number: u16,
+    /// Whether it takes clients.
+    pub state: NodeState,
+    /// Seconds for which it has said nothing.
+    pub silent_s: f64,
+    /// `fleet.zone`; empty if nobody says.
+    pub zone: String,
+    /// Of the program; none before that is known.
+    pub version: Option<String>,
+    /// The largest of its loads: 0 is idle, 1 is as much as it can take.
+    pub busy: f64,
+    /// Sessions that it has.
+    pub sessions: u64,
+    /// The most that it may have.
+    pub max_sessions: u64,
+    /// Payload both ways, in bits.
+    pub bits_per_second: u64,
+    /// What it can carry of that, where somebody has said so.
+    pub max_bits_per_second: Option<u64>,
+    /// The share of a core that its busiest worker took lately, 0 to 1.
+    pub cpu: f64,
+    /// Relay ports that are free.
+    pub relay_ports_left: u64,
+    /// Of so many.
+    pub relay_ports: u64,
+    /// Where clients reach it, such as `tls://203.0.113.5:5349`.
+    pub addresses: Vec<String>,
+}
+
+/// Whether a node takes clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// It does.
+    Serving,
+    /// It has no room.
+    Full,
+    /// It takes nobody new.
+    Draining,
+    /// Nobody knows as of late.
+    Silent,
+}
+
+/// What a node was told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeOrder {
+    /// Which.
+    pub node: String,
+    /// Whether it is to take nobody new.
+    pub drains: bool,
+}
+
+/// Who is banned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Bans {
+    /// Those first whose ban ends first.
+    pub bans: Vec<Ban>,
+}
+
+/// A ban: of a user, or of whoever comes from some addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Ban {
+    /// The username, or the id of a time-limited one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The realm of that user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// A prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// When it ends (RFC 3339).
+    pub until: String,
+    /// As somebody wrote it; may be empty.
+    pub reason: String,
+}
+
+/// A ban to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBan {
+    /// The username, or the id of a time-limited one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The realm of that user; `server.realm` if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub realm: Option<String>,
+    /// In place of a user: an address, or a prefix such as `192.0.2.0/24`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// For how long; 31 days at most.
+    #[schema(minimum = 1, maximum = 2_678_400)]
+    pub seconds: u64,
+    /// Why, for whoever lists it; at most 200 characters.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// A ban that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Banned {
+    /// It.
+    pub ban: Ban,
+    /// Sessions that it has ended, on the node that was asked.
+    pub ended: u64,
 }
 
 /// Users, and how many there are.

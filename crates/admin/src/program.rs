@@ -4,11 +4,15 @@
 use std::{fmt, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_config::{AdminSettings, Certificate, Settings};
+use turnpike_fleet::{Answer, Ban, Question, Rights, Subject};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 use turnpike_turn::server::Cidr;
 
-use crate::{accounts::Store, model::Job};
+use crate::{
+    accounts::Store,
+    model::{self, Job},
+};
 
 /// An answer that takes its time.
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -48,6 +52,80 @@ pub trait Program: Send + Sync + 'static {
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>>;
     /// What each rule of a forwarder has counted; none where there is no forwarder.
     fn rules(&self) -> Vec<Rule>;
+    /// Other servers that are one service with it, and who is banned; `None` of a program that is no server.
+    fn fleet(&self) -> Option<Arc<dyn Fleet>> {
+        None
+    }
+}
+
+/// Other servers that are one service with this one, and who is banned, which there is without others too.
+pub trait Fleet: Send + Sync + 'static {
+    /// What this server is called among the others; `None` if it is in no fleet.
+    fn node(&self) -> Option<String>;
+    /// Who is there; `None` if it is in no fleet.
+    fn status(&self) -> Option<model::Fleet>;
+    /// Whether it takes clients, as far as the fleet goes.
+    fn standing(&self) -> Standing;
+    /// Has a node take nobody new, or clients again.
+    fn set_draining(&self, node: &str, drains: bool) -> Later<Result<(), FleetRefusal>>;
+    /// Asks a node for what is at a path, or to do something there.
+    fn ask(&self, asked: Asked) -> Later<Result<Answer, FleetRefusal>>;
+    /// The next question of another node, and the way back; `None` when there are no more.
+    fn next_question(&self) -> Later<Option<(Question, Reply)>>;
+    /// Who is banned.
+    fn bans(&self) -> Vec<Ban>;
+    /// Bans somebody everywhere; how many sessions of this server end.
+    fn ban(&self, ban: Ban) -> Later<Result<u64, FleetRefusal>>;
+    /// Ends a ban. False if there was none.
+    fn unban(&self, subject: Subject) -> Later<Result<bool, FleetRefusal>>;
+    /// A user has another credential, or none: no node believes the old one any more.
+    fn revoked(&self, realm: String, name: String) -> Later<()>;
+    /// Secrets, realms or limits have changed in the store of users: all nodes read them.
+    fn rules_changed(&self) -> Later<()>;
+}
+
+/// What is asked of another node.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Which.
+    pub node: String,
+    /// `GET` or `DELETE`.
+    pub method: String,
+    /// With what stands behind `?`.
+    pub path: String,
+    /// What the one who asks may do here.
+    pub rights: Rights,
+    /// Who that is.
+    pub by: String,
+}
+
+/// The way back to who has asked.
+pub type Reply = Box<dyn FnOnce(Answer) + Send>;
+
+/// How a server stands in its fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It takes clients, and is in no fleet or knows the others.
+    Well,
+    /// It takes clients, and does not know how the others are.
+    Alone,
+    /// Somebody has it take nobody new.
+    Cordoned,
+}
+
+/// Why something was not done; the texts are for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FleetRefusal {
+    /// There is no fleet.
+    None(String),
+    /// Nobody has this name.
+    NoSuchNode(String),
+    /// The node does not answer.
+    Silent(String),
+    /// The fleet's store does not.
+    Store(String),
+    /// It makes no sense.
+    Wrong(String),
 }
 
 /// A TURN server as it is now. Not to be kept while waiting: the server does not stop as long as this is there.

@@ -1,7 +1,9 @@
 //! What can be asked, path by path. Each handler stands in a file of `routes/` with its description for the OpenAPI document.
 
 mod accounts;
+mod bans;
 mod credentials;
+mod fleet;
 mod health;
 mod live;
 mod refusals;
@@ -105,6 +107,12 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/listeners", get(server::listeners))
         .route("/v1/certificates", get(server::certificates))
         .route("/v1/workers", get(server::workers))
+        .route("/v1/fleet", get(fleet::fleet))
+        .route("/v1/fleet/sessions", get(fleet::fleet_sessions))
+        .route("/v1/fleet/nodes/{node}/drain", post(fleet::drain_node))
+        .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon_node))
+        .route("/v1/fleet/nodes/{node}/v1/{*path}", get(fleet::of_node).delete(fleet::of_node))
+        .route("/v1/bans", get(bans::bans).post(bans::put_ban).delete(bans::remove_ban))
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .with_state(app)
@@ -161,6 +169,15 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         server::listeners,
         server::certificates,
         server::workers,
+        fleet::fleet,
+        fleet::fleet_sessions,
+        fleet::drain_node,
+        fleet::uncordon_node,
+        fleet::of_node,
+        fleet::end_of_node,
+        bans::bans,
+        bans::put_ban,
+        bans::remove_ban,
     ),
     modifiers(&Token),
     security((), ("token" = [])),

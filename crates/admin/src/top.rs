@@ -21,7 +21,7 @@ use ratatui::{
 use crate::{
     client::{Client, ClientError},
     commands::CommandError,
-    model::{Certificate, Certificates, History, Live},
+    model::{Certificate, Certificates, Fleet, History, Live},
 };
 use screen::Screen;
 
@@ -29,6 +29,8 @@ use screen::Screen;
 const LOOK: Duration = Duration::from_millis(100);
 /// Certificates change seldom.
 const SELDOM: Duration = Duration::from_secs(60);
+/// How often a fleet is asked for: its nodes speak once a second.
+const FLEET: Duration = Duration::from_secs(2);
 /// Columns of [`Options::once`] where nobody says how many there are.
 const COLUMNS: u16 = 110;
 /// Lines of it: as many as there is something for, and no more than that.
@@ -54,6 +56,7 @@ enum Told {
     Live(Box<Live>),
     History(Box<History>),
     Certificates(Vec<Certificate>),
+    Fleet(Box<Fleet>),
     Problem(String),
 }
 
@@ -93,7 +96,7 @@ pub fn run(
 /// Asks again and again, until nobody listens.
 fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
     let problem = |error: ClientError| Told::Problem(error.to_string());
-    let mut seldom: Option<Instant> = None;
+    let (mut seldom, mut fleet): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         if seldom.is_none_or(|last| last.elapsed() >= SELDOM) {
             let history = client.get("/v1/live/history").map(Box::new);
@@ -108,10 +111,18 @@ fn tell(client: &Client, interval: Duration, to: &mpsc::Sender<Told>) {
         if matches!(told, Told::Problem(_)) {
             seldom = None;
         }
+        if is_node(&told) && fleet.is_none_or(|last| last.elapsed() >= FLEET) {
+            let _ = client.get("/v1/fleet").map(|found| to.send(Told::Fleet(Box::new(found))));
+            fleet = Some(Instant::now());
+        }
         if to.send(told).is_err() {
             return;
         }
     }
+}
+
+fn is_node(told: &Told) -> bool {
+    matches!(told, Told::Live(live) if live.status.node.is_some())
 }
 
 /// What somebody can press.
@@ -164,6 +175,7 @@ fn interact(
                 Ok(Told::Live(live)) => screen.hear(*live),
                 Ok(Told::History(history)) => screen.remember(*history),
                 Ok(Told::Certificates(told)) => screen.certify(told),
+                Ok(Told::Fleet(fleet)) => screen.join(*fleet),
                 Ok(Told::Problem(why)) => screen.lose(why),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
@@ -215,6 +227,11 @@ fn once(client: &Client, options: &Options, out: &mut dyn Write) -> Result<(), C
     let live: Live = client.get("/v1/live")?;
     let mut screen = Screen::new(false, client.whom());
     screen.remember(history);
+    if live.status.node.is_some()
+        && let Ok(fleet) = client.get("/v1/fleet")
+    {
+        screen.join(fleet);
+    }
     screen.hear(live);
     if let Ok(Certificates { certificates }) = client.get("/v1/certificates") {
         screen.certify(certificates);

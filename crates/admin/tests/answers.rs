@@ -9,7 +9,7 @@ use turnpike_config::{RealmSettings, Secret, TokenKeySettings, User, UserSecret}
 use turnpike_testkit::certificates::Certificate;
 use turnpike_turn::access_token::TokenKey;
 
-use crate::support::{Answer, Running, certificates_in};
+use crate::support::{Answer, Running, Together, certificates_in};
 
 /// The document as the program itself gives it.
 struct Document(Value);
@@ -83,7 +83,9 @@ fn configured(running: &Running) {
 
 #[test]
 fn every_path_answers_as_described() {
-    let running = Running::server(2);
+    let together = Together::default();
+    let running = Running::node(&together, "one", 2);
+    let _other = Running::node(&together, "two", 1);
     configured(&running);
     let certificate = Certificate::new(&["turn.example.org"]);
     let (cert, key) =
@@ -97,8 +99,12 @@ fn every_path_answers_as_described() {
     let mut ask = |method: &str, path: &str, body: Option<&str>, status: u16| {
         let name = if path.contains("realms") { "blue.example" } else { "dora" };
         let (path, query) = path.split_once('?').map_or((path, ""), |(path, query)| (path, query));
-        let real =
-            path.replace("{id}", &id).replace("{name}", name).replace("{fingerprint}", "dc365e79d41cfae1");
+        let real = path
+            .replace("{id}", &id)
+            .replace("{name}", name)
+            .replace("{fingerprint}", "dc365e79d41cfae1")
+            .replace("{node}", "two")
+            .replace("{path}", if method == "GET" { "status" } else { "users/nobody" });
         let real = if query.is_empty() { real } else { format!("{real}?{query}") };
         let answer = running.ask(method, &real, body);
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
@@ -126,9 +132,20 @@ fn every_path_answers_as_described() {
         "/v1/live",
         "/v1/live/history",
         "/v1/refusals",
+        "/v1/fleet",
+        "/v1/fleet/sessions",
+        "/v1/fleet/nodes/{node}/v1/{path}",
+        "/v1/bans",
     ] {
         ask("GET", path, None, 200);
     }
+    ask("POST", "/v1/fleet/nodes/{node}/drain", None, 202);
+    ask("POST", "/v1/fleet/nodes/{node}/uncordon", None, 202);
+    ask("DELETE", "/v1/fleet/nodes/{node}/v1/{path}", None, 404);
+    ask("POST", "/v1/bans", Some("{\"user\":\"dora\",\"seconds\":60}"), 201);
+    ask("GET", "/v1/bans", None, 200);
+    ask("DELETE", "/v1/bans?user=dora", None, 200);
+    ask("DELETE", "/v1/bans?user=dora", None, 404);
     for (path, name, body) in [
         ("/v1/users", "/v1/users/{name}", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
         ("/v1/secrets", "/v1/secrets/{fingerprint}", "{\"secret\":\"north\"}"),

@@ -10,6 +10,7 @@ mod answers;
 mod commands;
 mod credentials;
 mod document;
+mod fleet;
 mod listening;
 mod live;
 mod page;

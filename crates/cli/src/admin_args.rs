@@ -1,4 +1,4 @@
-//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `top`.
+//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `top`, `fleet`.
 
 use std::{
     env,
@@ -107,6 +107,46 @@ pub(crate) struct ReloadArgs {
     admin: AdminArgs,
 }
 
+/// `turnpike fleet`.
+#[derive(Subcommand)]
+pub(crate) enum FleetCommand {
+    /// List all nodes, with what each has to do
+    Status(FleetStatusArgs),
+    /// Have a node take nobody new: new clients go to the others. The node runs on, and a restart ends this
+    Drain(NodeArgs),
+    /// Have a node take clients again
+    Uncordon(UncordonArgs),
+    /// List the sessions of all nodes
+    Sessions(Box<SessionsArgs>),
+}
+
+/// Of a fleet that is asked at any node.
+#[derive(Args)]
+pub(crate) struct FleetStatusArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// One node.
+#[derive(Args)]
+pub(crate) struct NodeArgs {
+    /// Its name: `turnpike fleet status` lists them
+    node: String,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// One node, or the one that is asked.
+#[derive(Args)]
+pub(crate) struct UncordonArgs {
+    /// Its name [default: the node that is asked]
+    node: Option<String>,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
 /// `turnpike top`.
 #[derive(Args)]
 pub(crate) struct TopArgs {
@@ -136,9 +176,32 @@ impl AdminArgs {
 
 impl SessionsArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
-        let Self { user, realm, client, transport, relayed, limit, admin } = self;
-        let wanted = Sessions { user, realm, client, transport, relayed, limit };
+        let (wanted, admin) = self.taken_apart();
         commands::list_sessions(&admin.client()?, wanted, admin.json, out)
+    }
+
+    fn taken_apart(self) -> (Sessions, AdminArgs) {
+        let Self { user, realm, client, transport, relayed, limit, admin } = self;
+        (Sessions { user, realm, client, transport, relayed, limit }, admin)
+    }
+}
+
+impl FleetCommand {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        let order = |admin: &AdminArgs, node: Option<&str>, drains, out: &mut dyn Write| {
+            commands::order_node(&admin.client()?, node, drains, admin.json, out)
+        };
+        match self {
+            Self::Status(FleetStatusArgs { admin }) => {
+                commands::show_fleet(&admin.client()?, admin.json, out)
+            }
+            Self::Drain(NodeArgs { node, admin }) => order(&admin, Some(&node), true, out),
+            Self::Uncordon(UncordonArgs { node, admin }) => order(&admin, node.as_deref(), false, out),
+            Self::Sessions(args) => {
+                let (wanted, admin) = args.taken_apart();
+                commands::list_fleet_sessions(&admin.client()?, wanted, admin.json, out)
+            }
+        }
     }
 }
 
@@ -215,6 +278,13 @@ Examples:
   turnpike drain
   turnpike drain --deadline 3600        (an hour for the sessions that there are; asked for again, it counts anew)
   turnpike drain --deadline 0           (ends at once)";
+
+pub(crate) const FLEET_EXAMPLES: &str = "\
+Examples:
+  turnpike fleet status
+  turnpike fleet drain turn-3            (before it is upgraded; `status` says when its last session is gone)
+  turnpike fleet uncordon turn-3
+  turnpike fleet sessions --user alice   (of all nodes; `turnpike session end ID` ends one, wherever it is)";
 
 pub(crate) const RELOAD_EXAMPLES: &str = "\
 Examples:

@@ -4,13 +4,18 @@ use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Applications, Interface,
-    model::Job,
-    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
+    model::{self, Job},
+    program::{
+        Asked, Fleet, FleetRefusal, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Reply,
+        Rule, Server, Standing,
+    },
 };
 use turnpike_config::{AdminSettings, Settings};
 use turnpike_daemon::{
-    AdminError, AdminInterface, Lent, Listening, RuleId, RuleSnapshot, ServerView, Serving, logging,
+    AdminError, AdminInterface, FleetError, FleetOrders, FleetStatus, Lent, Listening, NodeState, NodeStatus,
+    RuleId, RuleSnapshot, ServerView, Serving, logging,
 };
+use turnpike_fleet::{Answer, Ban, Question, Subject};
 
 /// The admin interface, for `turnpike_daemon`.
 pub(crate) struct Admin;
@@ -175,6 +180,123 @@ impl Program for Running {
             }
         };
         self.0.rules().into_iter().map(rule).collect()
+    }
+
+    fn fleet(&self) -> Option<Arc<dyn Fleet>> {
+        Some(Arc::new(Others(self.0.fleet()?)))
+    }
+}
+
+/// Its fleet, for `turnpike_admin`.
+struct Others(FleetOrders);
+
+impl Fleet for Others {
+    fn node(&self) -> Option<String> {
+        self.0.node_name().map(str::to_owned)
+    }
+
+    fn status(&self) -> Option<model::Fleet> {
+        self.0.status().map(fleet_of)
+    }
+
+    fn standing(&self) -> Standing {
+        if self.0.is_cordoned() {
+            Standing::Cordoned
+        } else if self.0.is_alone() {
+            Standing::Alone
+        } else {
+            Standing::Well
+        }
+    }
+
+    fn set_draining(&self, node: &str, drains: bool) -> Later<Result<(), FleetRefusal>> {
+        let (orders, node) = (self.0.clone(), node.to_owned());
+        Box::pin(async move { orders.set_draining(&node, drains).await.map_err(refusal) })
+    }
+
+    fn ask(&self, asked: Asked) -> Later<Result<Answer, FleetRefusal>> {
+        let orders = self.0.clone();
+        Box::pin(async move {
+            let Asked { node, method, path, rights, by } = asked;
+            orders.ask(&node, (&method, &path), rights, &by).await.map_err(refusal)
+        })
+    }
+
+    fn next_question(&self) -> Later<Option<(Question, Reply)>> {
+        let orders = self.0.clone();
+        Box::pin(async move {
+            let turnpike_daemon::Asked { question, answer } = orders.next_question().await?;
+            let reply: Reply = Box::new(move |said| _ = answer.send(said));
+            Some((question, reply))
+        })
+    }
+
+    fn bans(&self) -> Vec<Ban> {
+        self.0.bans()
+    }
+
+    fn ban(&self, ban: Ban) -> Later<Result<u64, FleetRefusal>> {
+        let orders = self.0.clone();
+        Box::pin(async move { orders.ban(ban).await.map_err(refusal) })
+    }
+
+    fn unban(&self, subject: Subject) -> Later<Result<bool, FleetRefusal>> {
+        let orders = self.0.clone();
+        Box::pin(async move { orders.unban(&subject).await.map_err(refusal) })
+    }
+
+    fn revoked(&self, realm: String, name: String) -> Later<()> {
+        let orders = self.0.clone();
+        Box::pin(async move { orders.revoked(&realm, &name).await })
+    }
+
+    fn rules_changed(&self) -> Later<()> {
+        let orders = self.0.clone();
+        Box::pin(async move { orders.rules_changed().await })
+    }
+}
+
+fn refusal(error: FleetError) -> FleetRefusal {
+    let text = error.to_string();
+    match error {
+        FleetError::NoFleet => FleetRefusal::None(text),
+        FleetError::NoSuchNode(_) => FleetRefusal::NoSuchNode(text),
+        FleetError::Silent(_) => FleetRefusal::Silent(text),
+        FleetError::Length => FleetRefusal::Wrong(text),
+        _ => FleetRefusal::Store(text),
+    }
+}
+
+fn fleet_of(status: FleetStatus) -> model::Fleet {
+    let FleetStatus { name, node, store, alone, keys, nodes, .. } = status;
+    model::Fleet { name, node, store, alone, keys, nodes: nodes.into_iter().map(node_of).collect() }
+}
+
+fn node_of(status: NodeStatus) -> model::FleetNode {
+    let NodeStatus { name, number, state, silent_ms, load, busy, zone, version, addresses } = status;
+    #[expect(clippy::cast_precision_loss, reason = "2^53 ms are 285,000 years")]
+    let silent_s = silent_ms as f64 / 1000.0;
+    model::FleetNode {
+        name,
+        number,
+        state: match state {
+            NodeState::Serving => model::NodeState::Serving,
+            NodeState::Full => model::NodeState::Full,
+            NodeState::Draining => model::NodeState::Draining,
+            NodeState::Silent => model::NodeState::Silent,
+        },
+        silent_s,
+        zone,
+        version,
+        busy,
+        sessions: load.allocations.into(),
+        max_sessions: load.most_allocations.into(),
+        bits_per_second: load.bits_per_second,
+        max_bits_per_second: Some(load.most_bits_per_second).filter(|most| *most > 0),
+        cpu: f64::from(load.cpu) / 1000.0,
+        relay_ports_left: load.ports_left.into(),
+        relay_ports: load.ports.into(),
+        addresses: addresses.iter().map(|(transport, address)| format!("{transport}://{address}")).collect(),
     }
 }
 

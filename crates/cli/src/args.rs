@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     admin_args::{
-        DRAIN_EXAMPLES, DrainArgs, RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES,
-        SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
+        DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, RELOAD_EXAMPLES, ReloadArgs,
+        SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
@@ -104,6 +104,13 @@ pub(crate) enum Command {
     /// Have a running server take nobody new and end with its last session
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),
+    /// List the servers that are one service, and have one of them take nobody new
+    #[command(after_help = FLEET_EXAMPLES)]
+    Fleet {
+        /// What to do.
+        #[command(subcommand)]
+        command: FleetCommand,
+    },
     /// Have a running server read its configuration and certificates again, and say what has changed
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
@@ -138,9 +145,12 @@ With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen a
 Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
-Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `drain` and `reload`, speak to it over its admin \
-interface: a Unix socket and HTTP on loopback (docs/admin.md). Applications ask for credentials on listeners of their own, by HTTP with a \
-key ([credentials], docs/credentials.md).
+With --fleet URL on each, several servers are one service: clients go to the one that has room, and quotas and bans hold on all of them \
+(docs/fleet.md).
+
+Other programs, and `turnpike sessions`, `session`, `user`, `secret`, `realm`, `key`, `fleet`, `drain` and `reload`, speak to it over its \
+admin interface: a Unix socket and HTTP on loopback (docs/admin.md). Applications ask for credentials on listeners of their own, by HTTP \
+with a key ([credentials], docs/credentials.md).
 
 Signals: SIGTERM and SIGINT stop taking allocations and wait for the sessions to end, at most shutdown.deadline seconds (30); a \
 second signal, or Ctrl-C on a terminal, ends at once. SIGHUP reads the configuration and the certificates again; certificates are \
@@ -157,6 +167,7 @@ Examples:
   turnpike serve -c turnpike.toml --workers 2 --log debug
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --listen 0.0.0.0:3478 --listen 0.0.0.0:443    (TCP and TLS on 443)
   turnpike serve --secret S --tls-cert fullchain.pem --tls-key privkey.pem --tls-listen 0.0.0.0:5349 --dtls-listen 0.0.0.0:5349
+  TURNPIKE_FLEET_SECRET_FILE=fleet.key turnpike serve --secret S --fleet redis://valkey.internal        (on each machine)
   turnpike serve --user a:b --listen 127.0.0.1:3478 --relay-ip 127.0.0.1 --allow-peer 127.0.0.0/8    (everything on loopback)";
 
 const FORWARD: &str = "\
@@ -354,6 +365,7 @@ mod tests {
                 "datapath",
                 "deny-peer",
                 "dtls-listen",
+                "fleet",
                 "listen",
                 "log",
                 "log-format",
@@ -407,6 +419,7 @@ mod tests {
             &["sessions"],
             &["session"],
             &["drain"],
+            &["fleet"],
             &["reload"],
             &["print-firewall"],
             &["completions"],

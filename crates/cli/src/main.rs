@@ -73,6 +73,7 @@ fn main() -> ExitCode {
         Command::Sessions(args) => told(|out| args.run(out)),
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
+        Command::Fleet { command } => told(|out| command.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
         Command::Top(args) => told(|out| args.run(out)),
         Command::User { command } => managed(|out| command.run(out)),

@@ -64,6 +64,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR|off")]
     state: Option<String>,
 
+    /// Be one service with all other servers that have this store and the same fleet.secret: redis://, rediss://, redis+sentinel:// or
+    /// redis+cluster://, valkey too; docs/fleet.md. As visible as --user: prefer TURNPIKE_FLEET_URL_FILE [default: none]
+    #[arg(long, value_name = "URL")]
+    fleet: Option<String>,
+
     /// Address of this machine to relay on, with the public one where a NAT stands in front; repeat for several
     /// [default: the source addresses of the default routes]
     #[arg(long, value_name = "IP[=EXTERNAL]")]
@@ -147,6 +152,7 @@ impl ServeArgs {
         flags.set("auth.secrets", "--secret", self.secret);
         flags.set("store.url", "--store", self.store);
         flags.set("store.state", "--state", self.state);
+        flags.set("fleet.url", "--fleet", self.fleet);
         flags.set("relay.addresses", "--relay-ip", self.relay_ip);
         flags.set("relay.ports", "--relay-ports", self.relay_ports);
         flags.set("relay.shared_ports", "--shared-ports", self.shared_ports);

@@ -16,6 +16,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("turnpike-turn", 1),
     ("turnpike-client", 1),
     ("turnpike-offload", 1),
+    ("turnpike-fleet", 2),
     ("turnpike-relay", 2),
     ("turnpike-forward", 2),
     ("turnpike-load", 2),
@@ -110,11 +111,21 @@ fn turn_knows_no_socket_clock_thread_or_file() {
 }
 
 #[test]
-fn turn_draws_no_random_number_but_from_the_seed_that_it_is_handed() {
+fn turn_and_fleet_draw_no_random_number_but_from_what_they_are_handed() {
     let house = house();
-    assert_eq!(forbidden_imports(&house, "turnpike-turn", RANDOM_CRATES), NONE);
-    let turn = house.iter().find(|room| room.name == "turnpike-turn").expect("turn is a room");
-    assert_eq!(tokens_in(&sources(&turn.dir.join("src")), RANDOM_NAMES), NONE);
+    for name in ["turnpike-turn", "turnpike-fleet"] {
+        assert_eq!(forbidden_imports(&house, name, RANDOM_CRATES), NONE);
+        let room = house.iter().find(|room| room.name == name).expect("a room");
+        assert_eq!(tokens_in(&sources(&room.dir.join("src")), RANDOM_NAMES), NONE);
+    }
+}
+
+#[test]
+fn the_rules_of_a_fleet_know_no_socket_clock_thread_or_file() {
+    let house = house();
+    assert_eq!(forbidden_imports(&house, "turnpike-fleet", IO_CRATES), NONE);
+    let fleet = house.iter().find(|room| room.name == "turnpike-fleet").expect("fleet is a room");
+    assert_eq!(tokens_in(&sources(&fleet.dir.join("src")), IO_NAMES), NONE);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{collections::HashSet, net::SocketAddr};
 use turnpike_turn::server::{Bandwidth, Rates};
 
 use super::{
-    AlternateSettings, CredentialsSettings, DatapathChoice, Mistake, RealmSettings, Settings,
+    AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings, Settings,
     TokenKeySettings,
 };
 use crate::{limit_keys, realms};
@@ -27,6 +27,7 @@ pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     judge.peers();
     judge.users();
     judge.tokens();
+    judge.fleet();
     alternates(settings, problems);
     for (index, realm) in settings.realms.iter().enumerate() {
         one_realm(settings, index, realm, problems);
@@ -339,6 +340,35 @@ impl Judge<'_> {
     }
 }
 
+impl Judge<'_> {
+    fn fleet(&mut self) {
+        let settings = self.settings;
+        if settings.fleet.url.is_none() {
+            return;
+        }
+        if settings.fleet.secret.is_none() {
+            self.refuse(
+                "fleet.secret",
+                "there is none, and by it nodes know each other",
+                "the same on all nodes, such as what `openssl rand -hex 32` prints, in the file or in TURNPIKE_FLEET_SECRET_FILE",
+            );
+        }
+        if !settings.auth_required {
+            self.refuse(
+                "fleet.url",
+                "auth.required is false, and only who has authenticated may be sent elsewhere",
+                "auth.required = true, or no fleet (RFC 8489 section 10)",
+            );
+        }
+        let of_realms = settings.realms.iter().filter_map(|realm| realm.max_allocations).max();
+        let limit = settings.fleet.allocations as usize;
+        if limit > 0 && of_realms.is_some_and(|most| most > limit) {
+            let problem = format!("a [[realm]] may have more than {limit}");
+            self.refuse("fleet.allocations", problem, "at least what each realm may have, or 0");
+        }
+    }
+}
+
 /// Warnings for the log: settings that are valid, but probably a mistake.
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -355,6 +385,9 @@ pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
             "nothing uses it: server.tcp is false, and there is neither tls.listen nor dtls.listen"
                 .to_owned(),
         );
+    }
+    if settings.fleet.url.is_none() && settings.fleet != FleetSettings::default() {
+        doubt("fleet.url", "there is none, so that nothing else in [fleet] is of any use".to_owned());
     }
     if let Some(all) = settings.proxy_protocol_from.iter().find(|from| from.bits == 0) {
         doubt(
@@ -501,7 +534,9 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             );
         }
     }
-    if realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
+    // Of a fleet, the limit of a realm is that of all nodes together.
+    let alone = settings.fleet.url.is_none();
+    if alone && realm.max_allocations.is_some_and(|most| most > settings.max_allocations) {
         refuse(
             "realm.allocations",
             format!("it is above limits.allocations {}", settings.max_allocations),

@@ -13,10 +13,10 @@ use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
-    AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, OauthSettings, Origin,
-    RealmSettings, Secret, StoreSettings, Stored, admin_keys,
+    AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
+    Origin, RealmSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    credentials_keys, discovery_keys,
+    credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, settings},
     keys,
     limit_keys::{RATE, SESSION_LENGTH},
@@ -209,6 +209,21 @@ settings! {
             reload "nat_discovery.requests_per_source" .per_source
                 number!(u32, "requests a second", 1..=1_000_000),
             reload "nat_discovery.requests" .total number!(u32, "requests a second", 1..=1_000_000);
+        /// Other servers with which this one is one service.
+        fleet: FleetSettings = FleetSettings::default(),
+            start "fleet.url" .url fleet_keys::URL,
+            start "fleet.secret" .secret fleet_keys::SECRET,
+            start "fleet.name" .name fleet_keys::NAME,
+            start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, points, hyphens and underscores, \"\" for that of the machine",
+            start "fleet.zone" .zone fleet_keys::NAME_OR_NONE,
+            start "fleet.addresses" .addresses fleet_keys::ADDRESSES,
+            start "fleet.domain" .domain fleet_keys::DOMAIN,
+            reload "fleet.redirect" .redirect fleet_keys::REDIRECT,
+            reload "fleet.allocations" .allocations number!(u32, "a number of allocations, 0 for no limit", 0..=1_000_000_000),
+            reload "fleet.bits_per_second" .bits_per_second
+                number!(u64, "bits a second, 0 if that is not known", 0..=1_000_000_000_000_000),
+            reload "fleet.key_rotation" .key_rotation number!(u32, "seconds", 3600..=2_592_000),
+            start "fleet.coturn_status" .coturn_status kind::SWITCH;
         /// Where the admin interface listens, and who may use it.
         admin: AdminSettings = AdminSettings::on_port(9641),
             start "admin.listen" .listen admin_keys::LISTEN,

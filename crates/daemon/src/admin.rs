@@ -17,6 +17,7 @@ use turnpike_relay::{Relay, RelayAddress};
 use crate::{
     certificates::Told,
     control::Control,
+    fleet::FleetOrders,
     refusals::{Refusal, RefusalFilter, Refusals},
     serve::Shown,
     store::{SharedStore, Store, shared},
@@ -167,6 +168,12 @@ impl Program {
             datapath_reason: Arc::clone(&server.datapath_reason),
         })
     }
+
+    /// Other servers that are one service with this one, and who is banned; `None` of a forwarder.
+    #[must_use]
+    pub fn fleet(&self) -> Option<FleetOrders> {
+        self.server.as_ref().map(|server| server.fleet.clone())
+    }
 }
 
 /// What is known of a TURN server.
@@ -179,6 +186,7 @@ pub(crate) struct Server {
     pub(crate) certificates: Arc<Told>,
     pub(crate) datapath: Datapath,
     pub(crate) datapath_reason: Arc<str>,
+    pub(crate) fleet: FleetOrders,
     pub(crate) refusals: Arc<Refusals>,
 }
 

@@ -39,6 +39,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(100);
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// How long the log may take to write what the workers left in its queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
+/// How long a service may take to say goodbye to others.
+const GOODBYE: Duration = Duration::from_secs(4);
 /// Requests that may wait; whoever has one more waits with it.
 const REQUESTS: usize = 16;
 
@@ -169,6 +171,10 @@ pub(crate) trait Service: Send + 'static {
     fn handed_over(&mut self, patience: Duration);
     /// What lives on here: sessions, connections and whatever else a client has.
     fn left(&self) -> u64;
+    /// Says goodbye to other programs, before it is dropped.
+    fn leave(&mut self) -> impl Future<Output = ()> {
+        async {}
+    }
 }
 
 /// What is told of the control loop.
@@ -285,6 +291,7 @@ pub(crate) fn run<S: Service>(
         // From now on nobody who asks waits for an answer.
         drop(requests);
         control.status.set_draining();
+        let _ = timeout(GOODBYE, service.leave()).await;
         // Joins threads, and the log must be written meanwhile.
         if tokio::task::spawn_blocking(move || drop(service)).await.is_err() {
             tracing::warn!("the workers did not stop in order");

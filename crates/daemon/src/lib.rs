@@ -5,6 +5,7 @@
 //!                                            │                              │ workers: a thread each
 //!      admin interface (another crate) ─▶ Program: Control, snapshots       ▼
 //!                               log lines ◀── log_queue ◀── SessionLog, ConnectionLog
+//!                           fleet: beats, looks, news ◀──▶ a store that other servers use too
 //! ```
 //!
 //! Whatever may wait (files, HTTP, signals, the terminal) happens on the control thread; a worker never waits for it.
@@ -23,6 +24,7 @@ mod credentials;
 mod denial;
 mod error;
 mod exposition;
+mod fleet;
 mod forward;
 mod forward_estate;
 mod forward_metrics;
@@ -49,6 +51,7 @@ mod upgrade;
 pub use admin::{AdminError, AdminInterface, Job, Lent, Listening, Program, ServerView, Serving};
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
+pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};
 pub use forward::forward;
 pub use plan::random_password;
 pub use refusals::{Refusal, RefusalFilter, Why};

@@ -10,12 +10,13 @@ use std::{
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
-use turnpike_turn::server::{
-    DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, NonceKey, ServerConfig,
-};
+use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
-use crate::store::{self, Merged};
+use crate::{
+    fleet::NodeKeys,
+    store::{self, Merged},
+};
 
 /// Pipes of one worker's [`turnpike_net::Mover`].
 const PIPES: usize = 256;
@@ -49,7 +50,7 @@ impl Plan {
     /// Asks the machine for what the settings do not say, unless that was asked `before`. Sends nothing.
     pub(crate) fn new(
         merged: &Merged,
-        nonce_key: NonceKey,
+        keys: NodeKeys,
         tls: Option<Arc<TlsContext>>,
         dtls: Option<Arc<DtlsContext>>,
         before: Option<&Before>,
@@ -89,7 +90,7 @@ impl Plan {
             max_kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
-            server: server_config(merged, &layout, &relay, nonce_key),
+            server: server_config(merged, &layout, &relay, keys),
             listen,
             streams,
             relay,
@@ -186,13 +187,13 @@ fn dtls_config(settings: &Settings, context: Option<Arc<DtlsContext>>) -> DtlsCo
     }
 }
 
-/// The state machine's part of the settings; a reload makes it anew with the same nonce key. `layout` says what the numbers of listeners
-/// stand for.
+/// The state machine's part of the settings; a reload makes it anew with the same keys. `layout` says what the numbers of listeners stand
+/// for.
 pub(crate) fn server_config(
     merged: &Merged,
     layout: &Layout,
     relay: &[RelayAddress],
-    nonce_key: NonceKey,
+    NodeKeys { own, keys, node }: NodeKeys,
 ) -> ServerConfig {
     let settings = &merged.settings;
     let realms = realms::all(settings);
@@ -216,7 +217,9 @@ pub(crate) fn server_config(
         },
         software: (!settings.software.is_empty()).then(|| settings.software.clone()),
         authenticate: settings.auth_required,
-        nonce_key,
+        own_key: own,
+        nonce_keys: keys,
+        node,
         nonce_lifetime: settings.nonce_lifetime,
         default_lifetime: settings.default_lifetime,
         max_lifetime: settings.max_lifetime,
@@ -381,7 +384,11 @@ mod tests {
     use super::*;
     use turnpike_config::{AlternateSettings, DiscoverySettings, RealmSettings, StoredKey};
     use turnpike_testkit::randomness;
-    use turnpike_turn::server::{RealmId, Transport};
+    use turnpike_turn::server::{NonceKey, RealmId, Transport};
+
+    fn alone() -> NodeKeys {
+        NodeKeys::alone(NonceKey([7; 32]))
+    }
 
     #[test]
     fn a_credential_is_needed_only_when_nobody_could_authenticate() {
@@ -408,7 +415,7 @@ mod tests {
     #[test]
     fn a_users_share_of_connections_is_each_workers() {
         let settings = Settings { workers: Some(4), ..Settings::default() };
-        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], NonceKey([0; 32]));
+        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
         assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
     }
 
@@ -450,7 +457,7 @@ mod tests {
             (vec![keys(&[32])], false, true),
         ] {
             let settings = Settings { users, allow_md5, ..Settings::default() };
-            let server = server_config(&Merged::of(&settings), &Layout::default(), &[], NonceKey([0; 32]));
+            let server = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
             assert_eq!(server.allow_sha256, offered, "{:?}", settings.users);
         }
     }
@@ -473,7 +480,7 @@ mod tests {
             discovery_listeners(&settings, &listen).iter().map(ToString::to_string).collect();
         assert_eq!(more, ["127.0.0.1:3479"]);
         let layout = Layout::new(&listen, &[], &StreamConfig::default());
-        let server = server_config(&Merged::of(&settings), &layout, &[], NonceKey([0; 32]));
+        let server = server_config(&Merged::of(&settings), &layout, &[], alone());
         assert_eq!(server.nat_discovery.len(), 1);
         assert_eq!(server.discovery_limits, DiscoveryLimits { per_source: 10, total: 33 });
         assert!(discovery_listeners(&Settings::default(), &listen).is_empty());
@@ -487,7 +494,7 @@ mod tests {
         let settings =
             Settings { secrets: vec![Secret::new("s")], realms: vec![tenant], ..Settings::default() };
         let layout = Layout::new(&[udp], &[dtls], &StreamConfig::default());
-        let profiles = server_config(&Merged::of(&settings), &layout, &[], NonceKey([0; 32])).listeners;
+        let profiles = server_config(&Merged::of(&settings), &layout, &[], alone()).listeners;
         assert_eq!((profiles[0].transport, &profiles[0].realms[..]), (Transport::Udp, &[RealmId(0)][..]));
         assert_eq!((profiles[1].transport, &profiles[1].realms[..]), (Transport::Dtls, &[RealmId(1)][..]));
     }
@@ -495,15 +502,11 @@ mod tests {
     #[test]
     fn families_follow_the_relay_addresses() {
         let relay = [RelayAddress { bind: Ipv6Addr::LOCALHOST.into(), external: None }];
-        let config =
-            server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, NonceKey([0; 32]));
+        let config = server_config(&Merged::of(&Settings::default()), &Layout::default(), &relay, alone());
         assert!(!config.relay_v4 && config.relay_v6);
         assert!(config.username_anonymity);
         let timed = Settings { secrets: vec![Secret::new("s")], ..Settings::default() };
-        assert!(
-            !server_config(&Merged::of(&timed), &Layout::default(), &relay, NonceKey([0; 32]))
-                .username_anonymity
-        );
+        assert!(!server_config(&Merged::of(&timed), &Layout::default(), &relay, alone()).username_anonymity);
         assert_eq!((config.realm.as_str(), config.software.as_deref()), ("turnpike", Some("turnpike")));
     }
 }

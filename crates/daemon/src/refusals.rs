@@ -287,6 +287,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::TotalQuota, _) => {
             "there are as many allocations as there may be, in the realm or in total"
         }
+        (RequestRefusal::Banned, _) => "the user or the client's address is banned",
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
         (RequestRefusal::Permissions, _) => "the allocation has as many permissions as it may have",
@@ -323,6 +324,7 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::TotalQuota, _) => {
             "Raise limits.allocations, or that of the realm, or add a server ([[alternate]])."
         }
+        (RequestRefusal::Banned, _) => "GET /v1/bans of the admin interface says why, and DELETE ends it.",
         (RequestRefusal::Draining, _) => {
             "New clients have to go to another server; [[alternate]] tells them which."
         }

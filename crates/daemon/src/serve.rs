@@ -10,8 +10,8 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
-use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog};
-use turnpike_turn::server::NonceKey;
+use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog, TurnedAway};
+use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
     admin::{self, AdminInterface, Job, Lent, Listening, MetricsPage, Program, Server, Serving},
@@ -20,6 +20,7 @@ use crate::{
     control::{self, Control, Reloaded, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
+    fleet::{self, Fleet, FleetEstate, NodeKeys, StatusLines},
     kernel_path, logging,
     own_addresses::OwnAddresses,
     passed,
@@ -28,7 +29,7 @@ use crate::{
     rlimit,
     serve_estate::{ServeEstate, ServeInheritance},
     serve_metrics::{self, Snapshots},
-    session_log::session_log,
+    session_log::{SessionLogger, session_log},
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
     upgrade::{self, Estate, Heir},
 };
@@ -62,12 +63,13 @@ pub fn serve(
     })
 }
 
-/// Whether the settings name a store that can be one; it is not connected to.
+/// Whether the settings name stores that can be some; they are not connected to.
 ///
 /// # Errors
 /// As those of the rest of the configuration.
 pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
-    store::address(settings).map(drop)
+    store::address(settings)?;
+    fleet::address(settings).map(drop)
 }
 
 /// What a server begins with.
@@ -92,7 +94,7 @@ struct TurnServer {
     store: Option<OpenStore>,
     /// The same for metrics.
     shared_store: SharedStore,
-    nonce_key: NonceKey,
+    fleet: Arc<Fleet>,
     relay: Arc<Relay>,
     /// What a service manager has passed.
     passed: Arc<PassedSockets>,
@@ -121,9 +123,11 @@ impl TurnServer {
         }
         let (mut store, generated) = open_store(&mut settings, before.as_ref()).await?;
         let merged = merge(&settings, store.as_mut());
-        let nonce_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::nonce_key);
+        let own_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::own_key);
         let certificates = Certificates::new(&settings, certificates)?;
-        let mut plan = plan_start(&merged, nonce_key, &certificates, &passed, before.as_ref())?;
+        let (fleet, begun) =
+            Fleet::join(&settings, own_key, before.as_ref().map(ServeInheritance::fleet)).await?;
+        let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, before.as_ref())?;
         raise_open_files(&plan, &settings);
 
         let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
@@ -135,12 +139,14 @@ impl TurnServer {
         let refusals = Arc::<Refusals>::default();
         let (logger, writer) = session_log(Arc::clone(&refusals));
         let (log_counts, totals) = (logger.counts(), logger.totals());
-        let log: Arc<dyn SessionLog> = Arc::new(logger);
+        let (lines, publisher) = fleet.status_lines().unzip();
+        let log: Arc<dyn SessionLog> = Arc::new(Logs { logger, lines });
         let credentials = credentials(&merged, store.as_ref());
+        let others: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(&fleet));
         let is_first = before.is_none();
         let relay = Arc::new(match before.map(ServeInheritance::into_relay) {
-            None => Relay::start(&plan.config, credentials, log)?,
-            Some(from) => Relay::start_as_heir(&plan.config, &plan.layout, credentials, log, from)?,
+            None => Relay::start_in(others, &plan.config, credentials, log)?,
+            Some(from) => Relay::start_as_heir(others, &plan.config, &plan.layout, credentials, log, from)?,
         });
         let is_attached = heir.is_none();
         take_over(heir, control.status(), &relay, &plan)?;
@@ -155,6 +161,7 @@ impl TurnServer {
         }
         let shared_store = SharedStore::default();
         store::share(&shared_store, store.as_ref());
+        let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
 
         // Weak, so that the last owner can stop the relay while others look at it.
         let weak = Arc::downgrade(&relay);
@@ -167,7 +174,8 @@ impl TurnServer {
             let relay = Weak::clone(&weak);
             let snapshots = move || relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay));
             let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-            serve_metrics::page(snapshots, told, Arc::clone(control.status()), log_counts)
+            let (fleet, status) = (Arc::clone(&fleet), Arc::clone(control.status()));
+            serve_metrics::page(snapshots, told, move || fleet.counts(), status, log_counts)
         };
         let server = Server {
             relay: weak,
@@ -176,6 +184,7 @@ impl TurnServer {
             certificates: told,
             datapath: plan.config.datapath,
             datapath_reason: plan.datapath_reason.as_str().into(),
+            fleet: orders,
             refusals,
         };
         let program = for_lookers(control, Arc::clone(&metrics), server);
@@ -188,7 +197,7 @@ impl TurnServer {
             generated: generated.and_then(Generated::not_kept),
             store,
             shared_store,
-            nonce_key,
+            fleet,
             relay,
             passed,
             addresses: plan.config.relay,
@@ -196,7 +205,13 @@ impl TurnServer {
             pages,
             metrics,
         };
-        Ok((server, tokio::spawn(writer.run())))
+        let writing = async move {
+            match publisher {
+                Some(publisher) => _ = tokio::join!(writer.run(), publisher.run()),
+                None => writer.run().await,
+            }
+        };
+        Ok((server, tokio::spawn(writing)))
     }
 
     /// What has changed, or why it cannot be taken: then nothing has changed.
@@ -227,6 +242,7 @@ impl TurnServer {
         reloaded.need_restart(&unchangeable);
         say_relistened(&relistened);
         let old = std::mem::replace(&mut self.settings, new);
+        self.fleet.set(&self.settings);
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();
         self.certificates.reload(&self.settings, certificates, problems, &mut reloaded);
@@ -257,7 +273,7 @@ impl TurnServer {
             layout: self.relay.layout(),
         };
         let merged = merge(settings, store.as_mut());
-        let plan = Plan::new(&merged, self.nonce_key, tls.clone(), dtls.clone(), Some(&before));
+        let plan = Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&before));
         let is_served = |transport, at| plan.listens(transport, at);
         let relistened = passed::check(&self.passed, plan.config.workers, is_served).and_then(|()| {
             let credentials = credentials(&merged, store.as_ref());
@@ -278,6 +294,7 @@ impl TurnServer {
         (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
         raise_open_files(&plan, settings);
         self.shown.send_replace(Shown::new(settings, &merged, &plan.config.relay));
+        self.fleet.listens(&self.relay, &plan);
         self.addresses = plan.config.relay;
         Ok((relistened, plan.notes))
     }
@@ -324,14 +341,14 @@ async fn open_store(
 /// What a server starts with: like the process before, where there is one.
 fn plan_start(
     merged: &Merged,
-    nonce_key: NonceKey,
+    keys: NodeKeys,
     certificates: &Certificates,
     passed: &Arc<PassedSockets>,
     before: Option<&ServeInheritance>,
 ) -> Result<Plan, DaemonError> {
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
     let as_before = before.map(ServeInheritance::before);
-    let mut plan = Plan::new(merged, nonce_key, tls, dtls, as_before.as_ref());
+    let mut plan = Plan::new(merged, keys, tls, dtls, as_before.as_ref());
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
     plan.config.passed = Arc::clone(passed);
     if let Some(before) = before {
@@ -472,7 +489,8 @@ impl Service for TurnServer {
     }
 
     fn drain(&mut self, patience: Duration) {
-        self.relay.drain();
+        self.fleet.stop_taking();
+        self.relay.set_draining(true);
         let deadline_s = patience.as_secs();
         tracing::info!(allocations = self.open(), deadline_s, "draining: no new allocations");
     }
@@ -489,9 +507,14 @@ impl Service for TurnServer {
         tracing::warn!(allocations = open, "sessions still open are ended");
     }
 
+    async fn leave(&mut self) {
+        self.fleet.leave().await;
+    }
+
     fn estate(&self) -> Arc<dyn Estate> {
         Arc::new(ServeEstate {
             relay: Arc::clone(&self.relay),
+            fleet: FleetEstate::new(Arc::clone(&self.fleet)),
             generated: self.generated.clone(),
             tickets: self.certificates.tls.as_ref().map(|tls| tls.ticket_keys()),
             pages: self.pages.clone(),
@@ -523,6 +546,25 @@ impl Service for TurnServer {
     fn left(&self) -> u64 {
         let (allocations, connections) = self.relay.left();
         allocations + connections
+    }
+}
+
+/// The session log, and what is published of sessions.
+struct Logs {
+    logger: SessionLogger,
+    lines: Option<StatusLines>,
+}
+
+impl SessionLog for Logs {
+    fn effect(&self, worker: usize, effect: &Effect) {
+        if let Some(lines) = &self.lines {
+            lines.effect(worker, effect);
+        }
+        self.logger.effect(worker, effect);
+    }
+
+    fn turned_away(&self, worker: usize, turned: &TurnedAway) {
+        self.logger.turned_away(worker, turned);
     }
 }
 

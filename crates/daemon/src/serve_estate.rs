@@ -16,6 +16,7 @@ use crate::{
     admin::{Lent, MetricsPage, Serving},
     control::Reloaded,
     error::DaemonError,
+    fleet::{FleetEstate, FleetOffer},
     plan::{self, Before},
     upgrade::{Estate, Heir, Names, Offered},
 };
@@ -27,6 +28,9 @@ struct ServeOffer {
     /// The user that was made up, where there was no other and no store to keep it.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
+    /// Who is banned, and which node of a fleet it is.
+    #[serde(default)]
+    fleet: FleetOffer,
     names: Names,
 }
 
@@ -40,6 +44,7 @@ struct OfferedUser {
 /// Of a server that runs.
 pub(crate) struct ServeEstate {
     pub(crate) relay: Arc<Relay>,
+    pub(crate) fleet: FleetEstate,
     pub(crate) generated: Option<User>,
     pub(crate) tickets: Option<TicketKeys>,
     /// The admin interface, and what answers beside it.
@@ -62,7 +67,8 @@ impl Estate for ServeEstate {
             }
             UserSecret::Keys(_) => None,
         });
-        let offer = ServeOffer { relay, generated, tickets: self.tickets.clone(), names };
+        let (tickets, fleet) = (self.tickets.clone(), self.fleet.offer());
+        let offer = ServeOffer { relay, generated, tickets, fleet, names };
         Offered::new(&offer, descriptors, heirs)
     }
 
@@ -79,6 +85,8 @@ impl Estate for ServeEstate {
     }
 
     fn release(&self) {
+        // First, so that nothing is told of sessions that end here by going.
+        self.fleet.release();
         self.relay.release();
     }
 
@@ -143,8 +151,12 @@ impl ServeInheritance {
         self.datapath
     }
 
-    pub(crate) fn nonce_key(&self) -> NonceKey {
-        self.offer.relay.nonce_key()
+    pub(crate) fn own_key(&self) -> NonceKey {
+        self.offer.relay.own_key()
+    }
+
+    pub(crate) fn fleet(&self) -> &FleetOffer {
+        &self.offer.fleet
     }
 
     pub(crate) fn tickets(&self) -> Option<&TicketKeys> {

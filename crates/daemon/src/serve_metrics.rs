@@ -21,6 +21,7 @@ use crate::{
     certificates::Told,
     control::Status,
     exposition::{self, Common, Families, by_name, count, counter, counts, gauge},
+    fleet::FleetCounts,
     kernel_path,
     log_limit::LogCounts,
     session_totals::{LENGTHS, SessionTotals, Totals},
@@ -31,6 +32,7 @@ use crate::{
 pub(crate) fn page(
     snapshots: impl Fn() -> Snapshots + Send + Sync + 'static,
     (certificates, store, sessions): (Arc<Told>, SharedStore, Arc<SessionTotals>),
+    fleet: impl Fn() -> FleetCounts + Send + Sync + 'static,
     status: Arc<Status>,
     log: Arc<LogCounts>,
 ) -> MetricsPage {
@@ -39,8 +41,8 @@ pub(crate) fn page(
             let Snapshots { workers, realms, listeners, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store::shared(&store).map(|store| store.counts());
-            let sessions = sessions.get();
-            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, common }
+            let (sessions, fleet) = (sessions.get(), fleet());
+            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, fleet, common }
         },
         status,
         log,
@@ -73,6 +75,7 @@ struct Scrape {
     certificates: Arc<Told>,
     /// Where there is one.
     store: Option<turnpike_stores::Counts>,
+    fleet: FleetCounts,
     common: Common,
 }
 
@@ -98,6 +101,7 @@ impl Collector for Scrape {
         if let Some(store) = &self.store {
             page.store(store)?;
         }
+        page.fleet(&self.fleet)?;
         self.common.encode(&mut page.encoder)
     }
 }
@@ -233,6 +237,73 @@ impl Families<'_, '_, WorkerSnapshot> {
         let buckets: Vec<(f64, u64)> = store.query_times.to_vec();
         let help = "How long the store took to tell of a user, or until it was given up.";
         histogram(&mut self.encoder, "store_query_seconds", help, store.query_seconds, &buckets)
+    }
+
+    /// Other servers that are one service with this one, and who is banned.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "gauges are floats by format, and these are far below 2^53"
+    )]
+    fn fleet(&mut self, fleet: &FleetCounts) -> fmt::Result {
+        gauge(&mut self.encoder, "bans", "Users and client addresses that are banned.", fleet.bans as f64)?;
+        let Some(node) = &fleet.node else { return Ok(()) };
+        let is = |true_or_not: bool| f64::from(u8::from(true_or_not));
+        let quotas = &node.quotas;
+        for (name, help, value) in [
+            (
+                "fleet_up",
+                "1 while the fleet's store answers and this node is one of the fleet, 0 while it is alone.",
+                is(node.is_up),
+            ),
+            (
+                "fleet_node_number",
+                "The number of this node, which CONNECTION-IDs and mobility tickets hold; 0 for none.",
+                f64::from(node.number),
+            ),
+            (
+                "fleet_cordoned",
+                "1 while an administrator has this node take nobody new.",
+                is(node.is_cordoned),
+            ),
+            ("fleet_key_ring_version", "The version of the keys that all nodes share.", node.ring as f64),
+            (
+                "fleet_quota_buckets",
+                "Users and realms that this node counts allocations of, and the sum of all.",
+                quotas.buckets as f64,
+            ),
+            (
+                "fleet_quota_held",
+                "What this node may use of shared limits without asking, and has told the store of.",
+                quotas.held as f64,
+            ),
+            (
+                "fleet_quota_waiting",
+                "Users and realms that the store is to be told of.",
+                quotas.waiting as f64,
+            ),
+        ] {
+            gauge(&mut self.encoder, name, help, value)?;
+        }
+        let help = "Nodes of the fleet that are known here, by state.";
+        let mut metric = self.encoder.encode_descriptor("fleet_nodes", help, None, MetricType::Gauge)?;
+        for (state, count) in node.nodes {
+            metric.encode_family(&[("state", state)])?.encode_gauge(&count)?;
+        }
+        let refusals = ["user", "realm", "total"].into_iter().zip(quotas.refused);
+        let help = "Allocations refused because all nodes together had as many as there may be, by limit.";
+        counts(&mut self.encoder, "fleet_refusals", help, "limit", refusals)?;
+        let help = "Clients for which the address of another node was found, or of this one by which it alone is reached, by reason.";
+        counts(&mut self.encoder, "fleet_redirects", help, "reason", node.redirects)?;
+        let help = "Exchanges with the store about shared limits, by result.";
+        counts(&mut self.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
+        let help = "How long these took.";
+        counter(&mut self.encoder, "fleet_exchange_seconds", help)?
+            .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
+        let help = "What other nodes have said, by kind; what is unreadable was said by who has another fleet.secret, or another clock.";
+        counts(&mut self.encoder, "fleet_heard", help, "kind", node.heard)?;
+        let help = "Lines about sessions that were not published, because the store was away or slow.";
+        counter(&mut self.encoder, "fleet_status_lines_lost", help)?
+            .encode_counter::<NoLabelSet, _, f64>(&node.lines_lost, None)
     }
 
     /// What the state machines count. They name families and labels themselves; here the same family of all workers is
@@ -471,7 +542,8 @@ fn turn_help(family: &str) -> Option<&'static str> {
         "peer_connections" => "What happened to connections to peers (RFC 6062), by event.",
         "peer_connection_refusals" => "Connections of peers and ConnectionBinds refused, by reason.",
         "mobility" => "What happened to mobile allocations (RFC 8016), by event.",
-        "redirects" => "Allocations refused with the address of another server (300 Try Alternate).",
+        "redirects" => "Requests refused with the address of another server (300 Try Alternate).",
+        "ban_refusals" => "Requests refused because their user or client is banned.",
         "nat_discovery_requests" => {
             "Binding requests answered that asked for NAT discovery (RFC 5780), by attribute."
         }
@@ -490,7 +562,7 @@ mod tests {
     use turnpike_turn::server::Transport;
 
     use super::*;
-    use crate::exposition::encode;
+    use crate::{exposition::encode, fleet::NodeCounts};
 
     fn scrape() -> Scrape {
         let mut first = WorkerSnapshot { allocations: 3, wakeups: 11, ..WorkerSnapshot::default() };
@@ -537,6 +609,18 @@ mod tests {
                 }),
                 query_seconds: 2.5,
             }),
+            fleet: FleetCounts {
+                bans: 9,
+                node: Some(NodeCounts {
+                    is_up: true,
+                    nodes: [("serving", 3), ("draining", 1), ("silent", 0)],
+                    redirects: ["load", "full", "draining", "own_address", "owner"].map(|reason| (reason, 4)),
+                    exchanges: [("done", 8), ("failed", 0)],
+                    exchange_seconds: 0.25,
+                    heard: [("message", 1), ("level", 2), ("unreadable", 0)],
+                    ..NodeCounts::default()
+                }),
+            },
             common: Common {
                 log_lost: 2,
                 reloads: Status::default().reloads(),
@@ -626,6 +710,12 @@ mod tests {
             ("turnpike_store_up", 1.0),
             ("turnpike_store_cached_users", 5.0),
             ("turnpike_draining", 0.0),
+            ("turnpike_bans", 9.0),
+            ("turnpike_fleet_up", 1.0),
+            ("turnpike_fleet_nodes{state=\"serving\"}", 3.0),
+            ("turnpike_fleet_redirects_total{reason=\"own_address\"}", 4.0),
+            ("turnpike_fleet_exchanges_total{result=\"done\"}", 8.0),
+            ("turnpike_fleet_exchange_seconds_total", 0.25),
             ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),
             ("turnpike_kernel_bytes_total{worker=\"0\",direction=\"to_client\"}", 9000.0),
             ("turnpike_kernel_passes_total{reason=\"super_packet\"}", 0.0),

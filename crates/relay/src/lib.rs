@@ -3,7 +3,7 @@
 //! One worker is one thread with its own `SO_REUSEPORT` client sockets, its own [`turnpike_turn::server::Server`], its
 //! own relay sockets and timers. What must be global (quotas, reservations) is a sharded table that only requests
 //! touch. This crate reads no file and prints nothing: `daemon` tells it what to do through [`Config`],
-//! [`CredentialStore`] and [`SessionLog`].
+//! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -32,7 +32,8 @@ pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailur
 pub use layout::Layout;
 pub use peers::PeerStats;
 pub use runtime::{
-    CredentialStore, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, StartError, WorkerSnapshot,
+    CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
+    StartError, WorkerSnapshot,
 };
 pub use stream::{
     CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,

@@ -74,6 +74,14 @@ impl Quotas {
         realms.limits = limits;
     }
 
+    /// The most that a realm may have, and each of its users.
+    pub(crate) fn limits_of(&self, realm: &str) -> (Option<usize>, usize) {
+        let realms = self.realms();
+        let limits = realms.limits.get(realm);
+        let of_user = limits.and_then(|limits| limits.allocations_per_user).unwrap_or(realms.most_per_user);
+        (limits.and_then(|limits| limits.allocations), of_user)
+    }
+
     /// Allocations of each realm that has any, in no order.
     pub(crate) fn held(&self) -> Vec<(Box<str>, usize)> {
         self.realms().held.iter().map(|(realm, count)| (realm.clone(), *count)).collect()

@@ -17,8 +17,8 @@ use turnpike_net::{
 };
 use turnpike_offload::{Hook, Kernel, Lent, OffloadError};
 use turnpike_turn::server::{
-    CredentialQuery, Credentials, Effect, ListenerId, Lookup, LookupId, NatDiscovery, OwnEndpoints, Stats,
-    Transport, User,
+    CredentialQuery, Credentials, Destination, Effect, ListenerId, Lookup, LookupId, NatDiscovery, Newcomer,
+    NonceKeys, OwnEndpoints, QuotaRefusal, Stats, Transport, User,
 };
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -107,6 +107,36 @@ pub trait SessionLog: Send + Sync {
 /// Writes nothing.
 impl SessionLog for () {
     fn effect(&self, _: usize, _: &Effect) {}
+}
+
+/// What a server has to do with others that are one service with it; shared by all workers, asked on requests only. Nothing of it may wait.
+pub trait Fleet: Send + Sync {
+    /// Counts one more allocation against the limits that all servers share, or refuses.
+    ///
+    /// # Errors
+    /// Which limit.
+    fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal>;
+    /// Counts one less.
+    fn release(&self, realm: &str, identity: &str);
+    /// As [`turnpike_turn::server::Gate::is_banned`].
+    fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool;
+    /// As [`turnpike_turn::server::Gate::elsewhere`].
+    fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination>;
+    /// As [`turnpike_turn::server::Gate::node`].
+    fn node(&self, node: u16, transport: Transport, v4: bool) -> Option<Destination>;
+}
+
+/// An allocation that counts for several limits at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedQuota<'a> {
+    /// The realm of its user.
+    pub realm: &'a str,
+    /// Whom quotas count.
+    pub identity: &'a str,
+    /// The most that the realm may have, where there is such a limit.
+    pub of_realm: Option<usize>,
+    /// The most that the user may have.
+    pub of_user: usize,
 }
 
 /// Why the relay did not start; each message says what to change.
@@ -219,6 +249,7 @@ pub(crate) struct Common {
     pub(crate) admission: Arc<Admission>,
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
+    pub(crate) fleet: Option<Arc<dyn Fleet>>,
     pub(crate) kernel: Option<Arc<Kernel>>,
     /// Whether another process serves until it is told otherwise.
     pub(crate) is_heir: bool,
@@ -245,6 +276,7 @@ impl Common {
             admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
             dtls: Arc::new(config.dtls.clone()),
             log,
+            fleet: None,
             kernel,
             is_heir,
             config,
@@ -313,7 +345,20 @@ impl Relay {
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
     ) -> Result<Self, StartError> {
-        Self::begin(config, &config.layout(), credentials, log, None)
+        Self::start_in(None, config, credentials, log)
+    }
+
+    /// The same in a fleet.
+    ///
+    /// # Errors
+    /// As [`Relay::start`].
+    pub fn start_in(
+        fleet: Option<Arc<dyn Fleet>>,
+        config: &Config,
+        credentials: Arc<dyn CredentialStore>,
+        log: Arc<dyn SessionLog>,
+    ) -> Result<Self, StartError> {
+        Self::begin(fleet, config, &config.layout(), credentials, log, None)
     }
 
     /// The same in the place of another process, by its sockets: its workers take its sessions in, and serve when they are told to
@@ -323,16 +368,18 @@ impl Relay {
     /// # Errors
     /// [`StartError`]; the other process goes on.
     pub fn start_as_heir(
+        fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
         log: Arc<dyn SessionLog>,
         inheritance: Inheritance,
     ) -> Result<Self, StartError> {
-        Self::begin(config, layout, credentials, log, Some(inheritance))
+        Self::begin(fleet, config, layout, credentials, log, Some(inheritance))
     }
 
     fn begin(
+        fleet: Option<Arc<dyn Fleet>>,
         config: &Config,
         layout: &Layout,
         credentials: Arc<dyn CredentialStore>,
@@ -364,6 +411,7 @@ impl Relay {
         }
         let of_workers = kernel.as_ref().map(Arc::clone);
         let common = Common::new(config, layout.clone(), credentials, log, of_workers, is_heir);
+        let common = Common { fleet, ..common };
         common.ports.take_over(&common.config, known);
         let in_force = InForce {
             config: common.config.clone(),
@@ -531,6 +579,13 @@ impl Relay {
         Ok(Relistened { opened, closed: closing })
     }
 
+    /// What nonces, tickets and cookies are made with from now on, and which node of a fleet this is.
+    pub fn set_keys(&self, keys: NonceKeys, node: Option<u16>) {
+        let mut in_force = self.in_force();
+        (in_force.config.server.nonce_keys, in_force.config.server.node) = (keys, node);
+        self.put_into_force(&in_force, Vec::new());
+    }
+
     /// This machine has these addresses, from now on. What the peer rules then refuse ends, as by a reload.
     pub fn set_addresses(&self, addresses: Vec<IpAddr>) {
         let mut in_force = self.in_force();
@@ -558,9 +613,9 @@ impl Relay {
         }
     }
 
-    /// No new allocations from now on.
-    pub fn drain(&self) {
-        self.workers.senders().for_each(|worker| worker.tell(Command::Drain));
+    /// No new allocations from now on, or some again.
+    pub fn set_draining(&self, draining: bool) {
+        self.workers.senders().for_each(|worker| worker.tell(Command::SetDraining(draining)));
     }
 
     /// Whether a worker has ended though nobody stopped it: the relay no longer serves all its clients.

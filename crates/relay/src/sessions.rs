@@ -430,7 +430,7 @@ mod tests {
             Config { server, max_allocations: 10_000, max_allocations_per_user: 10_000, ..Config::default() };
         let store: SharedStore = Arc::new(RwLock::new(Arc::new(()) as Arc<dyn CredentialStore>));
         let quotas = Arc::new(Quotas::new(&config));
-        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)));
+        let gate = WorkerGate::new(store, quotas, Arc::new(Ports::new(&config)), None);
         let mut server = Server::new(Arc::new(config.server), gate, Seed([1; 32]));
         for number in 0..sessions {
             let address = SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number), 4000));

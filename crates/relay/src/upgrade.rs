@@ -56,7 +56,9 @@ pub struct Offer {
     lent: Option<Lent>,
     /// How datagrams enter and leave, by name: what waits in a socket was coalesced for it.
     datapath: String,
-    nonce_key: NonceKey,
+    /// Between processes it has the name that other versions know.
+    #[serde(rename = "nonce_key")]
+    own_key: NonceKey,
     /// The numbers of all listeners there have been, which clients go on to have.
     layout: Layout,
     /// A listening socket of each worker for each.
@@ -103,10 +105,10 @@ impl Offer {
         self.datapath.parse().ok()
     }
 
-    /// What makes nonces that clients have.
+    /// Of [`turnpike_turn::server::ServerConfig::own_key`].
     #[must_use]
-    pub fn nonce_key(&self) -> NonceKey {
-        self.nonce_key
+    pub fn own_key(&self) -> NonceKey {
+        self.own_key
     }
 
     /// The numbers of listeners, to be followed by those that are configured here.
@@ -129,11 +131,11 @@ impl Relay {
     /// # Errors
     /// A worker that is stuck or gone; no more descriptors.
     pub fn offer(&self) -> io::Result<(Offer, Vec<OwnedFd>, Vec<Channel>)> {
-        let (places, layout, relay, nonce_key, datapath) = {
+        let (places, layout, relay, own_key, datapath) = {
             let in_force = self.in_force();
             let config = &in_force.config;
             let (layout, relay) = (in_force.layout.clone(), config.relay.clone());
-            (in_force.places.offered(), layout, relay, config.server.nonce_key, config.datapath.to_string())
+            (in_force.places.offered(), layout, relay, config.server.own_key, config.datapath.to_string())
         };
         let named: Arc<[Named]> = places.named().collect();
         let (mut descriptors, mut heirs) = (Vec::new(), Vec::new());
@@ -149,7 +151,7 @@ impl Relay {
             lent
         });
         let (workers, kernel, known) = (heirs.len(), self.kernel.is_some(), self.ports.known());
-        let offer = Offer { workers, kernel, lent, datapath, nonce_key, layout, places, relay, known };
+        let offer = Offer { workers, kernel, lent, datapath, own_key, layout, places, relay, known };
         Ok((offer, descriptors, heirs))
     }
 
@@ -341,7 +343,7 @@ mod tests {
             kernel: false,
             lent: None,
             datapath: "gso".to_owned(),
-            nonce_key: NonceKey([213; 32]),
+            own_key: NonceKey([213; 32]),
             layout: layout.clone(),
             places: places.offered(),
             relay: Vec::new(),

@@ -77,7 +77,7 @@ type ToldWait = Box<dyn FnOnce(Duration) + Send>;
 
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
-    Drain,
+    SetDraining(bool),
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
@@ -213,12 +213,14 @@ impl Worker {
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
+                config.server.nonce_keys.clone(),
                 config.workers,
                 started,
             ),
         };
         let (store, quotas, ports) = (&common.store, &common.quotas, &common.ports);
-        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports));
+        let fleet = common.fleet.as_ref().map(Arc::clone);
+        let gate = WorkerGate::new(Arc::clone(store), Arc::clone(quotas), Arc::clone(ports), fleet);
         let (settings, seed) = (Arc::new(config.server.clone()), Seed(rand::random()));
         let snapshot = Arc::<Snapshot>::default();
         let offload = common.kernel.as_ref().map(|kernel| kernel.flows()).transpose()?;
@@ -523,7 +525,7 @@ impl Worker {
     /// True means the end.
     fn handle_command(&mut self, now: Now, command: Command) -> bool {
         match command {
-            Command::Drain => self.server.drain(),
+            Command::SetDraining(draining) => self.server.set_draining(draining),
             Command::Reconfigure(new) => self.reconfigure(now, *new),
             Command::Handoff(handoff) => self.take_handoff(now, *handoff),
             Command::Credentials(lookup, credentials) => {

@@ -30,11 +30,12 @@ fn upgraded(old: &World, config: &Config) -> Result<World, String> {
     let (offer, descriptors, heirs) = old.relay.offer().map_err(|error| error.to_string())?;
     let offer: Offer = serde_json::from_str(&serde_json::to_string(&offer).unwrap()).unwrap();
     let mut config = config.clone();
-    config.server.nonce_key = offer.nonce_key();
+    config.server.own_key = offer.own_key();
+    config.server.nonce_keys = offer.own_key().into();
     let mut layout = offer.layout().clone();
     layout.follow(&config.listen, &config.dtls.listen, &config.streams);
     let inheritance = Inheritance::new(offer, descriptors);
-    let heir = Relay::start_as_heir(&config, &layout, Arc::new(()), Arc::new(()), inheritance);
+    let heir = Relay::start_as_heir(None, &config, &layout, Arc::new(()), Arc::new(()), inheritance);
     let heir = heir.map_err(|error| error.to_string())?;
     let given = old.relay.freeze(false).and_then(|()| old.relay.hand_over(heirs, SOON));
     // Who does not take it closes the way that the old one writes to, and knows better why.

@@ -263,6 +263,11 @@ impl<B: Backend> Directory<B> {
         });
     }
 
+    /// What is known of a user counts no more: the store is asked anew. On any thread.
+    pub fn forget(&self, realm: &str, name: &str) {
+        self.0.cache.forget(&cache::key(realm, name));
+    }
+
     /// Everything but users and secrets, as last read; `None` before the first time.
     #[must_use]
     pub fn rules(&self) -> Option<Arc<Rules>> {

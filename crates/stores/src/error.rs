@@ -7,6 +7,8 @@ use std::fmt;
 pub struct StoreError {
     /// As [`crate::StoreAddress`] shows it.
     pub store: String,
+    /// The key of the configuration that names it.
+    pub setting: &'static str,
     /// What kind of trouble.
     pub fault: Fault,
     /// What the database or the kernel said.
@@ -38,7 +40,12 @@ pub enum Fault {
 
 impl StoreError {
     pub(crate) fn new(store: &str, fault: Fault, detail: impl fmt::Display) -> Self {
-        Self { store: store.to_string(), fault, detail: detail.to_string() }
+        Self { store: store.to_string(), setting: "store.url", fault, detail: detail.to_string() }
+    }
+
+    /// The same of a fleet's store.
+    pub(crate) fn of_fleet(self) -> Self {
+        Self { setting: "fleet.url", ..self }
     }
 
     /// Whether waiting may help: what else is wrong, somebody has to change.
@@ -50,28 +57,28 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, fault, detail } = self;
+        let Self { store, setting, fault, detail } = self;
         match fault {
             Fault::Unreachable => {
                 write!(
                     f,
-                    "{store} cannot be reached: {detail}; start it, or name its host and port in store.url"
+                    "{store} cannot be reached: {detail}; start it, or name its host and port in {setting}"
                 )
             }
             Fault::Slow => write!(f, "{store} does not answer in time: {detail}"),
             Fault::Login => {
-                write!(f, "{store} refuses user or password: {detail}; correct them in store.url")
+                write!(f, "{store} refuses user or password: {detail}; correct them in {setting}")
             }
             Fault::Permission => write!(f, "{store} does not allow it: {detail}; grant this user the right"),
             Fault::NoDatabase => {
-                write!(f, "{store} does not exist: {detail}; name the database in store.url, or create it")
+                write!(f, "{store} does not exist: {detail}; name the database in {setting}, or create it")
             }
             Fault::Schema => write!(f, "{store} {detail}; docs/stores.md has the tables"),
             Fault::Row => write!(f, "{store} has what cannot be read: {detail}; correct it there"),
             Fault::Tls => {
                 write!(
                     f,
-                    "{store} cannot be trusted: {detail}; name its authority in store.url (docs/stores.md)"
+                    "{store} cannot be trusted: {detail}; name its authority in {setting} (docs/stores.md)"
                 )
             }
             Fault::Other => write!(f, "{store} refuses: {detail}"),

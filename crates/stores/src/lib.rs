@@ -1,5 +1,6 @@
-//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place; and what coturn
-//! has no place for, in tables and keys of ours beside them: rotated secrets and API keys.
+//! Users, secrets, realms, token keys, quotas and peer rules in a database, in coturn's own tables and keys, read in place; what coturn
+//! has no place for, in tables and keys of ours beside them: rotated secrets and API keys; and what the nodes of a fleet share
+//! ([`FleetStore`]).
 //!
 //! ```text
 //!  check (a worker)  ──▶ Directory::known ──▶ cache: a user, nobody, or "ask"
@@ -21,6 +22,7 @@ mod database;
 mod directory;
 mod edit;
 mod error;
+mod fleet;
 #[cfg(test)]
 mod fuzz;
 mod keys;
@@ -38,6 +40,7 @@ pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};
 pub use error::{Fault, StoreError};
+pub use fleet::{Beaten, Beating, FleetAddress, FleetStore, Heard, Look, News};
 pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, StoredTokenKey};
 pub use secrets::{Secrets, StoredSecret, signing};

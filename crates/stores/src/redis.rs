@@ -48,7 +48,7 @@ impl Redis {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
         let made = client.get_multiplexed_async_connection_with_config(&config).await;
-        let made = made.map_err(|error| self.told(&error))?;
+        let made = made.map_err(|error| told(&self.name, &error))?;
         *held = Some(made.clone());
         Ok(made)
     }
@@ -70,7 +70,7 @@ impl Redis {
                             continue;
                         }
                     }
-                    return Err(self.told(&error));
+                    return Err(told(&self.name, &error));
                 }
             }
         }
@@ -89,29 +89,6 @@ impl Redis {
                 return Ok(found);
             }
             cursor = next;
-        }
-    }
-
-    fn told(&self, error: &RedisError) -> StoreError {
-        let code = error.code().unwrap_or_default();
-        let fault = match error.kind() {
-            ErrorKind::AuthenticationFailed => Fault::Login,
-            _ if matches!(code, "WRONGPASS" | "NOAUTH") => Fault::Login,
-            _ if code == "NOPERM" => Fault::Permission,
-            _ if code == "WRONGTYPE" => Fault::Schema,
-            _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => Fault::Unreachable,
-            ErrorKind::InvalidClientConfig => Fault::Tls,
-            _ if error.is_timeout() => Fault::Slow,
-            _ if error.to_string().contains("certificate") => Fault::Tls,
-            _ if error.is_io_error() || error.is_connection_refusal() || error.is_connection_dropped() => {
-                Fault::Unreachable
-            }
-            ErrorKind::UnexpectedReturnType => Fault::Schema,
-            _ => Fault::Other,
-        };
-        match fault {
-            Fault::Schema => StoreError::new(&self.name, fault, format_args!("is not as coturn's: {error}")),
-            _ => StoreError::new(&self.name, fault, error),
         }
     }
 
@@ -336,6 +313,30 @@ impl Backend for Redis {
     }
 }
 
+/// What is wrong with the server of this name.
+pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
+    let code = error.code().unwrap_or_default();
+    let fault = match error.kind() {
+        ErrorKind::AuthenticationFailed => Fault::Login,
+        _ if matches!(code, "WRONGPASS" | "NOAUTH") => Fault::Login,
+        _ if code == "NOPERM" => Fault::Permission,
+        _ if code == "WRONGTYPE" => Fault::Schema,
+        _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => Fault::Unreachable,
+        ErrorKind::InvalidClientConfig => Fault::Tls,
+        _ if error.is_timeout() => Fault::Slow,
+        _ if error.to_string().contains("certificate") => Fault::Tls,
+        _ if error.is_io_error() || error.is_connection_refusal() || error.is_connection_dropped() => {
+            Fault::Unreachable
+        }
+        ErrorKind::UnexpectedReturnType => Fault::Schema,
+        _ => Fault::Other,
+    };
+    match fault {
+        Fault::Schema => StoreError::new(name, fault, format_args!("is not as coturn's: {error}")),
+        _ => StoreError::new(name, fault, error),
+    }
+}
+
 fn of(command: &str, arguments: &[&str]) -> Cmd {
     let mut made = redis::cmd(command);
     made.arg(arguments);
@@ -380,7 +381,8 @@ fn literal(text: &str) -> String {
     pattern
 }
 
-fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
+/// What connects to a server.
+pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)> {
     let port = address.port.unwrap_or(6379);
     let with_tls = address.tls.mode != TlsMode::Off;
     let place = match &address.socket {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 
 mod coturn;
+mod fleet;
 mod outages;
 mod questions;
 mod refused;

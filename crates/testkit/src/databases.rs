@@ -45,6 +45,8 @@ pub struct Server {
     /// Its directory; PostgreSQL's socket is in it.
     pub dir: PathBuf,
     kind: Kind,
+    /// Beyond what all of its kind are started with.
+    arguments: Vec<String>,
     child: Option<Child>,
 }
 
@@ -53,6 +55,7 @@ enum Kind {
     Postgres,
     Mariadb,
     Redis,
+    Sentinel,
 }
 
 impl Server {
@@ -122,11 +125,94 @@ impl Server {
     /// # Panics
     /// When it is installed and does not start.
     pub fn redis() -> Result<Self, String> {
+        Self::redis_with(&[])
+    }
+
+    /// The same, which copies another one.
+    ///
+    /// # Errors
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// When it is installed and does not start.
+    pub fn redis_replica(master: &Self) -> Result<Self, String> {
+        let (ip, port) = (master.address.ip().to_string(), master.address.port().to_string());
+        Self::redis_with(&["--replicaof", &ip, &port, "--masterauth", PASSWORD])
+    }
+
+    /// A sentinel that watches a server under this name, and makes a replica of it the master when it is gone.
+    ///
+    /// # Errors
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// When it is installed and does not start.
+    pub fn sentinel(master: &Self, name: &str) -> Result<Self, String> {
+        redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
+        let mut server = Self::new(Kind::Sentinel);
+        let (ip, port) = (master.address.ip(), master.address.port());
+        server.file(
+            "sentinel.conf",
+            &format!(
+                "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor {name} {ip} {port} 1\nsentinel auth-pass {name} {PASSWORD}\n\
+                 sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n",
+                server.address.port(),
+                server.dir.display()
+            ),
+        );
+        server.start();
+        Ok(server)
+    }
+
+    /// Two servers of one cluster, each with half of the slots.
+    ///
+    /// # Errors
+    /// Why they cannot run here.
+    ///
+    /// # Panics
+    /// When they are installed and do not start.
+    pub fn redis_cluster() -> Result<[Self; 2], String> {
+        let start = || {
+            let bus = free_address().port().to_string();
+            let files = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
+            let server = Self::redis_with(&[&files[..], &["--cluster-port", &bus]].concat())?;
+            Ok::<_, String>((server, bus))
+        };
+        let ((first, _), (second, bus)) = (start()?, start()?);
+        first.say("CLUSTER ADDSLOTSRANGE 0 8191");
+        second.say("CLUSTER ADDSLOTSRANGE 8192 16383");
+        first.say(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", second.address.port()));
+        for server in [&first, &second] {
+            eventually("the cluster is whole", || {
+                let info = server.say("CLUSTER INFO");
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
+            });
+        }
+        Ok([first, second])
+    }
+
+    fn redis_with(arguments: &[&str]) -> Result<Self, String> {
         redis_program().ok_or("neither redis-server nor valkey-server is installed")?;
         let mut server = Self::new(Kind::Redis);
         server.tls_address.set_port(free_address().port());
+        server.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         server.start();
         Ok(server)
+    }
+
+    /// What Redis answers to a line.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn say(&self, line: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        write!(stream, "AUTH {PASSWORD}\r\n{line}\r\nQUIT\r\n").expect("it takes lines");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        // What it says to the password, and to the goodbye.
+        let rest = answer.strip_prefix("+OK\r\n").unwrap_or(&answer);
+        rest.strip_suffix("+OK\r\n").unwrap_or(rest).to_owned()
     }
 
     fn new(kind: Kind) -> Self {
@@ -137,8 +223,9 @@ impl Server {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
         give(&dir);
         let address = free_address();
+        let authority = dir.join("ca.pem");
         let server =
-            Self { address, tls_address: address, authority: dir.join("ca.pem"), dir, kind, child: None };
+            Self { address, tls_address: address, authority, dir, kind, arguments: Vec::new(), child: None };
         let (certificate, authority) = Certificate::of_authority(&["localhost"]);
         for (name, text) in
             [("ca.pem", &authority), ("cert.pem", &certificate.pem), ("key.pem", &certificate.key)]
@@ -212,7 +299,12 @@ impl Server {
                     "no",
                 ]);
                 command.args(["--tls-cert-file", &path("cert.pem"), "--tls-key-file", &path("key.pem")]);
-                command.args(["--tls-ca-cert-file", &path("ca.pem")]);
+                command.args(["--tls-ca-cert-file", &path("ca.pem")]).args(&self.arguments);
+                command
+            }
+            Kind::Sentinel => {
+                let mut command = self.command(&redis_program().expect("it was there before"));
+                command.args(["sentinel.conf", "--sentinel"]);
                 command
             }
         };
@@ -224,6 +316,7 @@ impl Server {
             Kind::Postgres => "database system is ready to accept connections",
             Kind::Mariadb => "ready for connections",
             Kind::Redis => "eady to accept connections",
+            Kind::Sentinel => "+monitor",
         };
         eventually(&format!("{command:?} is ready"), || {
             let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
@@ -258,7 +351,7 @@ impl Server {
         match self.kind {
             Kind::Postgres => format!("postgres://{USER}:{password}@{address}/{DATABASE}{options}"),
             Kind::Mariadb => format!("mysql://{USER}:{password}@{address}/{DATABASE}{options}"),
-            Kind::Redis => format!("redis://:{password}@{address}/0{options}"),
+            Kind::Redis | Kind::Sentinel => format!("redis://:{password}@{address}/0{options}"),
         }
     }
 
@@ -273,7 +366,7 @@ impl Server {
             Kind::Mariadb => {
                 format!("host={ip} port={port} dbname={DATABASE} user={USER} password={PASSWORD}")
             }
-            Kind::Redis => format!("ip={ip} port={port} dbname=0 password={PASSWORD}"),
+            Kind::Redis | Kind::Sentinel => format!("ip={ip} port={port} dbname=0 password={PASSWORD}"),
         }
     }
 

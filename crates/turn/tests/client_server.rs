@@ -79,7 +79,7 @@ impl Bench {
         // A documentation range, which a server refuses unless told otherwise.
         peers.allow.push("192.0.2.0/24".parse().unwrap());
         let config = ServerConfig {
-            nonce_key: turnpike_turn::server::NonceKey([3; 32]),
+            nonce_keys: turnpike_turn::server::NonceKey([3; 32]).into(),
             nonce_lifetime: 600,
             peers,
             ..ServerConfig::default()

@@ -204,7 +204,7 @@ fn draining_refuses_new_allocations_and_keeps_the_old() {
     let mut world = World::new();
     let (alice, relay) = world.allocated();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
-    world.server.drain();
+    world.server.set_draining(true);
     world.ask(&Ask::refresh(600).signed(&alice)).success();
     assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
     assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));

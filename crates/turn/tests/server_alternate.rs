@@ -1,11 +1,7 @@
 //! 300 (Try Alternate): who is sent where, and when (RFC 8489 section 10, RFC 8656 section 7.2).
 
-use std::net::SocketAddr;
-
 use crate::common::*;
-use stun_types::attribute::{
-    AlternateDomain, AlternateServer, Attribute as _, AttributeFromRaw as _, AttributeStaticType as _,
-};
+use stun_types::attribute::{AlternateDomain, AttributeStaticType as _};
 use turnpike_turn::server::{
     Alternate, AlternateWhen, ListenerId, ListenerProfile, OpenResult, ServerConfig, Transport,
 };
@@ -26,16 +22,6 @@ fn with(alternates: Vec<Alternate>) -> ServerConfig {
 const V4: &str = "198.51.100.1:3478";
 const V6: &str = "[2001:db8::5]:3478";
 
-/// Every ALTERNATE-SERVER, in order.
-fn servers(reply: &Reply) -> Vec<SocketAddr> {
-    let message = reply.message();
-    message
-        .iter_attributes()
-        .filter(|(_, raw)| raw.get_type() == AlternateServer::TYPE)
-        .map(|(_, raw)| AlternateServer::from_raw(raw).unwrap().server())
-        .collect()
-}
-
 fn ask(world: &mut World, scheme: Scheme) -> Reply {
     let alice = world.credentials("alice", scheme);
     let reply = world.ask(&Ask::allocate().signed(&alice));
@@ -48,9 +34,9 @@ fn always_means_every_allocation_of_who_has_authenticated() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Always)]));
     let challenge = world.ask(&Ask::allocate());
     assert_eq!(challenge.code(), Some(401), "an unauthenticated request learns nothing");
-    assert!(servers(&challenge).is_empty());
+    assert!(challenge.alternates().is_empty());
     let reply = ask(&mut world, Scheme::Md5);
-    assert_eq!((reply.code(), servers(&reply)), (Some(300), vec![address(V4)]));
+    assert_eq!((reply.code(), reply.alternates()), (Some(300), vec![address(V4)]));
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
     assert_eq!((world.server.stats().redirects, world.server.stats().errors_with(300)), (1, 1));
@@ -62,7 +48,7 @@ fn a_wrong_password_is_told_no_other_server() {
     let mut guess = world.credentials("alice", Scheme::Md5);
     guess.password = "guess".to_owned();
     let reply = world.ask(&Ask::allocate().signed(&guess));
-    assert_eq!((reply.code(), servers(&reply)), (Some(401), vec![]));
+    assert_eq!((reply.code(), reply.alternates()), (Some(401), vec![]));
 }
 
 #[test]
@@ -87,12 +73,12 @@ fn while_draining_clients_are_sent_on_instead_of_508() {
         let mut world = World::with(with(vec![alternate(V4, when)]));
         assert_eq!(ask(&mut world, Scheme::Md5).code(), before, "{when:?}");
         world.client.address.set_port(1);
-        world.server.drain();
+        world.server.set_draining(true);
         assert_eq!(ask(&mut world, Scheme::Md5).code(), Some(300), "{when:?}");
         assert_eq!(world.server.stats().drain_refusals, 0);
     }
     let mut alone = World::with(with(vec![]));
-    alone.server.drain();
+    alone.server.set_draining(true);
     assert_eq!(ask(&mut alone, Scheme::Md5).code(), Some(508));
 }
 
@@ -100,7 +86,7 @@ fn while_draining_clients_are_sent_on_instead_of_508() {
 fn an_allocation_that_exists_lives_on() {
     let mut world = World::with(with(vec![alternate(V4, AlternateWhen::Drain)]));
     let (alice, _) = world.allocated();
-    world.server.drain();
+    world.server.set_draining(true);
     world.ask(&Ask::refresh(600).signed(&alice)).success();
     world.ask(&Ask::permit(PEER).signed(&alice)).success();
 }
@@ -145,14 +131,14 @@ fn no_free_port_sends_on_and_gives_the_quota_back() {
 fn the_family_of_the_client_comes_first_and_decides() {
     let both = vec![alternate(V6, AlternateWhen::Always), alternate(V4, AlternateWhen::Always)];
     let mut world = World::with(with(both));
-    assert_eq!(servers(&ask(&mut world, Scheme::Md5)), [address(V4), address(V6)]);
+    assert_eq!(ask(&mut world, Scheme::Md5).alternates(), [address(V4), address(V6)]);
     world.client.address = address("[2001:db8::7]:5000");
-    assert_eq!(servers(&ask(&mut world, Scheme::Md5)), [address(V6), address(V4)]);
+    assert_eq!(ask(&mut world, Scheme::Md5).alternates(), [address(V6), address(V4)]);
 
     let mut only_v6 = World::with(with(vec![alternate(V6, AlternateWhen::Always)]));
     assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), None, "no address of its family: served here");
     only_v6.client.address.set_port(1);
-    only_v6.server.drain();
+    only_v6.server.set_draining(true);
     assert_eq!(ask(&mut only_v6, Scheme::Md5).code(), Some(508));
 }
 
@@ -164,7 +150,7 @@ fn several_take_turns() {
         alternate(other, AlternateWhen::Always),
         alternate("198.51.100.3:3478", AlternateWhen::Full),
     ]));
-    let told: Vec<_> = (0..4).flat_map(|_| servers(&ask(&mut world, Scheme::Md5))).collect();
+    let told: Vec<_> = (0..4).flat_map(|_| ask(&mut world, Scheme::Md5).alternates()).collect();
     assert_eq!(told, [V4, other, V4, other].map(address));
 }
 
@@ -203,7 +189,7 @@ fn one_domain_stands_for_all_that_is_told() {
         named(V6, "a.example"),
     ]));
     world.client.listener = ListenerId(2);
-    assert_eq!(servers(&ask(&mut world, Scheme::Sha256)), [address(V4), address(V6)]);
+    assert_eq!(ask(&mut world, Scheme::Sha256).alternates(), [address(V4), address(V6)]);
 }
 
 #[test]
@@ -219,6 +205,6 @@ fn each_transport_may_have_its_own() {
     for (listener, told) in [(0, Some(V4)), (1, Some(V4)), (2, Some(tls)), (3, None)] {
         world.client.listener = ListenerId(listener);
         let reply = ask(&mut world, Scheme::Md5);
-        assert_eq!(servers(&reply), told.map(address).into_iter().collect::<Vec<_>>(), "{listener}");
+        assert_eq!(reply.alternates(), told.map(address).into_iter().collect::<Vec<_>>(), "{listener}");
     }
 }

@@ -484,7 +484,7 @@ fn a_connection_bind_is_handed_over_to_the_worker_that_owns_the_connection() {
     let [first, owner, _] = &mut workers[..] else { panic!() };
     let (alice, _) = owner.allocated_tcp();
     let connection = owner.connected(&alice, PEER);
-    assert_eq!(connection.worker(), 1);
+    assert_eq!(connection.0 >> 22, 1);
 
     first.client = stream(42_000);
     let alice = first.credentials("alice", Scheme::Md5);
@@ -513,7 +513,7 @@ fn connection_ids_are_unforeseeable_and_say_whose_they_are() {
         else {
             panic!()
         };
-        assert_eq!(connection.worker(), 1023);
+        assert_eq!(connection.0 >> 22, 1023);
         assert!(seen.insert(connection));
         ones |= connection.0;
         zeros &= connection.0;

@@ -52,7 +52,7 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
     (world.server.gate_mut().per_user, world.server.gate_mut().total) = (2, 1);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(508));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 508, RequestRefusal::TotalQuota));
-    world.server.drain();
+    world.server.set_draining(true);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(508));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 508, RequestRefusal::Draining));
 }

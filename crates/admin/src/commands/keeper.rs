@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use turnpike_config::Settings;
 
-use super::{CommandError, List, write_json};
+use super::{CommandError, List, encoded, write_json};
 use crate::{
     accounts::{Accounts, Place, Store},
     client::Client,
@@ -308,16 +308,9 @@ fn with_query(path: &str, query: &impl Serialize) -> String {
     if words.is_empty() { path.to_owned() } else { format!("{path}?{words}") }
 }
 
-/// What is typed may hold anything; a path may not.
+/// With what is meant, and where.
 fn path(collection: &str, name: &str, realm: Option<String>) -> String {
-    let mut text = format!("{collection}/");
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(byte.into()),
-            _ => text.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    with_query(&text, &RealmQuery { realm })
+    with_query(&format!("{collection}/{}", encoded(name)), &RealmQuery { realm })
 }
 
 fn row_of_user(user: &User) -> [String; 4] {

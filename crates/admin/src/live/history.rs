@@ -117,6 +117,7 @@ mod tests {
                 draining: false,
                 open,
                 datapath: None,
+                node: None,
             },
             cores: None,
             server: None,

@@ -93,7 +93,9 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"alice\", \"password\": \"...\"}").await?;
-    Ok(put("user", app.accounts()?.put_user(new).await?))
+    let change = app.accounts()?.put_user(new).await?;
+    app.tell_of_user(&change).await;
+    Ok(put("user", change))
 }
 
 /// Removes a user from the store. Its sessions live on until they expire, and are not refreshed.
@@ -110,7 +112,9 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
 pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let name = read_name(name)?;
-    Ok(removed("user", app.accounts()?.remove_user(realm.as_deref(), &name).await?))
+    let change = app.accounts()?.remove_user(realm.as_deref(), &name).await?;
+    app.tell_of_user(&change).await;
+    Ok(removed("user", change))
 }
 
 /// Secrets of time-limited credentials, by their fingerprints. Whoever may look may not see these: a weak secret could be guessed by its
@@ -144,7 +148,9 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"secret\": \"...\"}").await?;
-    Ok(put("secret", app.accounts()?.put_secret(new).await?))
+    let change = app.accounts()?.put_secret(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("secret", change))
 }
 
 /// Removes a secret from the store. Credentials made with it are refused from then on.
@@ -165,7 +171,9 @@ pub(super) async fn remove_secret(
 ) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let fingerprint = read_name(fingerprint)?;
-    Ok(removed("secret", app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?))
+    let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?;
+    app.tell_of_rules().await;
+    Ok(removed("secret", change))
 }
 
 /// Puts another secret of time-limited credentials in the place of those that there are: it makes new ones from now on, and the others
@@ -183,6 +191,7 @@ pub(super) async fn remove_secret(
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let rotation: Rotation = body(request).await?.unwrap_or_default();
     let rotated = app.accounts()?.rotate_secret(rotation).await?;
+    app.tell_of_rules().await;
     let Rotated { realm, fingerprint, store, until, .. } = &rotated;
     let others = until.as_ref().map_or_else(String::new, |until| format!(", the others count until {until}"));
     let audit =
@@ -217,7 +226,9 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> 
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"shop\", \"sha256\": \"...\"}").await?;
-    Ok(put("key", app.accounts()?.put_key(new).await?))
+    let change = app.accounts()?.put_key(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("key", change))
 }
 
 /// Removes a key. What was made for it is good until its own end.
@@ -233,7 +244,9 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Response, Problem> {
     let name = read_name(name)?;
-    Ok(removed("key", app.accounts()?.remove_key(&name).await?))
+    let change = app.accounts()?.remove_key(&name).await?;
+    app.tell_of_rules().await;
+    Ok(removed("key", change))
 }
 
 /// The realms that clients are served in, and what the store says of realms.
@@ -293,7 +306,9 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"blue.example\", \"max_sessions\": 1000}").await?;
-    Ok(put("realm", app.accounts()?.put_realm(new).await?))
+    let change = app.accounts()?.put_realm(new).await?;
+    app.tell_of_rules().await;
+    Ok(put("realm", change))
 }
 
 /// Has a realm of the store served no more; its sessions end. Its users and secrets stay in the store.
@@ -309,7 +324,9 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: Named) -> Result<Response, Problem> {
     let name = read_name(name)?;
-    Ok(removed("realm", app.accounts()?.remove_realm(&name).await?))
+    let change = app.accounts()?.remove_realm(&name).await?;
+    app.tell_of_rules().await;
+    Ok(removed("realm", change))
 }
 
 impl App {
@@ -317,6 +334,19 @@ impl App {
     fn accounts(&self) -> Result<Accounts, Problem> {
         let server = self.server()?;
         Ok(Accounts::new(server.settings, server.store))
+    }
+
+    /// Other nodes of a fleet remember users, too.
+    async fn tell_of_user(&self, Change { name, realm, .. }: &Change) {
+        if let Ok(fleet) = self.fleet() {
+            fleet.revoked(realm.clone(), name.clone()).await;
+        }
+    }
+
+    async fn tell_of_rules(&self) {
+        if let Ok(fleet) = self.fleet() {
+            fleet.rules_changed().await;
+        }
     }
 }
 

@@ -85,7 +85,7 @@ pub(crate) async fn make(
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    desk.make(via, request).await.unwrap_or_else(Refusal::answer)
+    desk.make(&via, request).await.unwrap_or_else(Refusal::answer)
 }
 
 /// What there is to look at: for browsers a page, for others one line a path. With a query, a credential, as the draft of a TURN REST API
@@ -127,7 +127,7 @@ pub(crate) async fn rest(
     Extension(via): Extension<Via>,
     request: Request,
 ) -> Response {
-    desk.make_as_in_the_draft(via, request).await.unwrap_or_else(Refusal::answer)
+    desk.make_as_in_the_draft(&via, request).await.unwrap_or_else(Refusal::answer)
 }
 
 impl RestQuery {
@@ -176,7 +176,7 @@ fn is_form(headers: &HeaderMap) -> bool {
 }
 
 impl Desk {
-    async fn make(&self, via: Via, request: Request) -> Result<Response, Refusal> {
+    async fn make(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
         let shown = self.shown(request.headers())?;
         let key = self.judge(via, shown).await?;
         let wanted = body::<CredentialsRequest>(request).await?.unwrap_or_default();
@@ -185,7 +185,7 @@ impl Desk {
         Ok((Extension(audit), Json(for_browsers(issued))).into_response())
     }
 
-    async fn make_as_in_the_draft(&self, via: Via, request: Request) -> Result<Response, Refusal> {
+    async fn make_as_in_the_draft(&self, via: &Via, request: Request) -> Result<Response, Refusal> {
         let in_header = self.shown(request.headers())?;
         let RestQuery { service, username, key, api, ttl, realm } = RestQuery::of(request).await?;
         let in_query = one_of("key", key, api)?.map(Secret::new);
@@ -210,7 +210,7 @@ impl Desk {
     }
 
     /// The key of an application; none of an administrator, who needs none.
-    async fn judge(&self, via: Via, shown: Option<Secret>) -> Result<Option<ApiKey>, Refusal> {
+    async fn judge(&self, via: &Via, shown: Option<Secret>) -> Result<Option<ApiKey>, Refusal> {
         match &self.keys {
             Some(keys) => keys.judge(server_of(&*self.program), via, shown).await.map(Some),
             None => Ok(None),

@@ -15,6 +15,7 @@ use crate::{
     connections, issue,
     model::{Job, Problem},
     plain_text::plain_text,
+    program::Standing,
 };
 
 /// Media type of the metrics, and how whoever takes it says so.
@@ -29,7 +30,7 @@ const END: &str = "# EOF\n";
 /// What there is to look at.
 pub(super) const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
      /livez         ok: it runs\n\
-     /readyz        ok, or draining; /healthz is the same\n\
+     /readyz        ok, alone, or draining; /healthz is the same\n\
      /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page that shows all that\n";
 
@@ -45,13 +46,16 @@ pub(super) async fn live() -> &'static str {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
-    if app.program.is_draining() {
+    let standing = app.program.fleet().map_or(Standing::Well, |fleet| fleet.standing());
+    if app.program.is_draining() || standing == Standing::Cordoned {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+    } else if standing == Standing::Alone {
+        (StatusCode::OK, "alone\n")
     } else {
         (StatusCode::OK, "ok\n")
     }
@@ -63,7 +67,7 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]

@@ -51,6 +51,7 @@ impl Status {
             draining: program.is_draining(),
             open: program.open(),
             datapath,
+            node: program.fleet().and_then(|fleet| fleet.node()),
         }
     }
 }

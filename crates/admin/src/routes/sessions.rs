@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     Extension,
     extract::{Path, State, rejection::PathRejection},
-    http::{StatusCode, Uri},
+    http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,13 @@ use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, Se
 use turnpike_turn::server::{SessionId, Transport};
 use utoipa::IntoParams;
 
-use super::{App, Json, query, server_of};
+use super::{
+    App, Json,
+    fleet::{self, Asker},
+    query, server_of,
+};
 use crate::{
-    access::Audit,
+    access::{Audit, Grant},
     model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
     program::Server,
 };
@@ -58,6 +62,11 @@ pub(crate) struct SessionQuery {
 }
 
 impl SessionQuery {
+    /// Whether each of it can be meant.
+    pub(super) fn check(&self) -> Result<(), Problem> {
+        self.filter().map(drop)
+    }
+
     fn filter(&self) -> Result<SessionFilter, Problem> {
         let address = |name: &str, text: &Option<String>| {
             let parsed = text.as_ref().map(|text| text.parse::<AddressFilter>()).transpose();
@@ -75,7 +84,7 @@ impl SessionQuery {
         })
     }
 
-    fn limit(&self) -> Result<usize, Problem> {
+    pub(super) fn limit(&self) -> Result<usize, Problem> {
         match self.limit.unwrap_or(PAGE) {
             limit @ 1..=LONGEST_PAGE => Ok(limit),
             _ => Err(Problem::bad_request(format!("limit is expected to be 1 to {LONGEST_PAGE}"))),
@@ -110,25 +119,10 @@ struct Place {
     ),
 )]
 pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<SessionPage>, Problem> {
-    let query: SessionQuery = query(&uri)?;
-    let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
-    let workers = app.server()?.relay.workers();
-    let mut sessions = Vec::new();
-    while place.worker < workers && sessions.len() < limit {
-        let most = limit - sessions.len();
-        let look = Look { from: place.slot, most, filter: Arc::clone(&filter), details: false };
-        let looked = app.look(place.worker, look).await?;
-        sessions.extend(looked.sessions.into_iter().map(Session::from));
-        place = match looked.next {
-            Some(slot) => Place { slot, ..place },
-            None => Place { worker: place.worker + 1, slot: 0 },
-        };
-    }
-    let next = (place.worker < workers).then(|| format!("{}.{}", place.worker, place.slot));
-    Ok(Json(SessionPage { sessions, next }))
+    app.page(&query(&uri)?).await.map(Json)
 }
 
-/// One session, with its permissions and channels.
+/// One session, with its permissions and channels; that of another node of the fleet is found, too.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}",
@@ -139,17 +133,21 @@ pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<Sessio
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn one(State(app): State<App>, id: Id) -> Result<Json<Session>, Problem> {
+pub(super) async fn one(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    id: Id,
+) -> Result<Json<Session>, Problem> {
     let id = read_id(id)?;
     for _ in 0..TRIES {
         if let Some(found) = app.find(id).await? {
             return Ok(Json(Session::with_details(found)));
         }
     }
-    Err(no_such(id))
+    app.at_another_node(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
-/// Ends a session. Its client may make another one at once.
+/// Ends a session, on whichever node of the fleet it is. Its client may make another one at once.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
@@ -160,19 +158,28 @@ pub(super) async fn one(State(app): State<App>, id: Id) -> Result<Json<Session>,
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn end(State(app): State<App>, id: Id) -> Result<Response, Problem> {
+pub(super) async fn end(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    id: Id,
+) -> Result<Response, Problem> {
     let id = read_id(id)?;
     for _ in 0..TRIES {
         if let Some(found) = app.find(id).await?
             && app.end(&found).await?
         {
-            // A username is what a client has sent: no line of the log may be made up by it.
-            let audit =
-                Audit(format!("session {id} of {:?} in realm {:?} is ended", found.username, found.realm));
-            return Ok((Extension(audit), Json(Session::with_details(found))).into_response());
+            return Ok(ended(Session::with_details(found)));
         }
     }
-    Err(no_such(id))
+    app.at_another_node(app.asker(&grant), &Method::DELETE, id).await.map(ended)
+}
+
+fn ended(session: Session) -> Response {
+    let Session { id, user, realm, node, .. } = &session;
+    let place = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
+    // A username is what a client has sent: no line of the log may be made up by it.
+    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{place} is ended"));
+    (Extension(audit), Json(session)).into_response()
 }
 
 /// The last part of a path, or what is wrong with it.
@@ -183,18 +190,37 @@ fn read_id(id: Id) -> Result<SessionId, Problem> {
     text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
 }
 
-fn no_such(id: SessionId) -> Problem {
-    Problem::new(
-        StatusCode::NOT_FOUND,
-        "no_such_session",
-        format!("there is no session {id}: it may have ended"),
-    )
+fn no_such(id: SessionId, silent: usize) -> Problem {
+    let detail = match silent {
+        0 => format!("there is no session {id}: it may have ended"),
+        nodes => format!("there is no session {id} where somebody answers; nodes that do not: {nodes}"),
+    };
+    Problem::new(StatusCode::NOT_FOUND, "no_such_session", detail)
 }
 
 impl App {
     /// The server, not to be kept while waiting.
     pub(super) fn server(&self) -> Result<Server, Problem> {
         server_of(&*self.program)
+    }
+
+    /// Sessions of this server.
+    pub(super) async fn page(&self, query: &SessionQuery) -> Result<SessionPage, Problem> {
+        let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
+        let workers = self.server()?.relay.workers();
+        let mut sessions = Vec::new();
+        while place.worker < workers && sessions.len() < limit {
+            let most = limit - sessions.len();
+            let look = Look { from: place.slot, most, filter: Arc::clone(&filter), details: false };
+            let looked = self.look(place.worker, look).await?;
+            sessions.extend(looked.sessions.into_iter().map(Session::from));
+            place = match looked.next {
+                Some(slot) => Place { slot, ..place },
+                None => Place { worker: place.worker + 1, slot: 0 },
+            };
+        }
+        let next = (place.worker < workers).then(|| format!("{}.{}", place.worker, place.slot));
+        Ok(SessionPage { sessions, next })
     }
 
     /// Asks one worker for a slice.
@@ -219,6 +245,21 @@ impl App {
             }
         }
         Ok(sums)
+    }
+
+    /// What another node says of a session that is not here, or has done with it.
+    async fn at_another_node(
+        &self,
+        asker: Asker<'_>,
+        method: &Method,
+        id: SessionId,
+    ) -> Result<Session, Problem> {
+        let (found, silent) = self.ask_others(asker, method, &format!("/v1/sessions/{id}")).await;
+        let (node, answer) = found.ok_or_else(|| no_such(id, silent))?;
+        let session = fleet::read::<Session>(&answer);
+        let strange =
+            |why| Problem::new(StatusCode::BAD_GATEWAY, "node_not_understood", format!("node {node}: {why}"));
+        Ok(session.map_err(strange)?.of_node(&node))
     }
 
     async fn end(&self, found: &Found) -> Result<bool, Problem> {
@@ -275,6 +316,7 @@ impl From<Found> for Session {
             to_client: traffic(found.to_client),
             peer_connections: found.connections as u64,
             worker: found.worker as u64,
+            node: None,
             permissions: None,
             channels: None,
         }
@@ -282,6 +324,11 @@ impl From<Found> for Session {
 }
 
 impl Session {
+    /// The same, which that node has.
+    pub(super) fn of_node(self, node: &str) -> Self {
+        Self { node: Some(node.to_owned()), ..self }
+    }
+
     fn with_details(mut found: Found) -> Self {
         let permissions = std::mem::take(&mut found.permissions).into_iter();
         let channels = std::mem::take(&mut found.channels).into_iter();

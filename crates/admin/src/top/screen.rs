@@ -13,7 +13,10 @@ use ratatui::{
 use super::units::{NONE, bits, mean, micros, per_second, percent};
 use crate::{
     live::{refused, total},
-    model::{Certificate, History, Job, Live, LiveServer, LiveWorker, Quantiles, Reason, Talkers},
+    model::{
+        Certificate, Fleet, FleetNode, History, Job, Live, LiveServer, LiveWorker, NodeState, Quantiles,
+        Reason, Talkers,
+    },
     table::{printable, span},
 };
 
@@ -36,11 +39,13 @@ enum Tab {
     Refusals,
     Listeners,
     Certificates,
+    /// Where there is one.
+    Fleet,
 }
 
 impl Tab {
-    const OF_SERVER: [Self; 5] =
-        [Self::Talkers, Self::Losses, Self::Refusals, Self::Listeners, Self::Certificates];
+    const OF_SERVER: [Self; 6] =
+        [Self::Talkers, Self::Losses, Self::Refusals, Self::Listeners, Self::Certificates, Self::Fleet];
 
     fn title(self) -> &'static str {
         match self {
@@ -49,6 +54,7 @@ impl Tab {
             Self::Refusals => "Refusals",
             Self::Listeners => "Listeners and realms",
             Self::Certificates => "Certificates",
+            Self::Fleet => "Fleet",
         }
     }
 }
@@ -61,6 +67,7 @@ pub(super) struct Screen {
     /// Bits a second to peers and to clients, the newest last.
     curves: [VecDeque<u64>; 2],
     certificates: Vec<Certificate>,
+    fleet: Option<Fleet>,
     problem: Option<String>,
     paused: bool,
     tab: Tab,
@@ -77,6 +84,7 @@ impl Screen {
             live: None,
             curves: Default::default(),
             certificates: Vec::new(),
+            fleet: None,
             problem: None,
             paused: false,
             tab: Tab::Talkers,
@@ -116,6 +124,19 @@ impl Screen {
         self.certificates = certificates;
     }
 
+    /// It is one of several servers.
+    pub(super) fn join(&mut self, fleet: Fleet) {
+        if !self.paused {
+            self.fleet = Some(fleet);
+        }
+    }
+
+    /// The tables that there are.
+    fn tabs(&self) -> Vec<Tab> {
+        let is_there = |tab: &Tab| *tab != Tab::Fleet || self.fleet.is_some();
+        Tab::OF_SERVER.into_iter().filter(is_there).collect()
+    }
+
     /// The program does not answer.
     pub(super) fn lose(&mut self, why: String) {
         self.problem = Some(why);
@@ -127,7 +148,7 @@ impl Screen {
 
     /// So many tables on.
     pub(super) fn turn(&mut self, by: i8) {
-        let all = Tab::OF_SERVER;
+        let all = self.tabs();
         let at = all.iter().position(|tab| *tab == self.tab).unwrap_or(0);
         let last = all.len() - 1;
         let next =
@@ -160,9 +181,10 @@ impl Screen {
             (None, false, false) => ("LIVE", Color::Green),
         };
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
+        let node = status.node.as_ref().map_or_else(String::new, |node| format!("  node {node}"));
         Line::from(vec![
             Span::styled(format!("turnpike {job} {}", status.version), bold()),
-            Span::raw(format!("  {}  up {}  ", self.whom, span(status.uptime_s))),
+            Span::raw(format!("{node}  {}  up {}  ", self.whom, span(status.uptime_s))),
             Span::styled(word, self.style(colour).add_modifier(Modifier::BOLD)),
         ])
     }
@@ -251,8 +273,9 @@ impl Screen {
             Tab::Refusals => reasons(&server.refusals),
             Tab::Listeners => listeners(server),
             Tab::Certificates => certificates(&self.certificates),
+            Tab::Fleet => nodes(self.fleet.as_ref()),
         };
-        let wanted = Tab::OF_SERVER.into_iter().filter(|tab| self.whole || *tab == self.tab);
+        let wanted = self.tabs().into_iter().filter(|tab| self.whole || *tab == self.tab);
         wanted.map(|tab| (tab.title(), of(tab))).collect()
     }
 
@@ -305,7 +328,7 @@ impl Screen {
 
     fn titles(&self, tables: &[(&'static str, Grid)], is_server: bool) -> Line<'static> {
         let all: Vec<&'static str> = if is_server {
-            Tab::OF_SERVER.iter().map(|tab| tab.title()).collect()
+            self.tabs().iter().map(|tab| tab.title()).collect()
         } else {
             tables.iter().map(|(title, _)| *title).collect()
         };
@@ -508,6 +531,34 @@ fn certificates(certificates: &[Certificate]) -> Grid {
     };
     let head = vec!["NAMES", "ENDS", "LEFT", "DTLS", "FILE"];
     Grid { head, rows: certificates.iter().map(row).collect() }
+}
+
+fn nodes(fleet: Option<&Fleet>) -> Grid {
+    let row = |node: &FleetNode| {
+        let (state, colour) = match node.state {
+            NodeState::Serving if node.busy >= FULL => ("serving", Some(Color::Red)),
+            NodeState::Serving if node.busy >= BUSY => ("serving", Some(Color::Yellow)),
+            NodeState::Serving => ("serving", None),
+            NodeState::Full => ("full", Some(Color::Red)),
+            NodeState::Draining => ("draining", Some(Color::Yellow)),
+            NodeState::Silent => ("silent", Some(Color::Red)),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let traffic = bits(node.bits_per_second as f64 / 8.0);
+        let cells = vec![
+            node.name.clone(),
+            state.to_owned(),
+            node.zone.clone(),
+            percent(Some(node.busy)),
+            format!("{} of {}", node.sessions, node.max_sessions),
+            traffic,
+            percent(Some(node.cpu)),
+            node.version.clone().unwrap_or_default(),
+        ];
+        (cells, colour)
+    };
+    let head = vec!["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "VERSION"];
+    Grid { head, rows: fleet.into_iter().flat_map(|fleet| &fleet.nodes).map(row).collect() }
 }
 
 fn rules(live: &Live) -> Grid {

@@ -6,8 +6,8 @@ use ratatui::{Terminal, backend::TestBackend};
 
 use super::*;
 use crate::model::{
-    Batch, Datapath, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, Quantiles, Rate, Reason,
-    Status, Talker, Talkers,
+    Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState,
+    Quantiles, Rate, Reason, Status, Talker, Talkers,
 };
 
 fn live() -> Live {
@@ -43,6 +43,7 @@ fn live() -> Live {
             draining: false,
             open: 1234,
             datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
+            node: None,
         },
         cores: Some(1.25),
         server: Some(LiveServer {
@@ -141,6 +142,51 @@ fn a_screen_has_figures_curves_workers_and_the_first_table() {
     );
     assert!(!lines.concat().contains('\u{1b}'), "what a client has sent moves no cursor");
     holds(&lines, &["al\\u{1b}[2Jice"]);
+}
+
+fn fleet() -> Fleet {
+    let node = |name: &str, state, busy| FleetNode {
+        name: name.to_owned(),
+        number: 1,
+        state,
+        silent_s: 0.5,
+        zone: "west".to_owned(),
+        version: Some("1.2.3".to_owned()),
+        busy,
+        sessions: 7,
+        max_sessions: 100,
+        bits_per_second: 8_000_000,
+        max_bits_per_second: None,
+        cpu: 0.25,
+        relay_ports_left: 93,
+        relay_ports: 100,
+        addresses: Vec::new(),
+    };
+    Fleet {
+        name: "turnpike".to_owned(),
+        node: "one".to_owned(),
+        store: "redis://h".to_owned(),
+        alone: None,
+        keys: 1,
+        nodes: vec![node("one", NodeState::Serving, 0.25), node("two", NodeState::Draining, 0.99)],
+    }
+}
+
+#[test]
+fn a_node_has_the_table_of_its_fleet_and_others_have_none() {
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    assert!(!drawn(&screen, 120, 40).concat().contains(" Fleet "));
+    let mut of_node = live();
+    of_node.status.node = Some("one".to_owned());
+    screen.hear(of_node);
+    screen.join(fleet());
+    screen.turn(-1);
+    let lines = drawn(&screen, 120, 40);
+    assert!(lines[0].starts_with("turnpike serve 1.2.3  node one  "), "{}", lines[0]);
+    holds(&lines, &["NODE  STATE", "one   serving   west  25 %  7 of 100  8.00 Mbit/s", "two   draining"]);
+    screen.turn(1);
+    holds(&drawn(&screen, 120, 40), &["192.0.2.9:50000"]);
 }
 
 #[test]

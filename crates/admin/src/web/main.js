@@ -94,7 +94,8 @@ function about(reading) {
     for (const item of part("pages").querySelectorAll(".of-server")) item.hidden = whose === "forward";
     if (whose !== assumed) show(true);
   }
-  setText(part("about"), `turnpike ${status.version}, process ${status.pid} on ${location.host}, up ${span(status.uptime_s)}`);
+  const node = status.node ? `, node ${status.node} of its fleet` : "";
+  setText(part("about"), `turnpike ${status.version}${node}, process ${status.pid} on ${location.host}, up ${span(status.uptime_s)}`);
 }
 
 const STATES = {

@@ -162,7 +162,32 @@ function server() {
     { title: "Taken", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
   ]);
 
+  const nodes = table("Nodes of the fleet", [
+    { title: "Node", heads: true, cell: (row) => ({ text: row.name, note: [row.zone, row.version].filter(Boolean).join(", ") }) },
+    { title: "State", cell: (row) => (row.state === "silent" ? `silent for ${span(row.silent_s)}` : row.state) },
+    { title: "Busy", number: true, cell: (row) => ({ text: percent(row.busy), share: row.busy }) },
+    { title: "Sessions", number: true, cell: (row) => `${count(row.sessions)} of ${count(row.max_sessions)}` },
+    { title: "Traffic", number: true, cell: (row) => bits(row.bits_per_second) },
+    { title: "Busiest worker", number: true, cell: (row) => percent(row.cpu) },
+  ], "No node is known.");
+  const alone = h("p", { class: "warning", hidden: true });
+  const fleet = wide(panel("Fleet", "Servers that are one service, as this one sees them.", alone, nodes.element));
+  fleet.hidden = true;
+  let node = null;
+
+  async function lookAtFleet() {
+    const told = await ask("/v1/fleet");
+    nodes.update(told.nodes);
+    alone.hidden = !told.alone;
+    setText(alone, told.alone ? `This node is alone, and what follows is old: ${told.alone}` : "");
+    fleet.hidden = false;
+  }
+
   function update(live) {
+    if (live.status.node && node === null) {
+      node = live.status.node;
+      sometimes();
+    }
     const now = live.server;
     if (!now) return;
     const loss = sum(now.drops, (reason) => reason.rate);
@@ -213,6 +238,7 @@ function server() {
       setText(expiry, soon.map((one) => `${one.file} ${one.expires_in_s < 0 ? "has ended" : `ends in ${span(one.expires_in_s)}`}.`).join(" "));
       expiry.hidden = soon.length === 0;
       limits.update((await ask("/v1/limits")).limits.filter((limit) => limit.used !== null));
+      if (node !== null) await lookAtFleet();
     } catch {
       // The stream tells what is wrong.
     }
@@ -221,6 +247,7 @@ function server() {
   return {
     tiles: [sessions, toPeers, toClients, lost, refused, load, loop, opening].map((one) => one.element),
     panels: [
+      fleet,
       wide(panel("Workers", null, workers.element)),
       panel("Loss and drops", "Datagrams that were not relayed.", drops.element),
       panel("Refusals", "What was refused; an answer stands here by its code, and by its reason too.", refusals.element),

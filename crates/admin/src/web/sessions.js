@@ -48,7 +48,7 @@ export function sessions(words) {
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
     { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
-    { title: "Worker", number: true, cell: (row) => String(row.worker) },
+    { title: "Worker", number: true, cell: (row) => (row.node ? { text: String(row.worker), note: `node ${row.node}` } : String(row.worker)) },
   ], "No session fits.");
   const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
   const onward = h("button", { type: "button" }, "Next page");
@@ -68,11 +68,15 @@ export function sessions(words) {
     query.delete("page");
     query.set("limit", PAGE);
     try {
-      const answer = await ask(`/v1/sessions?${query}`);
+      // Of a fleet, those of all nodes.
+      const { node } = await ask("/v1/status");
+      const answer = await ask(`/v1/${node ? "fleet/" : ""}sessions?${query}`);
       if (!current) return;
       next = answer.next;
       list.update(answer.sessions);
-      problem.hidden = true;
+      const silent = answer.silent ?? [];
+      setText(problem, `Missing are sessions of nodes that do not answer. ${silent.join("; ")}`);
+      problem.hidden = silent.length === 0;
       setText(found, `Page ${page}: ${many(answer.sessions.length, "session")}${next === null ? ", and no more." : ", and there are more."}`);
     } catch (error) {
       if (!current) return;
@@ -176,6 +180,7 @@ export function session(id, mayChange) {
     fact("To client", traffic("to_client"));
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
     if (found.mobile) fact("Mobile", "It follows its client to another address.");
+    if (found.node) fact("Node", found.node);
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);
     channels.update(found.channels ?? []);

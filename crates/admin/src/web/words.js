@@ -93,6 +93,7 @@ const REFUSALS = {
   "peer own": "A peer that is a service of the server's own machine.",
   "peer special": "A peer in a private or reserved range.",
   "peer not_allowed": "A peer that peers.allow does not name, where no other may be one.",
+  "request banned": "The user or the client's address is banned.",
   "request draining": "The server takes nobody new.",
   "request loop": "The client is behind one of the server's own relayed addresses.",
   "request redirected": "Sent to another server.",

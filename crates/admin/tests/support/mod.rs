@@ -1,5 +1,7 @@
 //! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
 
+mod together;
+
 use std::{
     fmt, fs,
     io::{self, Read, Write},
@@ -21,7 +23,7 @@ use tokio::sync::oneshot;
 use turnpike_admin::{
     Applications, Interface, Program, Store,
     model::Job,
-    program::{Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
+    program::{Fleet, Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
 use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, api_keys, certificates,
@@ -32,6 +34,8 @@ use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
 use turnpike_turn::server::{PeerRules, ServerConfig};
+
+pub(crate) use together::{Member, Together};
 
 pub(crate) const FULL: &str = "full-0123456789abcdef";
 pub(crate) const READ: &str = "read-0123456789abcdef";
@@ -83,6 +87,8 @@ pub(crate) struct Double {
     pub(crate) ended: AtomicBool,
     pub(crate) refusals: Mutex<Vec<Refusal>>,
     pub(crate) rules: Mutex<Vec<Rule>>,
+    /// Of a server.
+    fleet: Option<Arc<Member>>,
 }
 
 impl Double {
@@ -158,6 +164,9 @@ impl Program for Double {
     fn rules(&self) -> Vec<Rule> {
         self.rules.lock().unwrap().clone()
     }
+    fn fleet(&self) -> Option<Arc<dyn Fleet>> {
+        self.fleet.as_ref().map(|member| Arc::<Member>::clone(member) as Arc<dyn Fleet>)
+    }
 }
 
 /// A program that runs on a thread of its own, as the control thread does.
@@ -174,9 +183,13 @@ pub(crate) struct Running {
 impl Running {
     /// A server with so many workers on a Unix socket and on loopback, where tokens are known.
     pub(crate) fn server(workers: usize) -> Self {
-        Self::start(Some(workers), |settings, _| {
-            settings.tokens = vec![Secret::new(FULL)];
-            settings.read_tokens = vec![Secret::new(READ)];
+        Self::start(Some(workers), with_tokens)
+    }
+
+    /// The same, one of several that are one service.
+    pub(crate) fn node(together: &Together, name: &str, workers: usize) -> Self {
+        Self::start_as(Some(together.join(name)), Some(workers), |settings, dir| {
+            with_tokens(&mut settings.admin, dir);
         })
     }
 
@@ -187,6 +200,14 @@ impl Running {
 
     /// The same, of which anything may be configured.
     pub(crate) fn configured(workers: Option<usize>, change: impl FnOnce(&mut Settings, &Dir)) -> Self {
+        Self::start_as(workers.map(|_| Member::alone()), workers, change)
+    }
+
+    fn start_as(
+        fleet: Option<Arc<Member>>,
+        workers: Option<usize>,
+        change: impl FnOnce(&mut Settings, &Dir),
+    ) -> Self {
         let dir = Dir::new();
         let mut settings = Settings::default();
         settings.admin.listen =
@@ -207,6 +228,7 @@ impl Running {
             ended: AtomicBool::new(false),
             refusals: Mutex::default(),
             rules: Mutex::default(),
+            fleet,
         });
         let (stop, stopped) = oneshot::channel::<()>();
         let (found, addresses) = mpsc::channel();
@@ -227,6 +249,11 @@ impl Running {
         });
         let (tcp, applications) = addresses.recv_timeout(SOON).expect("it listens");
         Self { program, tcp, applications, dir, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// How it stands with others.
+    pub(crate) fn member(&self) -> &Member {
+        self.program.fleet.as_ref().expect("it is a server")
     }
 
     pub(crate) fn relay(&self) -> &Relay {
@@ -309,6 +336,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn with_tokens(settings: &mut AdminSettings, _: &Dir) {
+    settings.tokens = vec![Secret::new(FULL)];
+    settings.read_tokens = vec![Secret::new(READ)];
 }
 
 /// The file of the embedded store.

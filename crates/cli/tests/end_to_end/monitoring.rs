@@ -22,7 +22,12 @@ const TESTS: &str = include_str!("../../../../deploy/prometheus/turnpike.test.ym
 fn scraped() -> [String; 2] {
     let certificate = Certificate::new(&["turn.example.org"]);
     let state = Dir::new();
-    let serve = Serve::start_secured(&certificate, &["--state", state.path().to_str().expect("UTF-8")]);
+    // A node of a fleet, whose store nobody has.
+    let secret = "x".repeat(32);
+    let node = format!("[fleet]\nurl = \"redis://127.0.0.1:1\"\nsecret = \"{secret}\"\nnode = \"a\"\n");
+    let (file, path) = (state.file("node.toml", &node), state.path().to_str().expect("UTF-8"));
+    let file = file.to_str().expect("UTF-8");
+    let serve = Serve::start_secured(&certificate, &["--state", path, "-c", file]);
     let brief = ["--mode", "allocate", "--rate", "5", "--duration", "1"];
     assert_eq!(Load::new(serve.address(V4)).with(&brief).run().code, Some(0));
     let reflect = Reflect::start(V4, &[]);

@@ -1,6 +1,8 @@
 //! Users in a store: the embedded one and what the commands write into it, coturn's databases, and what becomes of clients while one is
 //! away.
 
+mod fleet;
+
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use serde_json::Value;

@@ -7,7 +7,7 @@ use turnpike_turn::server::{AlternateWhen, Transport};
 use std::net::SocketAddr;
 
 use super::*;
-use crate::{Change, Secret, StoredKey, UserSecret};
+use crate::{Change, FleetRedirect, Secret, StoredKey, UserSecret};
 
 const EXAMPLE: &str = include_str!("../../../../examples/turnpike.toml");
 
@@ -337,6 +337,7 @@ fn what_is_of_no_use_or_of_too_much_is_a_warning() {
             &["t.toml:2:23: server.proxy_protocol_from: 0.0.0.0/0", "anybody"],
         ),
         ("[server]\nproxy_protocol_from = [\"::/0\"]", &["server.proxy_protocol_from: ::/0"]),
+        ("[fleet]\nzone = \"west\"", &["fleet.url: there is none", "[fleet]"]),
     ] {
         let warnings = load_text(text).expect("valid").warnings;
         assert_eq!(warnings.len(), 1, "{text}: {warnings:?}");
@@ -388,6 +389,33 @@ fn users_are_read_in_all_three_forms() {
         "[[auth.users]]\nname = \"a\"\npassword = \"x\"\n[[auth.users]]\nname = \"b\"\npassword = \"y\"",
     );
     assert_eq!(tables.users.len(), 2);
+}
+
+/// 64 of them.
+const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+#[test]
+fn a_fleet_has_a_store_a_secret_and_users_and_its_realms_the_limits_of_all_nodes() {
+    let with = |more: &str| {
+        load_text(&format!("[fleet]\nurl = \"redis://:{DIGITS}@h\"\nsecret = \"{DIGITS}\"\n{more}"))
+    };
+    let fleet =
+        with("node = \"turn-1\"\nzone = \"west\"\naddresses = [\"tls://203.0.113.5:5349\"]").expect("valid");
+    assert!(!fleet.settings.to_toml().contains(DIGITS) && !format!("{fleet:?}").contains(DIGITS));
+    let fleet = fleet.settings.fleet;
+    assert_eq!((fleet.node, fleet.zone), ("turn-1".parse().ok(), "west".parse().ok()));
+    assert_eq!((fleet.name.as_str(), fleet.redirect), ("turnpike", FleetRedirect::Load));
+    let realm = "[[realm]]\nname = \"r\"\nsecrets = [\"s\"]\nallocations = 1000000";
+    assert_eq!(with(realm).expect("more than one node may have").settings.realms.len(), 1);
+    let errors = load_text("[fleet]\nurl = \"redis://h\"").expect_err("no secret").to_string();
+    assert!(errors.contains("fleet.secret") && errors.contains("openssl rand"), "{errors}");
+    for (more, told) in [
+        (format!("allocations = 5\n{realm}"), "fleet.allocations"),
+        ("[auth]\nrequired = false".to_owned(), "auth.required is false"),
+    ] {
+        let errors = with(&more).expect_err("wrong").to_string();
+        assert!(errors.contains(told) && !errors.contains(DIGITS), "{errors}");
+    }
 }
 
 #[test]

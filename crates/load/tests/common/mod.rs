@@ -93,7 +93,7 @@ pub(crate) fn relay_of(
         max_allocations: 20_000,
         max_allocations_per_user: wishes.max_allocations_per_user,
         server: ServerConfig {
-            nonce_key: turnpike_turn::server::NonceKey([7; 32]),
+            nonce_keys: turnpike_turn::server::NonceKey([7; 32]).into(),
             relay_v4: wishes.address.is_ipv4(),
             relay_v6: wishes.address.is_ipv6(),
             peers,

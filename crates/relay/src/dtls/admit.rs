@@ -54,10 +54,10 @@ impl Associations {
 
     /// Sends a cookie and keeps nothing.
     fn answer(&mut self, now_ms: u64, client: Client, hello: &Hello<'_>, datagram: &[u8], tx: &mut Tx) {
-        let (now, now_s) = (self.instant(now_ms), self.cookie_seconds(now_ms));
+        let (now, now_unix) = (self.instant(now_ms), self.unix(now_ms));
         let Some(context) = &self.config.context else { return };
         let [body, packet] = &mut self.hello;
-        let cookie = self.cookies.make(now_s, &client, hello, body);
+        let cookie = self.cookies.make(now_unix, &client, hello, body);
         hello::write_packet(hello.sequence, body, packet);
         let begun = context.begin(now, hello, packet, cookie, &mut self.answer);
         let why = begun.err().map(|error| association::failure(&error));
@@ -102,10 +102,10 @@ impl Associations {
         datagram: &[u8],
         tx: &mut Tx,
     ) -> Option<usize> {
-        let (now, now_s) = (self.instant(now_ms), self.cookie_seconds(now_ms));
+        let (now, now_unix) = (self.instant(now_ms), self.unix(now_ms));
         let context = Arc::clone(self.config.context.as_ref()?);
         let [body, packet] = &mut self.hello;
-        let Some(cookie) = self.cookies.check(now_s, &client, hello, body) else {
+        let Some(cookie) = self.cookies.check(now_unix, &client, hello, body) else {
             // DTLS 1.2 clients may be given another; to those of DTLS 1.3 a second HelloRetryRequest is an error.
             if hello.version == Version::V12 && !self.by_client.contains_key(&client) {
                 self.answer(now_ms, client, hello, datagram, tx);
@@ -165,9 +165,4 @@ impl Associations {
         self.arm(slot);
         Some(slot)
     }
-}
-
-/// Since the worker began: no clock of the world, which may go backwards.
-pub(super) fn seconds(now_ms: u64) -> u32 {
-    u32::try_from(now_ms / 1000).unwrap_or(u32::MAX)
 }

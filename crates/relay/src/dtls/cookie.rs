@@ -1,14 +1,13 @@
 //! Cookies: a client must show that it hears us at its address before anything is kept for it (RFC 6347 section 4.2.1, RFC 9147
-//! section 5.1). A cookie is the time, what cannot be told from a second ClientHello about the first, and a MAC over both, the
-//! addresses and the first ClientHello. Nothing is remembered.
+//! section 5.1). A cookie is the time, what cannot be told from a second ClientHello about the first, and a MAC over both, the client's
+//! address and the first ClientHello. Nothing is remembered, and all workers of all nodes of a fleet know each other's cookies: a balancer may send the
+//! second ClientHello elsewhere, and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
 
 use std::net::{IpAddr, SocketAddr};
 
 use hmac::{Hmac, Mac};
-use serde::{Deserialize, Serialize};
 use sha2::Sha256;
-use turnpike_turn::server::Client;
-use zeroize::ZeroizeOnDrop;
+use turnpike_turn::server::{Client, NonceKeys};
 
 use super::hello::{Hello, Version};
 
@@ -16,37 +15,37 @@ use super::hello::{Hello, Version};
 pub(super) const COOKIE_LEN: usize = 32;
 /// Seconds for which a cookie is good: as long as clients repeat a ClientHello.
 const LIFETIME: u32 = 60;
+/// Seconds that one may lie in the future: clocks of two nodes differ.
+const SKEW: u32 = 10;
 /// Time, padding; the MAC takes the rest.
 const PREFIX: usize = 6;
 const NO_PADDING: u16 = u16::MAX;
 
 pub(super) type Cookie = [u8; COOKIE_LEN];
 
-/// What cookies are made and checked with. It goes along where the sockets go to another process; overwritten when dropped.
-#[derive(Clone, Serialize, Deserialize, ZeroizeOnDrop)]
-#[serde(transparent)]
-pub(crate) struct CookieKey([u8; 32]);
+/// What cookies are made and checked with.
+pub(super) struct CookieKeys(NonceKeys);
 
-impl CookieKey {
-    pub(super) fn random() -> Self {
-        Self(rand::random())
+impl CookieKeys {
+    pub(super) fn new(keys: NonceKeys) -> Self {
+        Self(keys)
     }
 
-    /// A cookie for a ClientHello without one; `first` becomes its body.
-    pub(super) fn make(&self, now_s: u32, client: &Client, hello: &Hello<'_>, first: &mut Vec<u8>) -> Cookie {
+    /// A cookie at `unix` seconds for a ClientHello without one; `first` becomes its body.
+    pub(super) fn make(&self, unix: u64, client: &Client, hello: &Hello<'_>, first: &mut Vec<u8>) -> Cookie {
         let padding = hello.padding();
         hello.write_first(padding, first);
         let padding = padding.and_then(|len| u16::try_from(len).ok()).unwrap_or(NO_PADDING);
         let mut prefix = [0; PREFIX];
-        prefix[..4].copy_from_slice(&now_s.to_be_bytes());
+        prefix[..4].copy_from_slice(&low(unix).to_be_bytes());
         prefix[4..].copy_from_slice(&padding.to_be_bytes());
-        self.finish(prefix, client, hello, first)
+        self.finish(unix, prefix, client, hello, first)
     }
 
     /// The cookie of a ClientHello, if it is one of ours for this client and the first ClientHello, whose body `first` becomes.
     pub(super) fn check(
         &self,
-        now_s: u32,
+        unix: u64,
         client: &Client,
         hello: &Hello<'_>,
         first: &mut Vec<u8>,
@@ -54,28 +53,37 @@ impl CookieKey {
         let cookie: &Cookie = hello.cookie?.try_into().ok()?;
         let prefix: [u8; PREFIX] = cookie[..PREFIX].try_into().ok()?;
         let made = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]);
-        if now_s.checked_sub(made)? > LIFETIME {
+        let age = low(unix).wrapping_sub(made);
+        if age > LIFETIME && age.wrapping_neg() > SKEW {
             return None;
         }
+        let made = unix.saturating_add_signed(i64::from(age.wrapping_neg().cast_signed()));
         let padding = u16::from_be_bytes([prefix[4], prefix[5]]);
         // More than any ClientHello had that was answered: nobody is to make us write it.
         if padding != NO_PADDING && usize::from(padding) > super::hello::MAX_HELLO {
             return None;
         }
         hello.write_first((padding != NO_PADDING).then_some(usize::from(padding)), first);
-        let expected = self.finish(prefix, client, hello, first);
+        let expected = self.finish(made, prefix, client, hello, first);
         let same: bool = subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into();
         same.then_some(expected)
     }
 
-    fn finish(&self, prefix: [u8; PREFIX], client: &Client, hello: &Hello<'_>, first: &[u8]) -> Cookie {
-        #[expect(clippy::expect_used, reason = "HMAC takes keys of any length")]
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+    /// Without our own address: behind a balancer each node has another.
+    fn finish(
+        &self,
+        made: u64,
+        prefix: [u8; PREFIX],
+        client: &Client,
+        hello: &Hello<'_>,
+        first: &[u8],
+    ) -> Cookie {
+        let mut own = hmac(&self.0.at(made).0);
+        own.update(b"turnpike DTLS cookie");
+        let mut mac = hmac(&own.finalize().into_bytes());
         mac.update(&prefix);
         mac.update(&client.listener.0.to_be_bytes());
-        for address in [client.address, client.local] {
-            update_with(&mut mac, address);
-        }
+        update_with(&mut mac, client.address);
         match hello.version {
             Version::V12 => {
                 mac.update(&[12]);
@@ -96,6 +104,16 @@ impl CookieKey {
     }
 }
 
+#[expect(clippy::expect_used, reason = "HMAC takes keys of any length")]
+fn hmac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the difference of two times is what counts")]
+const fn low(unix: u64) -> u32 {
+    unix as u32
+}
+
 fn update_with(mac: &mut Hmac<Sha256>, address: SocketAddr) {
     match address.ip() {
         IpAddr::V4(ip) => mac.update(&ip.octets()),
@@ -107,10 +125,14 @@ fn update_with(mac: &mut Hmac<Sha256>, address: SocketAddr) {
 #[cfg(test)]
 mod tests {
     use turnpike_testkit::randomness;
-    use turnpike_turn::server::ListenerId;
+    use turnpike_turn::server::{ListenerId, NonceKey};
 
     use super::*;
     use crate::dtls::hello::write_packet;
+
+    fn random() -> CookieKeys {
+        CookieKeys::new(NonceKey(rand::random()).into())
+    }
 
     fn body(cookie: &[u8]) -> Vec<u8> {
         let length = u8::try_from(cookie.len()).unwrap();
@@ -128,7 +150,7 @@ mod tests {
     /// Time and padding stand in front, for everybody to read.
     #[test]
     fn the_secret_part_of_cookies_is_as_if_by_chance() {
-        let (key, mut first, mut packet) = (CookieKey::random(), Vec::new(), Vec::new());
+        let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, &body(&[]), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
         let mask = [[0; PREFIX].as_slice(), &[0xFF; COOKIE_LEN - PREFIX]].concat();
@@ -136,26 +158,26 @@ mod tests {
         let of_clients: Vec<_> =
             ports.map(|port| key.make(100, &client(port), &hello, &mut first).to_vec()).collect();
         randomness::judge(&of_clients, &mask).unwrap();
-        let of_keys =
-            std::iter::repeat_with(|| CookieKey::random().make(100, &client(1), &hello, &mut first).to_vec());
+        let of_keys = std::iter::repeat_with(|| random().make(100, &client(1), &hello, &mut first).to_vec());
         randomness::judge(&of_keys.take(randomness::SAMPLES).collect::<Vec<_>>(), &mask).unwrap();
     }
 
     #[test]
     fn a_cookie_is_good_for_its_client_its_hello_its_time_and_our_key_only() {
-        let (key, mut first, mut packet) = (CookieKey::random(), Vec::new(), Vec::new());
+        let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
         write_packet(0, &body(&[]), &mut packet);
         let cookie = key.make(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first);
         assert_eq!(first, body(&[]));
         write_packet(1, &body(&cookie), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
-        let mut check = |key: &CookieKey, now, port| key.check(now, &client(port), &hello, &mut first);
+        let mut check = |key: &CookieKeys, now, port| key.check(now, &client(port), &hello, &mut first);
         assert_eq!(check(&key, 100, 1), Some(cookie));
-        assert_eq!(check(&key, 100 + LIFETIME, 1), Some(cookie));
-        assert_eq!(check(&key, 101 + LIFETIME, 1), None, "too old");
-        assert_eq!(check(&key, 99, 1), None, "from the future");
+        assert_eq!(check(&key, 100 + u64::from(LIFETIME), 1), Some(cookie));
+        assert_eq!(check(&key, 101 + u64::from(LIFETIME), 1), None, "too old");
+        assert_eq!(check(&key, 90, 1), Some(cookie), "of a clock that is a little ahead");
+        assert_eq!(check(&key, 89, 1), None, "from the future");
         assert_eq!(check(&key, 100, 2), None, "another port");
-        assert_eq!(check(&CookieKey::random(), 100, 1), None);
+        assert_eq!(check(&random(), 100, 1), None);
         assert_eq!(first, body(&[]));
 
         for at in 0..COOKIE_LEN {
@@ -168,5 +190,27 @@ mod tests {
         *other.last_mut().unwrap() = 1;
         write_packet(1, &other, &mut packet);
         assert_eq!(key.check(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first), None);
+    }
+
+    #[test]
+    fn a_cookie_of_another_node_is_good_and_so_is_one_of_a_key_that_was_rotated() {
+        let key = |byte| NonceKey([byte; 32]);
+        let keys = || CookieKeys::new(NonceKeys::new(key(1), [(100, key(2))]));
+        let (mut first, mut packet) = (Vec::new(), Vec::new());
+        write_packet(0, &body(&[]), &mut packet);
+        for made in [99, 100, 101] {
+            let cookie = keys().make(made, &client(1), &Hello::parse(&packet).unwrap(), &mut first);
+            let mut second = Vec::new();
+            write_packet(1, &body(&cookie), &mut second);
+            let elsewhere = Client { local: ([192, 0, 2, 77], 5349).into(), ..client(1) };
+            for now in [made, made + 5] {
+                let hello = Hello::parse(&second).unwrap();
+                assert_eq!(
+                    keys().check(now, &elsewhere, &hello, &mut first),
+                    Some(cookie),
+                    "{made} at {now}"
+                );
+            }
+        }
     }
 }

@@ -25,14 +25,14 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_net::{Route, Rx, SocketId, Span, Tx};
-use turnpike_turn::server::{Client, ClosedReason, Effect, Source, Transport};
+use turnpike_turn::server::{Client, ClosedReason, Effect, NonceKeys, Source, Transport};
 use turnpike_wire::address::canonical;
 
 pub use config::DtlsConfig;
@@ -46,7 +46,7 @@ use crate::{
     worker::Listener,
 };
 use association::{Association, Drained, Stage};
-pub(crate) use cookie::CookieKey;
+use cookie::CookieKeys;
 use crowd::Crowd;
 use record::Sifted;
 
@@ -68,9 +68,9 @@ pub(crate) struct Associations {
     /// What the milliseconds count from.
     started: Instant,
     listeners: Vec<Listener>,
-    cookies: CookieKey,
-    /// The clock of cookies is ahead of this worker's by so many seconds: it began with the process that made their key.
-    cookie_lead_s: u32,
+    cookies: CookieKeys,
+    /// The time of day at `started`, in Unix seconds. From then on the worker's clock counts, which never goes backwards.
+    began: u64,
     table: Slab<Association>,
     by_client: HashMap<Client, usize, RandomState>,
     /// The client looked up last: datagrams come in runs.
@@ -109,11 +109,11 @@ impl Associations {
     /// up to 64 KiB, or for records of so few bytes that aligning them makes them three times as long: some of these are dropped.
     pub(crate) const ROOM: usize = 3 << 20;
 
-    /// None yet; `started` is what the worker's milliseconds count from, `workers` how many
-    /// share the limits.
+    /// None yet; `started`, a moment ago, is what the worker's milliseconds count from, `workers` how many share the limits.
     pub(crate) fn new(
         layout: Arc<Layout>,
         config: Arc<DtlsConfig>,
+        keys: NonceKeys,
         workers: usize,
         started: Instant,
     ) -> Self {
@@ -124,8 +124,8 @@ impl Associations {
             workers,
             started,
             listeners: Vec::new(),
-            cookies: CookieKey::random(),
-            cookie_lead_s: 0,
+            cookies: CookieKeys::new(keys),
+            began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             table: Slab::new(),
             by_client: HashMap::default(),
             last: None,
@@ -170,12 +170,12 @@ impl Associations {
         }
     }
 
-    /// Other listeners, server names and limits from now on.
-    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>) {
+    /// Other listeners, server names and limits from now on, and cookies are made with these keys.
+    pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
         let share = |limit: usize| limit.div_ceil(self.workers);
         self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
         self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
-        (self.layout, self.config) = (layout, config);
+        (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
 
     /// How many places of listeners there are, open or not.
@@ -328,17 +328,6 @@ impl Associations {
     /// The next client whose association is gone.
     pub(crate) fn next_gone(&mut self) -> Option<Client> {
         self.gone.pop()
-    }
-
-    /// What cookies are made with, for [`Associations::take_over`] of another process; and its clock.
-    pub(crate) fn cookies(&self, now_ms: u64) -> (CookieKey, u32) {
-        (self.cookies.clone(), self.cookie_seconds(now_ms))
-    }
-
-    /// Clients that have got their cookies elsewhere are admitted here.
-    pub(crate) fn take_over(&mut self, now_ms: u64, cookies: CookieKey, seconds: u32) {
-        self.cookies = cookies;
-        self.cookie_lead_s = seconds.saturating_sub(admit::seconds(now_ms));
     }
 
     /// Whoever has an association, or is about to, as the sockets see them.
@@ -613,8 +602,9 @@ impl Associations {
         }
     }
 
-    fn cookie_seconds(&self, now_ms: u64) -> u32 {
-        admit::seconds(now_ms).saturating_add(self.cookie_lead_s)
+    /// The time of day for cookies.
+    fn unix(&self, now_ms: u64) -> u64 {
+        self.began + now_ms / 1000
     }
 
     fn instant(&self, now_ms: u64) -> Instant {

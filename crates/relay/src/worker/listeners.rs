@@ -45,7 +45,7 @@ impl Worker {
     pub(super) fn reconfigure(&mut self, now: Now, new: Reconfigure) {
         let Reconfigure { server, layout, streams, dtls, config, sockets } = new;
         self.shared.reconfigure(&config);
-        let channels = server.channels;
+        let (channels, keys) = (server.channels, server.nonce_keys.clone());
         self.server.reconfigure(now, server);
         if let Some(offload) = &mut self.offload {
             offload.restrict(channels, &mut self.server, &self.out.listeners);
@@ -53,7 +53,7 @@ impl Worker {
         self.carry_out_effects(now, NOTHING);
         self.layout = Arc::clone(&layout);
         self.out.streams.reconfigure(Arc::clone(&layout), streams);
-        self.out.dtls.reconfigure(layout, dtls);
+        self.out.dtls.reconfigure(layout, dtls, keys);
         // Before others take their places.
         self.close_gone(now);
         let is_open = |closing: &Closing| {

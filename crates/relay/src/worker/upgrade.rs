@@ -16,7 +16,7 @@ use turnpike_turn::{
 };
 
 use super::{Command, Holder, Lingering, NOTHING, Role, Worker, handoff, offload::LentFlows};
-use crate::{dtls::CookieKey, link::Way, listening::Named, ports::Reserved, upgrade::Unfit};
+use crate::{link::Way, listening::Named, ports::Reserved, upgrade::Unfit};
 
 /// Sessions that travel at a time: while the one process writes some, the other one reads those before.
 const BATCH: usize = 64;
@@ -58,7 +58,6 @@ pub(crate) struct Heir {
 struct Head {
     /// Of the listeners for datagrams with a socket of their own: the kernel's drop counter as last seen.
     drops: Vec<(Named, u32)>,
-    cookies: (CookieKey, u32),
     /// Clients over DTLS, which stay.
     associations: Vec<Client>,
     arrivals: Vec<Arrival>,
@@ -236,7 +235,6 @@ impl Worker {
             .unzip();
         let head = Head {
             drops,
-            cookies: self.out.dtls.cookies(now.ms),
             associations: self.out.dtls.clients().chain(self.tunnels.clients()).collect(),
             arrivals: self.server.expected(now),
             deletions: self.server.deletions(now),
@@ -355,8 +353,6 @@ impl Worker {
         let (head, descriptors) = channel.receive_value::<Head>()?;
         let mut descriptors = descriptors.into_iter();
         let now = self.now();
-        let (key, seconds) = head.cookies;
-        self.out.dtls.take_over(now.ms, key, seconds);
         for ((transport, place), drops) in head.drops {
             let socket = self.listening(transport, place).and_then(|(id, _)| self.sockets.get(id));
             if let Some(socket) = socket {

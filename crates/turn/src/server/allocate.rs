@@ -5,8 +5,8 @@ use std::sync::Arc;
 use turnpike_wire::stun::kind;
 
 use super::{
-    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, OpenRelay, OpenRequest, OpenResult,
-    PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
+    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Newcomer, OpenRelay, OpenRequest,
+    OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
     alternate::Occasion,
     context::Context,
     forwarding::Entry,
@@ -107,7 +107,7 @@ impl<G: Gate> Server<G> {
         let client = context.client();
         let draining = self.draining || self.config.listener(client.listener).closing;
         let occasion = if draining { Occasion::Draining } else { Occasion::None };
-        if self.write_redirect(client, &context.envelope, occasion) {
+        if self.write_redirect(&newcomer(context, occasion), &context.envelope) {
             return Err(Answer::Reply);
         }
         if draining {
@@ -122,10 +122,14 @@ impl<G: Gate> Server<G> {
             return Err(match refusal {
                 QuotaRefusal::User => self.refuse(context, 486, RequestRefusal::UserQuota),
                 QuotaRefusal::Prefix => self.refuse(context, 486, RequestRefusal::PrefixQuota),
-                QuotaRefusal::Total if self.write_redirect(client, &context.envelope, Occasion::Full) => {
+                QuotaRefusal::Total
+                    if self.write_redirect(&newcomer(context, Occasion::Full), &context.envelope) =>
+                {
                     Answer::Reply
                 }
-                QuotaRefusal::Total => self.refuse(context, 508, RequestRefusal::TotalQuota),
+                QuotaRefusal::Total | QuotaRefusal::Everywhere => {
+                    self.refuse(context, 508, RequestRefusal::TotalQuota)
+                }
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
@@ -162,7 +166,7 @@ impl<G: Gate> Server<G> {
             [Some(first), second] => (first, second),
             [None, Some(second)] => (second, None),
             [None, None] => {
-                self.undo_allocate(now, id, &client, pending, first);
+                self.undo_allocate(now, id, client, pending, first);
                 return Some(Source { client, link });
             }
         };
@@ -185,7 +189,7 @@ impl<G: Gate> Server<G> {
         if pending.mobile {
             self.make_mobile(id.index);
         }
-        self.write_allocated(id.index, &pending.envelope);
+        self.write_allocated(now, id.index, &pending.envelope);
         Some(Source { client, link })
     }
 
@@ -194,7 +198,7 @@ impl<G: Gate> Server<G> {
         &mut self,
         now: Now,
         id: AllocationId,
-        client: &Client,
+        client: Client,
         pending: Pending,
         why: OpenResult,
     ) {
@@ -207,11 +211,22 @@ impl<G: Gate> Server<G> {
             self.granted.withdraw(noted);
         }
         let full = why == OpenResult::NoCapacity;
-        if !(full && self.write_redirect(client, &pending.envelope, Occasion::Full)) {
+        let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
+            let newcomer = Newcomer {
+                now,
+                client,
+                realm: &session.realm,
+                identity: session.identity(),
+                transaction: pending.envelope.transaction,
+                occasion: Occasion::Full,
+            };
+            self.write_redirect(&newcomer, &pending.envelope)
+        });
+        if !goes_on {
             if let Some(session) = session {
                 let whose = (&session.realm, &*session.username);
                 let reason = if full { RequestRefusal::NoRelay } else { RequestRefusal::Code };
-                self.tell_refused(now, client, whose, &pending.envelope, code_of(why), reason);
+                self.tell_refused(now, &client, whose, &pending.envelope, code_of(why), reason);
             }
             self.write_failure(&pending.envelope, code_of(why));
         }
@@ -255,7 +270,7 @@ impl<G: Gate> Server<G> {
             return Answer::Drop(DropReason::OpenPending);
         }
         self.stats.retransmits += 1;
-        self.write_allocated(index, &context.envelope);
+        self.write_allocated(context.now, index, &context.envelope);
         Answer::Reply
     }
 
@@ -302,8 +317,8 @@ impl<G: Gate> Server<G> {
 
     /// The success response of section 7.2: the relayed transport addresses, or why one of two is missing, the lifetime, the tokens, and
     /// the client's own address.
-    fn write_allocated(&mut self, index: u32, to: &Envelope) {
-        let ticket = self.ticket(index);
+    fn write_allocated(&mut self, now: Now, index: u32, to: &Envelope) {
+        let ticket = self.ticket(now, index);
         let Some((_, entry)) = self.forwarding.at(index) else { return };
         let Some(session) = self.sessions.get(index) else { return };
         self.stats.successes[Method::Allocate as usize] += 1;
@@ -373,6 +388,17 @@ impl Families {
             },
             _ => Err(400),
         }
+    }
+}
+
+fn newcomer<'a>(context: &'a Context<'_>, occasion: Occasion) -> Newcomer<'a> {
+    Newcomer {
+        now: context.now,
+        client: *context.client(),
+        realm: &context.who.realm,
+        identity: &context.who.identity,
+        transaction: context.envelope.transaction,
+        occasion,
     }
 }
 

@@ -100,6 +100,11 @@ impl<G: Gate> Server<G> {
         if !unknown.is_empty() {
             return self.unknown_attributes(&context.envelope, &unknown);
         }
+        let (client, who) = (context.client().address.ip(), &context.who);
+        if self.gate.is_banned(context.now.unix, &who.realm, [&who.username, &who.identity], client) {
+            self.stats.ban_refusals += 1;
+            return self.refuse(&context, 403, RequestRefusal::Banned);
+        }
         if self.is_loop(&context) {
             self.stats.loop_refusals += 1;
             return self.refuse(&context, 403, RequestRefusal::Loop);

@@ -248,8 +248,9 @@ impl<G: Gate> Server<G> {
     pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
         let asked = context.request.len_without_fingerprint();
         let whole = asked >= SHORTEST_REQUEST;
-        let scope = self.nonce_scope(context.source.client.address.ip(), realm);
-        let nonce = whole.then(|| scope.issue(context.now.unix));
+        let now = context.now.unix;
+        let scope = self.nonce_scope(now, context.source.client.address.ip(), realm);
+        let nonce = whole.then(|| scope.issue(now));
         self.stats.error(code);
         self.stats.nonces += u64::from(whole);
         let mut response = context.envelope.begin(&mut self.reply, Class::Error);

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, fmt};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
@@ -22,8 +23,14 @@ pub struct ServerConfig {
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,
-    /// Key of the nonce HMAC, shared by all workers of a server.
-    pub nonce_key: NonceKey,
+    /// A key of this server alone, shared by its workers and by the process that takes its place: what has been answered is remembered by
+    /// hashes that are made with it. It must not change.
+    pub own_key: NonceKey,
+    /// What nonces and mobility tickets are made with, shared by all workers of a server, and by all servers of a fleet.
+    pub nonce_keys: NonceKeys,
+    /// In a fleet, the number of this server, 1 to 4095, or 0 as long as it has none: CONNECTION-IDs and mobility tickets hold it. Whether there is
+    /// one must not change. Default no fleet.
+    pub node: Option<u16>,
     /// What the server has granted, shared by all its workers. A new configuration's is not looked at: it outlives reloads.
     pub granted: GrantedAllocates,
     /// Seconds for which a nonce is accepted. Default 3600.
@@ -181,6 +188,43 @@ impl fmt::Debug for NonceKey {
     }
 }
 
+/// Keys, each in use from a time on. A server alone has one. Of a fleet's the next is known before it is used, so that no server meets what it
+/// does not know, and old ones for as long as somebody may come with what they have made.
+#[derive(Clone, Debug)]
+pub struct NonceKeys {
+    oldest: NonceKey,
+    /// With the Unix seconds from which they are used, the newest first.
+    newer: SmallVec<[(u64, NonceKey); 1]>,
+}
+
+impl NonceKeys {
+    /// The oldest, which is used for all time before the others; and those, in any order, with the Unix seconds from which they are used.
+    #[must_use]
+    pub fn new(oldest: NonceKey, newer: impl IntoIterator<Item = (u64, NonceKey)>) -> Self {
+        let mut newer: SmallVec<[(u64, NonceKey); 1]> = newer.into_iter().collect();
+        newer.sort_by_key(|(from, _)| std::cmp::Reverse(*from));
+        Self { oldest, newer }
+    }
+
+    /// The one that is used at `unix` seconds.
+    #[must_use]
+    pub fn at(&self, unix: u64) -> &NonceKey {
+        let newest = self.newer.iter().find(|(from, _)| *from <= unix);
+        newest.map_or(&self.oldest, |(_, key)| key)
+    }
+
+    /// All of them, the newest first.
+    pub fn iter(&self) -> impl Iterator<Item = &NonceKey> {
+        self.newer.iter().map(|(_, key)| key).chain([&self.oldest])
+    }
+}
+
+impl From<NonceKey> for NonceKeys {
+    fn from(key: NonceKey) -> Self {
+        Self::new(key, [])
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
@@ -188,7 +232,9 @@ impl Default for ServerConfig {
             tenants: Vec::new(),
             software: Some("turnpike".to_owned()),
             authenticate: true,
-            nonce_key: NonceKey([0; 32]),
+            own_key: NonceKey([0; 32]),
+            nonce_keys: NonceKey([0; 32]).into(),
+            node: None,
             granted: GrantedAllocates::default(),
             nonce_lifetime: 3600,
             default_lifetime: 600,
@@ -272,7 +318,19 @@ mod tests {
 
     #[test]
     fn debug_output_never_holds_the_nonce_key() {
-        let config = ServerConfig { nonce_key: NonceKey([213; 32]), ..ServerConfig::default() };
+        let own_key = NonceKey([213; 32]);
+        let config = ServerConfig { own_key, nonce_keys: own_key.into(), ..ServerConfig::default() };
         assert!(!format!("{config:?}").contains("213"));
+    }
+
+    #[test]
+    fn the_key_in_use_is_the_newest_whose_time_has_come() {
+        let key = |byte| NonceKey([byte; 32]);
+        let keys = NonceKeys::new(key(1), [(200, key(3)), (100, key(2))]);
+        for (unix, byte) in [(0, 1), (99, 1), (100, 2), (199, 2), (200, 3), (u64::MAX, 3)] {
+            assert_eq!(keys.at(unix).0, [byte; 32], "{unix}");
+        }
+        assert_eq!(keys.iter().map(|key| key.0[0]).collect::<Vec<_>>(), [3, 2, 1]);
+        assert_eq!(NonceKeys::from(key(7)).at(5).0, [7; 32]);
     }
 }

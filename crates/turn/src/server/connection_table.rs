@@ -31,13 +31,16 @@ pub(super) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
     /// Without those who have none.
     held: HashMap<Holder, usize, RandomState>,
+    /// For which there are numbers.
+    most: usize,
 }
 
 impl Connections {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(seat: Seat) -> Self {
         Self {
             owners: HashMap::with_hasher(RandomState::default()),
             held: HashMap::with_hasher(RandomState::default()),
+            most: seat.most_connections(),
         }
     }
 
@@ -54,7 +57,7 @@ impl Connections {
     pub(super) fn full(&self, config: &ServerConfig, of_allocation: usize, holder: &Holder) -> Option<Full> {
         if of_allocation >= config.max_connections {
             Some(Full::Allocation)
-        } else if self.len() >= config.max_total_connections {
+        } else if self.len() >= config.max_total_connections.min(self.most) {
             Some(Full::Total)
         } else {
             let held = self.held.get(holder).copied().unwrap_or_default();
@@ -62,7 +65,7 @@ impl Connections {
         }
     }
 
-    /// A number for one more. The configuration keeps the table far below 22 bits, so that a free one is found at once.
+    /// A number for one more. [`Self::full`] keeps the table small enough that a free one is found at once.
     pub(super) fn draw(
         &mut self,
         random: &mut Random,
@@ -84,7 +87,8 @@ impl Connections {
         let holder = Holder::of(session);
         let Some(tcp) = session.tcp.as_deref_mut() else { return };
         tcp.retain(|id| {
-            let adopted = id.worker() == seat.number() && self.owners.try_insert(id.0, index).is_ok();
+            let adopted =
+                seat.of_connection(id.0).1 == seat.number() && self.owners.try_insert(id.0, index).is_ok();
             if adopted {
                 *self.held.entry(holder.clone()).or_default() += 1;
             }
@@ -127,7 +131,7 @@ mod tests {
     fn each_user_is_counted_and_forgotten() {
         let config = ServerConfig { max_user_connections: 2, ..ServerConfig::default() };
         let holder = |name: &str| Holder("realm".into(), name.into());
-        let mut connections = Connections::new();
+        let mut connections = Connections::new(Seat::ONLY);
         let mut drawn = Vec::new();
         let mut random = Random::new(Seed([1; 32]));
         for (index, name) in ["alice", "alice", "bob"].into_iter().enumerate() {

@@ -29,22 +29,14 @@ const PATIENCE_MS: u64 = 30_000;
 /// The deadline of an attempt whose end the runtime has been asked for: its report comes next, and is not waited for by a timer.
 const OVERDUE: u64 = u64::MAX;
 
-/// CONNECTION-ID (RFC 6062 section 6.2.1): the worker's number in the upper 10 bits, so that a ConnectionBind finds its
-/// way, and 22 bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
+/// CONNECTION-ID (RFC 6062 section 6.2.1): the numbers of node and worker in the upper bits, so that a ConnectionBind finds its
+/// way, and bits that nobody foresees. What keeps a stranger out is that he must authenticate as the same user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u32);
 
-const RANDOM_BITS: u32 = 22;
-
 impl ConnectionId {
     pub(super) fn draw(random: &mut Random, seat: Seat) -> Self {
-        Self(u32::from(seat.number()) << RANDOM_BITS | random.u32() >> (32 - RANDOM_BITS))
-    }
-
-    /// The number of the worker that owns it.
-    #[must_use]
-    pub const fn worker(self) -> u16 {
-        (self.0 >> RANDOM_BITS) as u16
+        Self(seat.connection(random.u32()))
     }
 }
 
@@ -342,6 +334,9 @@ impl<G: Gate> Server<G> {
     pub(super) fn connection_bind(&mut self, context: &Context<'_>) -> Answer {
         // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
         let Some(connection) = self.connection_to_bind(context) else { return self.fail(context, 400) };
+        if let Some(node) = self.on_another_node(connection) {
+            return self.send_to_node(context, node, 400);
+        }
         if let Some(answer) = self.hand_over(context, connection) {
             return answer;
         }
@@ -433,8 +428,14 @@ impl<G: Gate> Server<G> {
 
     /// The worker that owns a connection, unless it is this one.
     pub(super) fn elsewhere(&self, connection: ConnectionId) -> Option<u16> {
-        let worker = connection.worker();
+        let (_, worker) = self.seat.of_connection(connection.0);
         (worker != self.seat.number() && self.seat.has(worker)).then_some(worker)
+    }
+
+    /// The node of the fleet that owns a connection, unless it is this one.
+    pub(super) fn on_another_node(&self, connection: ConnectionId) -> Option<u16> {
+        let (node, _) = self.seat.of_connection(connection.0);
+        self.seat.is_another(node).then_some(node)
     }
 
     fn admit(

@@ -313,6 +313,8 @@ pub enum RequestRefusal {
     PrefixQuota,
     /// There are as many allocations as there may be, in the realm or in total.
     TotalQuota,
+    /// The user, or the client's address, is banned.
+    Banned,
     /// The server takes no new allocations.
     Draining,
     /// The client is behind one of our own relayed transport addresses.

@@ -1,10 +1,14 @@
 //! What the state machine asks about users: keys and quotas; and about addresses, whether one is ours. `relay` and `daemon` answer.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
-use super::RelayTransport;
+use super::{Client, Occasion, RelayTransport, Transport};
+use crate::time::Now;
 
 /// How a request names its user.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +52,38 @@ pub enum QuotaRefusal {
     User,
     /// Allocations of the client's address prefix: 486.
     Prefix,
-    /// Allocations of the realm, or in total: 508.
+    /// Allocations of the realm, or in total: 508, and another server may have room.
     Total,
+    /// Allocations of the realm or in total, over all servers that share the limit: 508 as well, and no other server would say otherwise.
+    Everywhere,
+}
+
+/// Who asks for an allocation, and why it might not be made here.
+#[derive(Clone, Copy, Debug)]
+pub struct Newcomer<'a> {
+    /// When.
+    pub now: Now,
+    /// The client's 5-tuple.
+    pub client: Client,
+    /// The realm of its user.
+    pub realm: &'a str,
+    /// Whom quotas count.
+    pub identity: &'a str,
+    /// Of the request: the same one may come again.
+    pub transaction: [u8; 12],
+    /// Why.
+    pub occasion: Occasion,
+}
+
+/// Where a client is sent by 300 (Try Alternate).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// Of the family of the client's own address.
+    pub address: SocketAddr,
+    /// The same server's address of the other family, if it has one.
+    pub second: Option<SocketAddr>,
+    /// The name in its certificate, where clients are to be told one.
+    pub domain: Option<Arc<str>>,
 }
 
 /// How many allocations there may be, as one worker sees it. Called on requests only, never on the packet path.
@@ -83,5 +117,21 @@ pub trait Gate: Quotas {
     /// Whether a relayed transport address of any worker is this one, as bound or as clients are told; canonical. By default none is.
     fn is_relayed(&mut self, _address: SocketAddr, _transport: RelayTransport) -> bool {
         false
+    }
+
+    /// Whether this user, or who comes from there, may have nothing for now: 403. By default nobody is banned.
+    fn is_banned(&mut self, _unix: u64, _realm: &str, _names: [&str; 2], _client: IpAddr) -> bool {
+        false
+    }
+
+    /// Where a client goes that came over this transport, if not here. By default there is nowhere.
+    fn elsewhere(&mut self, _newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {
+        None
+    }
+
+    /// Where clients of another node of the fleet come in, by its number, over this transport and from an address of this family. By
+    /// default there is none.
+    fn node(&mut self, _node: u16, _transport: Transport, _v4: bool) -> Option<Destination> {
+        None
     }
 }

@@ -6,7 +6,7 @@
 //! and sends a new transaction. So memory is fixed, nothing is ever forgotten too early, and whoever fills the buckets costs others one
 //! more round at worst.
 //!
-//! It lives as long as the key of the nonces: a process that takes over that key takes this over too. Hence a hash whose key follows from
+//! It lives as long as the server's own key: a process that takes over that key takes this over too. Hence a hash whose key follows from
 //! that one, in place of a seed that nobody can hand on.
 
 use std::{
@@ -62,7 +62,7 @@ impl GrantedAllocates {
     /// Bytes of [`GrantedAllocates::to_bytes`].
     const WRITTEN: usize = BUCKETS * (1 + 2 * PLACES) * size_of::<u32>();
 
-    /// The same, with its memory. `key` is that of the nonces.
+    /// The same, with its memory. `key` is the server's own.
     pub(super) fn ready(&self, key: &[u8; 32]) -> Self {
         self.0.0.get_or_init(|| Table::new(key));
         self.clone()

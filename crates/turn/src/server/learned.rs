@@ -41,9 +41,10 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    pub(super) fn nonce_scope<'a>(&'a self, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
+    /// For nonces of `unix` seconds.
+    pub(super) fn nonce_scope<'a>(&'a self, unix: u64, client: IpAddr, realm: &'a Terms) -> nonce::Scope<'a> {
         nonce::Scope {
-            key: &self.config.nonce_key.0,
+            key: &self.config.nonce_keys.at(unix).0,
             client,
             realm: &realm.name,
             algorithms: realm.algorithms,
@@ -53,12 +54,13 @@ impl<G: Gate> Server<G> {
 
     /// What a nonce is worth in the hands of `client`.
     pub(super) fn judge(&self, now: Now, client: IpAddr, realm: &Terms, nonce: &[u8]) -> Standing {
-        self.nonce_scope(client, realm).judge(nonce, now.unix, self.config.nonce_lifetime)
+        let scope = self.nonce_scope(nonce::claimed(nonce, now.unix), client, realm);
+        scope.judge(nonce, now.unix, self.config.nonce_lifetime)
     }
 
     fn learned_on_control_connection(&mut self, context: &Context<'_>) -> Learned {
         let Some(connection) = self.connection_to_bind(context) else { return Learned::Nowhere };
-        if self.elsewhere(connection).is_some() {
+        if self.on_another_node(connection).is_some() || self.elsewhere(connection).is_some() {
             return Learned::OwnerKnows;
         }
         let index = self.connections.owner(connection);
@@ -89,6 +91,6 @@ impl<G: Gate> Server<G> {
 enum Learned {
     Nowhere,
     At([Option<IpAddr>; 2]),
-    /// Of another worker's allocation.
+    /// Of another worker's allocation, or another node's.
     OwnerKnows,
 }

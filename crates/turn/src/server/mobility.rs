@@ -77,8 +77,8 @@ impl Mobility {
         Self { arriving: None, last, ..self.clone() }
     }
 
-    fn ticket(&self) -> Ticket {
-        Ticket { key: self.key.0, counter: self.counter, via: self.via, owner: self.owner }
+    fn ticket(&self, node: u16) -> Ticket {
+        Ticket { key: self.key.0, node, counter: self.counter, via: self.via, owner: self.owner }
     }
 
     /// Whether a client that has sent so many datagrams may have nothing better than the ticket of this counter.
@@ -300,9 +300,10 @@ impl<G: Gate> Server<G> {
     pub(super) fn make_mobile(&mut self, index: u32) {
         let worker = self.seat.number();
         let Some(session) = self.sessions.get(index) else { return };
-        let mut key = self.random.u64();
+        let mut draw = || self.random.u64() >> (64 - ticket::KEY_BITS);
+        let mut key = draw();
         while self.moves.owned.contains_key(&key) {
-            key = self.random.u64();
+            key = draw();
         }
         self.moves.owned.insert(key, index);
         session.mobility = Some(Box::new(Mobility {
@@ -317,15 +318,15 @@ impl<G: Gate> Server<G> {
     }
 
     /// The good ticket of a mobile allocation.
-    pub(super) fn ticket(&mut self, index: u32) -> Option<[u8; ticket::LEN]> {
+    pub(super) fn ticket(&mut self, now: Now, index: u32) -> Option<[u8; ticket::LEN]> {
         let mobility = self.sessions.get(index)?.mobility.as_ref()?;
-        Some(mobility.ticket().seal(&self.config.nonce_key.0))
+        Some(mobility.ticket(self.seat.node()).seal(&self.config.nonce_keys.at(now.unix).0))
     }
 
     /// What a request's ticket says, if it is one of ours.
     pub(super) fn ticket_of(&self, request: &Request<'_>) -> Option<Ticket> {
         let sealed = request.get(kind::MOBILITY_TICKET).filter(|_| self.config.mobility)?;
-        Ticket::open(sealed, &self.config.nonce_key.0)
+        self.config.nonce_keys.iter().find_map(|key| Ticket::open(sealed, &key.0))
     }
 
     /// The allocation that a Refresh with a ticket is about, and the ticket's counter; or the answer: the ticket names it, and the
@@ -338,6 +339,9 @@ impl<G: Gate> Server<G> {
             self.stats.mobility(MobilityEvent::TicketInvalid);
             return Err(self.fail(context, 400));
         };
+        if self.seat.is_another(ticket.node) {
+            return Err(self.send_to_node(context, ticket.node, 437));
+        }
         let Some(index) = self.moves.owned.get(&ticket.key).copied() else {
             return Err(self.ask_owner(context, ticket));
         };
@@ -359,7 +363,7 @@ impl<G: Gate> Server<G> {
                 self.announce(context, index);
             }
             self.stats.retransmits += 1;
-            let ticket = self.ticket(index);
+            let ticket = self.ticket(context.now, index);
             return Err(self.refreshed(context, granted, ticket));
         }
         if !mobility.is_held(ticket.counter, entry.to_peer.0) {

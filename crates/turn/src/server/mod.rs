@@ -59,16 +59,18 @@ mod view;
 
 pub use crate::family::Family;
 pub use age::MaxAge;
-pub use alternate::{Alternate, AlternateWhen};
+pub use alternate::{Alternate, AlternateWhen, Occasion};
 pub use bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way};
-pub use config::{ListenerProfile, NonceKey, ServerConfig, StoreFailure, Transport, canonical_origin};
+pub use config::{
+    ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
+};
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use effect::{
     ClosedReason, CredentialRefusal, Effect, OpenRelay, OpenRequest, OpenResult, PortWish, RelayTransport,
     RequestRefusal, TokenProblem,
 };
-pub use gate::{Gate, Lookup, QuotaRefusal, Quotas, User};
+pub use gate::{Destination, Gate, Lookup, Newcomer, QuotaRefusal, Quotas, User};
 pub use granted::GrantedAllocates;
 pub use lookups::{Asked, CredentialQuery, Credentials, LookupId};
 pub use mobility::{Arrival, MoveRequest};
@@ -157,13 +159,13 @@ impl<G: Gate> Server<G> {
     /// stands for; the seed is not.
     #[must_use]
     pub fn of_many(config: Arc<ServerConfig>, gate: G, seat: Seat, seed: Seed) -> Self {
-        let mut random = Random::new(seed);
+        let (mut random, seat) = (Random::new(seed), seat.on(config.node));
         Self {
             realms: Realms::new(&config),
             gate,
             forwarding: Forwarding::new(),
             sessions: Sessions::default(),
-            tombstones: Tombstones::new(&config.nonce_key.0),
+            tombstones: Tombstones::new(&config.own_key.0),
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
             request_refusals: Refusals::default(),
@@ -173,7 +175,7 @@ impl<G: Gate> Server<G> {
             reflection: Reflection::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),
-            granted: config.granted.ready(&config.nonce_key.0),
+            granted: config.granted.ready(&config.own_key.0),
             effects: VecDeque::new(),
             stats: Stats::default(),
             reply: Vec::with_capacity(512),
@@ -182,7 +184,7 @@ impl<G: Gate> Server<G> {
             indications: Indications::new(random.bytes()),
             random,
             seat,
-            connections: Connections::new(),
+            connections: Connections::new(seat),
             connection_timers: Timers::new(),
             moves: Moves::new(),
             lookups: Lookups::default(),
@@ -251,10 +253,10 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// From now on, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
+    /// While it drains, Allocate is answered with 508, or with 300 where there is another server to go to, and what exists lives on
     /// (graceful stop).
-    pub fn drain(&mut self) {
-        self.draining = true;
+    pub fn set_draining(&mut self, draining: bool) {
+        self.draining = draining;
     }
 
     /// Replaces configuration for what happens from now on (reload). Allocations live on, but not their permissions and
@@ -263,6 +265,7 @@ impl<G: Gate> Server<G> {
     /// second and of age hold for what there is, new quotas for what comes.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
         self.realms = Realms::new(&config);
+        self.seat = self.seat.on(config.node);
         self.config = config;
         for index in self.forwarding.indices() {
             self.end_refused(now, index);

@@ -38,6 +38,9 @@ const COOKIE_WITH_ANONYMITY: &[u8; 13] = b"obMatJos2wAAA";
 /// The same with password algorithms alone: 0x800000.
 const COOKIE: &[u8; 13] = b"obMatJos2gAAA";
 
+/// Seconds that a nonce may lie in the future: servers of a fleet share keys, and their clocks differ a little.
+const SKEW: u32 = 10;
+
 /// What a nonce is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
@@ -86,7 +89,8 @@ impl Scope<'_> {
         }
         // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
         let age = truncate(unix).wrapping_sub(u32::from_be_bytes(time));
-        if age <= lifetime { Standing::Fresh } else { Standing::Stale }
+        let ahead = age.wrapping_neg();
+        if age <= lifetime || ahead <= SKEW { Standing::Fresh } else { Standing::Stale }
     }
 
     const fn cookie(&self) -> &'static [u8; 13] {
@@ -112,6 +116,12 @@ impl Scope<'_> {
 /// When a nonce was issued that has been judged to be ours: the lower 32 bits of Unix seconds.
 pub(super) fn issued(nonce: &[u8]) -> Option<u32> {
     open(nonce).map(|(time, _)| u32::from_be_bytes(time))
+}
+
+/// The same in Unix seconds, of a nonce that is not judged yet: it says which key has made it, if one has. What is no nonce says that of now.
+pub(super) fn claimed(nonce: &[u8], unix: u64) -> u64 {
+    let ahead = issued(nonce).map_or(0, |issued| issued.wrapping_sub(truncate(unix)).cast_signed());
+    unix.saturating_add_signed(ahead.into())
 }
 
 /// Time and MAC.
@@ -158,6 +168,26 @@ mod tests {
         assert_eq!(scope.judge(&nonce, 5_000_000_000, 3600), Standing::Fresh);
         assert_eq!(scope.judge(&nonce, 5_000_003_600, 3600), Standing::Fresh);
         assert_eq!(scope.judge(&nonce, 5_000_003_601, 3600), Standing::Stale);
+    }
+
+    #[test]
+    fn a_nonce_of_a_clock_that_is_a_little_ahead_is_fresh() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let nonce = scope.issue(1000);
+        assert_eq!(scope.judge(&nonce, 990, 3600), Standing::Fresh);
+        assert_eq!(scope.judge(&nonce, 989, 3600), Standing::Stale);
+    }
+
+    #[test]
+    fn a_nonce_says_when_it_claims_to_be_from() {
+        let key = [7; 32];
+        for (issued, now) in
+            [(1_800_000_000, 1_800_003_600), (1_800_000_005, 1_800_000_000), (5_000_000_000, 5_000_000_009)]
+        {
+            assert_eq!(claimed(&scope(&key).issue(issued), now), issued);
+        }
+        assert_eq!(claimed(b"none", 7), 7);
     }
 
     #[test]

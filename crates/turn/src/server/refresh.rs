@@ -79,7 +79,7 @@ impl<G: Gate> Server<G> {
         let mut ticket = None;
         if let Some(spent) = spent {
             self.arrive(context, index, granted, spent);
-            ticket = self.ticket(index);
+            ticket = self.ticket(*now, index);
         }
         self.refreshed(context, granted, ticket)
     }

@@ -74,7 +74,7 @@ pub struct Stats {
     pub credentials_refused: [u64; 6],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
-    /// Allocations refused by quota: of the user, in total, of the client's prefix.
+    /// Allocations refused by quota: of the user, in total (here or everywhere), of the client's prefix.
     pub quota_refusals: [u64; 3],
     /// Requests refused because the allocation had all the permissions it may have.
     pub permission_limit: u64,
@@ -86,6 +86,8 @@ pub struct Stats {
     pub drain_refusals: u64,
     /// Requests for an allocation, or to move one, refused because they came from one of our relayed transport addresses.
     pub loop_refusals: u64,
+    /// Requests refused because their user or client is banned.
+    pub ban_refusals: u64,
     /// What happened to connections to peers (RFC 6062), in the order of [`ConnectionEvent::VARIANTS`].
     pub connection_events: [u64; ConnectionEvent::VARIANTS.len()],
     /// Connections of peers and ConnectionBinds refused, in the order of [`ConnectionRefusal::VARIANTS`].
@@ -97,7 +99,7 @@ pub struct Stats {
     pub connection_bytes: [u64; 2],
     /// What happened to mobile allocations (RFC 8016), in the order of [`MobilityEvent::VARIANTS`].
     pub mobility: [u64; MobilityEvent::VARIANTS.len()],
-    /// Allocations refused with the address of another server.
+    /// Requests refused with the address of another server: new allocations, and what belongs to another node.
     pub redirects: u64,
     /// How often streams had to wait for bits per second, in the order of [`Level::NAMES`].
     pub bandwidth_pauses: [u64; Level::NAMES.len()],
@@ -230,6 +232,7 @@ impl Stats {
             ("allocations_opened", self.allocations_opened),
             ("drain_refusals", self.drain_refusals),
             ("loop_refusals", self.loop_refusals),
+            ("ban_refusals", self.ban_refusals),
             ("redirects", self.redirects),
         ];
         let plain = plain.into_iter().map(|(family, value)| (family, None, value));
@@ -319,6 +322,7 @@ impl Stats {
             shared_peer_limit,
             drain_refusals,
             loop_refusals,
+            ban_refusals,
             connection_events,
             connection_refusals,
             connection_limit,
@@ -342,6 +346,7 @@ impl Stats {
         self.shared_peer_limit += shared_peer_limit;
         self.drain_refusals += drain_refusals;
         self.loop_refusals += loop_refusals;
+        self.ban_refusals += ban_refusals;
         self.redirects += redirects;
         add(&mut self.requests, requests);
         add(&mut self.nat_discovery, nat_discovery);
@@ -417,7 +422,7 @@ impl Stats {
     pub(super) fn quota(&mut self, refusal: QuotaRefusal) {
         match refusal {
             QuotaRefusal::User => self.quota_refusals[0] += 1,
-            QuotaRefusal::Total => self.quota_refusals[1] += 1,
+            QuotaRefusal::Total | QuotaRefusal::Everywhere => self.quota_refusals[1] += 1,
             QuotaRefusal::Prefix => self.quota_refusals[2] += 1,
         }
     }

@@ -1,12 +1,12 @@
-//! Mobility tickets (RFC 8016 section 3.3): which allocation, how often it has moved, and the two workers of which one owns it
+//! Mobility tickets (RFC 8016 section 3.3): which allocation of which node, how often it has moved, and the two workers of which one owns it
 //! for as long as the ticket is good. Encrypted and authenticated, so that a client learns nothing from one and cannot make one; all workers share
-//! the key.
+//! the keys, and all nodes of a fleet.
 //!
 //! ```text
 //!  0                16                                       32
 //!  ┌────────────────┬────────────────────────────────────────┐
-//!  │ MAC, 16 bytes  │ key 64 · counter 32 · via, owner 10    │  bits; the second half XORed with HMAC(key, MAC)
-//!  │                │ each · pad 12                          │
+//!  │ MAC, 16 bytes  │ key 52 · node 12 · counter 32 · via,   │  bits; the second half XORed with HMAC(key, MAC)
+//!  │                │ owner 10 each · pad 12                 │
 //!  └────────────────┴────────────────────────────────────────┘
 //! ```
 //!
@@ -26,11 +26,17 @@ const HALF: usize = LEN / 2;
 const WORKER_BITS: u32 = 10;
 const PAD_BITS: u32 = 32 - 2 * WORKER_BITS;
 
+/// Bits of a node's number, and of the key of an allocation above it.
+const NODE_BITS: u32 = 12;
+pub(super) const KEY_BITS: u32 = 64 - NODE_BITS;
+
 /// What a ticket says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
-    /// The allocation's, for as long as it lives, on whichever worker.
+    /// The allocation's, for as long as it lives, on whichever worker: [`KEY_BITS`].
     pub(super) key: u64,
+    /// The node of a fleet that has the allocation; 0 for none.
+    pub(super) node: u16,
     /// One more with each ticket of the allocation.
     pub(super) counter: u32,
     /// The worker where the client was when it got the ticket. Nowhere else does the allocation go before there is a newer one.
@@ -42,7 +48,7 @@ pub(super) struct Ticket {
 impl Ticket {
     pub(super) fn seal(self, secret: &[u8; 32]) -> [u8; LEN] {
         let mut plain = [0; HALF];
-        plain[..8].copy_from_slice(&self.key.to_be_bytes());
+        plain[..8].copy_from_slice(&(self.key << NODE_BITS | u64::from(self.node)).to_be_bytes());
         plain[8..12].copy_from_slice(&self.counter.to_be_bytes());
         let workers = u32::from(self.via) << WORKER_BITS | u32::from(self.owner);
         let secret = own_key(secret);
@@ -72,8 +78,10 @@ impl Ticket {
         let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, w2, w3] = plain;
         let workers = u32::from_be_bytes([w0, w1, w2, w3]) >> PAD_BITS;
         let worker = |bits: u32| (bits & ((1 << WORKER_BITS) - 1)) as u16;
+        let key = u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]);
         Some(Self {
-            key: u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]),
+            key: key >> NODE_BITS,
+            node: (key & ((1 << NODE_BITS) - 1)) as u16,
             counter: u32::from_be_bytes([c0, c1, c2, c3]),
             via: worker(workers >> WORKER_BITS),
             owner: worker(workers),
@@ -117,7 +125,7 @@ mod tests {
     use super::{super::Seat, *};
     use proptest::prelude::*;
 
-    const TICKET: Ticket = Ticket { key: 0x0102_0304_0506_0708, counter: 7, via: 3, owner: 1023 };
+    const TICKET: Ticket = Ticket { key: 0x1_0203_0405_0607, node: 4095, counter: 7, via: 3, owner: 1023 };
 
     #[test]
     fn no_bit_of_a_ticket_can_be_changed_and_none_left_out() {
@@ -141,19 +149,20 @@ mod tests {
         let next = Ticket { counter: 8, ..TICKET }.seal(&[7; 32]);
         assert_ne!(one[..HALF], next[..HALF]);
         assert_ne!(one[HALF..], next[HALF..]);
-        assert!(!one.windows(8).any(|window| window == TICKET.key.to_be_bytes()));
+        assert!(!one.windows(6).any(|window| window == &TICKET.key.to_be_bytes()[2..]));
     }
 
     proptest! {
         #[test]
         fn what_is_sealed_opens(
-            key: u64,
+            key in 0..1_u64 << KEY_BITS,
+            node in 0_u16..1 << NODE_BITS,
             counter: u32,
             via in 0..Seat::MOST,
             owner in 0..Seat::MOST,
             secret: [u8; 32],
         ) {
-            let ticket = Ticket { key, counter, via, owner };
+            let ticket = Ticket { key, node, counter, via, owner };
             let sealed = ticket.seal(&secret);
             prop_assert_eq!(Ticket::open(&sealed, &secret), Some(ticket));
             prop_assert!(!sealed.contains(&0));

@@ -23,7 +23,7 @@ pub(super) struct Tombstones {
 }
 
 impl Tombstones {
-    /// `key` is that of the nonces.
+    /// `key` is the server's own.
     pub(super) fn new(key: &[u8; 32]) -> Self {
         Self {
             queue: VecDeque::new(),

@@ -17,9 +17,9 @@ use std::{
 
 use stun_types::{
     attribute::{
-        Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType, AttributeWrite, ErrorCode,
-        Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms, RawAttribute, Realm, Userhash,
-        Username, XorMappedAddress,
+        AlternateServer, Attribute as _, AttributeFromRaw, AttributeStaticType, AttributeType,
+        AttributeWrite, ErrorCode, Nonce, PasswordAlgorithm, PasswordAlgorithmValue, PasswordAlgorithms,
+        RawAttribute, Realm, Userhash, Username, XorMappedAddress,
     },
     message::{
         IntegrityAlgorithm, LongTermKeyCredentials, Message, MessageClass, MessageIntegrityCredentials,
@@ -32,10 +32,10 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, CredentialQuery, DropReason, Effect, Family, Gate, HeldUp, IssuerKey, Link,
-        ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, OpenRequest, OpenResult,
-        PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId, RelayTransport, Seat, Server,
-        ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
+        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, HeldUp, IssuerKey,
+        Link, ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
+        OpenRequest, OpenResult, PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId,
+        RelayTransport, Seat, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
     },
     time::Now,
     wire::{
@@ -79,6 +79,14 @@ pub(crate) struct TestGate {
     pub(crate) later: bool,
     /// What [`Gate::is_relayed`] knows.
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
+    /// Whether quotas are shared with other servers.
+    pub(crate) shared: bool,
+    /// Where the fleet sends newcomers, and why each came so far.
+    pub(crate) elsewhere: Option<Destination>,
+    pub(crate) newcomers: Vec<(String, Occasion)>,
+    /// Other nodes.
+    pub(crate) nodes: Vec<(u16, Destination)>,
+    pub(crate) banned: Vec<String>,
 }
 
 impl TestGate {
@@ -117,6 +125,23 @@ impl Gate for TestGate {
     fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {
         self.relayed.contains(&(address, transport))
     }
+
+    fn is_banned(&mut self, _unix: u64, _realm: &str, names: [&str; 2], client: IpAddr) -> bool {
+        self.banned.iter().any(|banned| names.contains(&banned.as_str()) || *banned == client.to_string())
+    }
+
+    fn elsewhere(&mut self, newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {
+        // Not all: what a server keeps of thousands is measured with this gate.
+        if self.newcomers.len() < 10 {
+            self.newcomers.push((newcomer.identity.to_owned(), newcomer.occasion));
+        }
+        self.elsewhere.clone()
+    }
+
+    fn node(&mut self, node: u16, _transport: Transport, v4: bool) -> Option<Destination> {
+        let found = self.nodes.iter().find(|(number, at)| *number == node && at.address.is_ipv4() == v4);
+        found.map(|(_, destination)| destination.clone())
+    }
 }
 
 impl Quotas for TestGate {
@@ -134,7 +159,7 @@ impl Quotas for TestGate {
             return Err(QuotaRefusal::Prefix);
         }
         if total >= self.total {
-            return Err(QuotaRefusal::Total);
+            return Err(if self.shared { QuotaRefusal::Everywhere } else { QuotaRefusal::Total });
         }
         *held += 1;
         *of_prefix += 1;
@@ -416,6 +441,16 @@ impl Reply {
         ConnectionId(self.get::<turn::ConnectionId>().id())
     }
 
+    /// Every ALTERNATE-SERVER, in order.
+    pub(crate) fn alternates(&self) -> Vec<SocketAddr> {
+        let message = self.message();
+        let attributes = message.iter_attributes();
+        attributes
+            .filter(|(_, raw)| raw.get_type() == AlternateServer::TYPE)
+            .map(|(_, raw)| AlternateServer::from_raw(raw).unwrap().server())
+            .collect()
+    }
+
     pub(crate) fn lifetime(&self) -> u32 {
         self.get::<Lifetime>().seconds()
     }
@@ -467,7 +502,7 @@ pub(crate) struct World {
 pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         realm: REALM.to_owned(),
-        nonce_key: turnpike_turn::server::NonceKey([7; 32]),
+        nonce_keys: turnpike_turn::server::NonceKey([7; 32]).into(),
         channels: ChannelRange::Rfc8656,
         ..ServerConfig::default()
     }

@@ -340,7 +340,7 @@ impl Run {
 
     fn end_some(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
-            0 => self.server.drain(),
+            0 => self.server.set_draining(true),
             1 => self.server.close_all(self.now, ClosedReason::Shutdown),
             _ => {
                 if let Some(allocation) = self.some_allocation(input) {

@@ -813,7 +813,7 @@ impl Model {
 
     /// Whether a CONNECTION-ID names another worker.
     fn is_elsewhere(&self, at: usize, id: u32) -> bool {
-        let owner = usize::from(ConnectionId(id).worker());
+        let owner = usize::from(worker_of_connection(id));
         owner != at && owner < self.workers.len()
     }
 
@@ -830,7 +830,7 @@ impl Model {
         }
         if self.is_elsewhere(at, id) {
             self.connection_event(at, ConnectionEvent::HandedOver);
-            let worker = ConnectionId(id).worker();
+            let worker = worker_of_connection(id);
             return Err(Expected::Goes(Goes::HandOver { worker }));
         }
         let Some((number, place)) = self.connection(at, id) else {
@@ -896,6 +896,11 @@ pub(super) fn network(ip: IpAddr) -> IpAddr {
             Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
         }
     }
+}
+
+/// The upper ten bits of a CONNECTION-ID, of a server that is in no fleet.
+const fn worker_of_connection(id: u32) -> u16 {
+    (id >> 22) as u16
 }
 
 fn judge(nonce: Nonce, realm: &str, ip: IpAddr, unix: u64) -> Standing {

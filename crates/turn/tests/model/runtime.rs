@@ -734,7 +734,7 @@ impl Network {
 
     pub(super) fn drain(&mut self, at: usize) {
         self.model.workers[at].draining = true;
-        self.workers[at].server.drain();
+        self.workers[at].server.set_draining(true);
     }
 
     /// An administrator ends an allocation, be it one that waits for its sockets.

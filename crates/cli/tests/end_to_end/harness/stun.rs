@@ -21,6 +21,7 @@ const ERROR_CODE: u16 = 0x0009;
 const REALM: u16 = 0x0014;
 const NONCE: u16 = 0x0015;
 const REQUESTED_TRANSPORT: u16 = 0x0019;
+const ALTERNATE_SERVER: u16 = 0x8023;
 /// UDP, as REQUESTED-TRANSPORT has it (RFC 8656 section 18.7).
 const UDP: [u8; 4] = [17, 0, 0, 0];
 
@@ -98,6 +99,11 @@ impl Stun {
         let request = allocate_request(self.requests, Some((username, password, challenge)));
         self.send_raw(&request);
         self.receive().expect("a request is answered")
+    }
+
+    /// The same once, with the whole answer.
+    pub(crate) fn ask(&mut self, username: &str, password: &str, challenge: &Challenge) -> Answer {
+        self.allocate_once(username, password, challenge)
     }
 
     /// Sends bytes as they are.
@@ -183,6 +189,14 @@ impl Answer {
     /// Realm and nonce of a 401 or 438.
     pub(crate) fn challenge(&self) -> Challenge {
         Challenge { realm: self.value(REALM), nonce: self.value(NONCE) }
+    }
+
+    /// Where a 300 sends clients over IPv4 (RFC 8489 section 14.15).
+    pub(crate) fn alternate(&self) -> SocketAddr {
+        let value = self.value(ALTERNATE_SERVER);
+        assert_eq!((value.len(), value[1]), (8, 1), "an IPv4 address: {value:?}");
+        let ip: [u8; 4] = value[4..].try_into().expect("four bytes");
+        SocketAddr::from((ip, u16::from_be_bytes([value[2], value[3]])))
     }
 
     fn value(&self, kind: u16) -> Vec<u8> {

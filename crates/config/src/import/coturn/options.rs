@@ -63,7 +63,9 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("redis-userdb", Value(|draft, value| store(draft, "redis-userdb", value))),
     (
         "redis-statsdb",
-        Instead("read /metrics (admin.listen), and the log line of each session (log.format = \"json\")"),
+        Instead(
+            "fleet.url with fleet.coturn_status = true publishes the same (docs/fleet.md); or read /metrics (admin.listen), and the log line of each session (log.format = \"json\")",
+        ),
     ),
     ("prometheus", Switch(|draft, on| draft.prometheus = on)),
     ("prometheus-port", Value(|draft, value| set(&mut draft.prometheus_port, value))),

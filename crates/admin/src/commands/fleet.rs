@@ -1,0 +1,126 @@
+//! `turnpike fleet`: who is there, who takes nobody new, and the sessions of all.
+
+use std::io::Write;
+
+use super::{CommandError, List, PAGE, Sessions, encoded, row, write_json};
+use crate::{
+    client::Client,
+    model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
+    table::{Table, bytes, span},
+};
+
+/// Shows all nodes, as one of them sees them.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    let fleet: Fleet = client.get("/v1/fleet")?;
+    if json {
+        return Ok(write_json(out, &fleet)?);
+    }
+    let Fleet { name, node, store, alone, nodes, .. } = &fleet;
+    writeln!(out, "fleet {name} in {store}, as node {node} sees it")?;
+    if let Some(why) = alone {
+        writeln!(out, "this node is alone, and what follows is old: {why}")?;
+    }
+    let head = ["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
+    let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
+    Ok(Table::new(head).write(out, &rows)?)
+}
+
+/// Has a node take nobody new, or clients again; the one that is asked, if it is not named.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn order_node(
+    client: &Client,
+    node: Option<&str>,
+    drains: bool,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let what = if drains { "drain" } else { "uncordon" };
+    let node = match node {
+        Some(node) => node.to_owned(),
+        None => client.get::<Fleet>("/v1/fleet")?.node,
+    };
+    let path = format!("/v1/fleet/nodes/{}/{what}", encoded(&node));
+    let order: NodeOrder = client.post(&path, None::<&()>)?;
+    if json {
+        return Ok(write_json(out, &order)?);
+    }
+    let NodeOrder { node, drains } = &order;
+    let told = if *drains {
+        "takes nobody new; sessions that it has go on, and `turnpike fleet status` says how many they are"
+    } else {
+        "takes clients again"
+    };
+    Ok(writeln!(out, "node {node} {told}")?)
+}
+
+/// Lists sessions of all nodes, page by page as they come. As JSON it is one array.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn list_fleet_sessions(
+    client: &Client,
+    wanted: Sessions,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let mut left = wanted.limit.unwrap_or(usize::MAX);
+    let mut query = wanted.query();
+    let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
+    let mut list = List::new(json, head);
+    let mut silent = Vec::new();
+    while left > 0 {
+        query.limit = Some(left.min(PAGE));
+        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
+        let page: FleetSessions = client.get(&format!("/v1/fleet/sessions?{words}"))?;
+        left = left.saturating_sub(page.sessions.len());
+        list.show(out, &page.sessions, row_with_node)?;
+        silent.extend(page.silent);
+        if page.next.is_none() {
+            break;
+        }
+        query.cursor = page.next;
+    }
+    list.end(out, "no sessions")?;
+    // An array has no place for it.
+    if !json {
+        for node in &silent {
+            writeln!(out, "missing: {node}")?;
+        }
+    }
+    Ok(())
+}
+
+fn row_with_node(session: &Session) -> [String; 10] {
+    let [id, realm, user, client, via, relayed, age, to_peers, to_client] = row(session);
+    let node = session.node.clone().unwrap_or_default();
+    [node, id, realm, user, client, via, relayed, age, to_peers, to_client]
+}
+
+fn row_of_node(node: &FleetNode) -> [String; 9] {
+    let FleetNode { name, state, silent_s, zone, version, busy, sessions, max_sessions, .. } = node;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it was heard")]
+    let state = match state {
+        NodeState::Serving => "serving".to_owned(),
+        NodeState::Full => "full".to_owned(),
+        NodeState::Draining => "draining".to_owned(),
+        NodeState::Silent => format!("silent for {}", span(*silent_s as u64)),
+    };
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    [
+        name.clone(),
+        state,
+        or_none(zone),
+        percent(*busy),
+        format!("{sessions} of {max_sessions}"),
+        format!("{}/s", bytes(node.bits_per_second / 8)),
+        percent(node.cpu),
+        if node.relay_ports == 0 { "-".to_owned() } else { node.relay_ports_left.to_string() },
+        or_none(version.as_deref().unwrap_or_default()),
+    ]
+}

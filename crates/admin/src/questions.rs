@@ -1,0 +1,68 @@
+//! What other nodes of a fleet ask: answered as if they had come by a connection, with what whoever asked there may do.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    body::{Body, to_bytes},
+    http::{Request, StatusCode},
+    response::Response,
+};
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use tokio::{sync::Semaphore, time::timeout};
+use turnpike_config::AdminAccess;
+use turnpike_fleet::{Answer, Question, Rights};
+
+use crate::{access::Via, model::Problem, program::Fleet};
+
+/// At a time.
+const MOST: usize = 8;
+/// Bytes of an answer: a page of sessions has some hundred thousand.
+const LONGEST: usize = 2 << 20;
+/// For one of them; nobody waits longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answers until there are no more.
+pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
+    let room = Arc::new(Semaphore::new(MOST));
+    while let Some((question, reply)) = fleet.next_question().await {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let router = router.clone();
+        tokio::spawn(async move {
+            // Who is too slow has no answer, as if this node were gone.
+            if let Ok(answer) = timeout(PATIENCE, ask(router, question)).await {
+                reply(answer);
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn ask(router: Router, question: Question) -> Answer {
+    let Question { method, path, rights, by, .. } = question;
+    let access = match rights {
+        Rights::Full => AdminAccess::Full,
+        Rights::Read => AdminAccess::Read,
+    };
+    let request = Request::builder().method(method.as_str()).uri(path).body(Body::empty());
+    let Ok(request) = request else {
+        return problem(&Problem::bad_request("what another node asks is no request"));
+    };
+    let service = TowerToHyperService::new(router.layer(Extension(Via::Node(access, by))));
+    let response: Result<Response, Infallible> = service.call(request).await;
+    let Ok(response) = response;
+    let status = response.status().as_u16();
+    let body = to_bytes(response.into_body(), LONGEST).await;
+    match body.ok().and_then(|bytes| String::from_utf8(bytes.into()).ok()) {
+        Some(body) => Answer { status, body },
+        None => {
+            let detail = "the answer is too long for another node; ask for fewer at a time";
+            problem(&Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_long", detail))
+        }
+    }
+}
+
+fn problem(problem: &Problem) -> Answer {
+    Answer { status: problem.status, body: serde_json::to_string(problem).unwrap_or_default() }
+}

@@ -1,0 +1,311 @@
+//! Other servers that are one service with this one: who is there, who takes nobody new, and what another of them says.
+
+use std::collections::VecDeque;
+
+use axum::{
+    Extension,
+    extract::{Path, State, rejection::PathRejection},
+    http::{Method, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use serde::de::DeserializeOwned;
+use tokio::task::JoinSet;
+use turnpike_config::AdminAccess;
+use turnpike_fleet::{Answer, Rights};
+
+use super::{App, Json, query, sessions::SessionQuery};
+use crate::{
+    access::{Audit, Grant, Via},
+    model::{Fleet, FleetSessions, NodeOrder, Problem, SessionPage},
+    problem::PROBLEM_JSON,
+    program::{self, Asked, FleetRefusal},
+};
+
+/// Nodes that are asked at a time.
+const AT_A_TIME: usize = 8;
+/// Between a node and its cursor; in no name.
+const CURSOR: char = '~';
+
+impl From<FleetRefusal> for Problem {
+    fn from(refusal: FleetRefusal) -> Self {
+        let (status, code, detail) = match refusal {
+            FleetRefusal::None(detail) => (StatusCode::NOT_FOUND, "no_fleet", detail),
+            FleetRefusal::NoSuchNode(detail) => (StatusCode::NOT_FOUND, "no_such_node", detail),
+            FleetRefusal::Silent(detail) => (StatusCode::GATEWAY_TIMEOUT, "node_silent", detail),
+            FleetRefusal::Store(detail) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "fleet_store_unavailable", detail)
+            }
+            FleetRefusal::Wrong(detail) => (StatusCode::BAD_REQUEST, "bad_request", detail),
+        };
+        Self::new(status, code, detail)
+    }
+}
+
+/// The fleet, as this node sees it.
+#[utoipa::path(
+    get,
+    path = "/v1/fleet",
+    tag = "fleet",
+    responses(
+        (status = 200, description = "All nodes.", body = Fleet),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem> {
+    app.fleet_status().map(Json)
+}
+
+/// Has a node take nobody new: new clients go to others, and the node runs on. It forgets that when it is restarted.
+#[utoipa::path(
+    post,
+    path = "/v1/fleet/nodes/{node}/drain",
+    tag = "fleet",
+    params(("node" = String, Path, description = "Its name.")),
+    responses(
+        (status = 202, description = "It is told.", body = NodeOrder),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn drain_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+    app.order(node, true).await
+}
+
+/// Has a node take clients again.
+#[utoipa::path(
+    post,
+    path = "/v1/fleet/nodes/{node}/uncordon",
+    tag = "fleet",
+    params(("node" = String, Path, description = "Its name.")),
+    responses(
+        (status = 202, description = "It is told.", body = NodeOrder),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+    app.order(node, false).await
+}
+
+/// What a node says of itself at any other path of `/v1`: the answer is that node's.
+#[utoipa::path(
+    get,
+    path = "/v1/fleet/nodes/{node}/v1/{path}",
+    tag = "fleet",
+    params(
+        ("node" = String, Path, description = "Its name."),
+        ("path" = String, Path, description = "Such as `sessions`, `workers` or `status`."),
+    ),
+    responses(
+        (status = 200, description = "As that node answers.", body = Object),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn of_node(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    method: Method,
+    uri: Uri,
+    node: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Response, Problem> {
+    let Path((node, _)) = node.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+    let asker = app.asker(&grant);
+    if asker.via.is_node() {
+        return Err(Problem::bad_request("a node that is asked by another asks nobody"));
+    }
+    // As it was written: what is encoded stays so.
+    let rest = uri.path().splitn(6, '/').nth(5).unwrap_or_default();
+    let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+    let path = format!("/{rest}{query}");
+    let answer = app.ask(asker, node.clone(), &method, path.clone()).await?;
+    let audit = Audit(format!("node {node:?}: {method} {path:?} is {}", answer.status));
+    Ok((Extension(audit), passed_on(answer)).into_response())
+}
+
+/// The same for what ends something there.
+#[utoipa::path(
+    delete,
+    path = "/v1/fleet/nodes/{node}/v1/{path}",
+    tag = "fleet",
+    params(
+        ("node" = String, Path, description = "Its name."),
+        ("path" = String, Path, description = "Such as `sessions/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
+    ),
+    responses(
+        (status = 200, description = "As that node answers.", body = Object),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+#[expect(dead_code, reason = "describes a method that another handler answers")]
+pub(super) fn end_of_node() {}
+
+/// Sessions of all nodes, in pages: node by node, in the order of their names.
+#[utoipa::path(
+    get,
+    path = "/v1/fleet/sessions",
+    tag = "fleet",
+    params(SessionQuery),
+    responses(
+        (status = 200, description = "A page; the last one has no `next`.", body = FleetSessions),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn fleet_sessions(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    uri: Uri,
+) -> Result<Json<FleetSessions>, Problem> {
+    let asker = app.asker(&grant);
+    if asker.via.is_node() {
+        return Err(Problem::bad_request("a node that is asked by another asks nobody"));
+    }
+    let mut wanted: SessionQuery = query(&uri)?;
+    wanted.check()?;
+    let limit = wanted.limit()?;
+    let cursor = wanted.cursor.take();
+    let (from, mut within) = match cursor.as_deref().map(|cursor| cursor.split_once(CURSOR)) {
+        None => (String::new(), None),
+        Some(Some((node, within))) => (node.to_owned(), Some(within.to_owned()).filter(|at| !at.is_empty())),
+        Some(None) => return Err(Problem::bad_request("cursor is expected to be `next` of another page")),
+    };
+    let mut page = FleetSessions::default();
+    let Fleet { node: own, nodes, .. } = app.fleet_status()?;
+    for node in nodes.into_iter().map(|node| node.name).filter(|name| *name >= from) {
+        let left = limit - page.sessions.len();
+        if left == 0 {
+            page.next = Some(format!("{node}{CURSOR}"));
+            return Ok(Json(page));
+        }
+        // A node that has gone meanwhile leaves its place to the next one.
+        let cursor = within.take().filter(|_| node == from);
+        let asked = SessionQuery { limit: Some(left), cursor, ..wanted.clone() };
+        let found = if node == own {
+            app.page(&asked).await.map_err(|problem| problem.detail)
+        } else {
+            app.page_of(asker, &node, &asked).await
+        };
+        match found {
+            Ok(SessionPage { sessions, next }) => {
+                page.sessions.extend(sessions.into_iter().map(|session| session.of_node(&node)));
+                if let Some(next) = next {
+                    page.next = Some(format!("{node}{CURSOR}{next}"));
+                    return Ok(Json(page));
+                }
+            }
+            Err(why) => page.silent.push(format!("{node}: {why}")),
+        }
+    }
+    Ok(Json(page))
+}
+
+/// Who asks, and what that one may do.
+#[derive(Clone, Copy)]
+pub(super) struct Asker<'a> {
+    via: &'a Via,
+    access: AdminAccess,
+}
+
+/// A part of a path, or what is wrong with it.
+type Node = Result<Path<String>, PathRejection>;
+
+impl App {
+    pub(super) fn asker<'a>(&self, grant: &'a Grant) -> Asker<'a> {
+        Asker { via: grant.via(), access: grant.access(&self.program.settings()) }
+    }
+
+    /// `None` of a program that is no server.
+    pub(super) fn fleet(&self) -> Result<std::sync::Arc<dyn program::Fleet>, Problem> {
+        self.program.fleet().ok_or_else(Problem::no_server)
+    }
+
+    fn fleet_status(&self) -> Result<Fleet, Problem> {
+        let none =
+            || FleetRefusal::None("this server is in no fleet: name its store in fleet.url".to_owned());
+        self.fleet()?.status().ok_or_else(|| none().into())
+    }
+
+    async fn order(&self, node: Node, drains: bool) -> Result<Response, Problem> {
+        let Path(node) = node.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+        self.fleet()?.set_draining(&node, drains).await?;
+        let done = if drains { "drains" } else { "takes clients again" };
+        let audit = Audit(format!("node {node:?} {done}"));
+        Ok((StatusCode::ACCEPTED, Extension(audit), Json(NodeOrder { node, drains })).into_response())
+    }
+
+    async fn ask(
+        &self,
+        asker: Asker<'_>,
+        node: String,
+        method: &Method,
+        path: String,
+    ) -> Result<Answer, Problem> {
+        let fleet = self.fleet()?;
+        let own = fleet.node().unwrap_or_default();
+        let by = format!("{} at node {own}", asker.via);
+        let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
+        let asked = Asked { node, method: method.to_string(), path, rights, by };
+        Ok(fleet.ask(asked).await?)
+    }
+
+    /// Sessions of another node; why not, for people.
+    async fn page_of(
+        &self,
+        asker: Asker<'_>,
+        node: &str,
+        asked: &SessionQuery,
+    ) -> Result<SessionPage, String> {
+        let words = serde_urlencoded::to_string(asked).unwrap_or_default();
+        let path = format!("/v1/sessions?{words}");
+        let answer = self.ask(asker, node.to_owned(), &Method::GET, path).await;
+        answer.map_err(|problem| problem.detail).and_then(|answer| read(&answer))
+    }
+
+    /// Asks the other nodes for what this one does not have, and gives the first good answer and who gave it; and how many did not answer.
+    pub(super) async fn ask_others(
+        &self,
+        asker: Asker<'_>,
+        method: &Method,
+        path: &str,
+    ) -> (Option<(String, Answer)>, usize) {
+        let Ok(status) = self.fleet_status() else { return (None, 0) };
+        if asker.via.is_node() {
+            return (None, 0);
+        }
+        let others = status.nodes.into_iter().map(|node| node.name).filter(|name| *name != status.node);
+        let mut others: VecDeque<String> = others.collect();
+        let (mut asking, mut silent) = (JoinSet::new(), 0);
+        loop {
+            while asking.len() < AT_A_TIME
+                && let Some(node) = others.pop_front()
+            {
+                let Asker { via, access } = asker;
+                let (app, via, method, path) = (self.clone(), via.clone(), method.clone(), path.to_owned());
+                asking.spawn(async move {
+                    let answer = app.ask(Asker { via: &via, access }, node.clone(), &method, path).await;
+                    (node, answer)
+                });
+            }
+            match asking.join_next().await {
+                None => return (None, silent),
+                Some(Ok((node, Ok(answer)))) if answer.status == 200 => {
+                    return (Some((node, answer)), silent);
+                }
+                Some(Ok((_, Ok(answer)))) if answer.status == 404 => {}
+                Some(_) => silent += 1,
+            }
+        }
+    }
+}
+
+/// What another node has answered.
+pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
+    if answer.status == 200 {
+        return serde_json::from_str(&answer.body).map_err(|error| error.to_string());
+    }
+    let problem = serde_json::from_str::<Problem>(&answer.body);
+    Err(problem.map_or_else(|_| format!("status {}", answer.status), |problem| problem.detail))
+}
+
+fn passed_on(Answer { status, body }: Answer) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let kind = if status.is_success() { "application/json" } else { PROBLEM_JSON };
+    (status, [(header::CONTENT_TYPE, kind)], body).into_response()
+}

@@ -1,0 +1,217 @@
+//! Several servers as one: asked at any of them, without a store between them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use turnpike_admin::{
+    client::{Client, Target},
+    commands::{self, Sessions},
+    program::Standing,
+};
+
+use crate::support::{FULL, READ, Running, Together};
+
+fn three() -> (Together, [Running; 3]) {
+    let together = Together::default();
+    let nodes = ["a", "b", "c"].map(|name| Running::node(&together, name, 1));
+    (together, nodes)
+}
+
+#[test]
+fn sessions_of_all_nodes_are_listed_once_each_whatever_the_length_of_a_page() {
+    let (_, nodes) = three();
+    let mut clients = Vec::new();
+    let mut wanted = BTreeMap::new();
+    for (node, name, count) in [(&nodes[0], "a", 3), (&nodes[2], "c", 4)] {
+        for _ in 0..count {
+            let (client, relayed) = node.allocated();
+            wanted.insert(relayed.to_string(), name.to_owned());
+            clients.push(client);
+        }
+    }
+    for (limit, asked) in [(1, &nodes[0]), (2, &nodes[1]), (3, &nodes[2]), (1000, &nodes[1])] {
+        let mut found = BTreeMap::new();
+        let mut cursor = String::new();
+        loop {
+            let page = asked.get(&format!("/v1/fleet/sessions?limit={limit}{cursor}")).ok();
+            let sessions = page["sessions"].as_array().unwrap();
+            assert!(sessions.len() <= limit && page.get("silent").is_none(), "{page}");
+            for session in sessions {
+                let relayed = session["relayed"][0]["address"].as_str().unwrap().to_owned();
+                let node = session["node"].as_str().unwrap().to_owned();
+                assert_eq!(found.insert(relayed, node), None, "{session} twice");
+            }
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(found, wanted, "limit {limit}");
+    }
+    let of_one = nodes[0].get("/v1/fleet/sessions?client=10.0.0.0/8").ok();
+    assert_eq!(of_one["sessions"], json!([]));
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_named_and_the_others_are_listed() {
+    let (together, nodes) = three();
+    let _client = nodes[2].allocated();
+    together.silence("b");
+    let page = nodes[0].get("/v1/fleet/sessions").ok();
+    assert_eq!(page["sessions"].as_array().unwrap().len(), 1);
+    let silent = page["silent"][0].as_str().unwrap();
+    assert!(silent.starts_with("b: "), "{silent}");
+    let nobody = nodes[0].get(&format!("/v1/sessions/{}", "0".repeat(32)));
+    assert_eq!(nobody.problem(404), "no_such_session");
+    assert!(nobody.body.contains("nodes that do not: 1"), "{nobody:?}");
+    assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/status").problem(504), "node_silent");
+    assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
+}
+
+fn session_of(node: &Running) -> String {
+    node.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_session_is_found_and_ended_on_whichever_node_it_is() {
+    let (_, nodes) = three();
+    let _client = nodes[2].allocated();
+    let path = format!("/v1/sessions/{}", session_of(&nodes[2]));
+    let seen = nodes[0].get(&path).ok();
+    assert_eq!((&seen["node"], seen["permissions"].is_array()), (&json!("c"), true), "{seen}");
+    assert_eq!(nodes[2].get(&path).ok().get("node"), None, "it is its own");
+    assert_eq!(nodes[1].ask("DELETE", &path, None).ok()["node"], "c");
+    assert_eq!(nodes[2].get("/v1/sessions").ok()["sessions"], json!([]));
+    assert_eq!(nodes[1].ask("DELETE", &path, None).problem(404), "no_such_session");
+}
+
+#[test]
+fn whoever_may_look_here_may_look_there_and_no_more() {
+    let (_, nodes) = three();
+    let _client = nodes[1].allocated();
+    let path = format!("/v1/fleet/nodes/b/v1/sessions/{}", session_of(&nodes[1]));
+    let bearer = |token: &str| format!("Bearer {token}");
+    let ask = |method: &str, path: &str, token: &str| {
+        nodes[0].ask_tcp(method, path, &[("Authorization", &bearer(token))])
+    };
+    assert_eq!(ask("GET", &path, READ).status, 200);
+    assert_eq!(ask("DELETE", &path, READ).problem(403), "read_only");
+    // What is private there is so for whoever may look here.
+    let secrets = "/v1/fleet/nodes/b/v1/secrets";
+    assert_eq!(ask("GET", secrets, READ).problem(401), "no_token");
+    assert_eq!(ask("GET", secrets, FULL).status, 200);
+    assert_eq!(ask("DELETE", &path, FULL).status, 200);
+    // A node that is asked by another asks nobody.
+    for path in ["/v1/fleet/nodes/b/v1/fleet/sessions", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {
+        assert_eq!(ask("GET", path, FULL).problem(400), "bad_request", "{path}");
+    }
+}
+
+#[test]
+fn a_node_is_told_to_take_nobody_new_and_then_clients_again() {
+    let (_, nodes) = three();
+    let order = |what: &str| nodes[0].ask("POST", &format!("/v1/fleet/nodes/b/{what}"), None);
+    assert_eq!((order("drain").status, order("uncordon").status), (202, 202));
+    assert_eq!(*nodes[0].member().told.lock().unwrap(), ["b drains: true", "b drains: false"]);
+    let nobody = nodes[0].ask("POST", "/v1/fleet/nodes/x/drain", None);
+    assert_eq!(nobody.problem(404), "no_such_node");
+    let alone = Running::server(1);
+    assert_eq!(alone.get("/v1/fleet").problem(404), "no_fleet");
+    assert_eq!(alone.ask("POST", "/v1/fleet/nodes/b/drain", None).problem(404), "no_fleet");
+    let forwarder = Running::start(None, |_, _| {});
+    assert_eq!(forwarder.get("/v1/fleet").problem(404), "no_server");
+}
+
+#[test]
+fn who_looks_after_a_node_hears_whether_it_is_alone_or_drained() {
+    let (_, nodes) = three();
+    for (standing, status, text) in [
+        (Standing::Well, 200, "ok\n"),
+        (Standing::Alone, 200, "alone\n"),
+        (Standing::Cordoned, 503, "draining\n"),
+    ] {
+        *nodes[0].member().standing.lock().unwrap() = standing;
+        let answer = nodes[0].get("/readyz");
+        assert_eq!((answer.status, answer.body.as_str()), (status, text), "{standing:?}");
+    }
+}
+
+#[test]
+fn bans_are_made_listed_and_ended() {
+    let running = Running::server(1);
+    let ban = |body: &str| running.ask("POST", "/v1/bans", Some(body));
+    let made = ban("{\"user\":\"alice\",\"seconds\":3600,\"reason\":\"spam\"}");
+    assert_eq!(made.status, 201, "{made:?}");
+    let made = made.json();
+    assert_eq!((&made["ban"]["user"], &made["ban"]["realm"]), (&json!("alice"), &json!("turnpike")));
+    assert_eq!((&made["ended"], &made["ban"]["reason"]), (&json!(3), &json!("spam")));
+    assert_eq!(ban("{\"client\":\"192.0.2.0/24\",\"seconds\":60}").status, 201);
+    let bans = running.get("/v1/bans").ok();
+    assert_eq!(bans["bans"].as_array().unwrap().len(), 2);
+    assert_eq!(bans["bans"][1]["client"], "192.0.2.0/24");
+    for bad in [
+        "{\"seconds\":60}",
+        "{\"user\":\"alice\"}",
+        "{\"user\":\"alice\",\"client\":\"192.0.2.1\",\"seconds\":60}",
+        "{\"client\":\"192.0.2.1\",\"realm\":\"here\",\"seconds\":60}",
+        "{\"client\":\"192.0.2.1/24\",\"seconds\":60}",
+        "{\"user\":\"\",\"seconds\":60}",
+        "{\"user\":\"alice\",\"realm\":\"a@b\",\"seconds\":60}",
+        "{\"user\":\"alice\",\"seconds\":60,\"reason\":\"a\\nb\"}",
+    ] {
+        assert_eq!(ban(bad).problem(400), "bad_request", "{bad}");
+    }
+    let end = |query: &str| running.ask("DELETE", &format!("/v1/bans?{query}"), None);
+    assert_eq!(end("user=alice").ok()["bans"].as_array().unwrap().len(), 1);
+    assert_eq!(end("user=alice").problem(404), "no_such_ban");
+    assert_eq!(end("client=192.0.2.0%2F24").ok()["bans"], json!([]));
+    assert_eq!(end("").problem(400), "bad_request");
+}
+
+#[test]
+fn a_change_of_users_is_told_to_the_other_nodes() {
+    let (_, nodes) = three();
+    let change = |method: &str, path: &str, body: Option<&str>| {
+        assert!(matches!(nodes[0].ask(method, path, body).status, 200 | 201), "{method} {path}");
+    };
+    change("POST", "/v1/users", Some("{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"));
+    change("DELETE", "/v1/users/dora", None);
+    change("POST", "/v1/secrets", Some("{\"secret\":\"north\"}"));
+    change("DELETE", "/v1/secrets/dc365e79d41cfae1", None);
+    change("POST", "/v1/realms", Some("{\"name\":\"blue.example\"}"));
+    change("DELETE", "/v1/realms/blue.example", None);
+    let user = "revoked dora of turnpike";
+    assert_eq!(*nodes[0].member().told.lock().unwrap(), [user, user, "rules", "rules", "rules", "rules"]);
+}
+
+#[test]
+fn the_commands_show_a_fleet_and_steer_it() {
+    let (together, nodes) = three();
+    let _client = nodes[1].allocated();
+    let client = Client::new(Some(Target::Unix(nodes[0].dir.path("a.sock"))), None).unwrap();
+    let mut out = Vec::new();
+    commands::show_fleet(&client, false, &mut out).unwrap();
+    commands::order_node(&client, Some("b"), true, false, &mut out).unwrap();
+    commands::order_node(&client, Some("b"), false, false, &mut out).unwrap();
+    let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "fleet turnpike in redis://h, as node a sees it");
+    assert!(lines[1].starts_with("NODE ") && lines[3].starts_with("b "), "{text}");
+    assert!(lines[3].contains("3 of 100") && lines[3].contains("1.00 MB/s"), "{text}");
+    assert!(
+        lines[5].starts_with("node b takes nobody new") && lines[6] == "node b takes clients again",
+        "{text}"
+    );
+    commands::order_node(&client, None, false, false, &mut out).unwrap();
+    assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
+    together.silence("c");
+    commands::list_fleet_sessions(&client, Sessions::default(), false, &mut out).unwrap();
+    let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("NODE ") && lines[1].starts_with("b "), "{text}");
+    assert!(lines[2].starts_with("missing: c: "), "{text}");
+    commands::list_fleet_sessions(&client, Sessions::default(), true, &mut out).unwrap();
+    let array: Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!((array.as_array().unwrap().len(), &array[0]["node"]), (1, &json!("b")));
+    assert!(commands::order_node(&client, Some("x/y"), true, false, &mut out).is_err());
+}

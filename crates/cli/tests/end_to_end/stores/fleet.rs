@@ -1,0 +1,486 @@
+//! Several servers as one, with a Redis or Valkey between them: who goes where, what holds on all of them, and what becomes of clients while
+//! that is away.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{Read, Write},
+    net::SocketAddr,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+use turnpike_testkit::databases::{Proxy, Server};
+
+use super::super::harness::{
+    Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, Upgraded, V4,
+    ends, eventually, get_unix, lives, need, turnpike,
+};
+
+const SECRET: &str = "of the fleet, and of at least 32 characters";
+
+/// The store, and where files of nodes are.
+struct World {
+    server: Server,
+    dir: Dir,
+}
+
+/// A node, and its socket for administrators.
+struct Node {
+    serve: Serve,
+    socket: PathBuf,
+}
+
+impl World {
+    fn new() -> Result<Self, String> {
+        Ok(Self { server: Server::redis()?, dir: Dir::new() })
+    }
+
+    /// What it is started with; `more` are lines of `[fleet]`.
+    fn arguments(&self, name: &str, at: SocketAddr, more: &str) -> Vec<String> {
+        let url = self.server.url(at, "");
+        let text = format!("[fleet]\nurl = \"{url}\"\nsecret = \"{SECRET}\"\nnode = \"{name}\"\n{more}\n");
+        let file = self.dir.file(&format!("{name}.toml"), text);
+        let socket = format!("unix:{}", self.socket(name).display());
+        ["-c", super::path(&file), "--admin", &socket].map(str::to_owned).into()
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.sock"))
+    }
+
+    fn node_at(&self, name: &str, at: SocketAddr, more: &str) -> Node {
+        let arguments = self.arguments(name, at, more);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Node { serve: Serve::start(&arguments), socket: self.socket(name) }
+    }
+
+    fn node(&self, name: &str, more: &str) -> Node {
+        self.node_at(name, self.server.address, more)
+    }
+}
+
+impl Node {
+    /// What `turnpike` says to these words about this node.
+    fn told(&self, words: &[&str]) -> Finished {
+        let admin = format!("unix:{}", self.socket.display());
+        let arguments = [words, &["--admin", &admin]].concat();
+        Program::start(&mut turnpike(&arguments)).wait(SOON)
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let ended = self.told(&[words, &["--json"]].concat());
+        assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.output());
+        serde_json::from_str(&ended.stdout).expect("JSON")
+    }
+
+    /// Names and states of the nodes that it knows.
+    fn sees(&self) -> Vec<(String, String)> {
+        let nodes = self.json(&["fleet", "status"])["nodes"].clone();
+        let text = |node: &Value, key: &str| node[key].as_str().unwrap_or_default().to_owned();
+        nodes
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|node| (text(node, "name"), text(node, "state")))
+            .collect()
+    }
+
+    #[track_caller]
+    fn waits_for(&self, nodes: &[(&str, &str)]) {
+        let wanted: Vec<_> =
+            nodes.iter().map(|(name, state)| ((*name).to_owned(), (*state).to_owned())).collect();
+        eventually(&format!("{nodes:?} are seen"), || {
+            thread::sleep(Duration::from_millis(50));
+            (self.sees() == wanted).then_some(())
+        });
+    }
+
+    /// Status and body of what is asked over its socket.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        ask(&self.socket, method, path, body)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.serve.address(V4)
+    }
+
+    /// The error code that a user gets for an Allocate here; `None` for an allocation.
+    fn allocate(&self, user: &str, password: &str) -> Option<u16> {
+        super::allocate(&self.serve, user, password)
+    }
+
+    fn readiness(&self) -> (u16, String) {
+        get_unix(&self.socket, "/readyz").expect("it answers")
+    }
+}
+
+fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(socket).expect("it listens");
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .expect("it takes requests");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
+}
+
+const BOTH: [(&str, &str); 2] = [("a", "serving"), ("b", "serving")];
+
+#[test]
+fn a_node_that_drains_sends_its_clients_to_another_which_knows_their_nonce() {
+    let world = need!(World::new());
+    let (a, b) = (world.node("a", ""), world.node("b", ""));
+    a.waits_for(&BOTH);
+    b.waits_for(&BOTH);
+    let status = b.json(&["fleet", "status"]);
+    assert_eq!((&status["node"], &status["alone"]), (&Value::from("b"), &Value::Null), "{status}");
+    let own = format!("udp://{}", a.address());
+    assert!(
+        status["nodes"][0]["addresses"].as_array().expect("a list").iter().any(|at| *at == own),
+        "{status}"
+    );
+
+    let drain = b.told(&["fleet", "drain", "a"]);
+    assert_eq!(drain.code, Some(0), "{}", drain.output());
+    b.waits_for(&[("a", "draining"), ("b", "serving")]);
+    assert_eq!(a.readiness(), (503, "draining\n".to_owned()));
+    let mut client = Stun::new(a.address());
+    let (_, _, challenge) = client.challenge();
+    let answer = client.ask(USER, PASSWORD, &challenge);
+    assert_eq!((answer.error(), answer.alternate()), (Some(300), b.address()));
+    let mut client = Stun::new(answer.alternate());
+    assert_eq!(client.ask(USER, PASSWORD, &challenge).error(), None, "no second round");
+    assert_eq!(a.serve.metrics().sum("turnpike_fleet_redirects_total", "reason=\"draining\""), 1);
+
+    assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
+    b.waits_for(&BOTH);
+    assert_eq!((a.readiness().0, a.allocate(USER, PASSWORD)), (200, None));
+    let nobody = b.told(&["fleet", "drain", "x"]);
+    assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no node"), "{}", nobody.output());
+}
+
+#[test]
+fn a_quota_holds_on_all_nodes_together_and_who_leaves_gives_back() {
+    let world = need!(World::new());
+    let limits = "[limits]\nallocations_per_user = 12";
+    let nodes = ["a", "b", "c"].map(|name| world.node(name, limits));
+    let all = [("a", "serving"), ("b", "serving"), ("c", "serving")];
+    nodes.iter().for_each(|node| node.waits_for(&all));
+    let mut taken = [0; 3];
+    let mut codes = Vec::new();
+    for attempt in 0..36 {
+        match nodes[attempt % 3].allocate(USER, PASSWORD) {
+            None => taken[attempt % 3] += 1,
+            Some(code) => codes.push(code),
+        }
+        // What has been taken is told ten times a second.
+        thread::sleep(Duration::from_millis(50));
+    }
+    let sum: u32 = taken.iter().sum();
+    assert!((12..=15).contains(&sum), "one a node more at most: {taken:?}");
+    assert!(codes.iter().all(|code| *code == 486), "{codes:?}");
+    let [a, b, _c] = nodes;
+    assert_eq!(b.allocate(USER, PASSWORD), Some(486));
+    a.serve.program.signal("TERM");
+    a.serve.program.signal("TERM");
+    assert_eq!(a.serve.program.wait(SOON).code, Some(0));
+    eventually("what the first one had can be had", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD).is_none()).then_some(())
+    });
+}
+
+#[test]
+fn what_a_node_held_that_is_killed_is_given_back_by_another() {
+    let world = need!(World::new());
+    let limits = "[limits]\nallocations_per_user = 2";
+    let (a, b) = (world.node("a", limits), world.node("b", limits));
+    b.waits_for(&BOTH);
+    assert_eq!([a.allocate(USER, PASSWORD), a.allocate(USER, PASSWORD)], [None, None]);
+    eventually("the other one hears of it", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD) == Some(486)).then_some(())
+    });
+    a.serve.program.signal("KILL");
+    b.waits_for(&[("b", "serving")]);
+    eventually("it can be had", || {
+        thread::sleep(Duration::from_millis(200));
+        (b.allocate(USER, PASSWORD).is_none()).then_some(())
+    });
+}
+
+#[test]
+fn a_ban_holds_on_all_nodes_and_ends_sessions_there() {
+    let world = need!(World::new());
+    let (a, mut b) = (world.node("a", ""), world.node("b", ""));
+    a.waits_for(&BOTH);
+    assert_eq!(b.allocate(USER, PASSWORD), None);
+    let (status, body) = a.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
+    assert_eq!(status, 201, "{body}");
+    let line = b.serve.program.line_with("session ended");
+    assert!(line.contains("ended by an administrator"), "{line}");
+    eventually("nobody of that name gets in", || (b.allocate(USER, PASSWORD) == Some(403)).then_some(()));
+    assert_eq!(a.allocate(USER, PASSWORD), Some(403));
+    // Who comes later knows it too.
+    let c = world.node("c", "");
+    eventually("a new node knows", || (c.allocate(USER, PASSWORD) == Some(403)).then_some(()));
+    let (status, body) = b.ask("DELETE", &format!("/v1/bans?user={USER}"), "");
+    assert_eq!(status, 200, "{body}");
+    eventually("it is lifted", || (a.allocate(USER, PASSWORD).is_none()).then_some(()));
+}
+
+#[test]
+fn sessions_are_listed_and_ended_at_whichever_node_somebody_asks() {
+    let world = need!(World::new());
+    let (a, b) = (world.node("a", ""), world.node("b", ""));
+    a.waits_for(&BOTH);
+    b.waits_for(&BOTH);
+    assert_eq!([a.allocate(USER, PASSWORD), b.allocate(USER, PASSWORD)], [None, None]);
+    let sessions = a.json(&["fleet", "sessions", "--user", USER]);
+    let nodes: Vec<&str> =
+        sessions.as_array().expect("a list").iter().filter_map(|session| session["node"].as_str()).collect();
+    assert_eq!(nodes, ["a", "b"], "{sessions}");
+    let id = sessions[1]["id"].as_str().expect("a name");
+    assert_eq!(a.json(&["session", "show", id])["node"], "b");
+    let ended = a.told(&["session", "end", id]);
+    assert!(ended.stdout.contains("at node b"), "{}", ended.output());
+    b.serve.wait_for_allocations(0);
+    assert_eq!(a.told(&["session", "show", id]).code, Some(1));
+}
+
+#[test]
+fn a_user_who_is_removed_at_one_node_is_out_at_the_others() {
+    let world = need!(World::new());
+    let state = world.dir.path().join("state");
+    let users = format!("[store]\nstate = \"{}\"", super::path(&state));
+    let (a, b) = (world.node("a", &users), world.node("b", &users));
+    a.waits_for(&BOTH);
+    let add = ["user", "add", "bob", "--realm", REALM, "--password", "sesame"];
+    assert_eq!(a.told(&add).code, Some(0));
+    eventually("bob gets in", || (b.allocate("bob", "sesame").is_none()).then_some(()));
+    assert_eq!(a.told(&["user", "remove", "bob", "--realm", REALM]).code, Some(0));
+    eventually("bob is out", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate("bob", "sesame") == Some(401)).then_some(())
+    });
+}
+
+#[test]
+fn a_store_that_goes_changes_nothing_for_clients_and_is_found_again() {
+    let world = need!(World::new());
+    let proxy = Proxy::new(world.server.address);
+    let mut a = world.node_at("a", proxy.address, "");
+    let b = world.node_at("b", proxy.address, "");
+    a.waits_for(&BOTH);
+    let reflect = Reflect::start(V4, &[]);
+    let session =
+        Load::new(a.address()).to(reflect.address).with(&["--rate", "200", "--duration", "15"]).start();
+    eventually("it is relayed", || (a.serve.allocations() > 0).then_some(()));
+
+    proxy.hold(true);
+    a.serve.program.line_with("this node is alone");
+    assert_eq!(a.readiness(), (200, "alone\n".to_owned()));
+    assert_eq!(a.serve.metrics().sum("turnpike_fleet_up", ""), 0);
+    assert_eq!([a.allocate(USER, PASSWORD), b.allocate(USER, PASSWORD)], [None, None]);
+    let (status, body) = a.ask("POST", "/v1/bans", "{\"user\":\"mallory\",\"seconds\":600}");
+    assert_eq!(status, 503, "{body}");
+    proxy.hold(false);
+    a.serve.program.line_with("answers again");
+    eventually("both are there", || (a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n").then_some(()));
+    a.waits_for(&BOTH);
+    let result = session.wait(SOON * 2).result();
+    assert_eq!(result["lost"], 0, "nobody who is relayed is disturbed: {result}");
+}
+
+#[test]
+fn a_store_that_was_emptied_is_told_everything_again() {
+    let world = need!(World::new());
+    let limits = "[limits]\nallocations_per_user = 4";
+    let (mut a, b) = (world.node("a", limits), world.node("b", limits));
+    a.waits_for(&BOTH);
+    let mut taken = 0;
+    eventually("as many as there may be", || {
+        thread::sleep(Duration::from_millis(50));
+        taken += u32::from(a.allocate(USER, PASSWORD).is_none());
+        (taken == 4).then_some(())
+    });
+    let (status, body) = a.ask("POST", "/v1/bans", "{\"client\":\"192.0.2.0/24\",\"seconds\":600}");
+    assert_eq!(status, 201, "{body}");
+    let nonce = |node: &Node| Stun::new(node.address()).challenge().2;
+    let before = nonce(&a);
+    assert!(world.server.say("FLUSHALL").contains("OK"));
+    a.serve.program.line_with("did not know this node any more");
+    a.waits_for(&BOTH);
+    eventually("the other node knows what this one has", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD) == Some(486)).then_some(())
+    });
+    eventually("the ban is kept again", || {
+        thread::sleep(Duration::from_millis(50));
+        world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1").then_some(())
+    });
+    // The keys are those from before.
+    let Challenge { realm, nonce } = before;
+    let answer = Stun::new(b.address()).ask("nobody", "x", &Challenge { realm, nonce });
+    assert_eq!(answer.error(), Some(401), "not stale");
+}
+
+/// Ids of the sessions of a node.
+fn ids(node: &Node) -> BTreeSet<String> {
+    let sessions = node.json(&["sessions"]);
+    let ids = sessions.as_array().expect("a list").iter().filter_map(|session| session["id"].as_str());
+    ids.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_node_that_goes_on_in_another_process_is_the_same_node() {
+    let world = need!(World::new());
+    let limits = "[limits]\nallocations_per_user = 8";
+    let (a, b) = (world.node("a", limits), world.node("b", limits));
+    a.waits_for(&BOTH);
+    b.waits_for(&BOTH);
+    let mut upgraded = Upgraded::new(&a.serve.program);
+    let reflect = Reflect::start(V4, &[]);
+    let clients = ["--clients", "4", "--rate", "200", "--duration", "600"];
+    let load = Load::new(a.address()).to(reflect.address).with(&clients).start();
+    a.serve.wait_for_allocations(4);
+    let mut taken = 0;
+    eventually("all that there may be is taken", || {
+        thread::sleep(Duration::from_millis(100));
+        let code = b.allocate(USER, PASSWORD);
+        taken += u32::from(code.is_none());
+        (code == Some(486)).then_some(())
+    });
+    assert!((4..=5).contains(&taken), "one more at most: {taken}");
+    let (status, body) = a.ask("POST", "/v1/bans", "{\"user\":\"mallory\",\"seconds\":600}");
+    assert_eq!(status, 201, "{body}");
+    let sessions = ids(&a);
+    let of_a = |status: &Value| (status["nodes"][0]["number"].clone(), status["keys"].clone());
+    let before = of_a(&b.json(&["fleet", "status"]));
+    let number = before.0.as_u64().expect("a number");
+    let held = || {
+        let told = world.server.say(&format!("HVALS turnpike:{{turnpike}}:held:{number}"));
+        told.lines().filter(|line| !line.starts_with(['*', '$'])).map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    eventually("the store knows what it has", || held().contains("4").then_some(()));
+    let Challenge { realm, nonce } = Stun::new(a.address()).challenge().2;
+
+    for drains in [false, true] {
+        if drains {
+            assert_eq!(b.told(&["fleet", "drain", "a"]).code, Some(0));
+            b.waits_for(&[("a", "draining"), ("b", "serving")]);
+        }
+        let old = upgraded.next();
+        ends(old);
+        assert_eq!(ids(&a), sessions, "they have their names still");
+        a.waits_for(&[("a", if drains { "draining" } else { "serving" }), ("b", "serving")]);
+        assert_eq!(of_a(&b.json(&["fleet", "status"])), before, "its number, and the keys of all");
+        for node in [&a, &b] {
+            let known = Challenge { realm: realm.clone(), nonce: nonce.clone() };
+            assert_eq!(Stun::new(node.address()).ask("nobody", "x", &known).error(), Some(401), "not stale");
+        }
+        assert!(a.ask("GET", "/v1/bans", "").1.contains("mallory"));
+        eventually("the store knows what it has still", || held().contains("4").then_some(()));
+        for _ in 0..5 {
+            assert_eq!(b.allocate(USER, PASSWORD), Some(486), "nobody gets what it has");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    assert_eq!(a.readiness(), (503, "draining\n".to_owned()));
+    load.signal("INT");
+    let result = load.wait(SOON).result();
+    assert_eq!((&result["lost"], &result["reordered"]), (&Value::from(0), &Value::from(0)), "{result}");
+    eventually("what its clients had can be had", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD).is_none()).then_some(())
+    });
+    let strange = ["has left", "counts for gone", "did not know this node"];
+    let lines = [a.serve.program.lines(), b.serve.program.lines()].concat();
+    let noticed = lines.iter().find(|line| strange.iter().any(|text| line.contains(text)));
+    assert_eq!(noticed, None, "nobody notices");
+    assert_eq!(b.told(&["fleet", "uncordon", "a"]).code, Some(0));
+    b.waits_for(&BOTH);
+    // It says goodbye as any other.
+    let told = Command::new("sh").args(["-c", &format!("kill -TERM {}", upgraded.pid())]).status();
+    assert!(told.is_ok_and(|status| status.success()));
+    b.waits_for(&[("b", "serving")]);
+}
+
+#[test]
+fn a_ban_reaches_sessions_that_have_stayed_in_the_process_before() {
+    let world = need!(World::new());
+    let (mut a, b) = (world.node("a", ""), world.node("b", ""));
+    b.waits_for(&BOTH);
+    let mut upgraded = Upgraded::new(&a.serve.program);
+    let reflect = Reflect::start(V4, &[]);
+    let over_tcp = ["--transport", "tcp", "--rate", "100", "--duration", "600"];
+    let load = Load::new(a.serve.address_of("tcp", V4)).to(reflect.address).with(&over_tcp).start();
+    a.serve.wait_for_allocations(1);
+    let old = upgraded.next();
+    assert!(lives(old), "it has a client");
+    let (status, body) = b.ask("POST", "/v1/bans", &format!("{{\"user\":\"{USER}\",\"seconds\":600}}"));
+    assert_eq!(status, 201, "{body}");
+    let line = a.serve.program.line_with("session ended");
+    assert!(line.contains("ended by an administrator"), "{line}");
+    load.signal("INT");
+    load.wait(SOON);
+    ends(old);
+}
+
+#[test]
+fn a_second_node_of_a_name_and_one_with_another_secret_are_refused() {
+    let world = need!(World::new());
+    let a = world.node("a", "");
+    a.waits_for(&[("a", "serving")]);
+    let start = |arguments: &[String]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let bare = ["serve", "--listen", "127.0.0.1:0", "--user", "x:y"];
+        Program::start(&mut turnpike(&[&bare[..], &arguments[..]].concat())).wait(SOON)
+    };
+    let mut arguments = world.arguments("a", world.server.address, "");
+    arguments.extend(["--admin".to_owned(), "off".to_owned()]);
+    arguments.retain(|word| !word.starts_with("unix:"));
+    arguments.remove(2);
+    let ended = start(&arguments);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains("another node of the fleet is called a"), "{}", ended.stderr);
+    let file = world.dir.path().join("a.toml");
+    let text = fs::read_to_string(&file).expect("our own file");
+    let other = text.replace(SECRET, &"x".repeat(32)).replace("node = \"a\"", "node = \"b\"");
+    fs::write(&file, other).expect("our own file");
+    let ended = start(&arguments);
+    assert_eq!(ended.code, Some(1), "{}", ended.output());
+    assert!(ended.stderr.contains("have another fleet.secret"), "{}", ended.stderr);
+    for secret in [SECRET, "xxxxxxxx"] {
+        assert!(!ended.output().contains(secret), "{}", ended.output());
+    }
+    assert_eq!(a.allocate(USER, PASSWORD), None, "the first one goes on");
+}
+
+#[test]
+fn sessions_are_published_as_coturn_publishes_them() {
+    let world = need!(World::new());
+    let a = world.node("a", "coturn_status = true");
+    a.waits_for(&[("a", "serving")]);
+    assert_eq!(a.allocate(USER, PASSWORD), None);
+    let keys = eventually("a status is kept", || {
+        thread::sleep(Duration::from_millis(50));
+        let keys = world.server.say(&format!("KEYS turn/realm/{REALM}/user/{USER}/allocation/*/status"));
+        keys.contains("/status").then_some(keys)
+    });
+    let key = keys.lines().find(|line| line.ends_with("/status")).expect("a key");
+    assert!(world.server.say(&format!("GET {key}")).contains("new lifetime=600"), "{key}");
+    let sessions = a.json(&["sessions"]);
+    let id = sessions[0]["id"].as_str().expect("a name");
+    assert_eq!(a.told(&["session", "end", id]).code, Some(0));
+    eventually("it is gone", || world.server.say(&format!("EXISTS {key}")).starts_with(":0").then_some(()));
+}

@@ -1,0 +1,139 @@
+//! Who is banned: asked by workers, told by administrators and by other nodes. Sessions of who is banned end.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, OnceLock, PoisonError, RwLock, Weak},
+};
+
+use tokio::sync::oneshot;
+use turnpike_fleet::{Ban, Bans, Subject};
+use turnpike_relay::{
+    Relay,
+    sessions::{AddressFilter, Look, SLICE_SESSIONS, Session, SessionFilter},
+};
+
+/// All bans, and the relay whose sessions they end.
+#[derive(Default)]
+pub(super) struct Banned {
+    bans: RwLock<Bans>,
+    relay: OnceLock<Weak<Relay>>,
+}
+
+impl Banned {
+    /// Once.
+    pub(super) fn set_relay(&self, relay: Weak<Relay>) {
+        let _ = self.relay.set(relay);
+    }
+
+    pub(super) fn has(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).has(unix, realm, names, client)
+    }
+
+    pub(super) fn put(&self, ban: Ban) {
+        self.bans.write().unwrap_or_else(PoisonError::into_inner).put(ban);
+    }
+
+    /// False if there was none.
+    pub(super) fn remove(&self, subject: &Subject) -> bool {
+        self.bans.write().unwrap_or_else(PoisonError::into_inner).remove(subject)
+    }
+
+    /// Forgets those that are over, and says who they were.
+    pub(super) fn expire(&self, unix: u64) -> Vec<Subject> {
+        // Most of the time there is none, and nobody is to wait for this.
+        let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
+        let has_some = bans.iter().any(|ban| ban.until <= unix);
+        drop(bans);
+        if has_some {
+            self.bans.write().unwrap_or_else(PoisonError::into_inner).expire(unix)
+        } else {
+            Vec::new()
+        }
+    }
+
+    pub(super) fn list(&self) -> Vec<Ban> {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Ends the sessions of a subject; how many there were.
+    pub(super) async fn end_sessions(&self, subject: &Subject) -> u64 {
+        let mut ended = 0;
+        for filter in filters(subject) {
+            ended += self.end_those(Arc::new(filter)).await.unwrap_or_default();
+        }
+        ended
+    }
+
+    async fn end_those(&self, filter: Arc<SessionFilter>) -> Option<u64> {
+        let mut ended = 0;
+        for worker in 0..self.relay()?.workers() {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let look = Look { from, most: SLICE_SESSIONS, filter: Arc::clone(&filter), details: false };
+                let (sender, answer) = oneshot::channel();
+                self.relay()?.look(worker, look, move |looked| _ = sender.send(looked));
+                let looked = answer.await.ok()?;
+                next = looked.next;
+                for Session { worker, slot, id, .. } in looked.sessions {
+                    let (sender, answer) = oneshot::channel();
+                    self.relay()?.end(worker, slot, id, move |was_there| _ = sender.send(was_there));
+                    ended += u64::from(answer.await.unwrap_or_default());
+                }
+            }
+        }
+        Some(ended)
+    }
+
+    /// Not to be kept while waiting: the server does not stop as long as this is there.
+    fn relay(&self) -> Option<Arc<Relay>> {
+        self.relay.get()?.upgrade()
+    }
+}
+
+/// Whose sessions these are. Of a time-limited name quotas count the id behind a colon.
+fn filters(subject: &Subject) -> Vec<SessionFilter> {
+    match subject {
+        Subject::User { realm, name } => {
+            let of = |user: String| SessionFilter {
+                user: Some(user),
+                realm: Some(realm.clone()),
+                ..SessionFilter::default()
+            };
+            vec![of(name.clone()), of(format!(":{name}"))]
+        }
+        Subject::Client(prefix) => {
+            let client = Some(AddressFilter::Within(*prefix));
+            vec![SessionFilter { client, ..SessionFilter::default() }]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_users_sessions_are_those_of_the_name_and_of_the_id() {
+        let users = |subject: &str| -> Vec<_> {
+            filters(&subject.parse().expect("a subject")).into_iter().map(|filter| filter.user).collect()
+        };
+        assert_eq!(users("user carol@here"), [Some("carol".to_owned()), Some(":carol".to_owned())]);
+        assert_eq!(users("client 192.0.2.0/24"), [None]);
+    }
+
+    #[test]
+    fn a_ban_is_over_when_its_time_is() {
+        let banned = Banned::default();
+        let subject: Subject = "user alice@here".parse().expect("a subject");
+        banned.put(Ban { subject: subject.clone(), until: 100, reason: String::new() });
+        let client = "192.0.2.1".parse().expect("an address");
+        assert!(banned.has(99, "here", ["alice", "alice"], client));
+        assert!(banned.expire(99).is_empty());
+        assert_eq!((banned.expire(100), banned.len()), (vec![subject.clone()], 0));
+        assert!(!banned.remove(&subject));
+    }
+}

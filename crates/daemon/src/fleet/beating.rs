@@ -1,0 +1,203 @@
+//! The beat: once a second a node tells the store that it is there and how much it has to do, and is told whether it still has its name, its
+//! number and the keys of all.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+use turnpike_fleet::{BEAT_MS, Claim, Load, Notice, Pauses, Verdict};
+use turnpike_stores::{Beaten, Beating, Fault, StoreError};
+
+use super::{
+    load::Gauge,
+    node::{CARD, KeyError, Node},
+    watching,
+};
+use crate::DaemonError;
+
+/// How often a node asks for a name that another process had lately.
+const CLAIM: Duration = Duration::from_millis(500);
+/// Another node's name is told of once in so many beats.
+const TELL: u32 = 60;
+
+/// What follows from what the store has said.
+#[derive(Default)]
+pub(super) struct Beater {
+    claim: Claim,
+    take_over: Option<String>,
+    /// Beats since the log was told why we are no member.
+    refused: u32,
+}
+
+/// What the store has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    /// This node is one of the fleet.
+    In,
+    /// It will be seen whether the name is free.
+    Waits,
+    /// Another node has the name.
+    Taken,
+    /// There are as many as there may be.
+    Full,
+}
+
+/// Once, and again where it is another or may have been lost.
+async fn put_card(node: &Node) -> Result<(), StoreError> {
+    let Some(card) = node.card().filter(|_| !node.card_is_put.swap(true, Ordering::Relaxed)) else {
+        return Ok(());
+    };
+    let text = serde_json::to_vec(&*card).unwrap_or_default();
+    let put = async {
+        node.store.put_card(&node.name, &node.seal(CARD, &text)).await?;
+        node.say(Notice::Card).await
+    };
+    put.await.inspect_err(|_| node.card_is_put.store(false, Ordering::Relaxed))
+}
+
+/// Goes on as the node that a process before this one is still. That one beats until this one serves; so the others are only looked at.
+pub(super) async fn go_on(node: &Node) -> Result<Beater, DaemonError> {
+    match watching::look(node).await {
+        Err(error) if !error.may_pass() => return Err(DaemonError::Store(error)),
+        Err(error) => node.failed(&error),
+        Ok(()) => {}
+    }
+    Ok(Beater::default())
+}
+
+/// Joins, before clients come. Where the store is away the node begins alone.
+pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
+    let mut beater = Beater::default();
+    let name = || node.name.to_string();
+    loop {
+        match beater.beat(node, &Load::default()).await {
+            Ok(Heard::In) => return Ok(beater),
+            Ok(Heard::Waits) => sleep(CLAIM).await,
+            Ok(Heard::Taken) => return Err(DaemonError::NameTaken { name: name() }),
+            Ok(Heard::Full) => return Err(DaemonError::FleetFull),
+            Err(KeyError::Sealed) => {
+                let store = node.store.name().to_owned();
+                return Err(DaemonError::OtherSecret { store });
+            }
+            Err(KeyError::Store(error)) if !error.may_pass() => return Err(DaemonError::Store(error)),
+            Err(KeyError::Store(error)) => {
+                node.failed(&error);
+                return Ok(beater);
+            }
+        }
+    }
+}
+
+/// Beats until the node has left.
+pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
+    let mut pauses = Pauses::default();
+    while !node.is_over() {
+        let most = node.setting(|settings| settings.bits_per_second);
+        let measured = node.relay().map(|relay| gauge.measure(&relay, node.now_ms(), node.room(), most));
+        let Some(load) = measured else { return };
+        let pause = match beater.beat(&node, &load).await {
+            Ok(heard) => {
+                pauses.reset();
+                beater.say(&node, heard);
+                BEAT_MS
+            }
+            Err(KeyError::Store(error)) => {
+                node.failed(&error);
+                pauses.next_ms(rand::random())
+            }
+            Err(error @ KeyError::Sealed) => {
+                node.failed(&StoreError {
+                    store: node.store.name().to_owned(),
+                    setting: "fleet.secret",
+                    fault: Fault::Other,
+                    detail: error.to_string(),
+                });
+                BEAT_MS
+            }
+        };
+        sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+impl Beater {
+    async fn beat(&mut self, node: &Node, load: &Load) -> Result<Heard, KeyError> {
+        let (mut number, known, mut ring) = match self.ask(node, load).await? {
+            Beaten::Written { number, known, ring } => (number, known, ring),
+            Beaten::Full => {
+                node.answered();
+                node.lose_number();
+                return Ok(Heard::Full);
+            }
+            Beaten::Taken(record) => {
+                node.answered();
+                return Ok(match self.claim.refused(node.now_ms(), &record) {
+                    Verdict::Wait => Heard::Waits,
+                    Verdict::TakeOver(record) => {
+                        self.take_over = Some(record);
+                        Heard::Waits
+                    }
+                    Verdict::Taken => {
+                        // Whoever has our name has our number too, and gets the clients that are sent there.
+                        node.lose_number();
+                        Heard::Taken
+                    }
+                });
+            }
+        };
+        self.claim.granted();
+        self.take_over = None;
+        let anew = !known || node.is_to_rejoin();
+        if anew {
+            // What an earlier process of this name held, or this one before the store forgot it, is nobody's.
+            while node.store.reap(&node.name, number, true).await? {}
+            if let Beaten::Written { number: new, ring: now, .. } = self.ask(node, load).await? {
+                (number, ring) = (new, now);
+            }
+            node.card_is_put.store(false, Ordering::Relaxed);
+        }
+        put_card(node).await?;
+        node.look_after_keys(ring).await?;
+        node.answered();
+        let had = node.number();
+        node.set_number(number);
+        if anew && had != 0 {
+            if !known {
+                tracing::warn!(
+                    "the fleet's store did not know this node any more: it is told everything again"
+                );
+            }
+            node.tell_all_anew();
+        }
+        Ok(Heard::In)
+    }
+
+    async fn ask(&self, node: &Node, load: &Load) -> Result<Beaten, StoreError> {
+        let beating = Beating {
+            name: &node.name,
+            incarnation: node.incarnation,
+            number: node.wanted_number(),
+            draining: node.is_draining(),
+            load,
+            take_over: self.take_over.as_deref(),
+        };
+        node.store.beat(beating).await
+    }
+
+    /// Why this node is no member, now and then.
+    fn say(&mut self, node: &Node, heard: Heard) {
+        let why = match heard {
+            Heard::In | Heard::Waits => {
+                self.refused = 0;
+                return;
+            }
+            Heard::Taken => DaemonError::NameTaken { name: node.name.to_string() },
+            Heard::Full => DaemonError::FleetFull,
+        };
+        if self.refused.is_multiple_of(TELL) {
+            tracing::error!("{why}; until then this node serves alone");
+        }
+        self.refused = self.refused.saturating_add(1);
+    }
+}

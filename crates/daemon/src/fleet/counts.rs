@@ -1,0 +1,135 @@
+//! What this node counts of the fleet, for metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{banned::Banned, node::Node, quotas::QuotaCounts};
+
+/// Why a client was sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Another node has less to do.
+    Load,
+    /// There is no room here.
+    Full,
+    /// Nobody new is taken.
+    Draining,
+    /// It came by an address that is not ours alone.
+    OwnAddress,
+    /// What it asks for is another node's.
+    Owner,
+}
+
+const REASONS: [&str; 5] = ["load", "full", "draining", "own_address", "owner"];
+/// What became of exchanges with the store about quotas.
+const RESULTS: [&str; 2] = ["done", "failed"];
+/// What other nodes have said.
+const HEARD: [&str; 3] = ["message", "level", "unreadable"];
+
+/// Counted while it happens.
+#[derive(Default)]
+pub(super) struct Tallies {
+    sent: [AtomicU64; REASONS.len()],
+    exchanges: [AtomicU64; RESULTS.len()],
+    exchange_us: AtomicU64,
+    heard: [AtomicU64; HEARD.len()],
+    pub(super) lines_lost: AtomicU64,
+}
+
+impl Tallies {
+    pub(super) fn sent(&self, reason: Sent) {
+        self.sent[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The store has answered after so long, or not.
+    pub(super) fn exchanged(&self, microseconds: u128, done: bool) {
+        self.exchanges[usize::from(!done)].fetch_add(1, Ordering::Relaxed);
+        self.exchange_us.fetch_add(u64::try_from(microseconds).unwrap_or_default(), Ordering::Relaxed);
+    }
+
+    pub(super) fn heard(&self, messages: usize, levels: usize, unreadable: usize) {
+        for (tally, count) in self.heard.iter().zip([messages, levels, unreadable]) {
+            tally.fetch_add(count as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// As one scrape shows it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FleetCounts {
+    pub(crate) bans: u64,
+    /// Where there is a fleet.
+    pub(crate) node: Option<NodeCounts>,
+}
+
+/// Of a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeCounts {
+    /// Whether the store answers, and this node is one of the fleet.
+    pub(crate) is_up: bool,
+    pub(crate) number: u16,
+    pub(crate) is_cordoned: bool,
+    /// Of all nodes: those that take clients, that drain, that are silent.
+    pub(crate) nodes: [(&'static str, u64); 3],
+    /// The version of the key ring.
+    pub(crate) ring: u64,
+    pub(crate) quotas: QuotaCounts,
+    pub(crate) redirects: [(&'static str, u64); REASONS.len()],
+    pub(crate) exchanges: [(&'static str, u64); RESULTS.len()],
+    pub(crate) exchange_seconds: f64,
+    pub(crate) heard: [(&'static str, u64); HEARD.len()],
+    pub(crate) lines_lost: u64,
+}
+
+impl FleetCounts {
+    pub(super) fn of(banned: &Banned, node: Option<&Node>) -> Self {
+        Self { bans: banned.len() as u64, node: node.map(NodeCounts::of) }
+    }
+}
+
+impl NodeCounts {
+    fn of(node: &Node) -> Self {
+        let Tallies { sent, exchanges, exchange_us, heard, lines_lost } = &node.tallies;
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let mut nodes = [("serving", 0), ("draining", 0), ("silent", 0)];
+        for (_, member) in node.members().iter() {
+            let place = if !member.is_heard() { 2 } else { usize::from(member.beat.draining) };
+            nodes[place].1 += 1;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a sum of seconds is a float by format")]
+        let exchange_seconds = get(exchange_us) as f64 / 1e6;
+        Self {
+            is_up: !node.is_alone(),
+            number: node.number(),
+            is_cordoned: node.is_cordoned(),
+            nodes,
+            ring: node.ring_version(),
+            quotas: node.quotas.counts(),
+            redirects: std::array::from_fn(|at| (REASONS[at], get(&sent[at]))),
+            exchanges: std::array::from_fn(|at| (RESULTS[at], get(&exchanges[at]))),
+            exchange_seconds,
+            heard: std::array::from_fn(|at| (HEARD[at], get(&heard[at]))),
+            lines_lost: get(lines_lost),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_counted_under_its_name() {
+        let tallies = Tallies::default();
+        for (reason, name) in [
+            (Sent::Load, "load"),
+            (Sent::Full, "full"),
+            (Sent::Draining, "draining"),
+            (Sent::OwnAddress, "own_address"),
+            (Sent::Owner, "owner"),
+        ] {
+            tallies.sent(reason);
+            assert_eq!(REASONS[reason as usize], name);
+        }
+        assert!(tallies.sent.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+    }
+}

@@ -1,0 +1,133 @@
+//! Where clients reach this node: as it is configured, or as its listeners and relay addresses tell.
+
+use std::net::{IpAddr, SocketAddr};
+
+use turnpike_config::FleetSettings;
+use turnpike_fleet::Entrance;
+use turnpike_relay::{Config, RelayAddress, runtime::Listeners};
+use turnpike_turn::server::Transport;
+
+/// Entrances, and all that clients' requests may show as our own address that came in by one of them.
+pub(super) struct Entrances {
+    pub(super) all: Vec<Entrance>,
+    pub(super) own: Vec<SocketAddr>,
+}
+
+/// Those of a node with these listeners.
+pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSettings) -> Entrances {
+    let all =
+        if settings.addresses.is_empty() { found(config, listeners) } else { settings.addresses.clone() };
+    if all.is_empty() {
+        tracing::warn!(
+            "nobody can be sent to this node: none of its listeners has an address that clients could use; name some in fleet.addresses"
+        );
+    }
+    let mut own: Vec<SocketAddr> = all.iter().map(|entrance| entrance.address).collect();
+    // Behind a NAT that maps addresses one to one, requests show the inner one.
+    for RelayAddress { bind, external } in &config.relay {
+        let inner = all.iter().map(|entrance| entrance.address).filter(|at| Some(at.ip()) == *external);
+        own.extend(inner.map(|at| SocketAddr::new(*bind, at.port())));
+    }
+    Entrances { all, own }
+}
+
+/// Wildcards stand for the addresses that are relayed on: clients can reach those, or nobody could be relayed.
+fn found(config: &Config, listeners: &Listeners) -> Vec<Entrance> {
+    let Listeners { udp, tcp, tls, dtls } = listeners;
+    let has_tls = config.streams.tls.is_some();
+    let mut all = Vec::new();
+    let mut put = |transport: Transport, listeners: &[SocketAddr]| {
+        for listener in listeners {
+            for address in reached(config, *listener) {
+                let entrance = Entrance { transport, address };
+                if !all.contains(&entrance) {
+                    all.push(entrance);
+                }
+            }
+        }
+    };
+    put(Transport::Udp, udp);
+    put(Transport::Tcp, tcp);
+    if has_tls {
+        // Dedicated ports first: they are what clients are configured with.
+        put(Transport::Tls, tls);
+        put(Transport::Tls, tcp);
+    }
+    if !config.streams.tls_only {
+        put(Transport::Tcp, tls);
+    }
+    put(Transport::Dtls, dtls);
+    all
+}
+
+/// As clients reach a listener.
+fn reached(config: &Config, listener: SocketAddr) -> Vec<SocketAddr> {
+    let outer = |ip: IpAddr| {
+        let relay = config.relay.iter().find(|relay| relay.bind == ip);
+        relay.and_then(|relay| relay.external).unwrap_or(ip)
+    };
+    let ips: Vec<IpAddr> = if listener.ip().is_unspecified() {
+        let same = config.relay.iter().filter(|relay| relay.bind.is_ipv4() == listener.is_ipv4());
+        same.map(|relay| relay.external.unwrap_or(relay.bind)).collect()
+    } else {
+        vec![outer(listener.ip())]
+    };
+    ips.into_iter().map(|ip| SocketAddr::new(ip, listener.port())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        let relay = |bind: &str, external: Option<&str>| RelayAddress {
+            bind: bind.parse().expect("an address"),
+            external: external.map(|external| external.parse().expect("an address")),
+        };
+        Config {
+            relay: vec![relay("10.0.0.5", Some("203.0.113.5")), relay("2001:db8::5", None)],
+            ..Config::default()
+        }
+    }
+
+    fn listeners(udp: &[&str], tcp: &[&str], tls: &[&str], dtls: &[&str]) -> Listeners {
+        let addresses =
+            |all: &[&str]| all.iter().map(|address| address.parse().expect("an address")).collect::<Vec<_>>();
+        Listeners { udp: addresses(udp), tcp: addresses(tcp), tls: addresses(tls), dtls: addresses(dtls) }
+    }
+
+    fn shown(entrances: &Entrances) -> Vec<String> {
+        entrances.all.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn wildcards_are_reached_where_is_relayed_and_others_where_they_are() {
+        let listeners = listeners(
+            &["0.0.0.0:3478", "[::]:3478"],
+            &["10.0.0.5:3478"],
+            &["10.0.0.5:5349"],
+            &["192.0.2.9:5349"],
+        );
+        let entrances = of(&config(), &listeners, &FleetSettings::default());
+        assert_eq!(
+            shown(&entrances),
+            [
+                "udp://203.0.113.5:3478",
+                "udp://[2001:db8::5]:3478",
+                "tcp://203.0.113.5:3478",
+                "tcp://203.0.113.5:5349",
+                "dtls://192.0.2.9:5349",
+            ]
+        );
+        assert!(entrances.own.contains(&"10.0.0.5:3478".parse().expect("an address")), "behind its NAT");
+    }
+
+    #[test]
+    fn what_is_configured_counts_alone() {
+        let named: Entrance = "tls://198.51.100.1:443".parse().expect("an entrance");
+        let settings = FleetSettings { addresses: vec![named], ..FleetSettings::default() };
+        let entrances = of(&config(), &listeners(&["0.0.0.0:3478"], &[], &[], &[]), &settings);
+        assert_eq!(shown(&entrances), ["tls://198.51.100.1:443"]);
+        assert_eq!(entrances.own, [named.address]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Quotas: what this node uses is told, and what it may use is granted, some hundred buckets at a time. No request waits for it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use turnpike_fleet::{Pauses, exchange_period_ms};
+
+use super::node::Node;
+
+/// Buckets at a time.
+const MOST: usize = 500;
+const LEAST: usize = 50;
+/// Of all nodes together, where all have something to tell.
+const AT_ONCE: usize = 100_000;
+const A_SECOND: u64 = 200_000;
+/// When there is more to tell than fits into one.
+const SOON_MS: u64 = 20;
+
+/// Exchanges until the node has left.
+pub(super) async fn keep_exchanging(node: Arc<Node>) {
+    let mut pauses = Pauses::default();
+    while !node.is_over() {
+        let pause = exchange(&node, &mut pauses).await;
+        sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+/// How long to wait then.
+async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
+    let nodes = node.nodes();
+    let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
+    let number = node.number();
+    let _alone = node.exchanging.lock().await;
+    if number == 0 || node.is_quiet() || node.rests() {
+        return period;
+    }
+    let most = most(nodes);
+    let asks = node.quotas.asks(most, node.terms());
+    if asks.is_empty() {
+        return period;
+    }
+    let begun = Instant::now();
+    let answer = node.store.exchange(number, nodes, &asks).await;
+    node.tallies.exchanged(begun.elapsed().as_micros(), answer.is_ok());
+    match answer {
+        Ok(grants) => {
+            node.answered();
+            pauses.reset();
+            node.quotas.granted(&grants, node.terms());
+            // An answer that is too short says nothing of the rest.
+            node.quotas.unheard(asks.get(grants.len()..).unwrap_or_default());
+            if asks.len() == most { soon(most, nodes) } else { period }
+        }
+        Err(error) => {
+            node.quotas.unheard(&asks);
+            node.failed(&error);
+            pauses.next_ms(rand::random())
+        }
+    }
+}
+
+/// In one exchange: fewer where many nodes have something to tell at once.
+fn most(nodes: u32) -> usize {
+    (AT_ONCE / usize::try_from(nodes.max(1)).unwrap_or(1)).clamp(LEAST, MOST)
+}
+
+/// Before the next one, where there is more.
+fn soon(most: usize, nodes: u32) -> u64 {
+    (most as u64 * u64::from(nodes) * 1000 / A_SECOND).max(SOON_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_fleets_tell_less_at_a_time() {
+        assert_eq!([1, 200, 1000, 4000].map(most), [500, 500, 100, 50]);
+        let pauses = [1, 10, 200, 1000, 4000].map(|nodes| soon(most(nodes), nodes));
+        assert_eq!(pauses, [20, 25, 500, 500, 1000]);
+    }
+}

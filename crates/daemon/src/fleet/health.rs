@@ -1,0 +1,145 @@
+//! Whether the store answers, and for how long it has. Times are milliseconds of the node's own clock.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use turnpike_stores::StoreError;
+
+/// After so long without an answer a node is alone.
+const ALONE_MS: u64 = 3000;
+/// The same trouble is told again after that.
+const AGAIN_MS: u64 = 60_000;
+const NEVER: u64 = u64::MAX;
+
+/// How the store is.
+pub(super) struct Health {
+    /// When it answered last.
+    answered: AtomicU64,
+    /// Since when it has answered whatever it was asked.
+    since: AtomicU64,
+    /// Whether the log was told that we are alone.
+    said: AtomicBool,
+    trouble: Mutex<Trouble>,
+}
+
+#[derive(Default)]
+struct Trouble {
+    last: Option<String>,
+    /// What the log was told, and when.
+    told: Option<(String, u64)>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            answered: AtomicU64::new(NEVER),
+            since: AtomicU64::new(NEVER),
+            said: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        }
+    }
+}
+
+impl Health {
+    pub(super) fn answered(&self, now_ms: u64) {
+        self.answered.store(now_ms, Ordering::Relaxed);
+        let _ = self.since.compare_exchange(NEVER, now_ms, Ordering::Relaxed, Ordering::Relaxed);
+        if self.said.swap(false, Ordering::Relaxed) {
+            *self.trouble() = Trouble::default();
+            tracing::info!("the fleet's store answers again: this node is one of the fleet");
+        }
+    }
+
+    pub(super) fn failed(&self, now_ms: u64, error: &StoreError) {
+        self.since.store(NEVER, Ordering::Relaxed);
+        let text = error.to_string();
+        let mut trouble = self.trouble();
+        if self.is_alone(now_ms) {
+            if !self.said.swap(true, Ordering::Relaxed) {
+                tracing::error!(
+                    "{text}; this node is alone: quotas are its own, and nobody is sent elsewhere for the sake of load"
+                );
+                trouble.told = Some((text.clone(), now_ms));
+            }
+        } else if trouble
+            .told
+            .as_ref()
+            .is_none_or(|(told, at)| *told != text && now_ms - at >= AGAIN_MS / 6 || now_ms - at >= AGAIN_MS)
+        {
+            tracing::warn!("{text}");
+            trouble.told = Some((text.clone(), now_ms));
+        }
+        trouble.last = Some(text);
+    }
+
+    /// Whether this node knows nothing of the others as of late.
+    pub(super) fn is_alone(&self, now_ms: u64) -> bool {
+        match self.answered.load(Ordering::Relaxed) {
+            NEVER => true,
+            at => now_ms.saturating_sub(at) > ALONE_MS,
+        }
+    }
+
+    /// For how long the store has answered whatever it was asked.
+    pub(super) fn steady_ms(&self, now_ms: u64) -> u64 {
+        match self.since.load(Ordering::Relaxed) {
+            NEVER => 0,
+            since => now_ms.saturating_sub(since),
+        }
+    }
+
+    /// What was wrong last, where something is.
+    pub(super) fn trouble_of(&self, now_ms: u64) -> Option<String> {
+        self.is_alone(now_ms)
+            .then(|| self.trouble().last.clone().unwrap_or_else(|| "it has not answered yet".to_owned()))
+    }
+
+    fn trouble(&self) -> std::sync::MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_stores::Fault;
+
+    use super::*;
+
+    fn error() -> StoreError {
+        StoreError {
+            store: "redis://h".to_owned(),
+            setting: "fleet.url",
+            fault: Fault::Slow,
+            detail: "2 s".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_node_is_alone_after_three_seconds_without_an_answer_and_no_more_with_the_next() {
+        let health = Health::default();
+        assert!(health.is_alone(0) && health.trouble_of(0).is_some());
+        health.answered(1000);
+        for (now, alone) in [(1000, false), (4000, false), (4001, true)] {
+            assert_eq!(health.is_alone(now), alone, "{now}");
+        }
+        health.failed(4500, &error());
+        assert_eq!(health.trouble_of(4500), Some(error().to_string()));
+        health.answered(5000);
+        assert_eq!((health.is_alone(5000), health.trouble_of(5000)), (false, None));
+    }
+
+    #[test]
+    fn the_store_is_steady_while_nothing_fails() {
+        let health = Health::default();
+        assert_eq!(health.steady_ms(500), 0);
+        health.answered(1000);
+        health.answered(3000);
+        assert_eq!(health.steady_ms(4000), 3000);
+        health.failed(4000, &error());
+        assert_eq!(health.steady_ms(4000), 0);
+        health.answered(4500);
+        assert_eq!(health.steady_ms(5000), 500);
+    }
+}

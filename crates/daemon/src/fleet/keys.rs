@@ -1,0 +1,144 @@
+//! What nonces, tickets and cookies are made with: the fleet's key ring, as soon as it is known, and until then a key of this node's own.
+
+use turnpike_fleet::KeyRing;
+use turnpike_turn::server::{NonceKey, NonceKeys};
+
+/// Keys, and which node of a fleet this is.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeKeys {
+    /// Of this server alone, and of the process that takes its place.
+    pub(crate) own: NonceKey,
+    pub(crate) keys: NonceKeys,
+    pub(crate) node: Option<u16>,
+}
+
+impl NodeKeys {
+    /// Of a server that shares them with nobody.
+    pub(crate) fn alone(own: NonceKey) -> Self {
+        Self { own, keys: own.into(), node: None }
+    }
+}
+
+/// What is known of the ring, and what follows from what the store says of it.
+pub(super) struct Custody {
+    /// By chance.
+    own: NonceKey,
+    /// Whether clients may have something that was made with it.
+    own_is_used: bool,
+    ring: Option<KeyRing>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Nothing,
+    /// The store has a newer one.
+    Read,
+    /// Put this in place of the one of that version, 0 being none.
+    Put {
+        before: u64,
+        ring: KeyRing,
+    },
+}
+
+impl Custody {
+    /// Knows no ring yet; `own_is_used` if clients of a process before have something that was made with it.
+    pub(super) fn new(own: NonceKey, own_is_used: bool) -> Self {
+        Self { own, own_is_used, ring: None }
+    }
+
+    pub(super) fn own(&self) -> (NonceKey, bool) {
+        (self.own, self.own_is_used)
+    }
+
+    pub(super) fn ring(&self) -> Option<&KeyRing> {
+        self.ring.as_ref()
+    }
+
+    /// The store has a ring of this version. One that was emptied, or is older than what we know because another server took over, gets ours
+    /// back. `bytes` are by chance.
+    pub(super) fn step(&self, stored: u64, unix: u64, rotation_s: u64, bytes: [u8; 32]) -> Step {
+        match &self.ring {
+            None if stored == 0 => Step::Put { before: 0, ring: KeyRing::first(unix, bytes) },
+            None => Step::Read,
+            Some(ring) if ring.version < stored => Step::Read,
+            Some(ring) if ring.version > stored => Step::Put { before: stored, ring: ring.clone() },
+            Some(ring) if ring.is_due(unix, rotation_s) => {
+                Step::Put { before: stored, ring: ring.rotated(unix, bytes) }
+            }
+            Some(_) => Step::Nothing,
+        }
+    }
+
+    /// Uses this one from now on.
+    pub(super) fn take(&mut self, ring: KeyRing) {
+        self.ring = Some(ring);
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.ring.as_ref().map_or(0, |ring| ring.version)
+    }
+
+    /// Clients get something that was made with these.
+    pub(super) fn keys(&mut self) -> NonceKeys {
+        let all = self.ring.iter().flat_map(|ring| ring.keys());
+        let mut all = all.map(|key| (key.from, NonceKey(key.bytes)));
+        let Some((_, oldest)) = all.next() else {
+            self.own_is_used = true;
+            return self.own.into();
+        };
+        // What was made while we were alone is good still; nothing new is made with that key.
+        let own = self.own_is_used.then_some((u64::MAX, self.own));
+        NonceKeys::new(oldest, all.chain(own))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 86_400;
+
+    fn ring(version: u64) -> KeyRing {
+        (1..version).fold(KeyRing::first(0, [1; 32]), |ring, _| ring.rotated(0, [2; 32]))
+    }
+
+    #[test]
+    fn the_first_node_makes_a_ring_and_the_others_read_it() {
+        let custody = Custody::new(NonceKey([9; 32]), false);
+        let first = KeyRing::first(1000, [7; 32]);
+        assert_eq!(custody.step(0, 1000, DAY, [7; 32]), Step::Put { before: 0, ring: first });
+        assert_eq!(custody.step(1, 1000, DAY, [7; 32]), Step::Read);
+    }
+
+    #[test]
+    fn a_newer_ring_is_read_and_an_older_one_or_none_is_replaced() {
+        let mut custody = Custody::new(NonceKey([9; 32]), false);
+        custody.take(ring(3));
+        let ours = |before| Step::Put { before, ring: ring(3) };
+        for (stored, step) in [(4, Step::Read), (3, Step::Nothing), (2, ours(2)), (0, ours(0))] {
+            assert_eq!(custody.step(stored, 0, DAY, [7; 32]), step, "{stored}");
+        }
+        assert_eq!(custody.version(), 3);
+        let due = custody.step(3, 2 * DAY, DAY, [7; 32]);
+        assert_eq!(due, Step::Put { before: 3, ring: ring(3).rotated(2 * DAY, [7; 32]) });
+    }
+
+    #[test]
+    fn what_was_made_alone_stays_good_and_nothing_new_is_made_with_that_key() {
+        let mut custody = Custody::new(NonceKey([9; 32]), false);
+        assert_eq!(custody.keys().at(5).0, [9; 32]);
+        custody.take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
+        let keys = custody.keys();
+        for (unix, byte) in [(0, 1), (100, 1), (160, 2), (u64::MAX - 1, 2)] {
+            assert_eq!(keys.at(unix).0, [byte; 32], "{unix}");
+        }
+        assert!(keys.iter().any(|key| key.0 == [9; 32]));
+        let mut joined = Custody::new(NonceKey([9; 32]), false);
+        joined.take(KeyRing::first(100, [1; 32]));
+        assert_eq!(joined.keys().iter().count(), 1, "nobody has anything of the own key");
+        let mut heir = Custody::new(NonceKey([9; 32]), true);
+        heir.take(KeyRing::first(100, [1; 32]));
+        assert_eq!(heir.keys().iter().count(), 2, "clients of the process before have");
+    }
+}

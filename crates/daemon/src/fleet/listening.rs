@@ -1,0 +1,125 @@
+//! What other nodes say, as it comes: levels of quotas, bans, drains, users who are no more, questions.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+use turnpike_fleet::{Message, Notice, Pauses, Subject};
+use turnpike_stores::{Heard, StoreError};
+
+use super::{node::Node, unix, watching};
+use crate::store::{SharedStore, shared};
+
+/// Within that time all nodes read what has changed in the store of users: not all at once.
+const RULES_MS: u64 = 500;
+
+/// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
+pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
+    let mut news = node.store.news();
+    let mut pauses = Pauses::default();
+    let mut was_connected = false;
+    while !node.is_deaf() {
+        let heard = match news.next().await {
+            Ok(heard) => heard,
+            Err(error) => {
+                node.failed(&error);
+                sleep(Duration::from_millis(pauses.next_ms(rand::random()))).await;
+                continue;
+            }
+        };
+        node.answered();
+        pauses.reset();
+        if heard.anew && was_connected {
+            node.rejoin_soon();
+        }
+        was_connected |= heard.anew;
+        if let Err(error) = take(&node, &users, heard).await {
+            node.failed(&error);
+            node.rereads.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(), StoreError> {
+    let Heard { anew, messages, levels } = heard;
+    if node.is_to_reread() || anew {
+        node.quotas.set_levels(&node.store.levels().await?);
+        node.read_bans().await?;
+    }
+    node.quotas.put_levels(&levels);
+    let now = unix();
+    let opened: Vec<Message> =
+        messages.iter().filter_map(|sealed| Message::open(&node.sealer, now, sealed)).collect();
+    node.tallies.heard(opened.len(), levels.len(), messages.len() - opened.len());
+    for message in opened {
+        if !node.is_handed_over() || concerns_sessions(&message.notice) {
+            carry_out(node, users, message);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process has to know it that has nothing but sessions which have stayed there.
+fn concerns_sessions(notice: &Notice) -> bool {
+    matches!(
+        notice,
+        Notice::Ban { .. } | Notice::Unban { .. } | Notice::Revoked { .. } | Notice::RulesChanged
+    )
+}
+
+fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }: Message) {
+    match notice {
+        Notice::Left { incarnation } => {
+            let left = node.members().left(&from, incarnation);
+            if left.is_some() && from != node.name {
+                tracing::info!(node = %from, "another node has left the fleet");
+                watching::leave_out(node);
+            }
+        }
+        Notice::Silent { nodes } => {
+            let mut members = node.members();
+            let others = nodes.iter().filter(|(name, _)| *name != node.name);
+            let news = others.filter(|(name, incarnation)| members.doubt(name, *incarnation)).count();
+            drop(members);
+            if news > 0 {
+                watching::leave_out(node);
+            }
+        }
+        Notice::Card => node.members().has_new_card(&from),
+        Notice::Drain { node: of, drains } if of == node.name => node.set_cordoned(drains),
+        Notice::Ban { ban } => {
+            let (node, subject) = (Arc::clone(node), ban.subject.clone());
+            node.banned.put(ban);
+            tokio::spawn(async move {
+                let ended = node.banned.end_sessions(&subject).await;
+                say_banned(&from.to_string(), &subject, ended);
+            });
+        }
+        Notice::Unban { subject } => _ = node.banned.remove(&subject),
+        Notice::Revoked { realm, name } => {
+            if let Some(store) = shared(users) {
+                store.forget(&realm, &name);
+            }
+        }
+        // Who has made the change has read it.
+        Notice::RulesChanged if from != node.name => {
+            let users = Arc::clone(users);
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(rand::random::<u64>() % RULES_MS)).await;
+                let Some(store) = shared(&users) else { return };
+                if let Err(error) = store.read().await {
+                    tracing::warn!(
+                        "{error}; what another node has changed counts when its rules can be read"
+                    );
+                }
+            });
+        }
+        Notice::Question(question) if question.to == node.name => node.answer(question),
+        Notice::Drain { .. } | Notice::RulesChanged | Notice::Question(_) => {}
+    }
+}
+
+/// A line for the log; names are what somebody has sent.
+fn say_banned(from: &str, subject: &Subject, ended: u64) {
+    let subject = subject.to_string();
+    tracing::info!(node = from, ?subject, ended, "somebody is banned; sessions are ended");
+}

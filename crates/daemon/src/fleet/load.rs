@@ -1,0 +1,193 @@
+//! How much this node has to do: what the workers have counted, and what the kernel says of their threads.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use turnpike_fleet::Load;
+use turnpike_relay::{Config, Relay};
+
+/// Rates are means of about so long, so that one busy second sends nobody away.
+const MEAN_MS: f64 = 10_000.0;
+
+/// How much a node can take, as it is configured. No ports are as many as are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    most_allocations: u32,
+    ports: u32,
+}
+
+impl Room {
+    pub(super) fn of(config: &Config) -> Self {
+        // Where allocations share ports, none of them is the last one's.
+        let ports = if config.shared_ports > 0 {
+            0
+        } else {
+            (usize::from(config.ports.end() - config.ports.start()) + 1) * config.relay.len()
+        };
+        Self {
+            most_allocations: u32::try_from(config.max_allocations).unwrap_or(u32::MAX),
+            ports: u32::try_from(ports).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// Measures, once a beat.
+pub(super) struct Gauge {
+    /// A worker that polls takes its core whether there is something or not.
+    polls: bool,
+    before: Option<Sample>,
+    bits_per_second: f64,
+    /// Of each worker, what it takes of its core.
+    cpu: HashMap<String, f64>,
+}
+
+/// What is read at once.
+struct Sample {
+    at_ms: u64,
+    /// Payload both ways since the start.
+    bytes: u64,
+    /// Nanoseconds on a core since the start, by thread.
+    cpu_ns: HashMap<String, u64>,
+}
+
+impl Gauge {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { polls: !config.busy_poll.is_zero(), before: None, bits_per_second: 0.0, cpu: HashMap::new() }
+    }
+
+    /// How much it is now. `most_bits_per_second` is what somebody says that this machine can carry.
+    pub(super) fn measure(
+        &mut self,
+        relay: &Relay,
+        now_ms: u64,
+        room: Room,
+        most_bits_per_second: u64,
+    ) -> Load {
+        let snapshots = relay.snapshots();
+        let bytes = snapshots.iter().map(|of| of.turn.to_peer_bytes + of.turn.to_client_bytes).sum();
+        let allocations: u64 = snapshots.iter().map(|of| of.allocations).sum();
+        let cpu_ns = if self.polls { HashMap::new() } else { threads(Path::new("/proc/self/task")) };
+        self.take(Sample { at_ms: now_ms, bytes, cpu_ns });
+        self.load(u32::try_from(allocations).unwrap_or(u32::MAX), room, most_bits_per_second)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "rates need no more than 52 bits")]
+    fn take(&mut self, sample: Sample) {
+        let Some(before) = self.before.replace(sample) else { return };
+        let Some(now) = &self.before else { return };
+        let passed_ms = now.at_ms.saturating_sub(before.at_ms) as f64;
+        if passed_ms <= 0.0 {
+            return;
+        }
+        let weight = 1.0 - (-passed_ms / MEAN_MS).exp();
+        let bits = now.bytes.saturating_sub(before.bytes) as f64 * 8.0;
+        self.bits_per_second += weight * (bits / passed_ms * 1000.0 - self.bits_per_second);
+        for (thread, ns) in &now.cpu_ns {
+            let Some(earlier) = before.cpu_ns.get(thread) else { continue };
+            let share = ns.saturating_sub(*earlier) as f64 / (passed_ms * 1e6);
+            let mean = self.cpu.entry(thread.clone()).or_default();
+            *mean += weight * (share.min(1.0) - *mean);
+        }
+    }
+
+    fn load(&self, allocations: u32, room: Room, most_bits_per_second: u64) -> Load {
+        let busiest = self.cpu.values().copied().fold(0.0, f64::max);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "neither is below 0, and the second at most 1000"
+        )]
+        let (bits_per_second, cpu) = (self.bits_per_second as u64, (busiest * 1000.0) as u16);
+        let Room { most_allocations, ports } = room;
+        Load {
+            allocations,
+            most_allocations,
+            bits_per_second,
+            most_bits_per_second,
+            cpu,
+            // Most allocations have one, some two; the port pool is asked when there is none left.
+            ports_left: ports.saturating_sub(allocations),
+            ports,
+        }
+    }
+}
+
+/// Nanoseconds on a core of each worker, by thread (proc_pid_schedstat(5)). Nothing where the kernel does not tell.
+fn threads(directory: &Path) -> HashMap<String, u64> {
+    let Ok(threads) = fs::read_dir(directory) else { return HashMap::new() };
+    let one = |thread: fs::DirEntry| {
+        let path = thread.path();
+        let name = fs::read_to_string(path.join("comm")).ok().filter(|name| name.starts_with("relay-"))?;
+        let stat = fs::read_to_string(path.join("schedstat")).ok()?;
+        Some((name.trim().to_owned(), stat.split_whitespace().next()?.parse().ok()?))
+    };
+    threads.flatten().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room() -> Room {
+        let relay = turnpike_relay::RelayAddress { bind: [127, 0, 0, 1].into(), external: None };
+        Room::of(&Config {
+            relay: vec![relay],
+            max_allocations: 100,
+            ports: 50_000..=50_999,
+            ..Config::default()
+        })
+    }
+
+    fn sample(at_ms: u64, bytes: u64, cpu_ms: [u64; 2]) -> Sample {
+        let cpu_ns = ["relay-0", "relay-1"].into_iter().zip(cpu_ms);
+        Sample { at_ms, bytes, cpu_ns: cpu_ns.map(|(name, ms)| (name.to_owned(), ms * 1_000_000)).collect() }
+    }
+
+    #[test]
+    fn load_comes_near_what_has_been_for_a_while_and_takes_the_busiest_worker() {
+        let mut gauge = Gauge::new(&Config::default());
+        // 1000 bytes a second; one worker at half of its core, the other at a tenth.
+        (0..60).for_each(|second| {
+            gauge.take(sample(second * 1000, second * 1000, [second * 500, second * 100]));
+        });
+        let load = gauge.load(7, room(), 9);
+        assert!((7900..=8000).contains(&load.bits_per_second), "{load:?}");
+        assert!((495..=500).contains(&load.cpu), "{load:?}");
+        assert_eq!((load.allocations, load.most_allocations, load.most_bits_per_second), (7, 100, 9));
+        assert_eq!((load.ports_left, load.ports), (993, 1000));
+        // One second of a full core is not yet much.
+        gauge.take(sample(60_000, 60_000, [29_500 + 1000, 6000]));
+        assert!((500..560).contains(&gauge.load(7, room(), 9).cpu), "{:?}", gauge.load(7, room(), 9));
+    }
+
+    #[test]
+    fn ports_that_allocations_share_are_no_bound() {
+        let config = Config { max_allocations: 100, shared_ports: 4, ..Config::default() };
+        let load = Gauge::new(&config).load(99, Room::of(&config), 0);
+        assert_eq!((load.ports, load.is_full()), (0, false), "{load:?}");
+        assert!((load.busy() - 0.99).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_threads_of_workers_are_found_by_their_names() {
+        let sleeps = |name: &str| {
+            let (sender, receiver) = std::sync::mpsc::channel::<()>();
+            let (begun, begins) = std::sync::mpsc::channel();
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                let _ = begun.send(());
+                let _ = receiver.recv();
+            });
+            begins.recv().expect("it runs, and has its name");
+            (sender, thread.expect("a thread"))
+        };
+        let others = [sleeps("relay-7"), sleeps("other")];
+        let found = threads(Path::new("/proc/self/task"));
+        // A kernel without scheduler statistics tells nothing, and that is no fault.
+        if Path::new("/proc/self/schedstat").exists() {
+            assert!(found.contains_key("relay-7") && !found.contains_key("other"), "{found:?}");
+        }
+        for (sender, thread) in others {
+            drop(sender);
+            thread.join().expect("no panic");
+        }
+    }
+}

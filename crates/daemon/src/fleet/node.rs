@@ -1,0 +1,710 @@
+//! One node: what it is called, what it knows of the others, and what it counts.
+
+use std::{
+    collections::hash_map::RandomState,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
+        atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::time::timeout;
+use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
+use turnpike_fleet::{
+    Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
+};
+use turnpike_relay::{Relay, SharedQuota};
+use turnpike_stores::{FleetAddress, FleetStore, StoreError};
+use turnpike_turn::server::{NonceKey, QuotaRefusal};
+
+use super::{
+    banned::Banned,
+    counts::Tallies,
+    entrances::Entrances,
+    health::Health,
+    inheritance::{FleetOffer, Identity, NodeOffer},
+    keys::{Custody, NodeKeys, Step},
+    load::Room,
+    orders::QuestionSender,
+    quotas::{Buckets, Quotas},
+    unix,
+};
+use crate::DaemonError;
+
+/// How long the store has for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a node that goes takes to say so.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Before a store that may have lost something is told everything anew.
+const REJOIN_MS: u64 = 2000;
+/// So many buckets it is told of in a second then, by all nodes together.
+const TOLD_A_SECOND: u64 = 100_000;
+/// What is sealed as one of these opens as nothing else.
+const RING: &str = "ring";
+pub(super) const CARD: &str = "card";
+pub(super) const BAN: &str = "ban";
+
+/// This node, and what it knows of the fleet.
+pub(super) struct Node {
+    pub(super) name: NodeName,
+    /// By chance: which process of that name.
+    pub(super) incarnation: u64,
+    pub(super) sealer: Sealer,
+    pub(super) store: FleetStore,
+    pub(super) banned: Arc<Banned>,
+    pub(super) health: Health,
+    pub(super) quotas: Quotas,
+    pub(super) members: Mutex<Members>,
+    pub(super) sight: RwLock<Arc<Sight>>,
+    pub(super) sent: Mutex<SentAway>,
+    /// For the hashes of [`SentAway`].
+    pub(super) hasher: RandomState,
+    pub(super) tallies: Tallies,
+    /// Another node's questions, for who answers them.
+    pub(super) questions: QuestionSender,
+    /// Levels and bans are to be read again, because the store has lost some.
+    pub(super) rereads: AtomicBool,
+    settings: RwLock<FleetSettings>,
+    began: Instant,
+    /// What the store gave us; 0 for none.
+    number: AtomicU16,
+    /// How many nodes there are, this one included.
+    nodes: AtomicU32,
+    custody: Mutex<Custody>,
+    /// As of the last reload.
+    reach: RwLock<Reach>,
+    /// Whether the others can read our card.
+    pub(super) card_is_put: AtomicBool,
+    relay: OnceLock<Weak<Relay>>,
+    /// Sessions of a process before come in, which count whatever the limits say.
+    inherits: AtomicBool,
+    /// Whether a process before was this node.
+    goes_on: bool,
+    /// Another process is about to take the place of this one: quotas are not exchanged any more.
+    rests: AtomicBool,
+    /// Held by an exchange about quotas.
+    pub(super) exchanging: tokio::sync::Mutex<()>,
+    /// When the store is to be told everything anew, by our clock, though it knows us.
+    rejoins_at: AtomicU64,
+    /// Until then it is told nothing of quotas.
+    quiet_until: AtomicU64,
+    cordoned: AtomicBool,
+    /// The server takes nobody new until it ends.
+    stops: AtomicBool,
+    /// It has left: nothing more is told of it.
+    left: AtomicBool,
+    /// Another process is this node; sessions that have stayed are to hear of bans still.
+    handed_over: AtomicBool,
+}
+
+/// How clients reach this node, and how many it can take.
+#[derive(Clone, Default)]
+struct Reach {
+    card: Option<Arc<Card>>,
+    /// Addresses that are ours alone.
+    own: Vec<SocketAddr>,
+    room: Room,
+}
+
+/// The fleet as it was when it was looked at last.
+#[derive(Default)]
+pub(super) struct Sight {
+    pub(super) view: View,
+    pub(super) charges: Charges,
+    /// Our own number then.
+    pub(super) own: u16,
+    /// When, by our clock.
+    pub(super) at_ms: u64,
+}
+
+impl Node {
+    /// Connects to nothing yet. `own` is this server's own key; what was offered by a process `before` this one is taken where that was the
+    /// same node.
+    pub(super) fn new(
+        settings: &Settings,
+        address: &FleetAddress,
+        own: NonceKey,
+        before: Option<&FleetOffer>,
+        questions: QuestionSender,
+    ) -> Result<Self, DaemonError> {
+        let fleet = &settings.fleet;
+        let name = match &fleet.node {
+            Some(name) => name.clone(),
+            None => name_of_machine(settings)?,
+        };
+        let secret = fleet.secret.as_ref().map_or("", |secret| secret.reveal());
+        let (sealer, store) = (Sealer::new(secret), FleetStore::new(address, fleet.name.as_str(), PATIENCE));
+        let identity =
+            Identity { store: store.name().to_owned(), fleet: fleet.name.clone(), node: name.clone() };
+        let offered = before.and_then(|before| before.node.as_ref());
+        let own_is_used = before.is_some() && offered.is_none_or(|offered| offered.own_is_used);
+        let mut custody = Custody::new(own, own_is_used);
+        let same = offered.filter(|offered| offered.identity == identity);
+        if let Some(sealed) = same.and_then(|same| same.ring.as_ref()) {
+            custody
+                .take(open_ring(&sealer, sealed).ok_or(DaemonError::OtherSecret { store: identity.store })?);
+        }
+        let quotas = Quotas::default();
+        if let Some(same) = same {
+            quotas.take_over(&same.told);
+        }
+        Ok(Self {
+            name,
+            incarnation: same.map_or_else(|| rand::random::<u64>().max(1), |same| same.incarnation),
+            sealer,
+            store,
+            banned: Arc::default(),
+            health: Health::default(),
+            quotas,
+            members: Mutex::default(),
+            sight: RwLock::default(),
+            sent: Mutex::default(),
+            hasher: RandomState::new(),
+            tallies: Tallies::default(),
+            questions,
+            rereads: AtomicBool::new(false),
+            settings: RwLock::new(fleet.clone()),
+            began: Instant::now(),
+            number: AtomicU16::new(same.map_or(0, |same| same.number)),
+            nodes: AtomicU32::new(1),
+            custody: Mutex::new(custody),
+            reach: RwLock::default(),
+            card_is_put: AtomicBool::new(false),
+            relay: OnceLock::new(),
+            inherits: AtomicBool::new(before.is_some()),
+            goes_on: same.is_some(),
+            rests: AtomicBool::new(false),
+            exchanging: tokio::sync::Mutex::default(),
+            rejoins_at: AtomicU64::new(u64::MAX),
+            quiet_until: AtomicU64::new(0),
+            cordoned: AtomicBool::new(offered.is_some_and(|offered| offered.is_cordoned)),
+            stops: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
+        })
+    }
+
+    /// The relay runs.
+    pub(super) fn begin(&self, relay: &Arc<Relay>) {
+        let _ = self.relay.set(Arc::downgrade(relay));
+        self.inherits.store(false, Ordering::Relaxed);
+        self.put_keys();
+        if self.is_draining() {
+            relay.set_draining(true);
+        }
+    }
+
+    /// Whether a process before was this node.
+    pub(super) fn goes_on(&self) -> bool {
+        self.goes_on
+    }
+
+    /// Clients come in here, and there is room for so many.
+    pub(super) fn set_reach(&self, Entrances { all, own }: Entrances, room: Room) {
+        let settings = self.settings();
+        let card = Arc::new(Card {
+            name: self.name.clone(),
+            incarnation: self.incarnation,
+            zone: settings.zone.map(String::from).unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            entrances: all,
+            domain: settings.domain,
+        });
+        let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
+        if reach.card.as_ref() != Some(&card) {
+            reach.card = Some(card);
+            self.card_is_put.store(false, Ordering::Relaxed);
+        }
+        (reach.own, reach.room) = (own, room);
+    }
+
+    pub(super) fn settings(&self) -> FleetSettings {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a reload can change.
+    pub(super) fn set(&self, settings: &Settings) {
+        let new = &settings.fleet;
+        let mut settings = self.settings.write().unwrap_or_else(PoisonError::into_inner);
+        (settings.redirect, settings.allocations) = (new.redirect, new.allocations);
+        (settings.bits_per_second, settings.key_rotation) = (new.bits_per_second, new.key_rotation);
+    }
+
+    /// Something of them, without a copy of all.
+    pub(super) fn setting<T>(&self, of: impl FnOnce(&FleetSettings) -> T) -> T {
+        of(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Milliseconds since this process began.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.number() == 0 || self.health.is_alone(self.now_ms())
+    }
+
+    pub(super) fn answered(&self) {
+        self.health.answered(self.now_ms());
+    }
+
+    pub(super) fn failed(&self, error: &StoreError) {
+        self.health.failed(self.now_ms(), error);
+    }
+
+    /// The number that CONNECTION-IDs and tickets hold; 0 for none.
+    pub(super) fn number(&self) -> u16 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// The store has given us this number.
+    pub(super) fn set_number(&self, number: u16) {
+        if self.number.swap(number, Ordering::Relaxed) != number {
+            tracing::info!(node = %self.name, number, store = self.store.name(), "this node is one of the fleet");
+            self.put_keys();
+        }
+    }
+
+    /// Nobody may send clients here by a number that is another's.
+    pub(super) fn lose_number(&self) {
+        if self.number.swap(0, Ordering::Relaxed) != 0 {
+            self.put_keys();
+        }
+    }
+
+    /// The number that it would like: the same for each process of a name, as far as others leave it.
+    pub(super) fn wanted_number(&self) -> u16 {
+        match self.number() {
+            0 => {
+                let hash =
+                    self.name.as_str().bytes().fold(0x811C_9DC5_u32, |hash, byte| {
+                        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+                    });
+                u16::try_from(hash % u32::from(MOST_NODES)).unwrap_or_default() + 1
+            }
+            number => number,
+        }
+    }
+
+    pub(super) fn nodes(&self) -> u32 {
+        self.nodes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_nodes(&self, nodes: usize) {
+        self.nodes.store(u32::try_from(nodes).unwrap_or(u32::MAX).max(1), Ordering::Relaxed);
+    }
+
+    pub(super) fn card(&self) -> Option<Arc<Card>> {
+        self.reach().card.as_ref().map(Arc::clone)
+    }
+
+    /// Whether that is an address of ours alone.
+    pub(super) fn is_own(&self, address: SocketAddr) -> bool {
+        self.reach().own.contains(&address)
+    }
+
+    pub(super) fn room(&self) -> Room {
+        self.reach().room
+    }
+
+    fn reach(&self) -> RwLockReadGuard<'_, Reach> {
+        self.reach.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn sight(&self) -> Arc<Sight> {
+        Arc::clone(&self.sight.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_sight(&self, sight: Sight) {
+        *self.sight.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(sight);
+    }
+
+    pub(super) fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Not to be kept while waiting: the server does not stop as long as this is there.
+    pub(super) fn relay(&self) -> Option<Arc<Relay>> {
+        self.relay.get()?.upgrade()
+    }
+
+    /// Whether nothing more is to be done.
+    pub(super) fn is_over(&self) -> bool {
+        self.left.load(Ordering::Relaxed) || self.is_relay_gone()
+    }
+
+    /// Whether nothing is to be heard any more.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.is_over() && (!self.is_handed_over() || self.is_relay_gone())
+    }
+
+    /// Whether another process is this node now.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Relaxed)
+    }
+
+    fn is_relay_gone(&self) -> bool {
+        self.relay.get().is_some_and(|relay| relay.strong_count() == 0)
+    }
+
+    pub(super) fn is_cordoned(&self) -> bool {
+        self.cordoned.load(Ordering::Relaxed)
+    }
+
+    /// Whether nobody new is taken, for whatever reason.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_cordoned() || self.stops.load(Ordering::Relaxed)
+    }
+
+    /// An administrator has this node take nobody new, or clients again.
+    pub(super) fn set_cordoned(&self, cordoned: bool) {
+        if self.cordoned.swap(cordoned, Ordering::Relaxed) == cordoned {
+            return;
+        }
+        if cordoned {
+            tracing::info!("drained in the fleet: new clients are sent to other nodes; the program runs on");
+        } else {
+            tracing::info!("drained no more in the fleet: clients are taken again");
+        }
+        if let Some(relay) = self.relay() {
+            relay.set_draining(self.is_draining());
+        }
+    }
+
+    pub(super) fn stop_taking(&self) {
+        self.stops.store(true, Ordering::Relaxed);
+    }
+
+    /// The connection to the store was lost, and it may have lost something with that: it is told everything anew. So are the others, and the
+    /// more there is to tell, the longer they take about it.
+    pub(super) fn rejoin_soon(&self) {
+        let buckets = self.quotas.counts().buckets * u64::from(self.nodes());
+        let within = REJOIN_MS + buckets * 1000 / TOLD_A_SECOND;
+        self.rejoins_at.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);
+    }
+
+    /// Whether it is time for that; once.
+    pub(super) fn is_to_rejoin(&self) -> bool {
+        let is_due = self.rejoins_at.load(Ordering::Relaxed) <= self.now_ms();
+        if is_due {
+            self.rejoins_at.store(u64::MAX, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    /// After a moment, in which others begin with the same.
+    pub(super) fn tell_all_anew(&self) {
+        self.rejoins_at.store(u64::MAX, Ordering::Relaxed);
+        self.quiet_until.store(self.now_ms() + rand::random::<u64>() % REJOIN_MS, Ordering::Relaxed);
+        self.rereads.store(true, Ordering::Relaxed);
+        self.quotas.tell_all(self.terms());
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.now_ms() < self.quiet_until.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        Terms { nodes: self.nodes(), enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
+        let total = match self.setting(|settings| settings.allocations) {
+            0 => u32::MAX,
+            limit => limit,
+        };
+        self.quotas.acquire(&self.buckets(asked.realm, asked.identity), &asked, total, self.terms())
+    }
+
+    pub(super) fn release(&self, realm: &str, identity: &str) {
+        self.quotas.release(&self.buckets(realm, identity));
+    }
+
+    fn buckets(&self, realm: &str, identity: &str) -> Buckets {
+        let sealer = &self.sealer;
+        Buckets { total: sealer.total(), realm: sealer.realm(realm), user: sealer.user(realm, identity) }
+    }
+
+    /// For whoever has the fleet's secret.
+    pub(super) fn seal(&self, purpose: &str, text: &[u8]) -> Vec<u8> {
+        self.sealer.seal(purpose, text, rand::random())
+    }
+
+    /// Says something to all nodes, this one included.
+    pub(super) async fn say(&self, notice: Notice) -> Result<(), StoreError> {
+        let message = Message { from: self.name.clone(), at: unix(), notice };
+        self.store.say(&message.seal(&self.sealer, rand::random())).await
+    }
+
+    pub(super) fn keys(&self) -> NodeKeys {
+        let mut custody = self.custody();
+        NodeKeys { own: custody.own().0, keys: custody.keys(), node: Some(self.number()) }
+    }
+
+    pub(super) fn ring_version(&self) -> u64 {
+        self.custody().version()
+    }
+
+    /// The store has a key ring of this version: it is read, made, or put right.
+    pub(super) async fn look_after_keys(&self, stored: u64) -> Result<(), KeyError> {
+        let rotation = self.setting(|settings| u64::from(settings.key_rotation));
+        let step = self.custody().step(stored, unix(), rotation, rand::random());
+        match step {
+            Step::Nothing => {}
+            Step::Read => {
+                let Some(sealed) = self.store.ring().await? else { return Ok(()) };
+                self.custody().take(open_ring(&self.sealer, &sealed).ok_or(KeyError::Sealed)?);
+                self.put_keys();
+            }
+            Step::Put { before, ring } => {
+                let sealed = self.seal(RING, &ring.to_bytes());
+                // Where another node was faster, the next beat says so.
+                if self.store.put_ring(before, ring.version, &sealed).await? {
+                    self.custody().take(ring);
+                    self.put_keys();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The workers use these keys from now on.
+    fn put_keys(&self) {
+        if let Some(relay) = self.relay() {
+            let NodeKeys { keys, node, .. } = self.keys();
+            relay.set_keys(keys, node);
+        }
+    }
+
+    fn custody(&self) -> MutexGuard<'_, Custody> {
+        self.custody.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the process that is to take the place of this one. Waits until nothing is told to the store any more.
+    pub(super) fn offer(&self) -> NodeOffer {
+        self.rests.store(true, Ordering::Relaxed);
+        drop(self.exchanging.blocking_lock());
+        let custody = self.custody();
+        NodeOffer {
+            identity: Identity {
+                store: self.store.name().to_owned(),
+                fleet: self.setting(|settings| settings.name.clone()),
+                node: self.name.clone(),
+            },
+            incarnation: self.incarnation,
+            number: self.number(),
+            is_cordoned: self.is_cordoned(),
+            ring: custody.ring().map(|ring| self.seal(RING, &ring.to_bytes())),
+            own_is_used: custody.own().1,
+            told: self.quotas.told(),
+        }
+    }
+
+    /// It comes to nothing.
+    pub(super) fn resume_exchanges(&self) {
+        self.rests.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether quotas are not to be exchanged now.
+    pub(super) fn rests(&self) -> bool {
+        self.rests.load(Ordering::Relaxed)
+    }
+
+    /// Another process is this node now. Nothing more is told by this one, not even that it goes; it only hears of who is banned.
+    pub(super) fn hand_over(&self) {
+        self.handed_over.store(true, Ordering::Relaxed);
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    /// Says that this node goes, and gives back what it held: others need not find out.
+    pub(super) async fn leave(&self) {
+        if self.left.swap(true, Ordering::Relaxed) || self.number() == 0 {
+            return;
+        }
+        let goodbye = async {
+            self.say(Notice::Left { incarnation: self.incarnation }).await?;
+            while self.store.reap(&self.name, self.number(), true).await? {}
+            Ok::<_, StoreError>(())
+        };
+        match timeout(LAST_WORDS, goodbye).await {
+            Ok(Ok(())) => tracing::info!("this node has left the fleet"),
+            Ok(Err(error)) => tracing::warn!("{error}; the other nodes find out that this one has left"),
+            Err(_) => {
+                tracing::warn!("the fleet's store is slow; the other nodes find out that this one has left");
+            }
+        }
+    }
+}
+
+fn open_ring(sealer: &Sealer, sealed: &[u8]) -> Option<KeyRing> {
+    KeyRing::from_bytes(&sealer.open(RING, sealed)?)
+}
+
+/// Why a node has no key ring.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KeyError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("its keys were sealed with another fleet.secret")]
+    Sealed,
+}
+
+/// As the kernel has it.
+fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = told.trim();
+    name.parse().map_err(|why| {
+        let problem = format!("there is none, and the name of this machine is {name:?}: {why}");
+        Mistakes(vec![Mistake::new(
+            settings.origin("fleet.node"),
+            "fleet.node",
+            problem,
+            "a name of its own on each node",
+        )])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::Secret;
+
+    use super::*;
+    use crate::fleet::orders;
+
+    const OWN: NonceKey = NonceKey([9; 32]);
+
+    fn node(name: &str) -> Node {
+        in_place_of(name, None)
+    }
+
+    fn in_place_of(name: &str, before: Option<&FleetOffer>) -> Node {
+        let mut settings = Settings::default();
+        settings.fleet.node = Some(name.parse().expect("a name"));
+        settings.fleet.secret = Some(Secret::new("a secret that is long enough for it"));
+        let address = "redis://127.0.0.1:1".parse().expect("an address");
+        Node::new(&settings, &address, OWN, before, orders::questions().0).expect("nothing wrong")
+    }
+
+    #[test]
+    fn the_wanted_number_is_the_same_for_all_processes_of_a_name_until_there_is_one() {
+        let (one, other) = (node("a"), node("b"));
+        assert_eq!(one.wanted_number(), node("a").wanted_number());
+        assert_ne!(one.wanted_number(), other.wanted_number());
+        assert!((1..=MOST_NODES).contains(&one.wanted_number()));
+        one.set_number(7);
+        assert_eq!((one.wanted_number(), one.keys().node), (7, Some(7)));
+        one.lose_number();
+        assert_eq!(one.keys().node, Some(0), "it is still of a fleet");
+    }
+
+    #[test]
+    fn a_node_that_knows_no_other_holds_its_own_limits_alone() {
+        let node = node("a");
+        assert!(node.is_alone() && !node.terms().enforced);
+        node.set_number(7);
+        assert!(node.is_alone(), "the store has not answered");
+        node.answered();
+        assert!(!node.is_alone() && node.terms().enforced);
+    }
+
+    #[test]
+    fn who_drains_for_one_reason_or_another_takes_nobody() {
+        let node = node("a");
+        node.set_cordoned(true);
+        assert!(node.is_cordoned() && node.is_draining());
+        node.set_cordoned(false);
+        assert!(!node.is_draining());
+        node.stop_taking();
+        assert!(node.is_draining() && !node.is_cordoned());
+    }
+
+    #[test]
+    fn what_is_to_be_told_anew_is_told_once() {
+        let node = node("a");
+        assert!(!node.is_to_rejoin());
+        node.rejoins_at.store(0, Ordering::Relaxed);
+        assert!(node.is_to_rejoin() && !node.is_to_rejoin());
+        node.rejoin_soon();
+        node.tell_all_anew();
+        assert_eq!(node.rejoins_at.load(Ordering::Relaxed), u64::MAX);
+        assert!(node.rereads.load(Ordering::Relaxed));
+    }
+
+    fn asked(of_user: usize) -> SharedQuota<'static> {
+        SharedQuota { realm: "here", identity: "alice", of_realm: None, of_user }
+    }
+
+    fn offered(node: &Node) -> FleetOffer {
+        let offer = FleetOffer { bans: Vec::new(), node: Some(node.offer()) };
+        serde_json::from_slice(&serde_json::to_vec(&offer).expect("it can be written")).expect("and read")
+    }
+
+    #[test]
+    fn the_process_that_takes_a_nodes_place_is_the_same_node() {
+        let before = node("a");
+        before.set_number(7);
+        before.answered();
+        before.set_cordoned(true);
+        let _ = before.keys();
+        before.custody().take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
+        assert!(before.acquire(asked(1)).is_ok());
+        let asks = before.quotas.asks(10, before.terms());
+        assert!(!asks.is_empty() && !before.rests());
+        let offer = offered(&before);
+        assert!(before.rests(), "nothing is told beside the other process");
+        let after = in_place_of("a", Some(&offer));
+        assert!(after.goes_on() && after.is_cordoned());
+        assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
+        let keys = |node: &Node| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
+        assert_eq!(keys(&after), keys(&before));
+        after.answered();
+        assert!(
+            after.acquire(asked(1)).is_ok() && after.acquire(asked(1)).is_ok(),
+            "sessions come, whatever the limit"
+        );
+        after.inherits.store(false, Ordering::Relaxed);
+        assert_eq!(after.acquire(asked(1)), Err(QuotaRefusal::User));
+        let again =
+            |asks: Vec<turnpike_fleet::Ask>| -> Vec<_> { asks.iter().map(|ask| ask.bucket).collect() };
+        let told = again(after.quotas.asks(10, after.terms()));
+        assert!(asks.iter().all(|ask| told.contains(&ask.bucket)), "the store hears of each that it knows");
+        before.resume_exchanges();
+        assert!(!before.rests());
+        before.hand_over();
+        assert!(before.is_over() && !before.is_deaf(), "sessions may have stayed");
+    }
+
+    #[test]
+    fn another_name_is_another_node_and_another_secret_none() {
+        let before = node("a");
+        before.set_number(7);
+        before.custody().take(KeyRing::first(100, [1; 32]));
+        let offer = offered(&before);
+        let other = in_place_of("b", Some(&offer));
+        assert!(!other.goes_on());
+        assert_eq!((other.number(), other.ring_version()), (0, 0));
+        assert_ne!(other.incarnation, before.incarnation);
+        let mut settings = Settings::default();
+        settings.fleet.node = "a".parse().ok();
+        settings.fleet.secret = Some(Secret::new("another secret that is long enough for it"));
+        let address = "redis://127.0.0.1:1".parse().expect("an address");
+        let refused = Node::new(&settings, &address, OWN, Some(&offer), orders::questions().0);
+        assert!(matches!(refused, Err(DaemonError::OtherSecret { .. })));
+    }
+
+    #[test]
+    fn what_was_made_without_a_fleet_is_good_in_it() {
+        let before = FleetOffer { bans: Vec::new(), node: None };
+        let node = in_place_of("a", Some(&before));
+        node.custody().take(KeyRing::first(100, [1; 32]));
+        assert!(node.keys().keys.iter().any(|key| key.0 == OWN.0));
+    }
+
+    #[test]
+    fn a_machine_has_a_name_that_a_node_can_have() {
+        let name = name_of_machine(&Settings::default());
+        assert!(name.is_ok(), "{name:?}");
+    }
+}

@@ -1,0 +1,468 @@
+//! What administrators ask of a fleet, at any of its nodes: who is there, who takes nobody new, who is banned, and what another node says.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    time::sleep,
+};
+use turnpike_fleet::{Answer, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Question, Rights, Subject};
+use turnpike_stores::StoreError;
+
+use super::{Fleet, node::BAN, node::Node, unix};
+
+/// Questions of other nodes that may wait.
+const QUESTIONS: usize = 64;
+/// How long another node has for an answer, and how often it is looked for: soon at first.
+const PATIENCE: Duration = Duration::from_secs(5);
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LAST_LOOK: Duration = Duration::from_millis(200);
+/// Before bans go back into a store that does not have them.
+const GIVE_BACK: Duration = Duration::from_secs(2);
+
+/// A question of another node, and where its answer goes.
+#[derive(Debug)]
+pub struct Asked {
+    /// What it asks.
+    pub question: Question,
+    /// To be sent within some seconds.
+    pub answer: oneshot::Sender<Answer>,
+}
+
+pub(super) type QuestionSender = mpsc::Sender<Asked>;
+
+/// Questions, for who answers them.
+pub(super) struct Questions(mpsc::Receiver<Asked>);
+
+pub(super) fn questions() -> (QuestionSender, Questions) {
+    let (sender, receiver) = mpsc::channel(QUESTIONS);
+    (sender, Questions(receiver))
+}
+
+/// Why something was not done; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FleetError {
+    /// The server is none of a fleet.
+    #[error("this server is in no fleet: name its store in fleet.url")]
+    NoFleet,
+    /// Nobody has this name.
+    #[error("there is no node {0} in the fleet; `turnpike fleet status` lists them")]
+    NoSuchNode(String),
+    /// It does not answer.
+    #[error("node {0} does not answer: it may have ended, or have another fleet.secret")]
+    Silent(NodeName),
+    /// The store is away.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A ban that is over before it begins, or too long.
+    #[error("a ban lasts from 1 second to {} days", LONGEST_BAN_S / 86_400)]
+    Length,
+}
+
+/// A fleet, as one of its nodes sees it.
+#[derive(Clone, Debug)]
+pub struct FleetStatus {
+    /// What the fleet is called.
+    pub name: String,
+    /// What this node is called.
+    pub node: String,
+    /// Where its store is, without a password.
+    pub store: String,
+    /// Why this node knows nothing of the others as of late, where it does not.
+    pub alone: Option<String>,
+    /// Whether this node takes nobody new because somebody wants it so.
+    pub cordoned: bool,
+    /// The version of the keys that all share.
+    pub keys: u64,
+    /// All nodes by name, this one included.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// A node.
+#[derive(Clone, Debug)]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// What CONNECTION-IDs and tickets hold.
+    pub number: u16,
+    /// Whether it takes clients.
+    pub state: NodeState,
+    /// Milliseconds for which it has said nothing.
+    pub silent_ms: u64,
+    /// What it has to do.
+    pub load: Load,
+    /// Of that the largest share: 0 is idle, 1 is as much as it can take.
+    pub busy: f64,
+    /// Where it is, if somebody says.
+    pub zone: String,
+    /// Of its program; none before that is known.
+    pub version: Option<String>,
+    /// Where clients reach it, such as `tls://203.0.113.5:5349`.
+    pub addresses: Vec<(&'static str, SocketAddr)>,
+}
+
+/// Whether a node takes clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    /// It does.
+    Serving,
+    /// It has no room.
+    Full,
+    /// It takes nobody new.
+    Draining,
+    /// Nobody knows as of late.
+    Silent,
+}
+
+/// The way to a fleet; bans there are without one too. Clones are the same.
+#[derive(Clone)]
+pub struct FleetOrders {
+    fleet: Arc<Fleet>,
+    questions: Arc<Mutex<mpsc::Receiver<Asked>>>,
+}
+
+impl FleetOrders {
+    pub(super) fn new(fleet: Arc<Fleet>, Questions(questions): Questions) -> Self {
+        Self { fleet, questions: Arc::new(Mutex::new(questions)) }
+    }
+
+    /// What this node is called; `None` without a fleet.
+    #[must_use]
+    pub fn node_name(&self) -> Option<&str> {
+        self.fleet.node.as_ref().map(|node| node.name.as_str())
+    }
+
+    /// Who is there; `None` without a fleet.
+    #[must_use]
+    pub fn status(&self) -> Option<FleetStatus> {
+        let node = self.fleet.node.as_deref()?;
+        let members = node.members();
+        Some(FleetStatus {
+            name: node.setting(|settings| settings.name.to_string()),
+            node: node.name.to_string(),
+            store: node.store.name().to_owned(),
+            alone: alone(node),
+            cordoned: node.is_cordoned(),
+            keys: node.ring_version(),
+            nodes: members.iter().map(|(name, member)| NodeStatus::of(name, member)).collect(),
+        })
+    }
+
+    /// Whether this node is one of a fleet, and knows nothing of the others as of late.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.fleet.node.as_ref().is_some_and(|node| node.is_alone())
+    }
+
+    /// Whether somebody has this node take nobody new.
+    #[must_use]
+    pub fn is_cordoned(&self) -> bool {
+        self.fleet.is_cordoned()
+    }
+
+    /// Whether a node is this one.
+    #[must_use]
+    pub fn is_own(&self, name: &str) -> bool {
+        self.fleet.node.as_ref().is_some_and(|node| node.name.as_str() == name)
+    }
+
+    /// Has a node take nobody new, or clients again. It runs on, and sessions that it has go on.
+    ///
+    /// # Errors
+    /// There is no such node, or no way to it.
+    pub async fn set_draining(&self, name: &str, drains: bool) -> Result<(), FleetError> {
+        let node = self.node()?;
+        let wanted = self.known(name)?;
+        if wanted == node.name {
+            node.set_cordoned(drains);
+            return Ok(());
+        }
+        Ok(node.say(Notice::Drain { node: wanted, drains }).await?)
+    }
+
+    /// Asks another node.
+    ///
+    /// # Errors
+    /// There is no such node, no way to it, or no answer.
+    pub async fn ask(
+        &self,
+        name: &str,
+        (method, path): (&str, &str),
+        rights: Rights,
+        by: &str,
+    ) -> Result<Answer, FleetError> {
+        let node = self.node()?;
+        let to = self.known(name)?;
+        let question = Question {
+            id: rand::random(),
+            to: to.clone(),
+            method: method.to_owned(),
+            path: path.to_owned(),
+            rights,
+            by: by.to_owned(),
+        };
+        let id = question.id;
+        node.say(Notice::Question(question)).await?;
+        let (mut waited, mut pause) = (Duration::ZERO, FIRST_LOOK);
+        while waited < PATIENCE {
+            sleep(pause).await;
+            if let Some(sealed) = node.store.answered(id).await? {
+                return Answer::open(&node.sealer, id, &sealed).ok_or(FleetError::Silent(to));
+            }
+            waited += pause;
+            pause = (pause * 3 / 2).min(LAST_LOOK);
+        }
+        Err(FleetError::Silent(to))
+    }
+
+    /// The next question of another node; none any more when the server ends.
+    pub async fn next_question(&self) -> Option<Asked> {
+        self.questions.lock().await.recv().await
+    }
+
+    /// Who is banned, those first whose ban ends first.
+    #[must_use]
+    pub fn bans(&self) -> Vec<Ban> {
+        let now = unix();
+        let mut bans = self.fleet.banned.list();
+        bans.retain(|ban| ban.until > now);
+        bans.sort_by(|one, other| {
+            (one.until, one.subject.to_string()).cmp(&(other.until, other.subject.to_string()))
+        });
+        bans
+    }
+
+    /// Bans somebody, everywhere; sessions here end. How many those were. Without a fleet it is for as long as this process lives.
+    ///
+    /// # Errors
+    /// The other nodes do not hear of it: then it holds here alone.
+    pub async fn ban(&self, ban: Ban) -> Result<u64, FleetError> {
+        let seconds = ban.until.saturating_sub(unix());
+        if !(1..=LONGEST_BAN_S).contains(&seconds) {
+            return Err(FleetError::Length);
+        }
+        let banned = &self.fleet.banned;
+        banned.put(ban.clone());
+        let told = self.tell_of_ban(&ban).await;
+        let ended = banned.end_sessions(&ban.subject).await;
+        told.map(|()| ended)
+    }
+
+    async fn tell_of_ban(&self, ban: &Ban) -> Result<(), FleetError> {
+        let Some(node) = &self.fleet.node else { return Ok(()) };
+        let text = serde_json::to_vec(ban).unwrap_or_default();
+        node.store.put_ban(&ban.subject, &node.seal(BAN, &text)).await?;
+        Ok(node.say(Notice::Ban { ban: ban.clone() }).await?)
+    }
+
+    /// Ends a ban. False if there was none.
+    ///
+    /// # Errors
+    /// The other nodes do not hear of it.
+    pub async fn unban(&self, subject: &Subject) -> Result<bool, FleetError> {
+        let existed = self.fleet.banned.remove(subject);
+        if let Some(node) = &self.fleet.node {
+            node.store.remove_ban(subject).await?;
+            node.say(Notice::Unban { subject: subject.clone() }).await?;
+        }
+        Ok(existed)
+    }
+
+    /// A user has another credential, or none: no node believes the old one any more.
+    pub async fn revoked(&self, realm: &str, name: &str) {
+        self.tell(Notice::Revoked { realm: realm.to_owned(), name: name.to_owned() }).await;
+    }
+
+    /// Secrets, realms or limits have changed in the store of users: all nodes read them.
+    pub async fn rules_changed(&self) {
+        self.tell(Notice::RulesChanged).await;
+    }
+
+    /// What the others find out by themselves some time later.
+    async fn tell(&self, notice: Notice) {
+        let Some(node) = &self.fleet.node else { return };
+        if let Err(error) = node.say(notice).await {
+            tracing::warn!(
+                "{error}; other nodes hear of a change of users when what they remember is too old"
+            );
+        }
+    }
+
+    fn node(&self) -> Result<&Arc<Node>, FleetError> {
+        self.fleet.node.as_ref().ok_or(FleetError::NoFleet)
+    }
+
+    /// A node that is there.
+    fn known(&self, name: &str) -> Result<NodeName, FleetError> {
+        let node = self.node()?;
+        let none = || FleetError::NoSuchNode(format!("{name:?}"));
+        let wanted: NodeName = name.parse().map_err(|_| none())?;
+        let is_there = wanted == node.name || node.members().get(&wanted).is_some();
+        if is_there { Ok(wanted) } else { Err(none()) }
+    }
+}
+
+/// Why a node knows nothing of the others as of late.
+fn alone(node: &Node) -> Option<String> {
+    let trouble = node.health.trouble_of(node.now_ms());
+    trouble.or_else(|| {
+        let why = "it is no member: another node may have its name, or there are as many as there may be";
+        (node.number() == 0).then(|| why.to_owned())
+    })
+}
+
+impl NodeStatus {
+    fn of(name: &NodeName, member: &Member) -> Self {
+        let Member { card, beat, silent_ms, .. } = member;
+        let state = if !member.is_heard() {
+            NodeState::Silent
+        } else if beat.draining {
+            NodeState::Draining
+        } else if beat.load.is_full() {
+            NodeState::Full
+        } else {
+            NodeState::Serving
+        };
+        let entrances = card.iter().flat_map(|card| &card.entrances);
+        Self {
+            name: name.to_string(),
+            number: beat.number,
+            state,
+            silent_ms: *silent_ms,
+            load: beat.load,
+            busy: beat.load.busy(),
+            zone: card.as_ref().map_or_else(String::new, |card| card.zone.clone()),
+            version: card.as_ref().map(|card| card.version.clone()),
+            addresses: entrances.map(|entrance| (entrance.transport.into(), entrance.address)).collect(),
+        }
+    }
+}
+
+impl Node {
+    /// Another node asks this one.
+    pub(super) fn answer(self: &Arc<Self>, question: Question) {
+        let id = question.id;
+        let (answer, answered) = oneshot::channel();
+        if self.questions.try_send(Asked { question, answer }).is_err() {
+            return;
+        }
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            let Ok(answer) = answered.await else { return };
+            let sealed = answer.seal(&node.sealer, id, rand::random());
+            if let Err(error) = node.store.answer(id, &sealed).await {
+                node.failed(&error);
+            }
+        });
+    }
+
+    /// Bans that the store keeps count here, and those that we know and it does not are given back: it may have been emptied. What was lifted
+    /// meanwhile is heard of between the two.
+    pub(super) async fn read_bans(self: &Arc<Self>) -> Result<(), StoreError> {
+        for (_, ban) in self.kept_bans().await? {
+            self.banned.put(ban);
+        }
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            sleep(GIVE_BACK + Duration::from_millis(rand::random::<u64>() % 3000)).await;
+            if let Err(error) = node.give_bans_back().await {
+                node.failed(&error);
+            }
+        });
+        Ok(())
+    }
+
+    async fn give_bans_back(&self) -> Result<(), StoreError> {
+        let kept = self.kept_bans().await?;
+        for ban in self.banned.list() {
+            if !kept.iter().any(|(subject, _)| *subject == ban.subject) {
+                let text = serde_json::to_vec(&ban).unwrap_or_default();
+                self.store.put_ban(&ban.subject, &self.seal(BAN, &text)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn kept_bans(&self) -> Result<Vec<(Subject, Ban)>, StoreError> {
+        let now = unix();
+        let read = |sealed: Vec<u8>| -> Option<Ban> {
+            let ban: Ban = serde_json::from_slice(&self.sealer.open(BAN, &sealed)?).ok()?;
+            (ban.until > now).then_some(ban)
+        };
+        let kept = self.store.bans().await?.into_iter().filter_map(read);
+        Ok(kept.map(|ban| (ban.subject.clone(), ban)).collect())
+    }
+
+    /// Whether levels and bans are to be read again; once.
+    pub(super) fn is_to_reread(&self) -> bool {
+        self.rereads.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_fleet::{Beat, Members, Record};
+    use turnpike_turn::server::NonceKey;
+
+    use super::*;
+    use crate::fleet::{NodeKeys, banned::Banned};
+
+    /// Of a server that is in no fleet.
+    fn orders() -> FleetOrders {
+        let alone = NodeKeys::alone(NonceKey([7; 32]));
+        let fleet = Fleet { banned: Arc::<Banned>::default(), node: None, alone };
+        FleetOrders::new(Arc::new(fleet), questions().1)
+    }
+
+    fn ban(subject: &str, seconds: u64) -> Ban {
+        Ban {
+            subject: subject.parse().expect("a subject"),
+            until: unix() + seconds,
+            reason: "spam".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_without_a_fleet_has_bans_and_nothing_else_of_one() {
+        let orders = orders();
+        orders.ban(ban("user bob@here", 100)).await.expect("it is banned");
+        orders.ban(ban("user alice@here", 50)).await.expect("it is banned");
+        let subjects: Vec<String> = orders.bans().iter().map(|ban| ban.subject.to_string()).collect();
+        assert_eq!(subjects, ["user alice@here", "user bob@here"]);
+        let alice = "user alice@here".parse().expect("a subject");
+        assert!(orders.unban(&alice).await.expect("nobody to ask"));
+        assert!(!orders.unban(&alice).await.expect("nobody to ask"));
+        for seconds in [0, LONGEST_BAN_S + 5] {
+            assert!(matches!(orders.ban(ban("user bob@here", seconds)).await, Err(FleetError::Length)));
+        }
+        assert!(orders.status().is_none() && !orders.is_alone() && !orders.is_own("a"));
+        assert!(matches!(orders.set_draining("a", true).await, Err(FleetError::NoFleet)));
+    }
+
+    #[test]
+    fn a_node_is_told_of_as_it_was_heard_last() {
+        let load = Load { allocations: 5, most_allocations: 10, ..Load::default() };
+        let mut members = Members::default();
+        let state = |beat: Beat, members: &mut Members| {
+            let name: NodeName = format!("n{}", beat.number).parse().expect("a name");
+            let record = Record { name: name.clone(), stamp_ms: 0, beat };
+            members.look(0, 0, 0, vec![record]);
+            let status = NodeStatus::of(&name, members.get(&name).expect("it is there"));
+            (status.state, status.version)
+        };
+        let beat = Beat { number: 1, incarnation: 1, draining: false, load };
+        let full = Load { allocations: 10, ..load };
+        for (beat, expected) in [
+            (beat, NodeState::Serving),
+            (Beat { number: 2, draining: true, ..beat }, NodeState::Draining),
+            (Beat { number: 3, load: full, ..beat }, NodeState::Full),
+        ] {
+            assert_eq!(state(beat, &mut members), (expected, None));
+        }
+    }
+}

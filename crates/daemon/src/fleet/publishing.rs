@@ -1,0 +1,344 @@
+//! Sessions as coturn publishes them in Redis, for programs that listen there: `turn/realm/REALM/user/NAME/allocation/ID/` and behind that `status`,
+//! `traffic` and `total_traffic`, their `/peer` twins among them.
+//!
+//! ```text
+//!  workers ──▶ begun, ended ─────────────┐
+//!  control thread, each 10 s: all of them ┴─▶ lines ──▶ PUBLISH; a status is also kept until it expires
+//! ```
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{sleep_until, timeout_at},
+};
+use turnpike_relay::{
+    SessionLog,
+    sessions::{Look, SLICE_SESSIONS, Session, SessionFilter},
+};
+use turnpike_turn::server::{Effect, SessionId};
+
+use super::node::Node;
+use crate::log_queue::BACKLOG;
+
+/// How often sessions are looked through for traffic and renewals.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Lines sent at a time.
+const LINES: usize = 500;
+/// What a session was renewed by at least: less is what clocks and looks make of the same time.
+const RENEWED_MS: u64 = 5000;
+
+/// Channel, line, and for how many seconds it is kept under that name; 0 for no longer.
+type Line = (String, String, Option<u64>);
+
+/// The workers' end.
+pub(crate) struct StatusLines {
+    sender: mpsc::Sender<Line>,
+    node: Arc<Node>,
+    /// About when the clock of the workers began.
+    began: Instant,
+}
+
+/// The control thread's end.
+pub(crate) struct StatusWriter {
+    receiver: mpsc::Receiver<Line>,
+    node: Arc<Node>,
+}
+
+/// Both ends.
+pub(super) fn status_lines(node: Arc<Node>) -> (StatusLines, StatusWriter) {
+    let (sender, receiver) = mpsc::channel(BACKLOG);
+    let lines = StatusLines { sender, node: Arc::clone(&node), began: Instant::now() };
+    (lines, StatusWriter { receiver, node })
+}
+
+impl SessionLog for StatusLines {
+    fn effect(&self, _: usize, effect: &Effect) {
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        for line in lines_of(effect, now_ms) {
+            if self.sender.try_send(line).is_err() {
+                self.node.tallies.lines_lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// What an effect at `now_ms` of the workers' clock is told by.
+fn lines_of(effect: &Effect, now_ms: u64) -> Vec<Line> {
+    match effect {
+        Effect::Opened { session, realm, username, expires_ms, .. } => {
+            let lifetime = expires_ms.saturating_sub(now_ms).div_ceil(1000).max(1);
+            vec![(
+                place(realm, username, *session, "status"),
+                format!("new lifetime={lifetime}"),
+                Some(lifetime),
+            )]
+        }
+        Effect::Closed { session, realm, username, to_peer, to_client, relayed, .. } => {
+            // One that ended before it had an address was never told of.
+            if relayed.iter().flatten().next().is_none() {
+                return Vec::new();
+            }
+            let mut lines = traffic(realm, username, *session, "total_traffic", *to_peer, *to_client);
+            lines.push((place(realm, username, *session, "status"), "deleted".to_owned(), Some(0)));
+            lines
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// As coturn has it: a realm and a user as they are, and a number of 18 digits.
+fn place(realm: &str, user: &str, session: SessionId, what: &str) -> String {
+    let digits =
+        u128::from_str_radix(&session.to_string(), 16).unwrap_or_default() % 1_000_000_000_000_000_000;
+    format!("turn/realm/{realm}/user/{user}/allocation/{digits:018}/{what}")
+}
+
+/// Packets and bytes: received from the client and sent to it, and for the twin the same of peers.
+fn traffic(
+    realm: &str,
+    user: &str,
+    session: SessionId,
+    what: &str,
+    to_peer: (u64, u64),
+    to_client: (u64, u64),
+) -> Vec<Line> {
+    let line = |(received, received_bytes): (u64, u64), (sent, sent_bytes): (u64, u64)| {
+        format!("rcvp={received}, rcvb={received_bytes}, sentp={sent}, sentb={sent_bytes}")
+    };
+    let own = place(realm, user, session, what);
+    let twin = format!("{own}/peer");
+    vec![(own, line(to_peer, to_client), None), (twin, line(to_client, to_peer), None)]
+}
+
+/// What was told of a session last.
+struct Told {
+    expires: Instant,
+    to_peer: (u64, u64),
+    to_client: (u64, u64),
+    /// In which round it was seen.
+    round: u64,
+}
+
+/// All sessions, as they were told last.
+#[derive(Default)]
+struct Rounds {
+    round: u64,
+    sessions: HashMap<SessionId, Told>,
+}
+
+impl Rounds {
+    /// What there is to tell of a session that is there at `now`.
+    fn see(&mut self, session: &Session, now: Instant) -> Vec<Line> {
+        let Session { id, realm, username, relayed, to_peer, to_client, .. } = session;
+        let left_ms = relayed.iter().map(|(_, left_ms)| *left_ms).max().unwrap_or_default();
+        let expires = now + Duration::from_millis(left_ms);
+        let fresh = Told { expires, to_peer: *to_peer, to_client: *to_client, round: self.round };
+        let before = self.sessions.insert(*id, fresh);
+        let mut lines = Vec::new();
+        if let Some(before) = &before
+            && expires > before.expires + Duration::from_millis(RENEWED_MS)
+        {
+            let lifetime = left_ms.div_ceil(1000).max(1);
+            let line = format!("refreshed lifetime={lifetime}");
+            lines.push((place(realm, username, *id, "status"), line, Some(lifetime)));
+        }
+        let (peers, clients) = before.map_or(((0, 0), (0, 0)), |before| (before.to_peer, before.to_client));
+        if (peers, clients) != (*to_peer, *to_client) {
+            let since = |now: (u64, u64), before: (u64, u64)| {
+                (now.0.saturating_sub(before.0), now.1.saturating_sub(before.1))
+            };
+            let (peers, clients) = (since(*to_peer, peers), since(*to_client, clients));
+            lines.extend(traffic(realm, username, *id, "traffic", peers, clients));
+        }
+        lines
+    }
+
+    /// The next round; who was not seen in this one is gone.
+    fn end(&mut self) {
+        let round = self.round;
+        self.sessions.retain(|_, told| told.round == round);
+        self.round += 1;
+    }
+}
+
+impl StatusWriter {
+    /// Publishes until the last worker is gone.
+    pub(crate) async fn run(mut self) {
+        let mut rounds = Rounds::default();
+        let mut next = tokio::time::Instant::now() + PERIOD;
+        loop {
+            let mut lines = Vec::new();
+            if let Ok(count) = timeout_at(next, self.receiver.recv_many(&mut lines, LINES)).await {
+                if count == 0 {
+                    return;
+                }
+                self.publish(&lines).await;
+            }
+            if next <= tokio::time::Instant::now() {
+                self.look_through(&mut rounds).await;
+                // A store that is slow makes the rounds fewer, not the workers' lines later.
+                next = (next + PERIOD).max(tokio::time::Instant::now() + PERIOD / 2);
+            }
+        }
+    }
+
+    async fn look_through(&self, rounds: &mut Rounds) {
+        let Some(workers) = self.node.relay().map(|relay| relay.workers()) else { return };
+        let filter = Arc::<SessionFilter>::default();
+        for worker in 0..workers {
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                let look =
+                    Look { from: slot, most: SLICE_SESSIONS, filter: Arc::clone(&filter), details: false };
+                let (sender, answer) = oneshot::channel();
+                match self.node.relay() {
+                    Some(relay) => relay.look(worker, look, move |looked| _ = sender.send(looked)),
+                    None => return,
+                }
+                let Ok(looked) = answer.await else { return };
+                let now = Instant::now();
+                let lines: Vec<Line> =
+                    looked.sessions.iter().flat_map(|session| rounds.see(session, now)).collect();
+                self.publish(&lines).await;
+                from = looked.next;
+            }
+        }
+        rounds.end();
+    }
+
+    /// What cannot be published is lost: it would be old by the time that it could.
+    async fn publish(&self, lines: &[Line]) {
+        if lines.is_empty() {
+            return;
+        }
+        if self.node.health.is_alone(self.node.now_ms()) || self.node.store.publish(lines).await.is_err() {
+            self.node.tallies.lines_lost.fetch_add(lines.len() as u64, Ordering::Relaxed);
+            // Not in a loop.
+            sleep_until(tokio::time::Instant::now() + Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_turn::server::{
+        AllocationId, Client, ClosedReason, Link, ListenerId, RelayTransport, Transport,
+    };
+
+    use super::*;
+
+    const ID: &str = "0000000000000000000000000000002a";
+
+    fn client() -> Client {
+        Client {
+            listener: ListenerId(0),
+            address: ([192, 0, 2, 9], 50_000).into(),
+            local: ([192, 0, 2, 1], 3478).into(),
+        }
+    }
+
+    fn session(left_ms: u64, to_peer: (u64, u64), to_client: (u64, u64)) -> Session {
+        Session {
+            id: ID.parse().expect("a name"),
+            worker: 0,
+            slot: 0,
+            realm: "example.org".into(),
+            username: "alice".into(),
+            identity: None,
+            client: client().address,
+            server: client().local,
+            transport: Transport::Udp,
+            relay_transport: RelayTransport::Udp,
+            relayed: vec![(([198, 41, 0, 4], 50_000).into(), left_ms)],
+            is_mobile: false,
+            is_away: false,
+            age_ms: 0,
+            to_peer,
+            to_client,
+            permissions: Vec::new(),
+            channels: Vec::new(),
+            connections: 0,
+        }
+    }
+
+    fn shown(lines: &[Line]) -> Vec<String> {
+        let prefix = "turn/realm/example.org/user/alice/allocation/000000000000000042/";
+        let line = |(channel, line, kept): &Line| {
+            format!("{} {line} {kept:?}", channel.strip_prefix(prefix).expect("coturn's place"))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_session_is_told_of_when_it_begins_and_when_it_ends() {
+        let allocation = AllocationId { index: 1, generation: 2 };
+        let relayed = [198, 41, 0, 4];
+        let opened = Effect::Opened {
+            allocation,
+            session: ID.parse().expect("a name"),
+            client: client(),
+            link: Link::default(),
+            expires_ms: 605_000,
+            realm: "example.org".into(),
+            username: "alice".into(),
+            relayed: ((relayed, 50_000).into(), None),
+        };
+        assert_eq!(shown(&lines_of(&opened, 5_000)), ["status new lifetime=600 Some(600)"]);
+        let closed = |relayed| Effect::Closed {
+            allocation,
+            session: ID.parse().expect("a name"),
+            client: client(),
+            realm: "example.org".into(),
+            username: "alice".into(),
+            identity: None,
+            relayed: [relayed, None],
+            transport: Transport::Udp,
+            relay_transport: RelayTransport::Udp,
+            away: false,
+            reason: ClosedReason::Deleted,
+            lived_ms: 1,
+            to_peer: (10, 1200),
+            to_client: (9, 1080),
+        };
+        assert_eq!(
+            shown(&lines_of(&closed(Some((relayed, 50_000).into())), 6_000)),
+            [
+                "total_traffic rcvp=10, rcvb=1200, sentp=9, sentb=1080 None",
+                "total_traffic/peer rcvp=9, rcvb=1080, sentp=10, sentb=1200 None",
+                "status deleted Some(0)",
+            ]
+        );
+        assert!(lines_of(&closed(None), 6_000).is_empty());
+    }
+
+    #[test]
+    fn traffic_is_what_has_passed_since_the_last_round_and_renewals_are_told_once() {
+        let (mut rounds, begun) = (Rounds::default(), Instant::now());
+        let mut round = |seconds: u64, session: &Session| {
+            let lines = rounds.see(session, begun + Duration::from_secs(seconds));
+            rounds.end();
+            shown(&lines)
+        };
+        assert_eq!(round(0, &session(600_000, (0, 0), (0, 0))), Vec::<String>::new());
+        assert_eq!(
+            round(10, &session(590_000, (5, 500), (2, 200))),
+            [
+                "traffic rcvp=5, rcvb=500, sentp=2, sentb=200 None",
+                "traffic/peer rcvp=2, rcvb=200, sentp=5, sentb=500 None",
+            ]
+        );
+        assert_eq!(round(20, &session(580_000, (5, 500), (2, 200))), Vec::<String>::new());
+        assert_eq!(
+            round(30, &session(600_000, (5, 500), (2, 200))),
+            ["status refreshed lifetime=600 Some(600)"]
+        );
+        assert_eq!(round(40, &session(590_000, (6, 600), (2, 200))).len(), 2);
+        rounds.end();
+        assert!(rounds.sessions.is_empty(), "who is not seen is forgotten");
+    }
+}

@@ -1,0 +1,242 @@
+//! The limits that all nodes share, as workers ask for them: in shards, so that no worker waits for another for long, and none for the store.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, RwLock,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told};
+use turnpike_relay::SharedQuota;
+use turnpike_turn::server::QuotaRefusal;
+
+const SHARDS: usize = 16;
+
+/// What an allocation is counted for.
+pub(super) struct Buckets {
+    pub(super) total: Bucket,
+    pub(super) realm: Bucket,
+    pub(super) user: Bucket,
+}
+
+/// What is used, and how much all nodes hold.
+#[derive(Default)]
+pub(super) struct Quotas {
+    shards: [Mutex<Ledger>; SHARDS],
+    levels: RwLock<Levels>,
+    /// Where asking begins the next time, so that each shard has its turn.
+    turn: AtomicUsize,
+    /// Refusals for the sake of a user, a realm, all.
+    refused: [AtomicU64; 3],
+}
+
+/// For metrics and administrators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QuotaCounts {
+    /// Users and realms that have allocations here, and those that are counted for.
+    pub(crate) buckets: u64,
+    /// What this node may use of them without asking, what it uses included.
+    pub(crate) held: u64,
+    /// What the store is to be told of.
+    pub(crate) waiting: u64,
+    /// Refusals for the sake of a user, a realm, all.
+    pub(crate) refused: [u64; 3],
+}
+
+impl Quotas {
+    /// Counts an allocation for each of its buckets, or for none. `total` is the limit of all nodes together.
+    pub(super) fn acquire(
+        &self,
+        buckets: &Buckets,
+        asked: &SharedQuota<'_>,
+        total: u32,
+        terms: Terms,
+    ) -> Result<(), QuotaRefusal> {
+        let limit = |limit: usize| u32::try_from(limit).unwrap_or(u32::MAX);
+        // Without a limit it is counted as well: there may be one tomorrow.
+        let of_realm = asked.of_realm.map_or(u32::MAX, limit);
+        let all = [
+            (buckets.user, limit(asked.of_user), QuotaRefusal::User),
+            (buckets.realm, of_realm, QuotaRefusal::Everywhere),
+            (buckets.total, total, QuotaRefusal::Everywhere),
+        ];
+        for (at, (bucket, limit, refusal)) in all.into_iter().enumerate() {
+            let level = self.levels.read().unwrap_or_else(PoisonError::into_inner).get(&bucket);
+            if !self.shard(&bucket).acquire(bucket, limit, level, terms) {
+                all[..at].iter().for_each(|(taken, ..)| self.shard(taken).release(*taken));
+                self.refused[at].fetch_add(1, Ordering::Relaxed);
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts one less.
+    pub(super) fn release(&self, buckets: &Buckets) {
+        for bucket in [buckets.user, buckets.realm, buckets.total] {
+            self.shard(&bucket).release(bucket);
+        }
+    }
+
+    /// What is to be asked now, of `most` buckets.
+    pub(super) fn asks(&self, most: usize, terms: Terms) -> Vec<Ask> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
+        let mut asks = Vec::new();
+        for at in 0..SHARDS {
+            let left = most - asks.len();
+            // Each shard gets its part of what is left, and what the ones before it have not used.
+            let part = left.div_ceil(SHARDS - at);
+            asks.extend(lock(&self.shards[(first + at) % SHARDS]).asks(part, &levels, terms));
+        }
+        asks
+    }
+
+    pub(super) fn granted(&self, grants: &[Grant], terms: Terms) {
+        let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
+        for grant in grants {
+            self.shard(&grant.bucket).granted(*grant, &levels, terms);
+        }
+    }
+
+    /// Nobody has heard these.
+    pub(super) fn unheard(&self, asks: &[Ask]) {
+        for ask in asks {
+            self.shard(&ask.bucket).unheard(std::slice::from_ref(ask));
+        }
+    }
+
+    /// The store says so.
+    pub(super) fn put_levels(&self, changed: &[(Bucket, Level)]) {
+        if changed.is_empty() {
+            return;
+        }
+        let mut levels = self.levels.write().unwrap_or_else(PoisonError::into_inner);
+        changed.iter().for_each(|(bucket, level)| levels.put(*bucket, *level));
+        drop(levels);
+        for (bucket, level) in changed {
+            self.shard(bucket).level_changed(*bucket, *level);
+        }
+    }
+
+    /// The store has these and no others.
+    pub(super) fn set_levels(&self, all: &[(Bucket, Level)]) {
+        self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.put_levels(all);
+    }
+
+    /// The store is told of everything anew.
+    pub(super) fn tell_all(&self, terms: Terms) {
+        self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
+    }
+
+    /// What the store knows, for the process that takes this one's place.
+    pub(super) fn told(&self) -> Vec<Told> {
+        self.shards.iter().flat_map(|shard| lock(shard).told().collect::<Vec<_>>()).collect()
+    }
+
+    /// As another process of this node has told it.
+    pub(super) fn take_over(&self, all: &[Told]) {
+        all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
+    }
+
+    pub(super) fn counts(&self) -> QuotaCounts {
+        let mut counts = QuotaCounts {
+            refused: std::array::from_fn(|at| self.refused[at].load(Ordering::Relaxed)),
+            ..QuotaCounts::default()
+        };
+        for shard in &self.shards {
+            let shard = lock(shard);
+            let (buckets, _, held) = shard.totals();
+            counts.buckets += buckets;
+            counts.held += held;
+            counts.waiting += shard.waiting() as u64;
+        }
+        counts
+    }
+
+    fn shard(&self, bucket: &Bucket) -> MutexGuard<'_, Ledger> {
+        // The names of buckets are as if by chance.
+        lock(&self.shards[usize::from(bucket.0[0]) % SHARDS])
+    }
+}
+
+fn lock(shard: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERMS: Terms = Terms { nodes: 1, enforced: true };
+
+    fn buckets(user: u8) -> Buckets {
+        Buckets { total: Bucket([0; 16]), realm: Bucket([1; 16]), user: Bucket([user; 16]) }
+    }
+
+    fn asked(of_realm: Option<usize>, of_user: usize) -> SharedQuota<'static> {
+        SharedQuota { realm: "here", identity: "alice", of_realm, of_user }
+    }
+
+    /// As the store would answer a node that is alone.
+    fn exchange(quotas: &Quotas) {
+        let asks = quotas.asks(1000, TERMS);
+        let grants: Vec<Grant> = asks
+            .iter()
+            .map(|ask| {
+                let (held, sum, level) =
+                    turnpike_fleet::grant(ask.limit, 1, ask.used, ask.used, ask.used, ask.want);
+                quotas.put_levels(&[(ask.bucket, level)]);
+                Grant { bucket: ask.bucket, told: ask.used, held, sum }
+            })
+            .collect();
+        quotas.granted(&grants, TERMS);
+    }
+
+    #[test]
+    fn each_limit_refuses_and_what_was_taken_of_the_others_is_given_back() {
+        for (of_realm, of_user, total, refusal, place) in [
+            (None, 3, u32::MAX, QuotaRefusal::User, 0),
+            (Some(3), 100, u32::MAX, QuotaRefusal::Everywhere, 1),
+            (Some(100), 100, 3, QuotaRefusal::Everywhere, 2),
+        ] {
+            let quotas = Quotas::default();
+            let mut taken = 0;
+            let refused = loop {
+                match quotas.acquire(&buckets(7), &asked(of_realm, of_user), total, TERMS) {
+                    Ok(()) => taken += 1,
+                    Err(refused) => break refused,
+                }
+                exchange(&quotas);
+            };
+            assert_eq!((taken, refused), (3, refusal));
+            let counts = quotas.counts();
+            assert_eq!((counts.buckets, counts.refused[place]), (3, 1));
+            (0..taken).for_each(|_| quotas.release(&buckets(7)));
+            exchange(&quotas);
+            exchange(&quotas);
+            assert_eq!(quotas.counts().buckets, 0, "nothing is left");
+        }
+    }
+
+    #[test]
+    fn all_shards_have_their_turn() {
+        let quotas = Quotas::default();
+        for user in 0..=255 {
+            let buckets =
+                Buckets { total: Bucket([user; 16]), realm: Bucket([user; 16]), user: Bucket([user; 16]) };
+            quotas.acquire(&buckets, &asked(Some(30), 30), 30, TERMS).expect("there is room");
+        }
+        let mut told = 0;
+        for _ in 0..8 {
+            let asks = quotas.asks(64, TERMS);
+            assert!(asks.len() <= 64);
+            told += asks.len();
+        }
+        assert_eq!((told, quotas.counts().waiting), (256, 0));
+        quotas.unheard(&[Ask { bucket: Bucket([9; 16]), limit: 30, used: 3, want: 3 }]);
+        assert_eq!(quotas.counts().waiting, 1);
+        quotas.tell_all(TERMS);
+        assert_eq!(quotas.counts().waiting, 256);
+    }
+}

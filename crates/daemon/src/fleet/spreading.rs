@@ -1,0 +1,217 @@
+//! Where a client goes: the rules of `turnpike_fleet`, asked with what this node knows. On requests, from workers.
+
+use std::{
+    hash::BuildHasher as _,
+    net::SocketAddr,
+    sync::{Arc, MutexGuard, PoisonError},
+};
+
+use turnpike_config::FleetRedirect;
+use turnpike_fleet::{Card, Need, SentAway, Target, look_period_ms};
+use turnpike_turn::server::{Destination, Newcomer, Occasion, Transport};
+
+use super::{counts::Sent, node::Node};
+
+/// Looks that may be missed before nobody is sent elsewhere for the sake of load.
+const LOOKS: u64 = 3;
+/// For so long a node that has no room knows who might have some, though it hears of nobody. After that `[[alternate]]`s count.
+const REMEMBERED_MS: u64 = 300_000;
+
+impl Node {
+    /// Where a newcomer goes that might be served here; `None` if here.
+    pub(super) fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
+        let v4 = newcomer.client.address.ip().to_canonical().is_ipv4();
+        let (destination, reason) = match newcomer.occasion {
+            Occasion::None => self.better_served(newcomer, (transport, v4))?,
+            occasion => {
+                let sight = self.sight();
+                if self.now_ms().saturating_sub(sight.at_ms) > REMEMBERED_MS {
+                    return None;
+                }
+                let dice = rand::random();
+                let way = (transport, v4);
+                let target = sight.view.choose(sight.own, &sight.charges, Need::Room, way, dice)?;
+                let reason = if occasion == Occasion::Full { Sent::Full } else { Sent::Draining };
+                (destination(target), reason)
+            }
+        };
+        self.tallies.sent(reason);
+        Some(destination)
+    }
+
+    /// Somewhere else, or here by an address of our own.
+    fn better_served(&self, newcomer: &Newcomer<'_>, way: (Transport, bool)) -> Option<(Destination, Sent)> {
+        let redirect = self.setting(|settings| settings.redirect);
+        if redirect == FleetRedirect::Full {
+            return None;
+        }
+        // Who was sent away and asks again does not follow: it is served.
+        let (unix, client) = (newcomer.now.unix, newcomer.client.address.ip());
+        let who = self.hasher.hash_one((client, newcomer.realm, newcomer.identity));
+        let request = self.hasher.hash_one(newcomer.transaction);
+        if !self.sent_away().may_go(unix, who, request) {
+            return None;
+        }
+        let found = self.less_busy(way).map(|target| (destination(target), Sent::Load));
+        let found = found.or_else(|| {
+            let comes_here = self.is_own(newcomer.client.local);
+            let own = (redirect == FleetRedirect::Always && !comes_here).then(|| self.card())??;
+            Some((at_own_address(&own, way)?, Sent::OwnAddress))
+        });
+        if found.is_some() {
+            self.sent_away().note(unix, who, request);
+        }
+        found
+    }
+
+    fn less_busy(&self, way: (Transport, bool)) -> Option<Target> {
+        let sight = self.sight();
+        let age_ms = self.now_ms().saturating_sub(sight.at_ms);
+        if age_ms > LOOKS * look_period_ms(sight.view.nodes()) || self.is_alone() {
+            return None;
+        }
+        sight.view.choose(sight.own, &sight.charges, Need::None, way, rand::random())
+    }
+
+    /// Where clients of the node of this number come in.
+    pub(super) fn send_to(&self, number: u16, transport: Transport, v4: bool) -> Option<Destination> {
+        let sight = self.sight();
+        let target = sight.view.node(number, transport, v4).filter(|_| number != sight.own)?;
+        self.tallies.sent(Sent::Owner);
+        Some(destination(target))
+    }
+
+    fn sent_away(&self) -> MutexGuard<'_, SentAway> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn destination(target: Target) -> Destination {
+    let Target { card, address, second, .. } = target;
+    Destination { address, second, domain: domain(&card) }
+}
+
+fn at_own_address(card: &Card, (transport, v4): (Transport, bool)) -> Option<Destination> {
+    let of = |v4: bool| -> Option<SocketAddr> {
+        let mut all = card.entrances.iter();
+        let found = all.find(|entrance| entrance.transport == transport && entrance.address.is_ipv4() == v4);
+        found.map(|entrance| entrance.address)
+    };
+    Some(Destination { address: of(v4)?, second: of(!v4), domain: domain(card) })
+}
+
+fn domain(card: &Card) -> Option<Arc<str>> {
+    card.domain.as_deref().map(Arc::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_config::Settings;
+    use turnpike_fleet::{Beat, Load, Members, Record, View};
+    use turnpike_turn::{
+        server::{Client, ListenerId, NonceKey},
+        time::Now,
+    };
+
+    use super::*;
+    use crate::fleet::{entrances::Entrances, load::Room, node::Sight, orders};
+
+    const UDP: &str = "udp://203.0.113.1:3478";
+
+    fn card(name: &str, entrance: &str) -> Card {
+        Card {
+            name: name.parse().expect("a name"),
+            incarnation: 1,
+            zone: String::new(),
+            version: String::new(),
+            entrances: vec![entrance.parse().expect("an entrance")],
+            domain: Some(format!("{name}.example.org")),
+        }
+    }
+
+    /// Node number 1, which has so many allocations of a hundred, beside node number 2, which has so many.
+    fn node(redirect: FleetRedirect, own: u32, other: u32) -> Node {
+        let mut settings = Settings::default();
+        settings.fleet.node = "one".parse().ok();
+        settings.fleet.redirect = redirect;
+        let address = "redis://127.0.0.1:1".parse().expect("an address");
+        let (key, questions) = (NonceKey([9; 32]), orders::questions().0);
+        let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
+        let all = vec![UDP.parse().expect("an entrance")];
+        let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };
+        node.set_reach(entrances, Room::default());
+        node.set_number(1);
+        node.answered();
+        let mut members = Members::default();
+        let record = |(number, name, allocations): (u16, &str, u32)| {
+            let load = Load { allocations, most_allocations: 100, ..Load::default() };
+            let beat = Beat { number, incarnation: 1, draining: false, load };
+            Record { name: name.parse().expect("a name"), stamp_ms: 0, beat }
+        };
+        members.look(0, 0, 0, [(1, "one", own), (2, "two", other)].map(record).into());
+        members.put_card(card("one", UDP));
+        members.put_card(card("two", "udp://203.0.113.2:3478"));
+        let view = View::new("", &members);
+        node.set_sight(Sight { charges: view.charges(), view, own: 1, at_ms: node.now_ms() });
+        node
+    }
+
+    /// Where client `number` is sent that comes to an address of ours.
+    fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
+        let client = Client {
+            listener: ListenerId(0),
+            address: ([192, 0, 2, number], 50_000).into(),
+            local: local.parse().expect("an address"),
+        };
+        let newcomer = Newcomer {
+            now: Now { ms: 0, unix: 1_800_000_000 },
+            client,
+            realm: "here",
+            identity: "alice",
+            transaction: rand::random(),
+            occasion,
+        };
+        let found = node.elsewhere(&newcomer, Transport::Udp);
+        found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
+    }
+
+    const OWN: &str = "203.0.113.1:3478";
+    const TWO: Option<&str> = Some("203.0.113.2:3478 two.example.org");
+
+    #[test]
+    fn who_does_not_follow_is_served() {
+        let node = node(FleetRedirect::Load, 90, 10);
+        assert_eq!(asks(&node, 1, OWN, Occasion::None).as_deref(), TWO);
+        assert_eq!(asks(&node, 1, OWN, Occasion::None), None);
+        assert_eq!(asks(&node, 2, OWN, Occasion::None).as_deref(), TWO, "another client");
+        assert_eq!(asks(&node, 1, OWN, Occasion::Full).as_deref(), TWO, "there is no room to serve it");
+    }
+
+    #[test]
+    fn nobody_is_sent_for_load_where_that_is_not_wanted_or_nothing_is_known() {
+        assert_eq!(asks(&node(FleetRedirect::Full, 90, 10), 1, OWN, Occasion::None), None);
+        let lost = node(FleetRedirect::Load, 90, 10);
+        lost.lose_number();
+        assert_eq!(asks(&lost, 1, OWN, Occasion::None), None);
+        assert_eq!(asks(&lost, 1, OWN, Occasion::Draining).as_deref(), TWO, "the others are known still");
+    }
+
+    #[test]
+    fn who_comes_by_another_address_is_told_our_own_if_that_is_wanted() {
+        let (node, anycast) = (node(FleetRedirect::Always, 10, 10), "198.51.100.1:3478");
+        assert_eq!(asks(&node, 1, anycast, Occasion::None).as_deref(), Some("203.0.113.1:3478 "));
+        assert_eq!(asks(&node, 1, anycast, Occasion::None), None, "it does not follow");
+        assert_eq!(asks(&node, 2, OWN, Occasion::None), None, "it came there");
+        let load = self::node(FleetRedirect::Load, 10, 10);
+        assert_eq!(asks(&load, 1, anycast, Occasion::None), None);
+    }
+
+    #[test]
+    fn the_owner_of_a_number_is_another_node() {
+        let node = node(FleetRedirect::Load, 10, 10);
+        let to = node.send_to(2, Transport::Udp, true).map(|to| to.address.to_string());
+        assert_eq!(to.as_deref(), Some("203.0.113.2:3478"));
+        assert_eq!(node.send_to(1, Transport::Udp, true), None);
+        assert_eq!(node.send_to(3, Transport::Udp, true), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! The look at all nodes: who is there, how much each has to do, and where clients reach it. What a node held that is gone is given back.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+use turnpike_fleet::{Card, Change, GONE_MS, Member, NodeName, Notice, Pauses, Record, View, look_period_ms};
+use turnpike_stores::{Look, StoreError};
+
+use super::{
+    node::{CARD, Node, Sight},
+    unix,
+};
+
+/// Cards read at a time.
+const CARDS: usize = 200;
+/// Nodes that come or go at once and are told of one by one.
+const TOLD: usize = 20;
+/// Silent nodes that the others are told of at a time.
+const SILENT: usize = 1000;
+/// So long the store has to answer all, and so old a record has to be, before it counts for one that nobody renews: who lost the store has found
+/// it again by then.
+const ABANDONED_MS: u64 = 2 * GONE_MS;
+
+/// Looks until the node has left.
+pub(super) async fn keep_watching(node: Arc<Node>) {
+    let mut pauses = Pauses::default();
+    while !node.is_over() {
+        let pause = match look(&node).await {
+            Ok(()) => {
+                pauses.reset();
+                // Not all at the same time.
+                let period = look_period_ms(node.members().len());
+                period * 9 / 10 + rand::random::<u64>() % (period / 5)
+            }
+            Err(error) => {
+                node.failed(&error);
+                pauses.next_ms(rand::random())
+            }
+        };
+        sleep(Duration::from_millis(pause)).await;
+    }
+}
+
+pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
+    let Look { store_ms, records } = node.store.look().await?;
+    let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
+    node.answered();
+    let abandoned = abandoned(&records, store_ms, steady_ms);
+    let (changes, missing) = {
+        let mut members = node.members();
+        let changes = members.look(now_ms, store_ms, steady_ms, records);
+        (changes, members.without_card())
+    };
+    say(node, &changes);
+    let silent: Vec<(NodeName, u64)> = changes.iter().filter_map(silent).collect();
+    for nodes in silent.chunks(SILENT) {
+        node.say(Notice::Silent { nodes: nodes.to_vec() }).await?;
+    }
+    for names in missing.chunks(CARDS) {
+        let cards = node.store.cards(names).await?;
+        let mut members = node.members();
+        cards.iter().filter_map(|sealed| read_card(node, sealed)).for_each(|card| members.put_card(card));
+    }
+    take_in(node);
+    let nodes = u64::from(node.nodes());
+    for (name, number) in abandoned {
+        // One of all that see it is enough.
+        if rand::random::<u64>().is_multiple_of(nodes) {
+            tracing::info!(node = %name, "gives back what another node held that is gone");
+            while node.store.reap(&name, number, false).await? {}
+        }
+    }
+    for subject in node.banned.expire(unix()) {
+        if rand::random::<u64>() % nodes < 3 {
+            node.store.remove_ban(&subject).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes what workers see of what has been looked at.
+pub(super) fn take_in(node: &Node) {
+    let (view, own) = view_of(node);
+    node.set_sight(Sight { charges: view.charges(), view, own, at_ms: node.now_ms() });
+}
+
+/// The same where somebody is there no more; what is known of the others is as old as before.
+pub(super) fn leave_out(node: &Node) {
+    let (view, own) = view_of(node);
+    let before = node.sight();
+    let charges = view.charges_after(&before.view, &before.charges);
+    node.set_sight(Sight { charges, view, own, at_ms: before.at_ms });
+}
+
+fn view_of(node: &Node) -> (View, u16) {
+    let zone = node.setting(|settings| settings.zone.clone());
+    let members = node.members();
+    let zone = zone.as_ref().map_or("", NodeName::as_str);
+    let view = View::new(zone, &members);
+    node.set_nodes(members.len());
+    let own = members.get(&node.name).filter(|member| member.beat.incarnation == node.incarnation);
+    let own = own.map_or_else(|| node.number(), |member| member.beat.number);
+    drop(members);
+    (view, own)
+}
+
+fn silent(change: &Change) -> Option<(NodeName, u64)> {
+    let Change::Silent { name, incarnation } = change else { return None };
+    Some((name.clone(), *incarnation))
+}
+
+fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
+    let text = node.sealer.open(CARD, sealed);
+    if text.is_none() {
+        tracing::debug!("a node of the fleet has another fleet.secret: nobody is sent there");
+    }
+    serde_json::from_slice(&text?).ok()
+}
+
+/// Records that nobody renews: of nodes that are gone, or of those whose giving back was begun and not ended.
+fn abandoned(records: &[Record], store_ms: u64, steady_ms: u64) -> Vec<(NodeName, u16)> {
+    if steady_ms < ABANDONED_MS {
+        return Vec::new();
+    }
+    let is_old = |record: &&Record| store_ms.saturating_sub(record.stamp_ms) >= ABANDONED_MS;
+    records.iter().filter(is_old).map(|record| (record.name.clone(), record.beat.number)).collect()
+}
+
+fn say(node: &Node, changes: &[Change]) {
+    let members = node.members();
+    if changes.len() > TOLD {
+        tracing::info!(changes = changes.len(), nodes = members.len(), "many nodes have come or gone");
+        return;
+    }
+    for change in changes {
+        match change {
+            Change::Joined(name) if *name != node.name => {
+                let number = members.get(name).map(|Member { beat, .. }| beat.number);
+                tracing::info!(node = %name, number, "another node is in the fleet");
+            }
+            Change::Silent { name, .. } if *name != node.name => {
+                tracing::info!(node = %name, "another node is silent: nobody is sent there until it beats again");
+            }
+            Change::Gone { name, .. } if *name != node.name => {
+                tracing::warn!(node = %name, "another node is silent for long, and counts for gone");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_fleet::{Beat, Load};
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_nobodys_when_it_is_old_and_all_had_time_to_renew_theirs() {
+        let record = |name: &str, stamp_ms| Record {
+            name: name.parse().expect("a name"),
+            stamp_ms,
+            beat: Beat { number: 3, incarnation: 1, draining: false, load: Load::default() },
+        };
+        let records = [record("young", 100_000), record("old", 80_000), record("begun", 0)];
+        let names = |steady_ms| -> Vec<String> {
+            abandoned(&records, 100_500, steady_ms).iter().map(|(name, _)| name.to_string()).collect()
+        };
+        assert_eq!(names(19_999), Vec::<String>::new());
+        assert_eq!(names(20_000), ["old", "begun"]);
+    }
+}

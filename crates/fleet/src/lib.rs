@@ -1,0 +1,31 @@
+//! Many servers that are one service: the rules, without sockets, clocks or threads. What nodes know of one another comes in, what follows
+//! from it goes out; time and chance are handed in. `stores` keeps what is shared, `daemon` brings the two together.
+//!
+//! ```text
+//!  records of all nodes ──▶ Members ──▶ View ──▶ where a client goes               (spread)
+//!  allocations that come and go ──▶ Ledger ──▶ asks ──▶ the store: [`grant`] ──▶ Ledger    (lease)
+//!  keys of all nodes ──▶ KeyRing · notices between nodes ──▶ Bans, questions · all of it sealed
+//! ```
+#![forbid(unsafe_code)]
+
+mod bans;
+mod keyring;
+mod lease;
+mod members;
+mod node;
+mod notice;
+mod pace;
+mod seal;
+mod sent;
+mod spread;
+
+pub use bans::{Ban, Bans, LONGEST_BAN_S, Subject};
+pub use keyring::{Key, KeyRing};
+pub use lease::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant};
+pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
+pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
+pub use notice::{Answer, Message, Notice, Question, Rights};
+pub use pace::{Pauses, exchange_period_ms, look_period_ms};
+pub use seal::Sealer;
+pub use sent::SentAway;
+pub use spread::{Charges, Need, Target, View};

@@ -1,0 +1,398 @@
+//! Who is in the fleet, as one node sees it. A node is gone when its record has been the same for long; that is counted in time for which the
+//! store has answered us, so that nobody vanishes because it was away, and no clock is compared with another machine's. Nobody is sent there
+//! much sooner: as soon as its record is old by the store's own clock, or another node has seen that.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::node::{Beat, Card, NodeName};
+
+/// Milliseconds between two beats of a node.
+pub const BEAT_MS: u64 = 1000;
+/// A node that is silent for so long is sent nobody any more.
+const DOUBTFUL_MS: u64 = 2500;
+/// After that it is gone. Longer than the pauses of who tries to reach a store again that was away for all.
+pub const GONE_MS: u64 = 10_000;
+
+/// A node's record, as the store has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Whose.
+    pub name: NodeName,
+    /// The store's time when it was written, in milliseconds.
+    pub stamp_ms: u64,
+    /// What it says.
+    pub beat: Beat,
+}
+
+/// A node, this one included.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Who it is; `None` until that has been read.
+    pub card: Option<Arc<Card>>,
+    /// What it has said last.
+    pub beat: Beat,
+    /// Milliseconds for which it has said nothing new.
+    pub silent_ms: u64,
+    stamp_ms: u64,
+    /// How old its record was by the store's clock, as far as the store has answered us for so long.
+    age_ms: u64,
+    /// Another node has seen that it is silent.
+    is_doubted: bool,
+    /// It has another card by now, which counts as soon as it has been read.
+    has_new_card: bool,
+}
+
+/// What has changed among them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A node that was not there, or another process of its name.
+    Joined(NodeName),
+    /// Its record was not renewed in time: nobody is to be sent there.
+    Silent {
+        /// Which.
+        name: NodeName,
+        /// Its process.
+        incarnation: u64,
+    },
+    /// It was silent for too long, or has said that it goes; what it held is to be given back.
+    Gone {
+        /// Which.
+        name: NodeName,
+        /// Its number.
+        number: u16,
+    },
+}
+
+/// All nodes of a fleet.
+#[derive(Clone, Debug, Default)]
+pub struct Members {
+    nodes: BTreeMap<NodeName, Member>,
+    looked_ms: Option<u64>,
+}
+
+impl Members {
+    /// Takes what the store has shown at `now_ms` of our clock and `store_ms` of its own. For `steady_ms` it has answered whatever it was asked.
+    pub fn look(&mut self, now_ms: u64, store_ms: u64, steady_ms: u64, records: Vec<Record>) -> Vec<Change> {
+        let since = self.looked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before));
+        // While it was away, the others could not say anything either.
+        let passed = since.min(steady_ms);
+        let mut changes = Vec::new();
+        for member in self.nodes.values_mut() {
+            member.silent_ms += passed;
+        }
+        for Record { name, stamp_ms, beat } in records {
+            // Of one that we have never seen, the store alone can say how old it is.
+            let age_ms = store_ms.saturating_sub(stamp_ms);
+            let known = self.nodes.get_mut(&name);
+            match known.filter(|known| known.beat.incarnation == beat.incarnation) {
+                Some(known) => {
+                    let was_heard = known.is_heard_but_for(passed);
+                    if known.stamp_ms != stamp_ms {
+                        (known.stamp_ms, known.silent_ms, known.beat) = (stamp_ms, 0, beat);
+                        known.is_doubted = false;
+                    }
+                    known.age_ms = age_ms.min(steady_ms);
+                    if was_heard && known.age_ms >= DOUBTFUL_MS {
+                        changes.push(Change::Silent { name, incarnation: beat.incarnation });
+                    }
+                }
+                None if age_ms < GONE_MS => {
+                    let member = Member {
+                        card: None,
+                        beat,
+                        silent_ms: age_ms,
+                        stamp_ms,
+                        age_ms: 0,
+                        is_doubted: false,
+                        has_new_card: false,
+                    };
+                    self.nodes.insert(name.clone(), member);
+                    changes.push(Change::Joined(name));
+                }
+                None => {}
+            }
+        }
+        let gone = self.nodes.extract_if(.., |_, member| member.silent_ms >= GONE_MS);
+        changes.extend(gone.map(|(name, member)| Change::Gone { name, number: member.beat.number }));
+        changes
+    }
+
+    /// Nodes whose card is to be read.
+    pub fn without_card(&self) -> Vec<NodeName> {
+        let missing = self.nodes.iter().filter(|(_, member)| member.card.is_none() || member.has_new_card);
+        missing.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// A node has said that its card is another now.
+    pub fn has_new_card(&mut self, name: &NodeName) {
+        if let Some(member) = self.nodes.get_mut(name) {
+            member.has_new_card = true;
+        }
+    }
+
+    /// A card was read. One of another process of that name is of no use.
+    pub fn put_card(&mut self, card: Card) {
+        if let Some(member) = self.nodes.get_mut(&card.name)
+            && member.beat.incarnation == card.incarnation
+        {
+            (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
+        }
+    }
+
+    /// Another node has seen that this one is silent; whether that is news.
+    pub fn doubt(&mut self, name: &NodeName, incarnation: u64) -> bool {
+        let Some(member) = self.nodes.get_mut(name) else { return false };
+        let is_news = member.beat.incarnation == incarnation && member.is_heard();
+        member.is_doubted |= is_news;
+        is_news
+    }
+
+    /// A node has said that it goes.
+    pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
+        let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
+        let number = member.beat.number;
+        self.nodes.remove(name);
+        Some(Change::Gone { name: name.clone(), number })
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Member)> {
+        self.nodes.iter()
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, name: &NodeName) -> Option<&Member> {
+        self.nodes.get(name)
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+}
+
+impl Member {
+    /// Whether clients may be sent there, as far as it has been heard.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        self.is_heard_but_for(0)
+    }
+
+    /// The same before that much silence was added.
+    fn is_heard_but_for(&self, passed_ms: u64) -> bool {
+        !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
+    }
+}
+
+/// Whether a node may have the name that it wants. The store refuses it to whoever comes while another incarnation's record is not old; one
+/// that was killed leaves such a record behind, and one that lives renews it.
+#[derive(Clone, Debug, Default)]
+pub struct Claim {
+    /// The record in the way, and since when we know it.
+    seen: Option<(String, u64)>,
+}
+
+/// What follows from that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Look again in a moment.
+    Wait,
+    /// It has not changed for long enough: take the name over from who wrote it.
+    TakeOver(String),
+    /// It has: there are two of that name.
+    Taken,
+}
+
+impl Claim {
+    /// The store has refused the name at `now_ms`, because of this record.
+    pub fn refused(&mut self, now_ms: u64, record: &str) -> Verdict {
+        match &self.seen {
+            Some((seen, _)) if seen != record => {
+                self.seen = Some((record.to_owned(), now_ms));
+                Verdict::Taken
+            }
+            Some((_, since)) if now_ms.saturating_sub(*since) >= DOUBTFUL_MS => {
+                Verdict::TakeOver(record.to_owned())
+            }
+            Some(_) => Verdict::Wait,
+            None => {
+                self.seen = Some((record.to_owned(), now_ms));
+                Verdict::Wait
+            }
+        }
+    }
+
+    /// It has given it.
+    pub fn granted(&mut self) {
+        self.seen = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::Load;
+
+    fn name(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    fn record(of: &str, stamp_ms: u64, incarnation: u64) -> Record {
+        let beat = Beat { number: 7, incarnation, draining: false, load: Load::default() };
+        Record { name: name(of), stamp_ms, beat }
+    }
+
+    /// Our clock, and that of a store which is an hour behind.
+    fn look(members: &mut Members, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
+        members.look(now_ms, now_ms + 3_600_000, u64::MAX, records)
+    }
+
+    fn joined(of: &str) -> Change {
+        Change::Joined(name(of))
+    }
+
+    fn silent(of: &str) -> Change {
+        Change::Silent { name: name(of), incarnation: 1 }
+    }
+
+    fn gone(of: &str) -> Change {
+        Change::Gone { name: name(of), number: 7 }
+    }
+
+    #[test]
+    fn a_node_is_there_as_long_as_its_record_changes() {
+        let mut members = Members::default();
+        let at = |ms: u64| 3_600_000 + ms;
+        assert_eq!(look(&mut members, 0, vec![record("a", at(0), 1)]), [joined("a")]);
+        for beat in 1..10 {
+            let now = beat * BEAT_MS;
+            assert!(look(&mut members, now, vec![record("a", at(now), 1)]).is_empty());
+            assert!(members.get(&name("a")).unwrap().is_heard());
+        }
+        let last = record("a", at(9000), 1);
+        for (now, heard, change) in [
+            (10_000, true, None),
+            (11_000, true, None),
+            (12_000, false, Some(silent("a"))),
+            (18_000, false, None),
+            (19_000, false, Some(gone("a"))),
+        ] {
+            let heard_now = |members: &Members| members.get(&name("a")).is_some_and(|it| it.is_heard());
+            assert_eq!(look(&mut members, now, vec![last.clone()]), Vec::from_iter(change), "{now}");
+            assert_eq!(heard_now(&members), heard, "{now}");
+        }
+        assert!(look(&mut members, 20_000, vec![last]).is_empty(), "an old record is nobody");
+    }
+
+    /// With a thousand nodes each looks every five seconds.
+    #[test]
+    fn a_record_that_is_old_at_the_first_look_is_doubted_and_who_hears_of_it_doubts_it_too() {
+        let (mut one, mut other) = (Members::default(), Members::default());
+        let at = |ms: u64| 3_600_000 + ms;
+        for members in [&mut one, &mut other] {
+            look(members, 0, vec![record("a", at(0), 1)]);
+            assert!(!members.doubt(&name("b"), 1) && !members.doubt(&name("a"), 2), "nobody of that name");
+        }
+        // It has beaten once since, and then no more.
+        assert_eq!(look(&mut one, 5000, vec![record("a", at(1000), 1)]), [silent("a")]);
+        assert!(look(&mut one, 5100, vec![record("a", at(1000), 1)]).is_empty(), "no news");
+        assert!(!one.get(&name("a")).unwrap().is_heard(), "its record is four seconds old");
+        let heard = |members: &Members| members.get(&name("a")).unwrap().is_heard();
+        assert!(heard(&other) && other.doubt(&name("a"), 1) && !heard(&other));
+        assert!(!other.doubt(&name("a"), 1), "no news");
+        assert!(look(&mut other, 5500, vec![record("a", at(5400), 1)]).is_empty());
+        assert!(heard(&other), "it was but late");
+    }
+
+    #[test]
+    fn nobody_vanishes_while_the_store_is_away_or_has_lost_its_records() {
+        let mut members = Members::default();
+        let at = |ms: u64| 3_600_000 + ms;
+        let both = |ms| vec![record("a", at(ms), 1), record("b", at(ms), 2)];
+        look(&mut members, 0, both(0));
+        // It has answered again for 200 ms after an hour, with records older than anything.
+        let back = 3_600_000;
+        assert!(members.look(back, 2 * back, 200, both(0)).is_empty());
+        // It is empty: they have a few beats to come back.
+        for beat in 1..10 {
+            let now = back + beat * BEAT_MS;
+            assert!(members.look(now, 2 * now, 200 + beat * BEAT_MS, vec![]).is_empty());
+        }
+        let now = back + 10 * BEAT_MS;
+        let changes = members.look(now, now, 200 + 10 * BEAT_MS, vec![record("a", now, 1)]);
+        assert_eq!(changes, [gone("b")]);
+    }
+
+    #[test]
+    fn a_new_process_of_a_name_is_another_node_with_another_card() {
+        let mut members = Members::default();
+        let card = |incarnation| Card {
+            name: name("a"),
+            incarnation,
+            zone: String::new(),
+            version: String::new(),
+            entrances: Vec::new(),
+            domain: None,
+        };
+        look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
+        assert_eq!(members.without_card(), [name("a")]);
+        members.put_card(card(2));
+        assert_eq!(members.without_card(), [name("a")], "of another process");
+        members.put_card(card(1));
+        assert!(members.without_card().is_empty());
+        assert_eq!(look(&mut members, 1000, vec![record("a", 3_601_000, 2)]), [joined("a")]);
+        assert_eq!(members.without_card(), [name("a")]);
+        assert_eq!(members.left(&name("a"), 1), None);
+        assert_eq!(members.left(&name("a"), 2), Some(gone("a")));
+        assert!(members.is_empty());
+    }
+
+    #[test]
+    fn a_card_that_is_another_by_now_counts_until_the_new_one_is_read() {
+        let mut members = Members::default();
+        let card = |version: &str| Card {
+            name: name("a"),
+            incarnation: 1,
+            zone: String::new(),
+            version: version.to_owned(),
+            entrances: Vec::new(),
+            domain: None,
+        };
+        look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
+        members.put_card(card("1"));
+        members.has_new_card(&name("b"));
+        assert!(members.without_card().is_empty(), "nobody is called so");
+        members.has_new_card(&name("a"));
+        let version =
+            |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
+        assert_eq!((members.without_card(), version(&members)), (vec![name("a")], "1".to_owned()));
+        members.put_card(card("2"));
+        assert_eq!((members.without_card(), version(&members)), (vec![], "2".to_owned()));
+    }
+
+    #[test]
+    fn a_name_is_refused_while_another_renews_it_and_taken_over_from_the_dead() {
+        let mut claim = Claim::default();
+        for now in [0, 1000, 2000] {
+            assert_eq!(claim.refused(now, "1 7 a"), Verdict::Wait);
+        }
+        assert_eq!(claim.refused(2500, "1 7 a"), Verdict::TakeOver("1 7 a".to_owned()));
+        let mut claim = Claim::default();
+        assert_eq!(claim.refused(0, "1 7 a"), Verdict::Wait);
+        assert_eq!(claim.refused(1000, "2 7 a"), Verdict::Taken);
+        assert_eq!(claim.refused(2000, "3 7 a"), Verdict::Taken);
+        // The other has stopped: its record is the last.
+        assert_eq!(claim.refused(3000, "3 7 a"), Verdict::Wait);
+        assert_eq!(claim.refused(4500, "3 7 a"), Verdict::TakeOver("3 7 a".to_owned()));
+        claim.granted();
+        assert_eq!(claim.refused(9000, "3 7 a"), Verdict::Wait);
+    }
+}

@@ -1,0 +1,176 @@
+//! What goes into the store that is not for everybody who can read or write there: sealed with a key that is made of the fleet's secret. And
+//! the names of buckets, which tell nobody whose they are.
+//!
+//! ```text
+//!  0             12                                   +16
+//!  ┌─────────────┬────────────────────────────┬───────┐
+//!  │ nonce       │ AES-256-GCM of the text    │ tag   │   the purpose is associated data
+//!  └─────────────┴────────────────────────────┴───────┘
+//! ```
+
+use std::fmt;
+
+use aes_gcm::{
+    Aes256Gcm,
+    aead::{AeadInOut as _, KeyInit as _},
+};
+use hmac::{Hmac, Mac as _};
+use sha2::Sha256;
+use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
+
+use crate::lease::Bucket;
+
+const NONCE_LEN: usize = 12;
+const TAG_LEN: usize = 16;
+
+/// Seals and opens. Never printed, overwritten when dropped.
+#[derive(Clone, ZeroizeOnDrop)]
+pub struct Sealer {
+    sealing: [u8; 32],
+    naming: [u8; 32],
+}
+
+impl Sealer {
+    /// Of the secret that all nodes have.
+    #[must_use]
+    pub fn new(secret: &str) -> Self {
+        let key = |purpose: &[u8]| hmac(secret.as_bytes(), &[purpose]);
+        Self { sealing: key(b"turnpike fleet seal"), naming: key(b"turnpike fleet bucket") }
+    }
+
+    /// A text for who has the secret, and for this purpose alone: what is sealed as one thing opens as no other. `nonce` is by chance; of
+    /// 2^32 texts of a fleet no two are likely to share one.
+    #[must_use]
+    pub fn seal(&self, purpose: &str, text: &[u8], nonce: [u8; NONCE_LEN]) -> Vec<u8> {
+        let mut sealed = Vec::with_capacity(NONCE_LEN + text.len() + TAG_LEN);
+        sealed.extend_from_slice(&nonce);
+        sealed.extend_from_slice(text);
+        let (nonce, purpose) = ((&nonce).into(), purpose.as_bytes());
+        let cipher = Aes256Gcm::new((&self.sealing).into());
+        match cipher.encrypt_inout_detached(nonce, purpose, (&mut sealed[NONCE_LEN..]).into()) {
+            Ok(tag) => sealed.extend_from_slice(&<[u8; TAG_LEN]>::from(tag)),
+            // AES-GCM refuses texts of 64 GiB; what nobody can open is worth nothing, and says nothing.
+            Err(_) => {
+                sealed.zeroize();
+                sealed.clear();
+            }
+        }
+        sealed
+    }
+
+    /// What was sealed with the same secret for the same purpose; `None` for everything else.
+    #[must_use]
+    pub fn open(&self, purpose: &str, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+        let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
+        let (text, tag) = rest.split_last_chunk::<TAG_LEN>()?;
+        let mut text = Zeroizing::new(text.to_vec());
+        let cipher = Aes256Gcm::new((&self.sealing).into());
+        let opened = cipher.decrypt_inout_detached(
+            nonce.into(),
+            purpose.as_bytes(),
+            text.as_mut_slice().into(),
+            tag.into(),
+        );
+        opened.ok().map(|()| text)
+    }
+
+    /// The bucket of all allocations.
+    #[must_use]
+    pub fn total(&self) -> Bucket {
+        self.bucket(&[b"total"])
+    }
+
+    /// The bucket of a realm.
+    #[must_use]
+    pub fn realm(&self, realm: &str) -> Bucket {
+        self.bucket(&[b"realm\0", realm.as_bytes()])
+    }
+
+    /// The bucket of a user; realms have no control characters in their names.
+    #[must_use]
+    pub fn user(&self, realm: &str, identity: &str) -> Bucket {
+        self.bucket(&[b"user\0", realm.as_bytes(), b"\0", identity.as_bytes()])
+    }
+
+    fn bucket(&self, parts: &[&[u8]]) -> Bucket {
+        let mut bucket = Bucket::default();
+        bucket.0.copy_from_slice(&hmac(&self.naming, parts)[..16]);
+        bucket
+    }
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sealer(..)")
+    }
+}
+
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    #[expect(clippy::expect_used, reason = "an HMAC takes a key of any length")]
+    let mut hmac =
+        <Hmac<Sha256> as hmac::Mac>::new_from_slice(key).expect("an HMAC takes a key of any length");
+    parts.iter().for_each(|part| hmac.update(part));
+    hmac.finalize().into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NONCE: [u8; 12] = [9; 12];
+
+    #[test]
+    fn what_is_sealed_opens_for_its_purpose_with_the_same_secret_only() {
+        let sealer = Sealer::new("a secret of the fleet");
+        let sealed = sealer.seal("card", b"who I am", NONCE);
+        assert_eq!(sealer.open("card", &sealed).unwrap().as_slice(), b"who I am");
+        assert!(sealer.open("ring", &sealed).is_none());
+        assert!(Sealer::new("another secret").open("card", &sealed).is_none());
+        for bit in 0..sealed.len() * 8 {
+            let mut forged = sealed.clone();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert!(sealer.open("card", &forged).is_none(), "bit {bit}");
+        }
+        for length in 0..sealed.len() {
+            assert!(sealer.open("card", &sealed[..length]).is_none());
+        }
+        assert!(!format!("{sealer:?}").contains("secret"));
+    }
+
+    #[test]
+    fn no_two_things_share_a_bucket_and_no_two_fleets_name_them_alike() {
+        let sealer = Sealer::new("one");
+        let buckets = [
+            sealer.total(),
+            sealer.realm(""),
+            sealer.realm("a"),
+            sealer.user("a", ""),
+            sealer.user("", "a"),
+            sealer.user("a", "b"),
+            sealer.user("b", "a"),
+            Sealer::new("two").user("a", "b"),
+        ];
+        for (at, one) in buckets.iter().enumerate() {
+            assert!(!buckets[..at].contains(one), "{at}");
+        }
+        assert_eq!(sealer.user("a", "b"), Sealer::new("one").user("a", "b"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_comes_back(text: Vec<u8>, purpose in "[a-z]{0,8}", nonce: [u8; 12]) {
+            let sealer = Sealer::new("a secret of the fleet");
+            let sealed = sealer.seal(&purpose, &text, nonce);
+            prop_assert_eq!(sealed.len(), 28 + text.len());
+            let opened = sealer.open(&purpose, &sealed).unwrap();
+            prop_assert_eq!(opened.as_slice(), text);
+        }
+
+        #[test]
+        fn any_other_bytes_do_not_open(bytes: Vec<u8>) {
+            prop_assert!(Sealer::new("s").open("card", &bytes).is_none());
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The rules as a whole: many nodes, many clients, and a store, all simulated.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
+
+mod chance;
+mod quotas;
+mod spreading;

@@ -1,0 +1,162 @@
+//! Ten thousand allocations a second over many nodes, which speak to the store each tenth of a second: how far quotas are exceeded, and how early
+//! somebody is refused. The ledgers are the real ones, and so is the rule of the store.
+
+use std::collections::HashMap;
+
+use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Sealer, Terms, grant};
+
+use crate::chance::Chance;
+
+/// Allocations asked for in one exchange.
+const PER_TICK: usize = 1000;
+
+/// A fleet, and what its store keeps.
+struct Fleet {
+    nodes: Vec<Node>,
+    sums: HashMap<Bucket, u32>,
+    levels: HashMap<Bucket, Level>,
+    terms: Terms,
+    /// Asks of the last tick, whose answers are on their way.
+    asked: Vec<(usize, Vec<Ask>)>,
+}
+
+#[derive(Default)]
+struct Node {
+    ledger: Ledger,
+    levels: Levels,
+    /// In the store.
+    held: HashMap<Bucket, u32>,
+}
+
+impl Fleet {
+    fn new(nodes: usize) -> Self {
+        let terms = Terms { nodes: u32::try_from(nodes).unwrap(), enforced: true };
+        let nodes = std::iter::repeat_with(Node::default).take(nodes).collect();
+        Self { nodes, sums: HashMap::new(), levels: HashMap::new(), terms, asked: Vec::new() }
+    }
+
+    /// All or nothing, as a server takes from several quotas.
+    fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
+        let terms = self.terms;
+        let Node { ledger, levels, .. } = &mut self.nodes[node];
+        for (at, (bucket, limit)) in quotas.iter().enumerate() {
+            if !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
+                quotas[..at].iter().for_each(|(bucket, _)| ledger.release(*bucket));
+                return false;
+            }
+        }
+        true
+    }
+
+    fn release(&mut self, node: usize, quotas: &[(Bucket, u32)]) {
+        quotas.iter().for_each(|(bucket, _)| self.nodes[node].ledger.release(*bucket));
+    }
+
+    /// What was asked a tick ago is answered, all hear of the levels, and ask anew.
+    fn tick(&mut self) {
+        let mut changed = Vec::new();
+        for (node, asks) in std::mem::take(&mut self.asked) {
+            for Ask { bucket, limit, used, want } in asks {
+                let old = self.nodes[node].held.get(&bucket).copied().unwrap_or_default();
+                let sum = self.sums.get(&bucket).copied().unwrap_or_default();
+                let (held, sum, level) = grant(limit, self.terms.nodes, sum, old, used, want);
+                self.nodes[node].held.insert(bucket, held);
+                self.sums.insert(bucket, sum);
+                if self.levels.insert(bucket, level).unwrap_or_default() != level {
+                    changed.push((bucket, level));
+                }
+                let Node { ledger, levels, .. } = &mut self.nodes[node];
+                ledger.granted(Grant { bucket, told: used, held, sum }, levels, self.terms);
+            }
+        }
+        for Node { ledger, levels, .. } in &mut self.nodes {
+            for (bucket, level) in &changed {
+                levels.put(*bucket, *level);
+                ledger.level_changed(*bucket, *level);
+            }
+        }
+        for (at, Node { ledger, levels, .. }) in self.nodes.iter_mut().enumerate() {
+            let asks = ledger.asks(500, levels, self.terms);
+            if !asks.is_empty() {
+                self.asked.push((at, asks));
+            }
+        }
+    }
+
+    fn used(&self, bucket: &Bucket) -> u32 {
+        self.nodes.iter().map(|node| node.ledger.used(bucket)).sum()
+    }
+}
+
+/// Clients come to any node until quotas are full, and then some go and others come: no quota is exceeded by more than a twentieth, and none is
+/// refused before it is used up to nineteen.
+fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
+    let (mut fleet, mut chance, sealer) = (Fleet::new(nodes), Chance::new(7), Sealer::new("secret"));
+    let realm = (sealer.realm("realm"), per_realm);
+    let quotas: Vec<[(Bucket, u32); 2]> =
+        (0..users).map(|user| [realm, (sealer.user("realm", &format!("user{user}")), per_user)]).collect();
+    let mut open: Vec<(usize, usize)> = Vec::new();
+    let capacity = usize::try_from(per_realm).unwrap().min(users * usize::try_from(per_user).unwrap());
+    let ticks = 3 * capacity / PER_TICK + 50;
+    let (mut refused_early, mut asked) = (0_u32, 0_u32);
+    for tick in 0..ticks {
+        for _ in 0..PER_TICK {
+            let (node, user) = (chance.below(nodes), chance.below(users));
+            asked += 1;
+            if fleet.acquire(node, &quotas[user]) {
+                open.push((node, user));
+            } else {
+                let free = |(bucket, limit): &(Bucket, u32)| {
+                    f64::from(fleet.used(bucket)) < 0.95 * f64::from(*limit)
+                };
+                // Counted of every tenth, for it takes a look at all nodes.
+                refused_early += u32::from(asked % 10 == 0 && quotas[user].iter().all(free));
+            }
+        }
+        for _ in 0..PER_TICK / 20 {
+            if !open.is_empty() {
+                let (node, user) = open.swap_remove(chance.below(open.len()));
+                fleet.release(node, &quotas[user]);
+            }
+        }
+        fleet.tick();
+        assert!(
+            f64::from(fleet.used(&realm.0)) <= 1.05 * f64::from(per_realm),
+            "tick {tick}: {} of {per_realm} in the realm",
+            fleet.used(&realm.0)
+        );
+        if tick % 10 == 9 {
+            for quota in quotas.iter().step_by(1 + nodes * users / 200_000) {
+                let (bucket, limit) = &quota[1];
+                // One a node is what a limit of a few cannot be held to.
+                let most = (1.05 * f64::from(*limit)).max(f64::from(*limit) + f64::from(fleet.terms.nodes));
+                let used = fleet.used(bucket);
+                assert!(f64::from(used) <= most, "tick {tick}: {used} of {limit}");
+            }
+        }
+    }
+    let early = 10.0 * f64::from(refused_early) / f64::from(asked);
+    assert!(early < 0.05, "refused though there was room: {early:.3}");
+    let used = fleet.used(&realm.0);
+    assert!(f64::from(used) > 0.93 * f64::from(u32::try_from(capacity).unwrap()), "{used} of {capacity}");
+}
+
+#[test]
+fn users_of_a_small_fleet_keep_to_their_limits() {
+    quotas_hold(3, 50, 400, 100_000);
+}
+
+#[test]
+fn a_realm_of_a_small_fleet_keeps_to_its_limit() {
+    quotas_hold(3, 1000, 1000, 20_000);
+}
+
+#[test]
+fn users_with_few_allocations_keep_to_their_limits() {
+    quotas_hold(5, 4000, 5, 100_000);
+}
+
+#[test]
+fn a_realm_of_a_thousand_nodes_keeps_to_its_limit() {
+    quotas_hold(1000, 2000, 1000, 200_000);
+}

@@ -1,0 +1,368 @@
+//! What the nodes of a fleet share, in one Redis or Valkey: who is there, quotas, keys, bans, notices. The rules are in `turnpike_fleet`; here they
+//! are kept.
+//!
+//! ```text
+//!  questions ──▶ Link: one connection that carries all of them ──▶ commands, and scripts where several keys must agree
+//!  news      ──▶ News: one that is blocked until there is some ──▶ XREAD
+//! ```
+//!
+//! All keys have one hash tag, so that of a cluster one server has them all: scripts may use several, and nobody needs a map of slots.
+
+mod address;
+mod link;
+mod news;
+mod reply;
+mod scripts;
+
+use std::time::Duration;
+
+use redis::Cmd;
+use turnpike_fleet::{Ask, Beat, Bucket, GONE_MS, Grant, Level, Load, NodeName, Record, Subject};
+
+pub use address::FleetAddress;
+pub use news::{Heard, News};
+
+use crate::StoreError;
+use link::Link;
+use reply::{bytes, int, list, text};
+
+/// Seconds for which an answer of another node is kept for who has asked.
+const ANSWER_S: u64 = 10;
+/// Levels that one HSCAN looks at.
+const SCAN: usize = 1000;
+/// Buckets that a node gives back at a time for one that is gone.
+const REAPED: usize = 500;
+/// Status lines sent at a time.
+const LINES: usize = 200;
+
+/// What the nodes of a fleet share.
+pub struct FleetStore {
+    link: Link,
+    keys: Keys,
+}
+
+/// The names of keys.
+#[derive(Clone, Debug)]
+struct Keys(String);
+
+impl Keys {
+    fn of(&self, what: &str) -> String {
+        format!("{}{what}", self.0)
+    }
+
+    fn held(&self, number: u16) -> String {
+        format!("{}held:{number}", self.0)
+    }
+
+    fn answer(&self, question: u64) -> String {
+        format!("{}answer:{question:x}", self.0)
+    }
+}
+
+/// What the store says to a beat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Beaten {
+    /// It is written.
+    Written {
+        /// The node's number, which may be another than it had.
+        number: u16,
+        /// Whether the store knew this process before. If not, it may have lost all that it was told.
+        known: bool,
+        /// Of the key ring; 0 if there is none.
+        ring: u64,
+    },
+    /// Another process has this name, by this record.
+    Taken(String),
+    /// There are as many nodes as there may be.
+    Full,
+}
+
+/// All nodes as the store has them.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// The store's time, in milliseconds.
+    pub store_ms: u64,
+    /// One for each node; what cannot be read is left out.
+    pub records: Vec<Record>,
+}
+
+/// A node that tells the store of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Beating<'a> {
+    /// Who.
+    pub name: &'a NodeName,
+    /// Which process of that name.
+    pub incarnation: u64,
+    /// The number that it has, or would like.
+    pub number: u16,
+    /// Whether it takes nobody new.
+    pub draining: bool,
+    /// What it has to do.
+    pub load: &'a Load,
+    /// The record of another process of that name which is to be overwritten.
+    pub take_over: Option<&'a str>,
+}
+
+impl FleetStore {
+    /// Connects when there is something to do; `name` is the fleet's. For `patience` an answer is waited for.
+    #[must_use]
+    pub fn new(address: &FleetAddress, name: &str, patience: Duration) -> Self {
+        Self { link: Link::new(address.clone(), patience), keys: Keys(format!("turnpike:{{{name}}}:")) }
+    }
+
+    /// As log lines have it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.link.name()
+    }
+
+    /// Tells that a node is there.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn beat(&self, beating: Beating<'_>) -> Result<Beaten, StoreError> {
+        let Beating { name, incarnation, number, draining, load, take_over } = beating;
+        let keys = ["nodes", "numbers", "ring"].map(|key| self.keys.of(key));
+        let mut script = scripts::eval(scripts::BEAT, &keys);
+        script.arg(name.as_str()).arg(format!("{incarnation:x}")).arg(GONE_MS).arg(number);
+        script.arg(Beat::rest(draining, load)).arg(take_over.unwrap_or_default()).arg(self.keys.of("held:"));
+        let answer = list(self.link.ask(&script).await?);
+        let number_at = |at: usize| answer.get(at).and_then(int).unwrap_or_default();
+        let small = |at: usize| u16::try_from(number_at(at)).unwrap_or_default();
+        Ok(match number_at(0) {
+            1 => Beaten::Written {
+                number: small(1),
+                known: number_at(2) == 1,
+                ring: u64::try_from(number_at(3)).unwrap_or_default(),
+            },
+            2 => Beaten::Full,
+            _ => Beaten::Taken(answer.get(1).and_then(text).unwrap_or_default()),
+        })
+    }
+
+    /// All nodes.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn look(&self) -> Result<Look, StoreError> {
+        let script = scripts::eval(scripts::LOOK, &[self.keys.of("nodes")]);
+        let mut answer = list(self.link.ask(&script).await?).into_iter();
+        let store_ms = answer.next().as_ref().and_then(int).and_then(|ms| u64::try_from(ms).ok());
+        let fields = answer.next().map(list).unwrap_or_default();
+        let records = fields.chunks_exact(2).filter_map(|pair| {
+            let (name, record) = (text(&pair[0])?, text(&pair[1])?);
+            let (stamp_ms, beat) = record.split_once(' ')?;
+            Some(Record {
+                name: name.parse().ok()?,
+                stamp_ms: stamp_ms.parse().ok()?,
+                beat: beat.parse().ok()?,
+            })
+        });
+        Ok(Look { store_ms: store_ms.unwrap_or_default(), records: records.collect() })
+    }
+
+    /// Tells who a node is.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn put_card(&self, name: &NodeName, sealed: &[u8]) -> Result<(), StoreError> {
+        let mut command = redis::cmd("HSET");
+        command.arg(self.keys.of("cards")).arg(name.as_str()).arg(sealed);
+        self.link.ask(&command).await.map(drop)
+    }
+
+    /// Who these nodes are, as far as it is known.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn cards(&self, names: &[NodeName]) -> Result<Vec<Vec<u8>>, StoreError> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("HMGET");
+        command.arg(self.keys.of("cards"));
+        names.iter().for_each(|name| _ = command.arg(name.as_str()));
+        let cards = list(self.link.ask(&command).await?);
+        Ok(cards.into_iter().filter_map(bytes).collect())
+    }
+
+    /// Asks for parts of quotas for the node of this number; what it is granted, in the same order.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn exchange(&self, number: u16, nodes: u32, asks: &[Ask]) -> Result<Vec<Grant>, StoreError> {
+        let keys =
+            [self.keys.of("sums"), self.keys.of("levels"), self.keys.held(number), self.keys.of("events")];
+        let mut script = scripts::eval(scripts::EXCHANGE, &keys);
+        script.arg(nodes.max(1));
+        for Ask { bucket, limit, used, want } in asks {
+            script.arg(&bucket.0[..]).arg(*limit).arg(*used).arg(*want);
+        }
+        let answer = list(self.link.ask(&script).await?);
+        let number = |value: &redis::Value| int(value).and_then(|number| u32::try_from(number).ok());
+        let granted = asks.iter().zip(answer.chunks_exact(2)).filter_map(|(ask, pair)| {
+            let (held, sum) = (number(&pair[0])?, number(&pair[1])?);
+            Some(Grant { bucket: ask.bucket, told: ask.used, held, sum })
+        });
+        Ok(granted.collect())
+    }
+
+    /// All buckets that are not calm.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn levels(&self) -> Result<Vec<(Bucket, Level)>, StoreError> {
+        let mut levels = Vec::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut command = redis::cmd("HSCAN");
+            command.arg(self.keys.of("levels")).arg(&cursor).arg("COUNT").arg(SCAN);
+            let mut answer = list(self.link.ask(&command).await?).into_iter();
+            let next = answer.next().as_ref().and_then(text);
+            let fields = answer.next().map(list).unwrap_or_default();
+            levels.extend(fields.chunks_exact(2).filter_map(|pair| {
+                let bucket: [u8; 16] = bytes(pair[0].clone())?.try_into().ok()?;
+                let level = u8::try_from(int(&pair[1])?).ok().and_then(Level::from_number)?;
+                Some((Bucket(bucket), level))
+            }));
+            match next {
+                Some(next) if next != "0" => cursor = next,
+                _ => return Ok(levels),
+            }
+        }
+    }
+
+    /// The key ring.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn ring(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        let mut command = redis::cmd("HGET");
+        command.arg(self.keys.of("ring")).arg("sealed");
+        self.link.ask(&command).await.map(bytes)
+    }
+
+    /// Puts a ring in place of the one of version `before`, 0 being none; whether that was still the one.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn put_ring(&self, before: u64, version: u64, sealed: &[u8]) -> Result<bool, StoreError> {
+        let mut script = scripts::eval(scripts::RING, &[self.keys.of("ring")]);
+        script.arg(before).arg(version).arg(sealed);
+        self.link.ask(&script).await.map(|answer| int(&answer) == Some(1))
+    }
+
+    /// All bans.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn bans(&self) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut command = redis::cmd("HVALS");
+        command.arg(self.keys.of("bans"));
+        Ok(list(self.link.ask(&command).await?).into_iter().filter_map(bytes).collect())
+    }
+
+    /// Keeps a ban.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn put_ban(&self, subject: &Subject, sealed: &[u8]) -> Result<(), StoreError> {
+        let mut command = redis::cmd("HSET");
+        command.arg(self.keys.of("bans")).arg(subject.to_string()).arg(sealed);
+        self.link.ask(&command).await.map(drop)
+    }
+
+    /// Keeps one no more.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn remove_ban(&self, subject: &Subject) -> Result<(), StoreError> {
+        let mut command = redis::cmd("HDEL");
+        command.arg(self.keys.of("bans")).arg(subject.to_string());
+        self.link.ask(&command).await.map(drop)
+    }
+
+    /// Says something to all nodes, this one included.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn say(&self, sealed: &[u8]) -> Result<(), StoreError> {
+        let mut command = redis::cmd("XADD");
+        command.arg(self.keys.of("events")).arg("MAXLEN").arg("~").arg(scripts::EVENTS).arg("*");
+        command.arg(news::MESSAGE).arg(sealed);
+        self.link.ask(&command).await.map(drop)
+    }
+
+    /// What is said from now on; what has been said before is in the store.
+    #[must_use]
+    pub fn news(&self) -> News {
+        News::new(self.link.address().clone(), self.keys.of("events"))
+    }
+
+    /// Gives back what a node held that is gone, some of it: whether there is more. `force` is for the node itself, which goes.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn reap(&self, name: &NodeName, number: u16, force: bool) -> Result<bool, StoreError> {
+        let keys = ["nodes", "cards", "sums", "levels", "events"].map(|key| self.keys.of(key));
+        let mut script = scripts::eval(scripts::REAP, &[&keys[..], &[self.keys.held(number)]].concat());
+        script.arg(name.as_str()).arg(number).arg(GONE_MS).arg(REAPED).arg(u8::from(force));
+        let left = int(&self.link.ask(&script).await?).unwrap_or_default();
+        Ok(left > 0)
+    }
+
+    /// Answers a question of another node.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn answer(&self, question: u64, sealed: &[u8]) -> Result<(), StoreError> {
+        let key = self.keys.answer(question);
+        let mut push = redis::cmd("RPUSH");
+        push.arg(&key).arg(sealed);
+        self.link.ask(&push).await?;
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(&key).arg(ANSWER_S);
+        self.link.ask(&expire).await.map(drop)
+    }
+
+    /// The answer to a question, if it is there; it is taken away.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn answered(&self, question: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let mut command = redis::cmd("LPOP");
+        command.arg(self.keys.answer(question));
+        self.link.ask(&command).await.map(bytes)
+    }
+
+    /// Publishes lines, each on its channel, as coturn does; those with a time to live are kept under the name of their channel as well, and a
+    /// time of 0 removes that.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn publish(&self, lines: &[(String, String, Option<u64>)]) -> Result<(), StoreError> {
+        for some in lines.chunks(LINES) {
+            let mut commands = Vec::new();
+            for (channel, line, kept_s) in some {
+                // Of a cluster, each of these keys would be elsewhere.
+                let kept_s = kept_s.filter(|_| !self.link.address().is_cluster());
+                match kept_s {
+                    Some(0) => commands.push(command("DEL", &[channel])),
+                    Some(seconds) => {
+                        commands.push(command("SET", &[channel, line, "EX", &seconds.to_string()]));
+                    }
+                    None => {}
+                }
+                commands.push(command("PUBLISH", &[channel, line]));
+            }
+            self.link.tell(&commands).await?;
+        }
+        Ok(())
+    }
+}
+
+fn command(name: &str, arguments: &[&str]) -> Cmd {
+    let mut made = redis::cmd(name);
+    made.arg(arguments);
+    made
+}

@@ -1,0 +1,470 @@
+//! What a fleet shares, in a real Redis or Valkey: who is there, quotas, keys, news; behind sentinels and in a cluster; slow, gone, emptied.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::{runtime::Runtime, time::sleep};
+use turnpike_fleet::{Ask, Bucket, Level, Load, NodeName, grant};
+use turnpike_stores::{Beaten, Beating, Fault, FleetAddress, FleetStore, Heard, News};
+use turnpike_testkit::{
+    PATIENCE,
+    alone::skip,
+    databases::{PASSWORD, Proxy, Server},
+};
+
+/// A store that a test has made, and how it is reached.
+struct World {
+    runtime: Runtime,
+    server: Server,
+}
+
+impl World {
+    fn new() -> Option<Self> {
+        let server = Server::redis().map_err(|why| skip(&why)).ok()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Some(Self { runtime, server })
+    }
+
+    fn store(&self) -> FleetStore {
+        store(&self.server.url(self.server.address, ""), "f")
+    }
+
+    fn wait<T>(&self, question: impl Future<Output = T>) -> T {
+        self.runtime.block_on(question)
+    }
+}
+
+fn store(url: &str, fleet: &str) -> FleetStore {
+    let address: FleetAddress = url.parse().unwrap();
+    FleetStore::new(&address, fleet, Duration::from_secs(2))
+}
+
+fn name(text: &str) -> NodeName {
+    text.parse().unwrap()
+}
+
+const LOAD: Load = Load {
+    allocations: 7,
+    most_allocations: 100,
+    bits_per_second: 1,
+    most_bits_per_second: 2,
+    cpu: 3,
+    ports_left: 4,
+    ports: 5,
+};
+
+async fn beat(
+    store: &FleetStore,
+    of: &str,
+    incarnation: u64,
+    number: u16,
+    take_over: Option<&str>,
+) -> Beaten {
+    let beating = Beating { name: &name(of), incarnation, number, draining: false, load: &LOAD, take_over };
+    store.beat(beating).await.unwrap()
+}
+
+fn written(number: u16, known: bool) -> Beaten {
+    Beaten::Written { number, known, ring: 0 }
+}
+
+#[test]
+fn a_node_that_beats_is_seen_by_all_under_its_number() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        assert_eq!(beat(&store, "a", 1, 7, None).await, written(7, false));
+        assert_eq!(beat(&store, "a", 1, 7, None).await, written(7, true));
+        assert_eq!(beat(&store, "b", 2, 7, None).await, written(8, false), "that number is taken");
+        assert_eq!(beat(&store, "c", 3, 4095, None).await, written(4095, false));
+        assert_eq!(beat(&store, "d", 4, 4095, None).await, written(1, false), "and begins again");
+        let look = store.look().await.unwrap();
+        let seen: BTreeMap<String, (u16, u64)> = look
+            .records
+            .iter()
+            .map(|record| (record.name.to_string(), (record.beat.number, record.beat.incarnation)))
+            .collect();
+        let all = [("a", (7, 1)), ("b", (8, 2)), ("c", (4095, 3)), ("d", (1, 4))];
+        assert_eq!(seen, all.map(|(name, seen)| (name.to_owned(), seen)).into());
+        for record in &look.records {
+            assert_eq!(record.beat.load, LOAD);
+            assert!(!record.beat.draining && look.store_ms - record.stamp_ms < 60_000, "{record:?}");
+        }
+    });
+}
+
+#[test]
+fn a_name_is_one_processs_and_can_be_taken_over_by_who_knows_its_record() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        beat(&store, "a", 1, 1, None).await;
+        let Beaten::Taken(record) = beat(&store, "a", 0xBEEF, 1, None).await else {
+            panic!("it is another's")
+        };
+        assert!(record.ends_with(" 1 1 0 7 100 1 2 3 4 5"), "{record}");
+        // It lives, so that its record is another.
+        sleep(Duration::from_millis(5)).await;
+        beat(&store, "a", 1, 1, None).await;
+        let Beaten::Taken(now) = beat(&store, "a", 0xBEEF, 1, Some(&record)).await else {
+            panic!("it is another's still")
+        };
+        assert_ne!(now, record);
+        assert_eq!(beat(&store, "a", 0xBEEF, 9, Some(&now)).await, written(1, false), "its number stays");
+        assert!(matches!(beat(&store, "a", 1, 1, None).await, Beaten::Taken(_)), "the first one has lost it");
+    });
+}
+
+#[test]
+fn cards_bans_and_answers_are_kept_as_they_are_written() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let any_bytes: Vec<u8> = (0..=255).collect();
+    world.wait(async {
+        store.put_card(&name("a"), &any_bytes).await.unwrap();
+        let cards = store.cards(&[name("a"), name("nobody")]).await.unwrap();
+        assert_eq!((cards.as_slice(), store.cards(&[]).await.unwrap().len()), (&[any_bytes.clone()][..], 0));
+        let subject = "user alice@here".parse().unwrap();
+        assert!(store.bans().await.unwrap().is_empty());
+        store.put_ban(&subject, b"one").await.unwrap();
+        store.put_ban(&subject, &any_bytes).await.unwrap();
+        assert_eq!(store.bans().await.unwrap(), std::slice::from_ref(&any_bytes));
+        store.remove_ban(&subject).await.unwrap();
+        assert!(store.bans().await.unwrap().is_empty());
+        assert_eq!(store.answered(7).await.unwrap(), None);
+        store.answer(7, &any_bytes).await.unwrap();
+        assert_eq!(store.answered(8).await.unwrap(), None);
+        assert_eq!(store.answered(7).await.unwrap(), Some(any_bytes));
+        assert_eq!(store.answered(7).await.unwrap(), None, "it is for one");
+    });
+}
+
+#[test]
+fn of_two_that_rotate_the_keys_at_once_one_succeeds() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        assert_eq!(store.ring().await.unwrap(), None);
+        assert!(store.put_ring(0, 1, b"first").await.unwrap());
+        assert!(!store.put_ring(0, 1, b"too late").await.unwrap());
+        assert!(store.put_ring(1, 2, b"second").await.unwrap());
+        assert!(!store.put_ring(1, 2, b"too late").await.unwrap());
+        assert_eq!(store.ring().await.unwrap().unwrap(), b"second");
+        let Beaten::Written { ring, .. } = beat(&store, "a", 1, 1, None).await else { panic!() };
+        assert_eq!(ring, 2, "each beat tells the version");
+    });
+}
+
+fn bucket(byte: u8) -> Bucket {
+    // With all bytes that could mean something to somebody on the way.
+    Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
+}
+
+async fn hear(news: &mut News) -> Heard {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let heard = news.next().await.unwrap();
+        if heard != Heard::default() {
+            return heard;
+        }
+        assert!(std::time::Instant::now() < deadline, "nothing is heard");
+    }
+}
+
+/// The script is the rule of `turnpike_fleet`: whatever is asked, both grant the same.
+#[test]
+fn the_store_grants_what_the_rule_grants() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let mut seed = 7_u64;
+    let mut below = |most: u32| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(seed >> 40).unwrap() % most
+    };
+    let mut sums: BTreeMap<Bucket, u32> = BTreeMap::new();
+    let mut held: BTreeMap<(u16, Bucket), u32> = BTreeMap::new();
+    let mut levels: BTreeMap<Bucket, Level> = BTreeMap::new();
+    world.wait(async {
+        for round in 0..300 {
+            let (node, nodes) = (1 + u16::try_from(below(3)).unwrap(), 1 + below(5));
+            let asks: Vec<Ask> = (0..1 + below(4))
+                .map(|at| {
+                    let limit = [1, 2, 5, 40, 1000, u32::MAX][usize::try_from(below(6)).unwrap()];
+                    let used = below(limit.min(1200) + 2);
+                    Ask {
+                        bucket: bucket(u8::try_from(at * 3 + below(3)).unwrap()),
+                        limit,
+                        used,
+                        want: used + below(50),
+                    }
+                })
+                .collect();
+            let granted = store.exchange(node, nodes, &asks).await.unwrap();
+            assert_eq!(granted.len(), asks.len(), "round {round}");
+            for (ask, granted) in asks.iter().zip(granted) {
+                let old = held.get(&(node, ask.bucket)).copied().unwrap_or_default();
+                let sum = sums.get(&ask.bucket).copied().unwrap_or_default();
+                let (now, sum, level) = grant(ask.limit, nodes, sum, old, ask.used, ask.want);
+                assert_eq!((granted.held, granted.sum), (now, sum), "round {round}: {ask:?}, {old} before");
+                assert_eq!((granted.bucket, granted.told), (ask.bucket, ask.used));
+                held.insert((node, ask.bucket), now);
+                sums.insert(ask.bucket, sum);
+                levels.insert(ask.bucket, level);
+            }
+        }
+        let kept: BTreeMap<Bucket, Level> = store.levels().await.unwrap().into_iter().collect();
+        levels.retain(|_, level| *level != Level::Calm);
+        assert_eq!(kept, levels);
+    });
+}
+
+#[test]
+fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        let mut news = store.news();
+        assert!(hear(&mut news).await.anew);
+        beat(&store, "a", 1, 1, None).await;
+        beat(&store, "b", 2, 2, None).await;
+        let ask = |used, want| [Ask { bucket: bucket(1), limit: 10, used, want }];
+        store.exchange(1, 2, &ask(4, 4)).await.unwrap();
+        store.exchange(2, 2, &ask(6, 6)).await.unwrap();
+        let heard = hear(&mut news).await;
+        assert_eq!(heard.levels.last(), Some(&(bucket(1), Level::Full)), "{heard:?}");
+        // More buckets than are given back at a time, none of which is anybody else's.
+        let many = (0..1200_u16).map(|at| Ask {
+            bucket: Bucket(std::array::from_fn(|byte| at.to_be_bytes()[byte % 2])),
+            limit: 100,
+            used: 1,
+            want: 1,
+        });
+        store.exchange(2, 2, &many.collect::<Vec<_>>()).await.unwrap();
+
+        assert!(!store.reap(&name("b"), 2, false).await.unwrap(), "it is there");
+        assert_eq!(store.exchange(1, 2, &ask(4, 4)).await.unwrap()[0].sum, 10);
+        let mut times = 1;
+        while store.reap(&name("b"), 2, true).await.unwrap() {
+            times += 1;
+        }
+        assert_eq!(times, 3, "1201 buckets, 500 at a time");
+        assert_eq!(store.exchange(1, 2, &ask(4, 9)).await.unwrap()[0].sum, 5, "and a share of what is left");
+        let look = store.look().await.unwrap();
+        assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
+        assert_eq!(
+            hear(&mut news).await.levels,
+            [(bucket(1), Level::Heavy)],
+            "full no more, and others have some"
+        );
+        // Its number is free for others now, and it learns that it was forgotten.
+        assert_eq!(beat(&store, "c", 3, 2, None).await, written(2, false));
+        assert_eq!(beat(&store, "b", 2, 2, None).await, written(3, false));
+    });
+}
+
+#[test]
+fn a_number_is_not_given_away_before_all_is_given_back() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        beat(&store, "a", 1, 1, None).await;
+        let asks: Vec<Ask> = (0..200)
+            .flat_map(|high| {
+                [1, 2, 3].map(|low| Ask {
+                    bucket: Bucket([high, low, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]),
+                    limit: 9,
+                    used: 1,
+                    want: 1,
+                })
+            })
+            .collect();
+        store.exchange(1, 1, &asks).await.unwrap();
+        assert!(store.reap(&name("a"), 1, true).await.unwrap(), "there is more");
+        assert_eq!(beat(&store, "b", 2, 1, None).await, written(2, false));
+        let records = store.look().await.unwrap().records;
+        assert_eq!(records[0].beat.incarnation, 0, "of nobody, so that somebody ends what another began");
+        while store.reap(&name("a"), 1, false).await.unwrap() {}
+        assert_eq!(store.look().await.unwrap().records.len(), 1);
+        assert_eq!(beat(&store, "c", 3, 1, None).await, written(1, false));
+    });
+}
+
+#[test]
+fn what_is_said_is_heard_by_all_in_order_and_what_was_said_before_by_nobody() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        store.say(b"before anybody listens").await.unwrap();
+        let mut listeners = [store.news(), store.news()];
+        for news in &mut listeners {
+            assert_eq!(news.next().await.unwrap(), Heard { anew: true, ..Heard::default() });
+        }
+        for number in 0..50 {
+            store.say(&[number, 0, 255]).await.unwrap();
+        }
+        for news in &mut listeners {
+            let mut messages = Vec::new();
+            while messages.len() < 50 {
+                messages.extend(hear(news).await.messages);
+            }
+            assert_eq!(messages, (0..50).map(|number| vec![number, 0, 255]).collect::<Vec<_>>());
+        }
+    });
+}
+
+/// A fault, and what follows from it.
+async fn fails(store: &FleetStore) -> Fault {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        if let Err(error) = store.look().await {
+            assert!(
+                error.to_string().contains("127.0.0.1") && !error.to_string().contains(PASSWORD),
+                "{error}"
+            );
+            return error.fault;
+        }
+        assert!(std::time::Instant::now() < deadline, "it goes on answering");
+    }
+}
+
+async fn heals(store: &FleetStore) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while let Err(error) = store.look().await {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
+    let Some(mut world) = World::new() else { return };
+    let proxy = Proxy::new(world.server.address);
+    let address: FleetAddress = world.server.url(proxy.address, "").parse().unwrap();
+    let store = FleetStore::new(&address, "f", Duration::from_millis(300));
+    let mut news = store.news();
+    world.wait(async {
+        assert!(hear(&mut news).await.anew);
+        beat(&store, "a", 1, 5, None).await;
+        proxy.refuse(true);
+        assert_eq!(fails(&store).await, Fault::Unreachable);
+        assert!(news.next().await.is_err());
+        proxy.refuse(false);
+        heals(&store).await;
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true));
+        proxy.hold(true);
+        assert_eq!(fails(&store).await, Fault::Slow);
+        proxy.hold(false);
+        heals(&store).await;
+    });
+    world.server.stop();
+    world.server.start();
+    assert!(world.server.say("FLUSHALL").contains("OK"));
+    world.wait(async {
+        heals(&store).await;
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false), "it keeps its number");
+        while news.next().await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+        store.say(b"afterwards").await.unwrap();
+        let mut messages = Vec::new();
+        while messages.is_empty() {
+            messages = hear(&mut news).await.messages;
+        }
+        assert_eq!(messages, [b"afterwards".to_vec()]);
+    });
+}
+
+#[test]
+fn sentinels_lead_to_the_master_and_to_the_next_one() {
+    let Some(mut world) = World::new() else { return };
+    let replica = match Server::redis_replica(&world.server) {
+        Ok(replica) => replica,
+        Err(why) => return skip(&why),
+    };
+    turnpike_testkit::eventually("the replica is one", || {
+        replica.say("INFO replication").contains("master_link_status:up")
+    });
+    let sentinel = Server::sentinel(&world.server, "main").expect("it is the same program");
+    let nobody = "127.0.0.1:1";
+    let url =
+        format!("redis+sentinel://:{}@{nobody},{}/main", PASSWORD.replace('%', "%25"), sentinel.address);
+    let store = store(&url, "f");
+    world.wait(async {
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false));
+        let error =
+            crate::fleet::store(&url.replace("/main", "/other"), "f").look().await.expect_err("no such");
+        assert!(error.to_string().contains("\"other\""), "{error}");
+    });
+    turnpike_testkit::eventually("the replica is known", || {
+        let mut stream = std::net::TcpStream::connect(sentinel.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        std::io::Write::write_all(&mut stream, b"SENTINEL replicas main\r\n").expect("it takes lines");
+        // Some hundred bytes, which come at once.
+        let mut answer = [0; 4096];
+        let length = std::io::Read::read(&mut stream, &mut answer).expect("it answers");
+        String::from_utf8_lossy(&answer[..length]).contains(&replica.address.port().to_string())
+    });
+    world.server.stop();
+    world.wait(async {
+        heals(&store).await;
+        assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had it");
+    });
+    assert!(replica.say("ROLE").contains("master"));
+}
+
+#[test]
+fn of_a_cluster_the_server_that_has_the_keys_is_found() {
+    let [first, second] = match Server::redis_cluster() {
+        Ok(servers) => servers,
+        Err(why) => return skip(&why),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let url = format!("redis+cluster://:{}@{}", PASSWORD.replace('%', "%25"), first.address);
+    runtime.block_on(async {
+        for fleet in ["a", "b", "c", "d", "e", "f"] {
+            let store = store(&url, fleet);
+            let mut news = store.news();
+            assert!(hear(&mut news).await.anew);
+            assert_eq!(beat(&store, "n", 1, 5, None).await, written(5, false));
+            store.say(b"hello").await.unwrap();
+            assert_eq!(hear(&mut news).await.messages, [b"hello".to_vec()]);
+            let ask = Ask { bucket: bucket(1), limit: 10, used: 1, want: 1 };
+            assert_eq!(store.exchange(5, 1, &[ask]).await.unwrap().len(), 1);
+            assert!(!store.reap(&name("n"), 5, true).await.unwrap());
+        }
+    });
+    let keys = |server: &Server| server.say("DBSIZE").trim().trim_start_matches(':').parse::<u32>().unwrap();
+    assert!(keys(&first) > 0 && keys(&second) > 0, "of six names some are on either");
+}
+
+#[test]
+fn statuses_are_published_and_kept_as_coturns_are() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let channel = "turn/realm/here/user/alice/allocation/000000000000000007/status";
+    let line = |line: &str, kept| (channel.to_owned(), line.to_owned(), kept);
+    let mut listener = std::net::TcpStream::connect(world.server.address).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    let subscribe = format!("AUTH {PASSWORD}\r\nPSUBSCRIBE turn/realm/*/user/*/allocation/*/status\r\n");
+    std::io::Write::write_all(&mut listener, subscribe.as_bytes()).unwrap();
+    let mut heard = String::new();
+    let mut until = |text: &str| {
+        while !heard.contains(text) {
+            let mut some = [0; 1024];
+            let count = std::io::Read::read(&mut listener, &mut some).unwrap();
+            assert!(count > 0, "{heard}");
+            heard.push_str(std::str::from_utf8(&some[..count]).unwrap());
+        }
+    };
+    until("psubscribe");
+    world.wait(async { store.publish(&[line("new lifetime=600", Some(600))]).await.unwrap() });
+    until("new lifetime=600");
+    assert!(world.server.say(&format!("GET {channel}")).contains("new lifetime=600"));
+    assert!(
+        world.server.say(&format!("TTL {channel}")).contains(":600")
+            || world.server.say(&format!("TTL {channel}")).contains(":59")
+    );
+    world.wait(async { store.publish(&[line("deleted", Some(0)), line("more", None)]).await.unwrap() });
+    until("deleted");
+    until("more");
+    assert!(world.server.say(&format!("GET {channel}")).contains("$-1"));
+}

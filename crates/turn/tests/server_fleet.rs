@@ -1,0 +1,184 @@
+//! A server that is one of many: who is sent to another node, how requests find the node that they belong to, and what all nodes share.
+
+use std::sync::Arc;
+
+use crate::common::*;
+use turnpike_turn::server::{
+    Alternate, AlternateWhen, Destination, NonceKey, NonceKeys, Occasion, ServerConfig,
+};
+
+const OTHER: &str = "198.51.100.7:3478";
+const OTHER_V6: &str = "[2001:db8::7]:3478";
+
+fn node(number: u16) -> ServerConfig {
+    ServerConfig { node: Some(number), ..streams() }
+}
+
+fn gate() -> TestGate {
+    TestGate { per_user: 10, total: 10, ..TestGate::default() }
+}
+
+fn at(text: &str) -> Destination {
+    Destination { address: address(text), second: None, domain: None }
+}
+
+fn knows(number: u16, text: &str) -> TestGate {
+    TestGate { nodes: vec![(number, at(text))], ..gate() }
+}
+
+fn allocate(world: &mut World, user: &str) -> Reply {
+    let credentials = world.credentials(user, Scheme::Sha256);
+    let reply = world.ask(&Ask::allocate().signed(&credentials));
+    assert!(reply.is_signed(&credentials));
+    reply
+}
+
+#[test]
+fn the_fleet_says_where_newcomers_go_before_the_configuration_does() {
+    let elsewhere =
+        Destination { second: Some(address(OTHER_V6)), domain: Some("b.example".into()), ..at(OTHER) };
+    let alternate = Alternate {
+        address: address("203.0.113.99:1"),
+        domain: None,
+        transports: Vec::new(),
+        when: AlternateWhen::Always,
+    };
+    let config = ServerConfig { alternates: vec![alternate], ..node(1) };
+    let mut world = World::with_gate(config, TestGate { elsewhere: Some(elsewhere), ..gate() });
+    let reply = allocate(&mut world, "alice");
+    assert_eq!((reply.code(), reply.alternates()), (Some(300), vec![address(OTHER), address(OTHER_V6)]));
+    assert_eq!(world.server.gate_mut().newcomers, [("alice".to_owned(), Occasion::None)]);
+    world.server.gate_mut().elsewhere = None;
+    assert_eq!(allocate(&mut world, "alice").alternates(), [address("203.0.113.99:1")]);
+    assert_eq!((world.server.allocations(), world.server.stats().redirects), (0, 2));
+}
+
+#[test]
+fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
+    let mut world = World::with_gate(node(1), TestGate { total: 1, ..gate() });
+    allocate(&mut world, "alice").success();
+    world.client = client(2);
+    assert_eq!(allocate(&mut world, "bob").code(), Some(508));
+    world.server.set_draining(true);
+    assert_eq!(allocate(&mut world, "bob").code(), Some(508));
+    world.server.set_draining(false);
+    let occasions: Vec<_> = world.server.gate_mut().newcomers.iter().map(|(_, occasion)| *occasion).collect();
+    assert_eq!(occasions, [Occasion::None, Occasion::None, Occasion::Full, Occasion::Draining]);
+    world.client = client(40_000);
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    world.client = client(3);
+    allocate(&mut world, "bob").success();
+}
+
+#[test]
+fn a_limit_that_holds_everywhere_sends_nobody_elsewhere() {
+    let mut world = World::with_gate(node(1), TestGate { total: 0, shared: true, ..gate() });
+    assert_eq!(allocate(&mut world, "alice").code(), Some(508));
+    assert_eq!(world.server.gate_mut().newcomers.len(), 1, "asked before the quota was, and not again");
+    assert_eq!(world.server.stats().quota_refusals, [0, 1, 0]);
+}
+
+#[test]
+fn a_ticket_leads_to_its_node() {
+    let mut home = World::with_gate(node(1), gate());
+    let alice = home.credentials("alice", Scheme::Md5);
+    let reply = home.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let ticket = reply.ticket().expect("it was asked for");
+    for (mut world, code, alternates) in [
+        (World::with_gate(node(2), knows(1, OTHER)), 300, vec![address(OTHER)]),
+        (World::with_gate(node(2), gate()), 437, vec![]),
+        (World::with_gate(node(2), knows(1, OTHER_V6)), 437, vec![]),
+    ] {
+        world.client = client(5);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let reply = world.ask(&Ask::present(&ticket).signed(&alice));
+        assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
+        assert!(reply.is_signed(&alice));
+    }
+    // There it is good, with a nonce of any node: the keys are the same.
+    home.client = client(5);
+    let mut other = World::with_gate(node(2), gate());
+    other.client = client(5);
+    let alice = other.credentials("alice", Scheme::Md5);
+    home.ask(&Ask::present(&ticket).signed(&alice)).success();
+}
+
+#[test]
+fn a_ticket_that_was_given_before_the_node_had_a_number_is_its_own() {
+    let mut world = World::with_gate(node(0), gate());
+    let alice = world.credentials("alice", Scheme::Md5);
+    let reply = world.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let now = world.now;
+    world.server.reconfigure(now, Arc::new(node(9)));
+    world.client = client(5);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let next = world.ask(&Ask::present(&reply.ticket().unwrap()).signed(&alice)).success();
+    let mut other = World::with_gate(node(2), knows(9, OTHER));
+    other.client = client(6);
+    let alice = other.credentials("alice", Scheme::Md5);
+    let reply = other.ask(&Ask::present(&next.ticket().unwrap()).signed(&alice));
+    assert_eq!(reply.alternates(), [address(OTHER)], "its next one has the number");
+}
+
+#[test]
+fn a_connection_leads_to_its_node() {
+    let mut home = World::with_gate(node(4095), gate());
+    let (alice, _) = home.allocated_tcp();
+    let connection = home.connected(&alice, PEER);
+    for (mut world, code, alternates) in [
+        (World::with_gate(node(2), knows(4095, OTHER)), 300, vec![address(OTHER)]),
+        (World::with_gate(node(2), gate()), 400, vec![]),
+    ] {
+        world.client = stream(42_000);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let reply = world.ask(&Ask::connection_bind(connection).signed(&alice));
+        assert_eq!((reply.code(), reply.alternates()), (Some(code), alternates));
+    }
+    home.client = stream(42_000);
+    let alice = home.credentials("alice", Scheme::Md5);
+    let bound = home.feed(&Ask::connection_bind(connection).signed(&alice).bytes());
+    assert!(matches!(bound, Outcome::Bind { .. }), "{bound:?}");
+}
+
+#[test]
+fn a_client_that_a_balancer_sends_elsewhere_needs_no_second_round() {
+    let key = |byte| NonceKey([byte; 32]);
+    let now = World::new().now.unix;
+    let keys = NonceKeys::new(key(1), [(now - 10, key(2)), (now + 60, key(3))]);
+    let with = |number, nonce_keys: &NonceKeys| {
+        World::with_gate(ServerConfig { nonce_keys: nonce_keys.clone(), ..node(number) }, gate())
+    };
+    let (mut one, mut other) = (with(1, &keys), with(2, &keys));
+    for wait in [0, 59, 61] {
+        let alice = one.credentials("alice", Scheme::Sha256);
+        other.now.unix = one.now.unix + wait;
+        other.client = client(50_000 + u16::try_from(wait).unwrap());
+        other.ask(&Ask::allocate().signed(&alice)).success();
+    }
+    // One that has not been told of the new key knows nonces of the old one, and no others.
+    let mut late = with(3, &NonceKeys::new(key(1), [(now - 10, key(2))]));
+    let alice = one.credentials("alice", Scheme::Sha256);
+    late.ask(&Ask::allocate().signed(&alice)).success();
+    one.now.unix = now + 60;
+    late.now.unix = now + 60;
+    late.client = client(9);
+    let alice = one.credentials("alice", Scheme::Sha256);
+    assert_eq!(late.ask(&Ask::allocate().signed(&alice)).code(), Some(438));
+}
+
+#[test]
+fn who_is_banned_gets_403_once_it_has_shown_who_it_is() {
+    for banned in ["alice", "192.0.2.7"] {
+        let gate = TestGate { banned: vec![banned.to_owned()], ..gate() };
+        let mut world = World::with_gate(node(1), gate);
+        let alice = world.credentials("alice", Scheme::Sha256);
+        let mut guess = alice.clone();
+        guess.password = "guess".to_owned();
+        assert_eq!(world.ask(&Ask::allocate().signed(&guess)).code(), Some(401), "a stranger learns nothing");
+        assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(403));
+        assert_eq!(world.server.stats().ban_refusals, 1);
+        world.server.gate_mut().banned.clear();
+        world.ask(&Ask::allocate().signed(&alice)).success();
+    }
+}
