@@ -173,9 +173,7 @@ impl Accounts {
     /// Takes one more secret.
     pub(crate) async fn put_secret(&self, new: NewSecret) -> Result<Change, Problem> {
         let secret = Secret::new(new.secret);
-        if secret.reveal().is_empty() {
-            return Err(Problem::bad_request("the secret is empty"));
-        }
+        check_secret(&secret)?;
         let realm = self.realm(new.realm.as_deref())?;
         let text = Zeroizing::new(secret.reveal().to_owned());
         let edit = Edit::AddSecret { realm: realm.clone(), secret: text };
@@ -202,9 +200,7 @@ impl Accounts {
         let Rotation { realm, secret, overlap_s } = rotation;
         let realm = self.realm(realm.as_deref())?;
         let secret = secret.map_or_else(random_secret, Secret::new);
-        if secret.reveal().is_empty() {
-            return Err(Problem::bad_request("the secret is empty"));
-        }
+        check_secret(&secret)?;
         // A server that has not read of it yet goes on with the one from before.
         let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));
         let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
@@ -328,11 +324,10 @@ impl Accounts {
     /// The realm that is meant.
     fn realm(&self, named: Option<&str>) -> Result<String, Problem> {
         let realm = named.unwrap_or(&self.settings.realm);
-        if is_realm(realm) {
+        if is_realm(realm) && has_no_blanks_around(realm) {
             return Ok(realm.to_owned());
         }
-        let why =
-            "a realm is expected to have 1 to 127 characters, and neither control characters nor \" nor \\";
+        let why = "a realm is expected to have 1 to 127 characters, no blanks at its ends, and neither control characters nor \" nor \\";
         Err(Problem::bad_request(why))
     }
 
@@ -389,6 +384,21 @@ const USER: Kind = ("user", "no_such_user");
 const SECRET: Kind = ("secret", "no_such_secret");
 const REALM: Kind = ("realm", "no_such_realm");
 const KEY: Kind = ("key", "no_such_key");
+
+/// A store may pad what it has (char(n) of SQL), so blanks at the ends of a text are no part of it.
+fn has_no_blanks_around(text: &str) -> bool {
+    text.trim() == text
+}
+
+fn check_secret(secret: &Secret) -> Result<(), Problem> {
+    if secret.reveal().is_empty() {
+        return Err(Problem::bad_request("the secret is empty"));
+    }
+    if !has_no_blanks_around(secret.reveal()) {
+        return Err(Problem::bad_request("the secret has blanks at its ends, which a store does not keep"));
+    }
+    Ok(())
+}
 
 fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
     let place = if kind == REALM || kind == KEY { String::new() } else { format!(" in realm {realm:?}") };

@@ -76,7 +76,7 @@ impl Applications {
     #[must_use = "another process gets its sockets from it"]
     pub fn serve(self, program: Arc<dyn Program>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
-        let router = routes::for_applications(Arc::clone(&program), Gate { program, tls: self.tls });
+        let router = routes::for_applications(Arc::clone(&program), Gate::new(program, self.tls));
         Serving::new(self.bound, &router, limits, &connections::APPLICATIONS)
     }
 }
@@ -150,6 +150,10 @@ enum Passes {
 }
 
 impl Gate {
+    pub(crate) fn new(program: Arc<dyn Program>, tls: Option<Arc<Tls>>) -> Self {
+        Self { program, tls }
+    }
+
     /// Whether it passes, and whether the page that asks may read the answer.
     fn judge(&self, request: &Request, page: Option<&str>) -> (Result<Passes, Refusal>, bool) {
         let Some(server) = self.program.server() else { return (Err(Problem::stopping().into()), false) };

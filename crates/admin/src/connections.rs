@@ -148,13 +148,7 @@ impl Closings {
 
 /// Accepts and serves connections for as long as the process lives.
 pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits, closings: &'static Closings) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(limits.head)
-        .max_header_size(limits.head_bytes)
-        .max_buf_size(limits.head_bytes)
-        .keep_alive(false);
-    let http = Arc::new(http);
+    let http = Arc::new(http(limits));
     // The oldest first.
     let mut open: VecDeque<(AbortHandle, Endless)> = VecDeque::new();
     loop {
@@ -176,6 +170,17 @@ pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits, cl
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
     }
+}
+
+/// One request a connection, within these limits.
+fn http(limits: Limits) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_header_size(limits.head_bytes)
+        .max_buf_size(limits.head_bytes)
+        .keep_alive(false);
+    http
 }
 
 async fn answer(
@@ -238,5 +243,7 @@ where
     }
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 pub(crate) mod tests;

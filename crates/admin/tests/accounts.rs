@@ -109,6 +109,11 @@ fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
         assert_eq!(post("/v1/users", body.clone()), "bad_request", "{body}");
     }
     assert_eq!(post("/v1/secrets", json!({ "secret": "" })), "bad_request");
+    // A store may pad what it has, and takes such blanks away again.
+    for path in ["/v1/secrets", "/v1/secrets/rotation"] {
+        assert_eq!(post(path, json!({ "secret": "north " })), "bad_request");
+        assert_eq!(post(path, json!({ "secret": "north", "realm": " blue" })), "bad_request");
+    }
     assert_eq!(post("/v1/realms", json!({ "name": "x".repeat(128) })), "bad_request");
     assert_eq!(running.get("/v1/users").ok()["users"], json!([]));
     assert!(!running.dir.path(STATE).exists(), "nothing was written");

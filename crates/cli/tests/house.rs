@@ -42,7 +42,7 @@ const UNSAFE: &[(&str, usize)] = &[
     ("net/src/error_queue.rs", 3),
     ("net/src/passed.rs", 1),
     ("net/src/poll.rs", 9),
-    ("net/src/rlimit.rs", 3),
+    ("net/src/rlimit.rs", 5),
     ("net/src/rx.rs", 6),
     ("net/src/send.rs", 5),
     ("net/src/send/tests.rs", 4),

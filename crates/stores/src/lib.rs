@@ -23,6 +23,8 @@ mod directory;
 mod edit;
 mod error;
 mod fleet;
+#[cfg(test)]
+mod fuzz;
 mod keys;
 mod redis;
 mod rules;

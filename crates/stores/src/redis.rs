@@ -424,6 +424,9 @@ pub(crate) fn client(address: &ServerAddress) -> Result<Client, (Fault, String)>
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -143,12 +143,15 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// An origin and its realm.
+    /// An origin and its realm. One that is written in two ways, for two realms, stands for the first of them by name.
     pub(crate) fn origin(&mut self, origin: Field<'_>, realm: Field<'_>) {
         let (origin, realm) = (canonical_origin(text(origin)), text(realm));
         if !realm.is_empty() {
             self.realm(realm).named = true;
-            self.rules.origins.insert(origin.into(), realm.into());
+            let known = self.rules.origins.entry(origin.into()).or_insert_with(|| realm.into());
+            if *realm < **known {
+                *known = realm.into();
+            }
         }
     }
 
@@ -393,9 +396,13 @@ mod tests {
             reader.secret(Some("a"), Some("north"));
             reader.secret(Some("a"), Some("south"));
             reader.origin(Some("https://a.example"), Some("a"));
+            reader.origin(Some("https://b.example"), Some("b"));
+            reader.origin(Some("https://B.example:443"), Some("a"));
             Ok(())
         });
         let other = read(|reader| {
+            reader.origin(Some("https://B.example:443"), Some("a"));
+            reader.origin(Some("https://b.example"), Some("b"));
             reader.origin(Some("HTTPS://a.example:443"), Some("a"));
             reader.secret(Some("a"), Some("south"));
             reader.secret(Some("a"), Some("north"));

@@ -100,16 +100,12 @@ impl Sql for Sqlite {
     async fn columns(&self) -> Result<Vec<Row>, StoreError> {
         let is_own = self.kind == SqliteUse::Own;
         self.run(move |file| match file.open(false)? {
-            Some(open) => {
-                let columns = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
-                read_rows(&open.connection, columns, &[]).map_err(|error| file.error(&error))
-            }
+            Some(open) => read_rows(&open.connection, COLUMNS, &[]).map_err(|error| file.error(&error)),
             // What is made when something is written has all of them.
             None if is_own => {
                 let empty = Connection::open_in_memory().map_err(|error| file.error(&error))?;
                 empty.execute_batch(TABLES).map_err(|error| file.error(&error))?;
-                let columns = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
-                read_rows(&empty, columns, &[]).map_err(|error| file.error(&error))
+                read_rows(&empty, COLUMNS, &[]).map_err(|error| file.error(&error))
             }
             None => Ok(Vec::new()),
         })
@@ -241,7 +237,15 @@ impl File {
     }
 }
 
-fn read_rows(connection: &Connection, statement: &str, values: &[String]) -> rusqlite::Result<Vec<Row>> {
+/// Table and column, of all that there are.
+pub(crate) const COLUMNS: &str =
+    "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c";
+
+pub(crate) fn read_rows(
+    connection: &Connection,
+    statement: &str,
+    values: &[String],
+) -> rusqlite::Result<Vec<Row>> {
     let mut statement = connection.prepare(statement)?;
     let columns = statement.column_count();
     let rows = statement.query_map(params_from_iter(values), |row| {
@@ -250,7 +254,7 @@ fn read_rows(connection: &Connection, statement: &str, values: &[String]) -> rus
     rows.collect()
 }
 
-fn change_all(
+pub(crate) fn change_all(
     connection: &mut Connection,
     statements: &[(&'static str, Vec<String>)],
 ) -> rusqlite::Result<Vec<u64>> {
@@ -264,7 +268,7 @@ fn change_all(
 }
 
 /// coturn's tables and columns, so that its `turnadmin -b FILE` works on our file too.
-const TABLES: &str = "
+pub(crate) const TABLES: &str = "
 create table turnusers_lt (realm varchar(127) default '', name varchar(512), hmackey char(128), primary key (realm, name));
 create table turn_secret (realm varchar(127) default '', value varchar(256), primary key (realm, value));
 create table allowed_peer_ip (realm varchar(127) default '', ip_range varchar(256), primary key (realm, ip_range));

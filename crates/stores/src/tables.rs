@@ -75,7 +75,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
 ];
 
 /// Of what coturn has no place for. Numbers are text, as all values are; what is not set is empty.
-const OWN_TABLES: [(&str, &str); 2] = [
+pub(crate) const OWN_TABLES: [(&str, &str); 2] = [
     (
         "turnpike_secret",
         "create table if not exists turnpike_secret (realm varchar(127), value varchar(256), signs_since varchar(20), \
@@ -111,7 +111,7 @@ const TOKEN_KEYS: &str = "select kid, ikm_key, cast(oauth_key.timestamp as char(
 const ADMIN_USERS: &str = "select cast(count(*) as char(20)) from admin_user";
 /// Keys of one algorithm have 32 digits (MD5) or 64.
 const WITHOUT_SHA256: &str = "select distinct realm from turnusers_lt where length(trim(hmackey)) < 64";
-const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) order by realm, name limit 1000";
+const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) and name is not null order by realm, name limit 1000";
 const USERS_OF: &str =
     "select realm, name, hmackey from turnusers_lt where realm = ? and name > ? order by name limit 1000";
 
@@ -396,6 +396,9 @@ pub(crate) fn bad_key(realm: &str, name: &str) -> String {
 fn field(row: &Row, index: usize) -> Option<&str> {
     row.get(index)?.as_deref()
 }
+
+#[cfg(test)]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

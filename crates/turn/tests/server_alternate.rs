@@ -94,11 +94,15 @@ fn an_allocation_that_exists_lives_on() {
 #[test]
 fn a_full_server_sends_on_and_a_user_at_the_limit_stays() {
     for (when, code) in [(AlternateWhen::Full, 300), (AlternateWhen::Drain, 508)] {
-        let gate = TestGate { per_user: 1, total: 2, ..TestGate::default() };
+        let gate = TestGate { per_user: 2, total: 3, ..TestGate::default() };
         let mut world = World::with_gate(with(vec![alternate(V4, when)]), gate);
-        for (port, user, expected) in
-            [(1, "alice", None), (2, "alice", Some(486)), (3, "bob", None), (4, "bob", Some(code))]
-        {
+        for (port, user, expected) in [
+            (1, "alice", None),
+            (2, "alice", None),
+            (3, "alice", Some(486)),
+            (4, "bob", None),
+            (5, "bob", Some(code)),
+        ] {
             world.client = client(port);
             let credentials = world.credentials(user, Scheme::Md5);
             let reply = world.ask(&Ask::allocate().signed(&credentials));

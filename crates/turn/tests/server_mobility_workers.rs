@@ -4,8 +4,8 @@
 use crate::common::*;
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, RelayId,
-    stats::MobilityEvent,
+    Arrival, Client, ClosedReason, DropReason, Effect, Link, ListenerId, MoveRequest, Moved, PeerRules,
+    RelayId, ServerConfig, stats::MobilityEvent,
 };
 
 /// The workers of a server, and a runtime that carries messages between them. Their clocks started at different times.
@@ -522,6 +522,42 @@ fn an_allocation_given_back_to_an_address_that_is_taken_ends() {
     assert_ne!(allocation.index, taken.allocation.index);
     assert_eq!(taken.allocation.index, relay.allocation.index);
     assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
+}
+
+/// A reload comes to the workers one after the other, and an allocation may be between two of them.
+#[test]
+fn what_is_refused_while_an_allocation_is_on_its_way_does_not_arrive_with_it() {
+    let denying = || {
+        let deny = vec!["198.41.0.0/24".parse().unwrap()];
+        let peers = PeerRules { deny, ..PeerRules::default() };
+        std::sync::Arc::new(ServerConfig { peers, ..streams() })
+    };
+    for is_taken in [true, false] {
+        let (mut workers, _, ticket) = Workers::mobile(2);
+        workers.present(1, elsewhere(1), &ticket).success();
+        workers.0[1].client = elsewhere(1);
+        let data = channel_data(0x4000, b"x");
+        let Outcome::Move(request) = workers.0[1].feed(&data) else { panic!() };
+        let moved = workers.export(&request).unwrap();
+        for world in &mut workers.0 {
+            world.server.reconfigure(world.now, denying());
+            world.effects();
+        }
+        let (at, allocation) = if is_taken {
+            let here = &mut workers.0[1];
+            (1, here.server.import(here.now, moved).expect("its address is free"))
+        } else {
+            let owner = &mut workers.0[0];
+            (0, owner.server.take_back(owner.now, moved).expect("its address is free"))
+        };
+        let effects = workers.0[at].all_effects();
+        assert!(effects.iter().any(|it| matches!(it, Effect::Unbound { .. })), "{effects:?}");
+        let relay = RelayId { allocation, family: turnpike_turn::server::Family::V4 };
+        let back = workers.0[at].peer_sends(relay, PEER, b"from the peer");
+        assert_eq!(back, Outcome::Drop(DropReason::NoPermission));
+        workers.0[at].client = if is_taken { elsewhere(1) } else { client(40_000) };
+        assert_eq!(workers.0[at].feed(&data), Outcome::Drop(DropReason::UnboundChannel));
+    }
 }
 
 #[test]

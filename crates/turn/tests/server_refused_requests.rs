@@ -49,7 +49,7 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(403));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 403, RequestRefusal::Loop));
     world.server.gate_mut().relayed.clear();
-    world.server.gate_mut().total = 1;
+    (world.server.gate_mut().per_user, world.server.gate_mut().total) = (2, 1);
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(508));
     assert_eq!(told(&mut world), of_alice(Method::Allocate, 508, RequestRefusal::TotalQuota));
     world.server.set_draining(true);

@@ -161,9 +161,15 @@ pub(super) fn command(target: &Target, program: &Path, directory: &Path) -> Comm
     command
 }
 
-/// The same, fuzzing, with libFuzzer's arguments.
+/// Where files are in memory.
+const MEMORY: &str = "/dev/shm";
+
+/// The same, fuzzing, with libFuzzer's arguments. What a target writes to files is written often.
 pub(super) fn fuzzing(target: &Target, program: &Path, directory: &Path, arguments: &[String]) -> Command {
     let mut command = command(target, program, directory);
     command.env("TURNPIKE_FUZZ", "1").env("BOLERO_LIBFUZZER_ARGS", arguments.join(" "));
+    if Path::new(MEMORY).is_dir() {
+        command.env("TMPDIR", MEMORY);
+    }
     command
 }

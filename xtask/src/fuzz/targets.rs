@@ -200,6 +200,52 @@ pub(super) const TARGETS: &[Target] = &[
         about: &["crates/config/src/forward/oxidinetd.rs"],
         holds: "any text as oxidinetd's TOML: shown as ours it means the same",
     },
+    Target {
+        name: "turnserver_conf",
+        package: "config",
+        program: Program::Unit,
+        test: "import::coturn::fuzz::turnserver_conf",
+        max_len: 1500,
+        about: &["crates/config/src/import/"],
+        holds: "any text as coturn's turnserver.conf: the result is a configuration or is told to be none, denies what coturn denies, and no \
+                comment in it is more than one",
+    },
+    Target {
+        name: "sql_rows",
+        package: "stores",
+        program: Program::Unit,
+        test: "tables::fuzz::sql_rows",
+        max_len: 1200,
+        about: &["crates/stores/src/tables.rs", "crates/stores/src/rules.rs", "crates/stores/src/keys.rs"],
+        holds: "any rows in coturn's tables and ours: in whichever order they mean the same, none that denies is lost, nothing secret is told, \
+                and what is written is read",
+    },
+    Target {
+        name: "redis_keys",
+        package: "stores",
+        program: Program::Unit,
+        test: "redis::fuzz::redis_keys",
+        max_len: 1200,
+        about: &["crates/stores/src/redis.rs"],
+        holds: "any keys of whichever type in a Redis: the same",
+    },
+    Target {
+        name: "admin_requests",
+        package: "admin",
+        program: Program::Unit,
+        test: "connections::fuzz::admin_requests",
+        max_len: 1500,
+        about: &[
+            "crates/admin/src/access.rs",
+            "crates/admin/src/accounts.rs",
+            "crates/admin/src/applications.rs",
+            "crates/admin/src/hosts.rs",
+            "crates/admin/src/issue.rs",
+            "crates/admin/src/routes.rs",
+            "crates/admin/src/routes/",
+        ],
+        holds: "any bytes as a request by each way to the API: an answer as described, no secret in it, nothing changes for whom it may not",
+    },
     // Root alone may load a program into the kernel.
     Target {
         name: "offload_mirror",

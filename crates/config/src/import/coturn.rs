@@ -6,6 +6,8 @@ mod draft;
 mod options;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 use std::path::Path;
@@ -61,18 +63,19 @@ pub fn translate(name: &str, text: &str) -> Imported {
     let mut toml = draft.finish(&mut notes);
     notes.extend(mistakes(&toml));
     notes.sort_by_key(|note| note.line);
-    toml.insert_str(
-        0,
-        &format!("# From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.\n\n"),
-    );
+    let from = format!("From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.");
+    toml.insert_str(0, &format!("{}\n", comment(&from)));
     let told: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
     if !told.is_empty() {
         toml.push_str("\n# What has no translation:\n");
-        for note in told {
-            toml.push_str(&format!("# {}\n", note.to_string().replace('\n', " ")));
-        }
+        told.iter().for_each(|note| toml.push_str(&comment(&note.to_string())));
     }
     Imported { toml, notes }
+}
+
+/// A line of a comment. Control characters have no place in it, or it might end before its text does (TOML 1.0).
+fn comment(text: &str) -> String {
+    format!("# {}\n", text.replace(char::is_control, " "))
 }
 
 /// Line, name and value of each setting.

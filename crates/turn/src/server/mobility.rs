@@ -206,6 +206,7 @@ impl<G: Gate> Server<G> {
         let from = Some(from);
         self.emit(now, Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(id);
+        self.conform(now, id.index);
         Ok(id)
     }
 
@@ -221,6 +222,7 @@ impl<G: Gate> Server<G> {
             return None;
         }
         self.tell_bindings(allocation);
+        self.conform(now, allocation.index);
         Some(allocation)
     }
 

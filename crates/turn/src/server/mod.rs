@@ -272,21 +272,13 @@ impl<G: Gate> Server<G> {
     /// user of the same name in another realm is somebody else. A realm with another name is another realm. New limits of bits per
     /// second and of age hold for what there is, new quotas for what comes.
     pub fn reconfigure(&mut self, now: Now, config: Arc<ServerConfig>) {
-        for index in self.forwarding.indices() {
-            let Some(realm) = self.sessions.get(index).map(|session| Arc::clone(&session.realm)) else {
-                continue;
-            };
-            let peers = config.peers_in(&realm);
-            self.end_bindings(now, index, |binding| match binding {
-                Binding::Permission(ip, _) => !peers.permits(*ip),
-                Binding::Channel(channel) => !peers.permits_endpoint(channel.name()),
-            });
-            self.lead_channels(now, index, &config.peers.own);
-            self.close_connections(index, |peer| !peers.permits_endpoint(peer));
-        }
         self.realms = Realms::new(&config);
         self.seat = self.seat.on(config.node);
-        self.config = config;
+        self.config = Arc::clone(&config);
+        for index in self.forwarding.indices() {
+            self.end_refused(now, index);
+            self.lead_channels(now, index, &config.peers.own);
+        }
         for index in self.forwarding.indices() {
             let Some(session) = self.sessions.get(index) else { continue };
             let (has_realm, is_open) = (self.realms.has(&session.realm), session.pending.is_none());
@@ -297,6 +289,25 @@ impl<G: Gate> Server<G> {
                 self.limit(now, index);
             }
         }
+    }
+
+    /// Ends what an allocation may no more have. One that comes from another worker may have been on its way while this one was
+    /// reconfigured.
+    fn conform(&mut self, now: Now, index: u32) {
+        self.end_refused(now, index);
+        self.shorten(now, index);
+    }
+
+    /// Ends permissions, channels and connections to peers that the rules of its realm refuse.
+    fn end_refused(&mut self, now: Now, index: u32) {
+        let Some(session) = self.sessions.get(index) else { return };
+        let config = Arc::clone(&self.config);
+        let peers = config.peers_in(&session.realm);
+        self.end_bindings(now, index, |binding| match binding {
+            Binding::Permission(ip, _) => !peers.permits(*ip),
+            Binding::Channel(channel) => !peers.permits_endpoint(channel.name()),
+        });
+        self.close_connections(index, |peer| !peers.permits_endpoint(peer));
     }
 
     /// Whether a client of this listener has an allocation.

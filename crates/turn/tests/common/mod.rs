@@ -145,19 +145,21 @@ impl Gate for TestGate {
 }
 
 impl Quotas for TestGate {
+    /// In the order of the product: the user, the prefix, all.
     fn acquire(&mut self, realm: &str, identity: &str, prefix: IpAddr) -> Result<(), QuotaRefusal> {
-        if self.held() >= self.total {
-            return Err(if self.shared { QuotaRefusal::Everywhere } else { QuotaRefusal::Total });
+        let total = self.held();
+        let mut counts = self.held.borrow_mut();
+        let held = counts.entry(key(realm, identity)).or_default();
+        if *held >= self.per_user {
+            return Err(QuotaRefusal::User);
         }
         let mut prefixes = self.prefixes.borrow_mut();
         let of_prefix = prefixes.entry(prefix).or_default();
         if self.per_prefix > 0 && *of_prefix >= self.per_prefix {
             return Err(QuotaRefusal::Prefix);
         }
-        let mut counts = self.held.borrow_mut();
-        let held = counts.entry(key(realm, identity)).or_default();
-        if *held >= self.per_user {
-            return Err(QuotaRefusal::User);
+        if total >= self.total {
+            return Err(if self.shared { QuotaRefusal::Everywhere } else { QuotaRefusal::Total });
         }
         *held += 1;
         *of_prefix += 1;

@@ -190,6 +190,11 @@ impl Rules {
         if self.nat && peer.ip() == bound { SocketAddr::new(told, peer.port()) } else { peer }
     }
 
+    /// The same that deny this peer as well.
+    pub(super) fn denying(&self, ip: IpAddr) -> Self {
+        Self { denied: [&self.denied[..], &[ip]].concat(), ..self.clone() }
+    }
+
     pub(super) fn realms(&self) -> &'static [&'static str] {
         if self.tenant { &REALMS } else { &REALMS[..1] }
     }

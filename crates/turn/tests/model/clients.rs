@@ -112,36 +112,13 @@ impl Network {
     /// Two tickets are shown from one 5-tuple before its worker has heard of the first. Then that one's client closes its connection, so that
     /// its allocation comes at once; there it may end, and data follows.
     pub(super) fn rivals(&mut self, from: usize, ends: bool) {
-        let is_free = |end: &usize| {
-            let (client, there) = (cast::client(*end), &self.ends[*end]);
-            let is_its = there.bound.is_none() && self.model.home(there.worker, &client).is_none();
-            is_its && !Model::is_stream(&client)
-        };
-        let free: Vec<usize> = (0..cast::CLIENTS).filter(is_free).collect();
-        let Some(from) = pick(from, free.len()).map(|which| free[which]) else { return };
-        let at = self.ends[from].worker;
-        let all = self.model.allocations.iter().enumerate();
-        let elsewhere = all.filter(|(_, it)| {
-            let is_there = matches!(it.place, Place::At(owner, _) if owner != at) && it.pending.is_none();
-            is_there && it.mobility.is_some() && it.transport == RelayTransport::Udp
-        });
-        let mut elsewhere: Vec<usize> = elsewhere.map(|(number, _)| number).collect();
+        let Some((from, at)) = self.free_end(from) else { return };
+        let mut elsewhere = self.mobile_elsewhere(at);
         // Those whose clients have connections first.
         elsewhere.sort_by_key(|number| !Model::is_stream(&self.model.allocations[*number].client));
         let [first, second, ..] = elsewhere[..] else { return };
-        for number in [first, second] {
-            let known = self.model.ticket(number);
-            let mut tickets = self.model.tickets.iter();
-            let ticket = tickets.find(|(_, ticket)| Some(**ticket) == known).map(|(bytes, _)| bytes.clone());
-            let wanted = Wanted::Refresh { lifetime: None, family: None, ticket };
-            let it = &self.model.allocations[number];
-            let (realm, user) = (it.realm, it.user);
-            let nonce = self.nonce(from, realm);
-            let claim = Some(Claim { user, right: true, realm, nonce, scheme: Scheme::Sha256 });
-            let transaction = self.transaction();
-            let request = Request { wanted, transaction, claim, strange: false };
-            self.send(from, Datagram::Request(request), Way::AT_ONCE);
-        }
+        self.show_ticket(from, first);
+        self.show_ticket(from, second);
         self.settle(0);
         let it = &self.model.allocations[first];
         if Model::is_stream(&it.client) && !it.away {
@@ -153,6 +130,71 @@ impl Network {
         }
         self.data(None, from, None, 0, 5, Way::AT_ONCE);
         self.settle(0);
+    }
+
+    /// A client that may talk to a peer shows its ticket to another worker and sends data there. While its allocation is on its way, new
+    /// rules of that worker, or of all, deny the peer.
+    pub(super) fn overtaken(&mut self, from: usize, which: u8, everywhere: bool) {
+        let Some((from, at)) = self.free_end(from) else { return };
+        let elsewhere = self.mobile_elsewhere(at);
+        let Some(number) = pick(usize::from(which), elsewhere.len()).map(|which| elsewhere[which]) else {
+            return;
+        };
+        let it = &self.model.allocations[number];
+        let Place::At(owner, _) = it.place else { return };
+        if !it.away {
+            let (home, peer) = (cast::number_of(&it.client), self.peer(u8::MAX, Some(number), false));
+            self.request(home, number, Wanted::Permit(vec![peer]));
+        }
+        self.settle(0);
+        self.show_ticket(from, number);
+        self.settle(0);
+        self.data(None, from, None, 0, 5, Way::AT_ONCE);
+        let is_there = |network: &Self| network.model.allocations[number].is_at(owner);
+        while is_there(self) && self.mail(owner) {}
+        if matches!(self.model.allocations[number].place, Place::Travels(_)) {
+            self.deny((!everywhere).then_some(at), 0);
+        }
+        self.settle(0);
+    }
+
+    /// One over UDP without an allocation, and the worker that it reaches.
+    fn free_end(&self, which: usize) -> Option<(usize, usize)> {
+        let is_free = |end: &usize| {
+            let (client, there) = (cast::client(*end), &self.ends[*end]);
+            let is_its = there.bound.is_none() && self.model.home(there.worker, &client).is_none();
+            is_its && !Model::is_stream(&client)
+        };
+        let free: Vec<usize> = (0..cast::CLIENTS).filter(is_free).collect();
+        pick(which, free.len()).map(|which| (free[which], self.ends[free[which]].worker))
+    }
+
+    /// Allocations of other workers that can come to this one.
+    fn mobile_elsewhere(&self, at: usize) -> Vec<usize> {
+        let all = self.model.allocations.iter().enumerate();
+        let elsewhere = all.filter(|(_, it)| {
+            let is_there = matches!(it.place, Place::At(owner, _) if owner != at) && it.pending.is_none();
+            is_there && it.mobility.is_some() && it.transport == RelayTransport::Udp
+        });
+        elsewhere.map(|(number, _)| number).collect()
+    }
+
+    fn show_ticket(&mut self, from: usize, number: usize) {
+        let known = self.model.ticket(number);
+        let mut tickets = self.model.tickets.iter();
+        let ticket = tickets.find(|(_, ticket)| Some(**ticket) == known).map(|(bytes, _)| bytes.clone());
+        self.request(from, number, Wanted::Refresh { lifetime: None, family: None, ticket });
+    }
+
+    /// What whoever an allocation belongs to asks for, at once and in the right way.
+    fn request(&mut self, from: usize, number: usize, wanted: Wanted) {
+        let it = &self.model.allocations[number];
+        let (realm, user) = (it.realm, it.user);
+        let nonce = self.nonce(from, realm);
+        let claim = Some(Claim { user, right: true, realm, nonce, scheme: Scheme::Sha256 });
+        let transaction = self.transaction();
+        let request = Request { wanted, transaction, claim, strange: false };
+        self.send(from, Datagram::Request(request), Way::AT_ONCE);
     }
 
     /// What a request asks for, of what clients know by now.

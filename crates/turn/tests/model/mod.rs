@@ -38,7 +38,7 @@ use std::{
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use turnpike_turn::server::Stats;
 
-use network::Network;
+use network::{Network, Reached};
 use step::{Mix, plays};
 
 /// Plays of one seed.
@@ -65,19 +65,23 @@ fn run(mix: Mix) {
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let Some(minutes) = number("TURNPIKE_MODEL_MINUTES") else {
         let first = number("TURNPIKE_MODEL_SEED").unwrap_or(1);
-        let reached = RefCell::new(Stats::default());
+        let reached = RefCell::default();
         (first..first + 3).for_each(|seed| play(mix, seed, &reached));
+        let (counted, reached): (Stats, Reached) = reached.into_inner();
         for (family, label) in must_reach(mix) {
             let named = |label: Option<(&str, &'static str)>| label.map_or("", |(_, value)| value);
             let count = |(name, of, value)| (name == *family && named(of) == *label).then_some(value);
-            let count = reached.borrow().counters().find_map(count);
+            let count = counted.counters().find_map(count);
             assert!(count.is_some_and(|count| count > 0), "no play has come to {family} {label}");
         }
+        let Reached { upgraded, arriving, refused, denied, denied_on_the_way } = reached;
+        assert!(upgraded > 0 && refused > 0 && denied > 0, "{reached:?}");
+        assert!(mix != Mix::Moves || (arriving > 0 && denied_on_the_way > 0), "{reached:?}");
         return;
     };
     let until = since_epoch() + Duration::from_secs(60 * minutes);
     let mut seed = number("TURNPIKE_MODEL_SEED").unwrap_or_else(|| since_epoch().as_secs());
-    let reached = RefCell::new(Stats::default());
+    let reached = RefCell::default();
     while since_epoch() < until {
         println!("{mix:?}, seed {seed}");
         play(mix, seed, &reached);
@@ -96,6 +100,7 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
             ("limit_refusals", "channels"),
             ("limit_refusals", "permissions"),
             ("limit_refusals", "user"),
+            ("limit_refusals", "prefix"),
             ("limit_refusals", "total"),
             ("dropped_datagrams", "no_permission"),
             ("dropped_datagrams", "stale_relay"),
@@ -134,7 +139,7 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
 }
 
 /// The plays of one seed; what they have counted is added up.
-fn play(mix: Mix, seed: u64, reached: &RefCell<Stats>) {
+fn play(mix: Mix, seed: u64, reached: &RefCell<(Stats, Reached)>) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -151,9 +156,10 @@ fn play(mix: Mix, seed: u64, reached: &RefCell<Stats>) {
         for step in &steps {
             network.step(step);
         }
-        for desk in &network.model.workers {
-            reached.borrow_mut().merge(&desk.stats);
-        }
+        let (counted, others) = &mut *reached.borrow_mut();
+        counted.merge(&network.counted);
+        network.model.workers.iter().for_each(|desk| counted.merge(&desk.stats));
+        others.merge(network.reached);
         network.finish();
         Ok(())
     });

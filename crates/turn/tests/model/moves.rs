@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use turnpike_turn::server::{
-    AllocationId, Client, ClosedReason, DropReason, Effect, Link, RelayTransport, Source,
-    stats::MobilityEvent,
+    AllocationId, Client, ClosedReason, DropReason, Effect, RelayTransport, Source, stats::MobilityEvent,
 };
 
 use super::{
@@ -279,6 +278,8 @@ impl Model {
         let from = Some(from);
         self.told.push_back(Effect::Moved { allocation: id, was, client, link, padded, from });
         self.tell_bindings(at, number);
+        // What a reload has refused meanwhile.
+        self.end_refused(at, number);
         true
     }
 
@@ -292,6 +293,7 @@ impl Model {
             self.close(at, number, ClosedReason::Disconnected);
         } else {
             self.tell_bindings(at, number);
+            self.end_refused(at, number);
         }
     }
 
@@ -364,11 +366,6 @@ impl Model {
                 "one ticket says {before:?} and {ticket:?}"
             );
         }
-    }
-
-    /// The way to a client, which a new process calls by another name.
-    pub(super) fn relink(&mut self, number: usize, link: Link) {
-        self.allocations[number].link = link;
     }
 }
 

@@ -9,8 +9,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, Link, LookupId, PeerConnection, RelayId, RelayTransport, Seat, Server,
-        ServerConfig, Source, Verdict,
+        DropReason, Effect, Family, GrantedAllocates, Link, LookupId, PeerConnection, RelayId,
+        RelayTransport, Seat, Server, ServerConfig, Source, Stats, Verdict,
     },
     time::Now,
 };
@@ -19,7 +19,7 @@ use super::{
     cast,
     clients::Memory,
     message::{Answer, Datagram, Learned, Told, check_attempt, check_framing, check_icmp},
-    reference::{Allocation, Expected, Model, Nonce, Place, family_of},
+    reference::{Allocation, DATAGRAMS, Expected, Model, Nonce, Place, family_of},
     requests::network,
     runtime::{Job, Mail},
     step::{Asked, Setup, Step, Way},
@@ -45,7 +45,37 @@ pub(super) struct Network {
     pub(super) memory: Memory,
     /// Which process has the server, counted from 0.
     pub(super) process: u8,
+    pub(super) granted: GrantedAllocates,
+    pub(super) reached: Reached,
+    /// What processes before this one have counted.
+    pub(super) counted: Stats,
     payloads: u32,
+}
+
+/// How often a play has come to what no counter of the server tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reached {
+    /// Another process has taken over an allocation.
+    pub(super) upgraded: u64,
+    /// The same of one whose client was arriving, in the other process too.
+    pub(super) arriving: u64,
+    /// One that had no room for all.
+    pub(super) refused: u64,
+    /// A reload has ended what an allocation may have.
+    pub(super) denied: u64,
+    /// The same of one that was on its way between two workers.
+    pub(super) denied_on_the_way: u64,
+}
+
+impl Reached {
+    pub(super) fn merge(&mut self, other: Self) {
+        let Self { upgraded, arriving, refused, denied, denied_on_the_way } = other;
+        self.upgraded += upgraded;
+        self.arriving += arriving;
+        self.refused += refused;
+        self.denied += denied;
+        self.denied_on_the_way += denied_on_the_way;
+    }
 }
 
 /// One worker of the server, and what waits for it.
@@ -110,7 +140,7 @@ impl From<Verdict<'_>> for Done {
 impl Network {
     pub(super) fn new(setup: Setup) -> Self {
         let workers = setup.workers;
-        let model = Model::new(workers, setup.per_user, setup.total);
+        let model = Model::new(setup.clone());
         let (gate, config) = (gate(&setup), cast::Rules::default().config());
         let worker = |number| Worker {
             server: server(number, workers, &gate, &config, 0),
@@ -139,6 +169,9 @@ impl Network {
             ports: 50_000,
             memory: Memory::default(),
             process: 0,
+            granted: config.granted.clone(),
+            reached: Reached::default(),
+            counted: Stats::default(),
             payloads: 0,
         }
     }
@@ -172,6 +205,7 @@ impl Network {
             Step::ConnectionEnds { which, bytes } => self.connection_ends(which, bytes),
             Step::Disconnect(from) => self.disconnect(from),
             Step::Rivals { from, ends } => self.rivals(from, ends),
+            Step::Overtaken { from, which, everywhere } => self.overtaken(from, which, everywhere),
             Step::Work { worker, luck } => _ = self.work(worker % self.setup.workers, luck),
             Step::Mail(worker) => _ = self.mail(worker % self.setup.workers),
             Step::Settle(luck) => self.settle(luck),
@@ -181,10 +215,11 @@ impl Network {
             Step::Sleep { ms, exact } => self.sleep(ms, exact),
             Step::Brink { which, before } => self.brink(which, before),
             Step::Reload { worker, variant } => self.reload(worker, variant),
+            Step::Deny { worker, which } => self.deny(worker, which),
             Step::Drain(worker) => self.drain(worker % self.setup.workers),
             Step::Close(which) => self.close_one(which),
             Step::Across { which, datagrams } => self.across(which, datagrams),
-            Step::Upgrade => self.upgrade(),
+            Step::Upgrade { remembers, variant, tight } => self.upgrade(remembers, variant, tight),
             Step::Probe => self.probe(),
         }
         self.compare();
@@ -221,7 +256,7 @@ impl Network {
         let client = cast::client(from);
         // Over plain UDP, the 5-tuple is way enough.
         let is_plain = client.listener.0 == 0;
-        let link = if is_plain { Link(0) } else { Link(1000 * (from as u64 + 1) + self.ends[from].life) };
+        let link = if is_plain { DATAGRAMS } else { Link(1000 * (from as u64 + 1) + self.ends[from].life) };
         Source { client, link }
     }
 
@@ -529,6 +564,11 @@ impl Network {
             let counted = held.get(&key).copied().unwrap_or(0);
             assert_eq!(counted, self.model.held(realm, user), "the quota of {key}");
         }
+        let at = self.workers[0].server.gate_mut().prefixes.borrow().clone();
+        for prefix in (0..cast::CLIENTS).map(|number| network(cast::client(number).address.ip())) {
+            let counted = at.get(&prefix).copied().unwrap_or(0);
+            assert_eq!(counted, self.model.held_at(prefix), "the quota of {prefix}");
+        }
     }
 
     /// What an administrator sees of a worker's allocations.
@@ -596,7 +636,8 @@ pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
 
 pub(super) fn gate(setup: &Setup) -> TestGate {
     let relayed = vec![(cast::client(cast::LOOP).address, RelayTransport::Udp)];
-    TestGate { per_user: setup.per_user, total: setup.total, relayed, ..TestGate::default() }
+    let Setup { per_user, per_prefix, total, .. } = *setup;
+    TestGate { per_user, per_prefix, total, relayed, ..TestGate::default() }
 }
 
 /// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.

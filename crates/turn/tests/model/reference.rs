@@ -23,7 +23,11 @@ use turnpike_turn::{
 use super::{
     cast::{self, Rules},
     message::{Answer, Datagram, Request, Said},
+    step::Setup,
 };
+
+/// The way to clients over plain UDP: their 5-tuple is enough.
+pub(super) const DATAGRAMS: Link = Link(0);
 
 /// How a request reaches a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,8 +161,7 @@ pub(super) struct Model {
     granted: HashMap<[u8; 12], u64>,
     /// Whether the store of users answers at once.
     pub(super) prompt: bool,
-    pub(super) per_user: usize,
-    pub(super) total: usize,
+    pub(super) limits: Setup,
     /// What the call under way has to tell, in order; what expires may stand between it.
     pub(super) told: VecDeque<Effect>,
     /// What was over before, and has to be told first, in whichever order.
@@ -221,6 +224,8 @@ pub(super) struct Allocation {
     pub(super) away: bool,
     pub(super) realm: &'static str,
     pub(super) user: &'static str,
+    /// Where its client was when it was made, as quotas count it.
+    pub(super) prefix: IpAddr,
     pub(super) transport: RelayTransport,
     pub(super) transaction: [u8; 12],
     pub(super) granted: u32,
@@ -376,7 +381,7 @@ impl Allocation {
 }
 
 impl Model {
-    pub(super) fn new(workers: usize, per_user: usize, total: usize) -> Self {
+    pub(super) fn new(limits: Setup) -> Self {
         let desk = || Desk {
             rules: Rules::default(),
             draining: false,
@@ -388,14 +393,13 @@ impl Model {
         Self {
             ms: cast::START_MS,
             unix: cast::START_UNIX,
-            workers: (0..workers).map(|_| desk()).collect(),
+            workers: (0..limits.workers).map(|_| desk()).collect(),
             allocations: Vec::new(),
             nonces: HashMap::new(),
             tickets: HashMap::new(),
             granted: HashMap::new(),
             prompt: true,
-            per_user,
-            total,
+            limits,
             told: VecDeque::new(),
             over: Vec::new(),
             moving: VecDeque::new(),
@@ -433,6 +437,25 @@ impl Model {
 
     pub(super) fn held_by_all(&self) -> usize {
         self.allocations.iter().filter(|it| it.place != Place::Gone).count()
+    }
+
+    /// The same of all that were made at one address.
+    pub(super) fn held_at(&self, prefix: IpAddr) -> usize {
+        self.allocations.iter().filter(|it| it.place != Place::Gone && it.prefix == prefix).count()
+    }
+
+    /// Whether a process with these rules and limits has room for an allocation beside those that it has taken.
+    pub(super) fn fits(&self, number: usize, taken: &[usize], rules: &Rules, limits: &Setup) -> bool {
+        let it = &self.allocations[number];
+        let alike = |is_alike: &dyn Fn(&Allocation) -> bool| {
+            taken.iter().filter(|number| is_alike(&self.allocations[**number])).count()
+        };
+        let of_user = alike(&|other| (other.realm, other.user) == (it.realm, it.user));
+        let of_prefix = alike(&|other| other.prefix == it.prefix);
+        rules.realms().contains(&it.realm)
+            && of_user < limits.per_user
+            && (limits.per_prefix == 0 || of_prefix < limits.per_prefix)
+            && taken.len() < limits.total
     }
 
     pub(super) fn is_stream(client: &Client) -> bool {
@@ -851,50 +874,61 @@ impl Model {
 
     /// New rules hold at a worker.
     pub(super) fn reconfigure(&mut self, at: usize, rules: Rules) {
-        let numbers: Vec<usize> = self.in_slots(at);
         let before = self.workers[at].rules.clone();
-        for number in &numbers {
-            let it = &mut self.allocations[*number];
-            let allocation = it.id();
-            let realm = it.realm;
-            let refuses = |ip: IpAddr| rules.refuses_in(realm, ip);
-            let refused: Vec<IpAddr> = it.permissions.keys().copied().filter(|ip| refuses(*ip)).collect();
-            let unbound: Vec<(u16, SocketAddr)> = it
-                .channels
-                .iter()
-                .filter(|(_, (peer, _))| refuses(peer.ip()))
-                .map(|(number, (peer, _))| (*number, *peer))
-                .collect();
-            for peer in refused {
-                it.permissions.remove(&peer);
-                self.told.push_back(Effect::PermissionEnded { allocation, peer });
-            }
-            for (channel, peer) in unbound {
-                it.channels.remove(&channel);
-                self.told.push_back(Effect::Unbound { allocation, number: number_of(channel), peer });
-            }
-            // Those that lead elsewhere from now on are told anew.
-            for (channel, (peer, until)) in &self.allocations[*number].channels {
-                let (number, peer, at_peer) = (number_of(*channel), *peer, rules.reached(*peer));
-                if before.reached(peer) != at_peer {
-                    let expires_ms = Self::clock(at, *until);
-                    self.told.push_back(Effect::Unbound { allocation, number, peer });
-                    self.told.push_back(Effect::Bound {
-                        allocation,
-                        number,
-                        peer,
-                        at: at_peer,
-                        expires_ms,
-                        renewed: false,
-                    });
-                }
-            }
-            self.close_connections(at, *number, |peer| refuses(peer.ip()));
-        }
         self.workers[at].rules = rules;
+        let numbers: Vec<usize> = self.in_slots(at);
+        for number in &numbers {
+            self.end_refused(at, *number);
+            self.lead_channels(at, *number, &before);
+        }
         for number in numbers {
             if !self.workers[at].rules.realms().contains(&self.allocations[number].realm) {
                 self.close(at, number, ClosedReason::Administrator);
+            }
+        }
+    }
+
+    /// Whatever the rules refuse to an allocation's realm ends.
+    pub(super) fn end_refused(&mut self, at: usize, number: usize) {
+        let rules = self.workers[at].rules.clone();
+        let it = &mut self.allocations[number];
+        let (allocation, realm) = (it.id(), it.realm);
+        let refuses = |ip: IpAddr| rules.refuses_in(realm, ip);
+        let refused: Vec<IpAddr> = it.permissions.keys().copied().filter(|ip| refuses(*ip)).collect();
+        let unbound: Vec<(u16, SocketAddr)> = it
+            .channels
+            .iter()
+            .filter(|(_, (peer, _))| refuses(peer.ip()))
+            .map(|(number, (peer, _))| (*number, *peer))
+            .collect();
+        for peer in refused {
+            it.permissions.remove(&peer);
+            self.told.push_back(Effect::PermissionEnded { allocation, peer });
+        }
+        for (channel, peer) in unbound {
+            it.channels.remove(&channel);
+            self.told.push_back(Effect::Unbound { allocation, number: number_of(channel), peer });
+        }
+        self.close_connections(at, number, |peer| refuses(peer.ip()));
+    }
+
+    /// Channels that lead elsewhere than before are told anew.
+    fn lead_channels(&mut self, at: usize, number: usize, before: &Rules) {
+        let it = &self.allocations[number];
+        let allocation = it.id();
+        for (channel, (peer, until)) in &it.channels {
+            let (number, peer, at_peer) = (number_of(*channel), *peer, self.workers[at].rules.reached(*peer));
+            if before.reached(peer) != at_peer {
+                let expires_ms = Self::clock(at, *until);
+                self.told.push_back(Effect::Unbound { allocation, number, peer });
+                self.told.push_back(Effect::Bound {
+                    allocation,
+                    number,
+                    peer,
+                    at: at_peer,
+                    expires_ms,
+                    renewed: false,
+                });
             }
         }
     }
@@ -994,16 +1028,43 @@ impl Model {
         self.announced.take()
     }
 
-    /// All that a process forgets that is replaced by another. What allocations have stays.
-    pub(super) fn restarted(&mut self) {
+    /// Another process has taken over. What allocations have stays; what else was known stays if the new one was told, but for requests
+    /// that wait for the store: their clients ask again.
+    pub(super) fn restarted(&mut self, remembers: bool) {
         for desk in &mut self.workers {
             desk.stats = Stats::default();
             desk.draining = false;
-            desk.expected.clear();
-            desk.deleted.clear();
             desk.waiting.clear();
+            if !remembers {
+                desk.deleted.clear();
+            }
+            let allocations = &self.allocations;
+            // One of its own arrives as long as the allocation says so.
+            desk.expected.retain_mut(|it| {
+                it.asked = false;
+                match it.until {
+                    Some(_) => remembers,
+                    None => allocations[it.number].mobility.as_ref().is_some_and(|it| it.arriving.is_some()),
+                }
+            });
         }
-        self.granted.clear();
+        if !remembers {
+            self.granted.clear();
+        }
+    }
+
+    /// An allocation is written by one process and read by another, whose clock goes on from there. It goes on arriving if that is by
+    /// datagrams: any other way stays behind.
+    pub(super) fn passed_on(&mut self, number: usize, remembers: bool, link: Link) {
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let arriving = it.mobility.as_ref().and_then(|mobility| mobility.arriving);
+        it.pack(now);
+        it.unpack(now);
+        it.link = link;
+        if let Some(mobility) = &mut it.mobility {
+            mobility.arriving = arriving.filter(|(source, _)| remembers && source.link == DATAGRAMS);
+        }
     }
 
     /// Connections of a worker, of one user, or of all.

@@ -19,6 +19,7 @@ use super::{
         Allocation, Connection, Delivery, Expected, Goes, Model, Nonce, Pending, Place, Port, Stage, Verdict,
         Waiting, Wish, family_of, nameless, number_of,
     },
+    step::Setup,
 };
 use crate::common::REALM;
 
@@ -321,13 +322,19 @@ impl Model {
             return Ok(self.fail(asking, 508));
         }
         let (realm, user) = asking.who;
-        if self.held_by_all() >= self.total {
-            self.stats(at).quota_refusals[1] += 1;
-            return Ok(self.fail(asking, 508));
-        }
-        if self.held(realm, user) >= self.per_user {
+        let prefix = network(client.address.ip());
+        let Setup { per_user, per_prefix, total, .. } = self.limits;
+        if self.held(realm, user) >= per_user {
             self.stats(at).quota_refusals[0] += 1;
             return Ok(self.fail(asking, 486));
+        }
+        if per_prefix > 0 && self.held_at(prefix) >= per_prefix {
+            self.stats(at).quota_refusals[2] += 1;
+            return Ok(self.fail(asking, 486));
+        }
+        if self.held_by_all() >= total {
+            self.stats(at).quota_refusals[1] += 1;
+            return Ok(self.fail(asking, 508));
         }
         let transaction = asking.request.transaction;
         // A copy of one that was granted, which has come back from another port or too late.
@@ -350,6 +357,7 @@ impl Model {
             away: false,
             realm,
             user,
+            prefix,
             transport: first.transport,
             transaction,
             granted: granted(asked.lifetime),

@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use turnpike_turn::{
     server::{
         AllocationId, Arrival, Asked, Client, ClosedReason, ConnectError, ConnectionId, Credentials, Effect,
-        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, Source,
+        Family, MoveRequest, Moved, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport, Server,
+        Source,
     },
     wire::integrity::{Key, KeyAlgorithm, userhash},
 };
@@ -14,12 +15,12 @@ use turnpike_turn::{
 use super::{
     cast::{self, Rules},
     message::{Answer, Datagram, Learned, Request},
-    network::{Done, Network, gate, is_for_the_log, pick, server},
-    reference::{self, Delivery, Expected, Goes, Place, Verdict, is_wish},
+    network::{Done, Network, Worker, gate, is_for_the_log, pick, server},
+    reference::{self, Allocation, DATAGRAMS, Delivery, Expected, Goes, Place, Verdict, is_wish},
     requests::truth,
-    step::Says,
+    step::{Says, Setup},
 };
-use crate::common::{Scheme, password};
+use crate::common::{Scheme, TestGate, password};
 
 /// What a worker's runtime has still to do.
 pub(super) enum Job {
@@ -700,14 +701,35 @@ impl Network {
     pub(super) fn reload(&mut self, worker: Option<usize>, variant: u8) {
         for at in 0..self.setup.workers {
             if worker.is_none_or(|worker| worker % self.setup.workers == at) {
-                let rules = Rules::variant(variant);
-                let config = rules.config();
-                self.model.reconfigure(at, rules);
-                let now = self.now(at);
-                self.workers[at].server.reconfigure(now, config);
-                self.take_effects(at, None, &Datagram::Noise);
+                self.reconfigure(at, Rules::variant(variant));
             }
         }
+    }
+
+    /// Somebody may talk to a peer, and from now on nobody may.
+    pub(super) fn deny(&mut self, worker: Option<usize>, which: usize) {
+        let has_some = |it: &Allocation| !it.permissions.is_empty() && it.place != Place::Gone;
+        let all = self.model.allocations.iter().filter(|it| has_some(it));
+        let mut all: Vec<&Allocation> = all.collect();
+        // Those between two workers first.
+        all.sort_by_key(|it| !matches!(it.place, Place::Travels(_)));
+        let Some(it) = pick(which, all.len().min(2)).map(|which| all[which]) else { return };
+        let ip = *it.permissions.keys().next().expect("it has some");
+        self.reached.denied += 1;
+        self.reached.denied_on_the_way += u64::from(matches!(it.place, Place::Travels(_)));
+        for at in 0..self.setup.workers {
+            if worker.is_none_or(|worker| worker % self.setup.workers == at) {
+                let rules = self.model.workers[at].rules.denying(ip);
+                self.reconfigure(at, rules);
+            }
+        }
+    }
+
+    fn reconfigure(&mut self, at: usize, rules: Rules) {
+        let (config, now) = (rules.config(), self.now(at));
+        self.model.reconfigure(at, rules);
+        self.workers[at].server.reconfigure(now, config);
+        self.take_effects(at, None, &Datagram::Noise);
     }
 
     pub(super) fn drain(&mut self, at: usize) {
@@ -756,42 +778,142 @@ impl Network {
         assert_eq!(self.workers[at].server.count_across(id, to_peer, to_client), is_there);
     }
 
-    /// Another process takes everything over, as data. It knows neither who is expected nor what has been answered.
-    pub(super) fn upgrade(&mut self) {
-        self.settle(0);
-        let (gate, config) = (gate(&self.setup), Rules::default().config());
-        self.model.restarted();
-        self.process = self.process.wrapping_add(1);
+    /// Another process takes everything over, as data; or it has no room for all of it, and nothing has happened.
+    pub(super) fn upgrade(&mut self, remembers: bool, variant: Option<u8>, tight: u8) {
+        // Requests that wait for the store are not waited for.
+        while (0..self.setup.workers).any(|at| self.work(at, 0) || self.mail(at)) {}
+        let limits = self.limits_but(tight);
+        let (gate, config) = (gate(&limits), Rules::default().config());
+        let process = self.process.wrapping_add(1);
+        let (mut heirs, mut taken) = (Vec::new(), Vec::new());
         for at in 0..self.setup.workers {
-            let now = self.now(at);
-            let mut new = server(at, self.setup.workers, &gate, &config, self.process);
-            new.reconfigure(now, self.model.workers[at].rules.config());
-            new.gate_mut().later = !self.model.prompt;
-            self.workers[at].questions.clear();
-            let mut names = Vec::new();
-            for number in self.model.in_slots(at) {
-                let (old, ms) = (self.model.allocations[number].id(), self.model.ms);
-                let mut moved = self.workers[at].server.snapshot(now, old).expect("its sockets are open");
-                // Whoever arrives begins anew.
-                moved.keep_arrival(|_| false);
-                let link = self.source(cast::number_of(&self.model.allocations[number].client)).link;
-                let id = new.restore(now, written(&moved), link).expect("there is room, as there was before");
-                let it = &mut self.model.allocations[number];
-                it.pack(ms);
-                it.unpack(ms);
-                it.place = Place::At(at, id);
-                self.model.relink(number, link);
-                self.model.tell_restored(at, number);
-                names.push((old, id));
+            let rules = variant.map_or_else(|| self.model.workers[at].rules.clone(), Rules::variant);
+            let mut heir = server(at, self.setup.workers, &gate, &config, process);
+            if at == 0 && remembers {
+                assert!(config.granted.take_over(&self.granted.to_bytes()), "the same key");
             }
+            let Some(names) = self.inherit(at, &mut heir, &rules, &limits, remembers, &mut taken) else {
+                self.reached.refused += 1;
+                return;
+            };
+            heirs.push((heir, rules, names));
+        }
+        let old = self.workers[0].server.gate_mut().clone();
+        self.reached.upgraded += taken.len() as u64;
+        self.process = process;
+        self.granted = config.granted.clone();
+        (self.setup, self.model.limits) = (limits.clone(), limits);
+        for (at, (_, _, names)) in heirs.iter().enumerate() {
             for (_, relay) in self.sockets.values_mut().filter(|(worker, _)| *worker == at) {
-                let name = names.iter().find(|(old, _)| *old == relay.allocation);
+                let name = names.iter().find(|(old, ..)| *old == relay.allocation);
                 relay.allocation = name.expect("each socket is an allocation's").1;
             }
-            self.workers[at].server = new;
-            self.take_effects(at, None, &Datagram::Noise);
+            for (_, id, number) in names {
+                self.model.allocations[*number].place = Place::At(at, *id);
+                let link = self.source(cast::number_of(&self.model.allocations[*number].client)).link;
+                self.model.passed_on(*number, remembers, link);
+                let mobility = self.model.allocations[*number].mobility.as_ref();
+                self.reached.arriving += u64::from(mobility.is_some_and(|it| it.arriving.is_some()));
+            }
         }
+        self.model.workers.iter().for_each(|desk| self.counted.merge(&desk.stats));
+        self.model.restarted(remembers);
+        for (at, (mut heir, rules, names)) in heirs.into_iter().enumerate() {
+            let given: Vec<AllocationId> = names.iter().map(|(old, ..)| *old).collect();
+            self.leave(at, &given);
+            heir.gate_mut().later = !self.model.prompt;
+            let worker = &mut self.workers[at];
+            worker.questions.clear();
+            worker.server = heir;
+            names.iter().for_each(|(.., number)| self.model.tell_restored(at, *number));
+            self.take_effects(at, None, &Datagram::Noise);
+            // What its rules refuse ends before anybody is served.
+            self.reconfigure(at, rules);
+        }
+        assert_eq!(old.held(), 0, "the old process holds nothing");
         self.closed.clear();
+    }
+
+    /// Limits, one of them one less than what there is.
+    fn limits_but(&self, tight: u8) -> Setup {
+        let less = |held: usize, limit: usize| if held > 0 { held - 1 } else { limit };
+        let mut limits = self.setup.clone();
+        let users = cast::REALMS.into_iter().flat_map(|realm| cast::USERS.map(|user| (realm, user)));
+        let prefixes = self.model.allocations.iter().map(|it| self.model.held_at(it.prefix));
+        match tight {
+            1 => {
+                let most = users.map(|(realm, user)| self.model.held(realm, user)).max();
+                limits.per_user = less(most.unwrap_or(0), limits.per_user);
+            }
+            // 0 is no limit.
+            2 => limits.per_prefix = less(prefixes.max().unwrap_or(0), limits.per_prefix),
+            3 => limits.total = less(self.model.held_by_all(), limits.total),
+            _ => {}
+        }
+        limits
+    }
+
+    /// A worker of another process takes in all that this one has, which keeps it so far: their old and new names, or none if one of them
+    /// is refused.
+    fn inherit(
+        &mut self,
+        at: usize,
+        heir: &mut Server<TestGate>,
+        rules: &Rules,
+        limits: &Setup,
+        remembers: bool,
+        taken: &mut Vec<usize>,
+    ) -> Option<Vec<(AllocationId, AllocationId, usize)>> {
+        let now = self.now(at);
+        heir.reconfigure(now, rules.config());
+        if remembers {
+            for arrival in self.workers[at].server.expected(now) {
+                heir.expect(now, arrival);
+            }
+            heir.remember_deletions(now, &self.workers[at].server.deletions(now));
+        }
+        let numbers = self.model.in_slots(at);
+        // Those of clients who need nothing that is in this process.
+        let is_portable = |it: &Allocation| {
+            it.transport == RelayTransport::Udp && it.pending.is_none() && (it.away || it.link == DATAGRAMS)
+        };
+        let portable = numbers.iter().map(|number| &self.model.allocations[*number]);
+        let portable: Vec<AllocationId> = portable.filter(|it| is_portable(it)).map(Allocation::id).collect();
+        assert_eq!(self.workers[at].server.portable(|link| link == DATAGRAMS), portable);
+        let mut names = Vec::new();
+        for number in numbers {
+            let it = &self.model.allocations[number];
+            let (old, owner) = (it.id(), (it.realm, it.user));
+            let mut moved = self.workers[at].server.snapshot(now, old).expect("its sockets are open");
+            moved.keep_arrival(|link| remembers && link == DATAGRAMS);
+            let link = self.source(cast::number_of(&it.client)).link;
+            let fits = self.model.fits(number, taken, rules, limits);
+            match heir.restore(now, written(&moved), link) {
+                Ok(id) => {
+                    assert!(fits, "there is no room for it");
+                    taken.push(number);
+                    names.push((old, id, number));
+                }
+                Err(refused) => {
+                    assert!(!fits, "there is room for it");
+                    assert_eq!((refused.owner(), refused.from()), (owner, old));
+                    return None;
+                }
+            }
+        }
+        Some(names)
+    }
+
+    /// A worker forgets what another process has now, and then has nothing.
+    fn leave(&mut self, at: usize, given: &[AllocationId]) {
+        let now = self.now(at);
+        let Worker { server, .. } = &mut self.workers[at];
+        given.iter().for_each(|allocation| server.surrender(now, *allocation));
+        server.forget_lookups(|_| true);
+        let told: Vec<Effect> = std::iter::from_fn(|| server.poll_effect()).collect();
+        let expected = given.iter().map(|allocation| Effect::Exported { allocation: *allocation });
+        assert!(told.iter().eq(&expected.collect::<Vec<_>>()), "{told:?}");
+        assert_eq!((server.allocations(), server.connections(), server.poll_timeout()), (0, 0, None));
     }
 }
 

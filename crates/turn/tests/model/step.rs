@@ -7,6 +7,8 @@ use proptest::{collection::vec, prelude::*};
 pub(super) struct Setup {
     pub(super) workers: usize,
     pub(super) per_user: usize,
+    /// Of one address, or of one IPv6 network of 64 bits; 0 for any number.
+    pub(super) per_prefix: usize,
     pub(super) total: usize,
 }
 
@@ -96,6 +98,12 @@ pub(super) enum Step {
         from: usize,
         ends: bool,
     },
+    /// An allocation is on its way to another worker while a reload, there or everywhere, denies its peer.
+    Overtaken {
+        from: usize,
+        which: u8,
+        everywhere: bool,
+    },
     /// The runtime does one thing that waits; a worker takes one thing from its box; or all of it.
     Work {
         worker: usize,
@@ -130,6 +138,11 @@ pub(super) enum Step {
         variant: u8,
     },
     Drain(usize),
+    /// New rules that deny a peer to which somebody may talk; first of all to whoever is on the way between two workers.
+    Deny {
+        worker: Option<usize>,
+        which: usize,
+    },
     /// An administrator ends an allocation.
     Close(usize),
     /// A table elsewhere has relayed for an allocation.
@@ -137,8 +150,15 @@ pub(super) enum Step {
         which: usize,
         datagrams: u8,
     },
-    /// Another process takes over.
-    Upgrade,
+    /// Another process takes over, if all fit into it.
+    Upgrade {
+        /// Whether it hears what the old one remembers: whom it expects, what it has granted and deleted.
+        remembers: bool,
+        /// Its rules; those that each worker has, without.
+        variant: Option<u8>,
+        /// Which of its limits is one too low for what there is; 0 is none.
+        tight: u8,
+    },
     /// Who may talk to whom: all of it is tried.
     Probe,
 }
@@ -191,8 +211,14 @@ pub(super) enum Mix {
 /// Plays of this kind.
 pub(super) fn plays(mix: Mix) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     let workers = if mix == Mix::Data { 1..=2_usize } else { 2..=3 };
-    let setup = (workers, 1..=4_usize, 2..=6_usize);
-    let setup = setup.prop_map(|(workers, per_user, total)| Setup { workers, per_user, total });
+    let per_prefix = prop_oneof![2 => Just(0_usize), 1 => 1..=4_usize];
+    let setup = (workers, 1..=4_usize, per_prefix, 2..=6_usize);
+    let setup = setup.prop_map(|(workers, per_user, per_prefix, total)| Setup {
+        workers,
+        per_user,
+        per_prefix,
+        total,
+    });
     (setup, vec(step(mix), 1..160))
 }
 
@@ -244,7 +270,18 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         prop_oneof![9 => 0..3_000_u64, 9 => 0..60_000_u64, 3 => 0..400_000_u64, 1 => 0..4_000_000_u64],
         any::<bool>(),
     );
-    let reload = (prop::option::of(0..3_usize), 0..super::cast::VARIANTS);
+    let variant = || 0..super::cast::VARIANTS;
+    let reload = (prop::option::of(0..3_usize), variant());
+    let deny = (prop::option::of(0..3_usize), small());
+    let upgrade = (
+        likely(80),
+        prop_oneof![3 => Just(None), 2 => variant().prop_map(Some)],
+        prop_oneof![6 => Just(0_u8), 1 => 1..4_u8],
+    );
+    let upgrade = upgrade.prop_map(|(remembers, variant, tight)| Step::Upgrade { remembers, variant, tight });
+    let overtaken = (from(), any::<u8>(), any::<bool>());
+    let overtaken =
+        overtaken.prop_map(|(from, which, everywhere)| Step::Overtaken { from, which, everywhere });
     let more = prop_oneof![
         4 => (0..3_usize, luck()).prop_map(|(worker, luck)| Step::Work { worker, luck }),
         4 => (0..3_usize).prop_map(Step::Mail),
@@ -258,7 +295,8 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         1 => (0..12_usize).prop_map(Step::Drain),
         1 => small().prop_map(Step::Close),
         1 => (small(), any::<u8>()).prop_map(|(which, datagrams)| Step::Across { which, datagrams }),
-        1 => Just(Step::Upgrade),
+        2 => deny.prop_map(|(worker, which)| Step::Deny { worker, which }),
+        2 => upgrade,
         2 => Just(Step::Probe),
         2 => (small(), any::<bool>()).prop_map(|(which, before)| Step::Brink { which, before }),
         1 => (from(), any::<bool>()).prop_map(|(from, keepalive)| Step::Noise { from, keepalive }),
@@ -274,6 +312,7 @@ fn step(mix: Mix) -> BoxedStrategy<Step> {
         3 => (small(), from()).prop_map(|(which, from)| Step::Copy { which, from }),
         moves / 4 + 1 => (0..3 * super::cast::CLIENTS).prop_map(Step::Disconnect),
         moves / 6 + 1 => (from(), any::<bool>()).prop_map(|(from, ends)| Step::Rivals { from, ends }),
+        moves / 8 + 1 => overtaken,
         connections / 2 => (small(), 0..15_u8).prop_map(|(relay, peer)| Step::PeerConnects { relay, peer }),
         connections / 4 + 1 => ended,
         9 => slept.prop_map(|(ms, exact)| Step::Sleep { ms, exact }),

@@ -1,0 +1,641 @@
+//! Fuzz target: any bytes as a request, by each way to the admin interface and to what applications ask: whatever comes back is an answer as
+//! it is described, holds no secret, and nothing has changed for whom it may not.
+
+use std::{
+    net::Ipv4Addr,
+    panic::AssertUnwindSafe,
+    sync::{Mutex, MutexGuard, atomic::AtomicUsize},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+    join,
+    runtime::{Builder, Runtime},
+};
+use turnpike_config::{
+    AdminAccess, AdminSettings, Certificate, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
+};
+use turnpike_net::Datapath;
+use turnpike_relay::{Config, Relay, RelayAddress};
+use turnpike_stores::{ApiKey, Database, Directory, Edit, Limits as StoreLimits, SqliteUse, StoreAddress};
+use turnpike_testkit::{
+    Dir,
+    fuzz::{self, Input},
+};
+
+use super::*;
+use crate::{
+    accounts::Store,
+    applications::Gate,
+    model::{Job, Problem, Sandbox},
+    program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
+    routes,
+};
+
+const FULL: &str = "full-0123456789abcdef";
+const READ: &str = "read-0123456789abcdef";
+const KEY: &str = "tpk_shop.0123456789abcdefghijklmnopqrstuvwxyzABCDEFG";
+const PASSWORD: &str = "a password of alice";
+const SECRET: &str = "a secret of the realm";
+/// None of these is ever told.
+const PRIVATE: [&str; 5] = [FULL, READ, KEY, PASSWORD, SECRET];
+
+/// Bytes of an answer at most: a page of sessions or users has fewer.
+const LONGEST: u64 = 1 << 20;
+
+const METHODS: [&str; 8] = ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "FETCH"];
+/// All but those that wait for a time to pass.
+const PATHS: [&str; 34] = [
+    "/",
+    "/livez",
+    "/readyz",
+    "/healthz",
+    "/metrics",
+    "/openapi.json",
+    "/web/main.js",
+    "/v1/access",
+    "/v1/refusals",
+    "/v1/status",
+    "/v1/build",
+    "/v1/config",
+    "/v1/log",
+    "/v1/reload",
+    "/v1/drain",
+    "/v1/sessions",
+    "/v1/sessions/00000000000000000000000000000000",
+    "/v1/users",
+    "/v1/users/alice",
+    "/v1/users/%F0%9F%A6%80",
+    "/v1/secrets",
+    "/v1/secrets/rotation",
+    "/v1/secrets/dc365e79d41cfae1",
+    "/v1/keys",
+    "/v1/keys/shop",
+    "/v1/realms",
+    "/v1/realms/tenant.example",
+    "/v1/limits",
+    "/v1/listeners",
+    "/v1/certificates",
+    "/v1/credentials",
+    "/v1/sessions/",
+    "//livez",
+    "http://localhost/v1/status",
+];
+const QUERIES: [&str; 14] = [
+    "realm",
+    "limit",
+    "cursor",
+    "user",
+    "client",
+    "transport",
+    "relayed",
+    "service",
+    "username",
+    "ttl",
+    "key",
+    "api",
+    "colour",
+    "kid",
+];
+const VALUES: [&str; 16] = [
+    "alice",
+    "tenant.example",
+    "0",
+    "1",
+    "1000",
+    "4294967295",
+    "18446744073709551616",
+    "-1",
+    "turn",
+    "udp",
+    "192.0.2.0/24",
+    "2001:db8::1",
+    "6578616d706c652e6f7267.616c696365",
+    "%00",
+    "%ff",
+    "a+b%20c",
+];
+const MEMBERS: [&str; 17] = [
+    "name",
+    "realm",
+    "password",
+    "secret",
+    "overlap_s",
+    "sha256",
+    "max_ttl",
+    "rate",
+    "max_sessions",
+    "max_sessions_per_user",
+    "bits_per_second_per_session",
+    "level",
+    "deadline_s",
+    "user",
+    "ttl",
+    "kid",
+    "colour",
+];
+const JSON: [&str; 14] = [
+    "\"alice\"",
+    "\"tenant.example\"",
+    "\"north\"",
+    "\"\"",
+    "\" a \"",
+    "\"info,turnpike=debug\"",
+    "\"abababababababababababababababababababababababababababababababab\"",
+    "null",
+    "0",
+    "60",
+    "-1",
+    "4294967296",
+    "1e3",
+    "[{}]",
+];
+const HEADERS: [&str; 18] = [
+    "Authorization: Bearer full-0123456789abcdef",
+    "Authorization: bearer  read-0123456789abcdef",
+    "Authorization: Bearer tpk_shop.0123456789abcdefghijklmnopqrstuvwxyzABCDEFG",
+    "Authorization: Basic YTpi",
+    "Host: localhost",
+    "Host: turn.example.org:9641",
+    "Host: evil.example",
+    "Host: [::1]:9641",
+    "Origin: http://localhost",
+    "Origin: https://page.example",
+    "Origin: null",
+    "Sec-Fetch-Site: cross-site",
+    "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document",
+    "Access-Control-Request-Method: POST",
+    "Content-Type: application/json; charset=utf-8",
+    "Content-Type: application/x-www-form-urlencoded",
+    "Accept: text/html, application/openmetrics-text",
+    "Expect: 100-continue",
+];
+
+/// By which way a request comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Unix,
+    /// On loopback, which may do this.
+    Loopback(AdminAccess),
+    Tls,
+    Application,
+}
+
+const WAYS: [Way; 5] = [
+    Way::Unix,
+    Way::Loopback(AdminAccess::None),
+    Way::Loopback(AdminAccess::Read),
+    Way::Tls,
+    Way::Application,
+];
+
+/// A program with a server, which counts what it was told to do.
+struct Double {
+    relay: Arc<Relay>,
+    settings: Mutex<Settings>,
+    store: Mutex<Store>,
+    told: AtomicUsize,
+}
+
+impl Double {
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().expect("nobody panics there")
+    }
+
+    fn store(&self) -> Store {
+        self.store.lock().expect("nobody panics there").clone()
+    }
+
+    fn is_told(&self) {
+        self.told.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Program for Double {
+    fn sandbox(&self) -> Option<Sandbox> {
+        None
+    }
+
+    fn job(&self) -> Job {
+        Job::Serve
+    }
+    fn settings(&self) -> AdminSettings {
+        Double::settings(self).admin.clone()
+    }
+    fn to_toml(&self) -> String {
+        Double::settings(self).to_toml()
+    }
+    fn open(&self) -> u64 {
+        7
+    }
+    fn metrics(&self) -> Result<String, std::fmt::Error> {
+        Ok("# TYPE turnpike_draining gauge\nturnpike_draining 0.0\n# EOF\n".to_owned())
+    }
+    fn is_draining(&self) -> bool {
+        false
+    }
+    fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
+        self.is_told();
+        Box::pin(async { Ok(Reloaded::default()) })
+    }
+    fn drain(&self, patience: Option<Duration>) -> Later<Option<(u64, Duration)>> {
+        self.is_told();
+        Box::pin(async move { Some((7, patience.unwrap_or(Duration::from_secs(30)))) })
+    }
+    fn log_level(&self) -> String {
+        "info".to_owned()
+    }
+    fn set_log_level(&self, level: &str) -> Result<(), String> {
+        self.is_told();
+        turnpike_config::check_filter(level)
+    }
+    fn server(&self) -> Option<Server> {
+        Some(Server {
+            relay: Arc::clone(&self.relay),
+            settings: Arc::new(Double::settings(self).clone()),
+            store: Some(self.store()),
+            certificates: Arc::from(Vec::<Certificate>::new()),
+            addresses: Arc::from([RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }]),
+            datapath: Datapath::Gso,
+            datapath_reason: "as configured".into(),
+        })
+    }
+    fn refusals(&self, _: &RefusalFilter, _: usize) -> Option<Vec<Refusal>> {
+        Some(Vec::new())
+    }
+    fn rules(&self) -> Vec<Rule> {
+        Vec::new()
+    }
+}
+
+/// What all inputs are tried on.
+struct Bench {
+    runtime: Runtime,
+    program: Arc<Double>,
+    routers: [Router; 2],
+    stores: AtomicUsize,
+    /// What an untouched store holds.
+    pristine: String,
+    dir: Dir,
+}
+
+#[test]
+fn admin_requests() {
+    let bench = AssertUnwindSafe(Bench::new());
+    fuzz::target("admin_requests", seeds, |bytes| bench.check(bytes));
+}
+
+impl Bench {
+    fn new() -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (dir, settings) = (Dir::new(), settings());
+        let (store, pristine) = runtime.block_on(async {
+            let store = store_of(&dir, 0).await;
+            let pristine = contents(&store).await;
+            (store, pristine)
+        });
+        let config = Config {
+            listen: vec![(Ipv4Addr::LOCALHOST, 0).into()],
+            workers: 1,
+            relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
+            ..Config::default()
+        };
+        let relay = Relay::start(&config, Arc::new(()), Arc::new(())).expect("loopback");
+        let program = Arc::new(Double {
+            relay: Arc::new(relay),
+            settings: Mutex::new(settings),
+            store: Mutex::new(store),
+            told: AtomicUsize::new(0),
+        });
+        let routers = runtime.block_on(async {
+            let program = Arc::clone(&program) as Arc<dyn Program>;
+            let gate = Gate::new(Arc::clone(&program), None);
+            [routes::router(Arc::clone(&program)), routes::for_applications(program, gate)]
+        });
+        Self { runtime, program, routers, stores: AtomicUsize::new(0), pristine, dir }
+    }
+
+    fn check(&self, bytes: &[u8]) {
+        let mut input = Input::new(bytes);
+        let way = *input.choice(&WAYS);
+        let request = if input.below(4) == 0 { input.rest().to_vec() } else { request(&mut input) };
+        if waits(way, &request) {
+            return;
+        }
+        let told = self.program.told.load(Ordering::Relaxed);
+        let answer = self.runtime.block_on(self.ask(way, &request));
+        is_described(way, &request, &answer);
+        let said = String::from_utf8_lossy(&answer);
+        for private in PRIVATE.iter().filter(|private| !has(&request, private)) {
+            assert!(!said.contains(private), "{private:?} in {said}");
+        }
+        let changed = self.restore() || told != self.program.told.load(Ordering::Relaxed);
+        assert!(!changed || may_change(way, &request), "{way:?}: {}", String::from_utf8_lossy(&request));
+    }
+
+    /// All that comes back. Whoever asks closes its end behind the request: what is missing of that does not come.
+    async fn ask(&self, way: Way, request: &[u8]) -> Vec<u8> {
+        let from = (Ipv4Addr::LOCALHOST, 50_000).into();
+        let (via, router) = match way {
+            Way::Unix => (Via::Unix(Some(0)), &self.routers[0]),
+            Way::Loopback(access) => {
+                Double::settings(&self.program).admin.loopback = access;
+                (Via::Loopback(from), &self.routers[0])
+            }
+            Way::Tls => (Via::Tls(from, AdminAccess::None), &self.routers[0]),
+            Way::Application => (Via::Loopback(from), &self.routers[1]),
+        };
+        // However long it takes: the machine may be busy.
+        let day = Duration::from_secs(86_400);
+        let limits = Limits { head: day, whole: day, ..Limits::of_one(1) };
+        let mut http = http(limits);
+        http.half_close(true);
+        let endless = Endless::new();
+        let router = router.clone().layer(Extension(endless.clone()));
+        let (mut client, server) = duplex(1 << 16);
+        let asks = async {
+            let mut answer = Vec::new();
+            // It may have heard enough, and closed.
+            let _ = client.write_all(request).await;
+            let _ = client.shutdown().await;
+            let _ = (&mut client).take(LONGEST + 1).read_to_end(&mut answer).await;
+            drop(client);
+            answer
+        };
+        let (answer, _) = join!(asks, speak(&http, server, router, via, limits, endless));
+        answer
+    }
+
+    /// Puts another store in place of one that was changed; whether it was.
+    fn restore(&self) -> bool {
+        let store = self.program.store();
+        let changed = self.runtime.block_on(contents(&store)) != self.pristine;
+        if changed {
+            let last = self.stores.fetch_add(1, Ordering::Relaxed);
+            let fresh = self.runtime.block_on(store_of(&self.dir, last + 1));
+            *self.program.store.lock().expect("nobody panics there") = fresh;
+            let _ = std::fs::remove_dir_all(self.dir.at(&last.to_string()));
+        }
+        changed
+    }
+}
+
+fn settings() -> Settings {
+    let user =
+        |name: &str| User { name: name.to_owned(), secret: UserSecret::Password(Secret::new(PASSWORD)) };
+    let mut settings = Settings {
+        realm: "example.org".to_owned(),
+        users: vec![user("alice")],
+        secrets: vec![Secret::new(SECRET)],
+        realms: vec![RealmSettings {
+            name: "tenant.example".to_owned(),
+            users: vec![user("carol")],
+            ..RealmSettings::default()
+        }],
+        ..Settings::default()
+    };
+    settings.admin.tokens = vec![Secret::new(FULL)];
+    settings.admin.read_tokens = vec![Secret::new(READ)];
+    settings.admin.hosts = vec!["turn.example.org".to_owned()];
+    settings.credentials.hosts = vec!["turn.example.org".to_owned()];
+    settings.credentials.origins = vec!["https://page.example".to_owned()];
+    settings
+}
+
+/// A store that knows the key of an application, and nothing else.
+async fn store_of(dir: &Dir, number: usize) -> Store {
+    let file = dir.at(&number.to_string()).join("turnpike.sqlite");
+    let (address, limits) = (StoreAddress::Sqlite(file), StoreLimits::default());
+    let database = Database::new(&address, 1, SqliteUse::Own, &limits);
+    let store = Directory::new(database, "memory".to_owned(), limits);
+    let (name, hash) = ("shop".to_owned(), api_keys::hash(&Secret::new(KEY)));
+    // As often as the fuzzer likes.
+    let key = ApiKey { name, hash, realm: None, max_ttl: None, rate: Some(1_000_000) };
+    store.edit(&Edit::PutApiKey(key)).await.expect("it can be written");
+    store
+}
+
+async fn contents(store: &Store) -> String {
+    let users = loop {
+        // A busy machine may take longer than a store has for an answer.
+        if let Ok(users) = store.users(None, None).await {
+            break users;
+        }
+    };
+    let mut secrets: Vec<String> = store
+        .all_secrets()
+        .iter()
+        .flat_map(|(realm, of)| of.iter().map(move |secret| format!("{realm} {} {secret:?}", *secret.value)))
+        .collect();
+    secrets.sort_unstable();
+    let realms = store.rules().map(|rules| format!("{:?}", rules.realms));
+    format!("{users:?} {secrets:?} {:?} {realms:?}", store.api_keys())
+}
+
+fn has(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+fn may_change(way: Way, request: &[u8]) -> bool {
+    way == Way::Unix || (way != Way::Application && has(request, FULL))
+}
+
+/// Whether it shows a wrong token or key, for which there is a pause; or asks for what is told once time has passed.
+fn waits(way: Way, request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request);
+    let right = |shown: &str| match way {
+        Way::Application => shown == KEY,
+        _ => shown == FULL || shown == READ,
+    };
+    let behind = |mark: &'static str| {
+        let small = text.to_ascii_lowercase();
+        let places: Vec<usize> = small.match_indices(mark).map(|(at, _)| at + mark.len()).collect();
+        places.into_iter().map(|at| text[at..].to_owned()).collect::<Vec<_>>()
+    };
+    let wrong_token = behind("authorization:").iter().any(|rest| {
+        let value = rest.lines().next().unwrap_or_default().trim();
+        value
+            .split_once(' ')
+            .is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && !right(token.trim()))
+    });
+    let wrong_key = way == Way::Application
+        && ["key", "api"].into_iter().flat_map(&behind).any(|rest| {
+            let value = rest.strip_prefix('=').map(|rest| rest.split(['&', ' ', '\r', '\n', '#']).next());
+            value.flatten().is_some_and(|value| !right(value))
+        });
+    wrong_token || wrong_key || ["/v1/live", "/v1/workers"].iter().any(|path| text.contains(path))
+}
+
+/// An answer has a form, a length, and tells what went wrong in the same way everywhere.
+fn is_described(way: Way, request: &[u8], answer: &[u8]) {
+    assert!(answer.len() as u64 <= LONGEST);
+    if answer.is_empty() {
+        return;
+    }
+    let told = || format!("{way:?} {} {}", String::from_utf8_lossy(request), String::from_utf8_lossy(answer));
+    let text = str::from_utf8(answer).unwrap_or_else(|_| panic!("{}", told()));
+    let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { panic!("{}", told()) };
+    let status: u16 = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    // What a busy machine may come to.
+    let is_slow = status == 503 && body.contains("store_unavailable");
+    assert!((200..500).contains(&status) || is_slow, "{}", told());
+    let header = |wanted: &str| {
+        let lines = head.lines().filter_map(|line| line.split_once(": "));
+        lines.filter(|(name, _)| *name == wanted).map(|(_, value)| value).collect::<Vec<_>>().join(", ")
+    };
+    let media = header("content-type");
+    if body.is_empty() {
+        return;
+    }
+    assert_eq!(
+        (&*header("cache-control"), &*header("x-content-type-options")),
+        ("no-store", "nosniff"),
+        "{}",
+        told()
+    );
+    if status >= 400 {
+        let problem: Problem =
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {}", told()));
+        assert_eq!(
+            (&*problem.kind, problem.status, &*media),
+            ("about:blank", status, "application/problem+json")
+        );
+        assert!(problem.detail.len() > 10 && !problem.code.is_empty(), "{}", told());
+        return;
+    }
+    // Who has shown nothing is told nothing but that it is there.
+    let knows = match way {
+        Way::Unix | Way::Loopback(AdminAccess::Read | AdminAccess::Full) => true,
+        Way::Loopback(AdminAccess::None) | Way::Tls => has(request, FULL) || has(request, READ),
+        Way::Application => has(request, KEY),
+    };
+    let is_said = ["application/json", "application/toml", "application/openmetrics"];
+    let tells = is_said.iter().any(|kind| media.starts_with(kind)) || media.contains("version=");
+    assert!(knows || !tells, "{}", told());
+}
+
+/// A request made of what means something, mostly.
+fn request(input: &mut Input<'_>) -> Vec<u8> {
+    let mut request = Vec::new();
+    let text = |input: &mut Input<'_>, among: &[&str]| -> Vec<u8> {
+        match usize::from(input.byte()) {
+            known if known < 224 => among[known % among.len()].as_bytes().to_vec(),
+            _ => input.bytes().to_vec(),
+        }
+    };
+    request.extend(text(input, &METHODS));
+    request.push(b' ');
+    request.extend(text(input, &PATHS));
+    for number in 0..input.below(4) {
+        request.push(if number == 0 { b'?' } else { b'&' });
+        request.extend(text(input, &QUERIES));
+        request.push(b'=');
+        request.extend(text(input, &VALUES));
+    }
+    request.extend_from_slice(b" HTTP/1.1\r\n");
+    // One that is right, unless it shall be another.
+    if input.below(8) > 0 {
+        request.extend_from_slice(b"Host: localhost\r\n");
+    }
+    for _ in 0..input.below(5) {
+        request.extend(text(input, &HEADERS));
+        request.extend_from_slice(b"\r\n");
+    }
+    let body = match input.below(4) {
+        0 => Vec::new(),
+        1 => input.long_bytes().to_vec(),
+        2 => {
+            let pairs =
+                (0..1 + input.below(4)).map(|_| [text(input, &QUERIES), text(input, &VALUES)].join(&b'='));
+            pairs.collect::<Vec<_>>().join(&b'&')
+        }
+        _ => {
+            request.extend_from_slice(b"Content-Type: application/json\r\n");
+            let members = (0..input.below(6)).map(|_| {
+                let name = String::from_utf8_lossy(&text(input, &MEMBERS)).into_owned();
+                [serde_json::to_vec(&name).expect("a text"), text(input, &JSON)].join(&b':')
+            });
+            [b"{".to_vec(), members.collect::<Vec<_>>().join(&b','), b"}".to_vec()].concat()
+        }
+    };
+    if !body.is_empty() {
+        request.extend_from_slice(format!("Content-Length: {}\r\n", body.len()).as_bytes());
+    }
+    request.extend_from_slice(b"\r\n");
+    request.extend(body);
+    request
+}
+
+/// Each path by each method, as whoever may do everything asks; changes with what they need, and each way once.
+fn seeds() -> Vec<Vec<u8>> {
+    let whole = |way: u8, text: &str| [&[way, 0][..], text.as_bytes()].concat();
+    let asked = |way: u8, method: &str, path: &str, more: &str, body: &str| {
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        whole(way, &format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{more}{length}\r\n{body}"))
+    };
+    let mut seeds: Vec<Vec<u8>> = PATHS.iter().map(|path| asked(0, "GET", path, "", "")).collect();
+    let json = "Content-Type: application/json\r\n";
+    for (path, body) in [
+        ("/v1/users", "{\"name\":\"dora\",\"password\":\"hunter4hunter4\"}"),
+        ("/v1/secrets", "{\"secret\":\"north\",\"realm\":\"tenant.example\"}"),
+        ("/v1/secrets/rotation", "{\"overlap_s\":60}"),
+        (
+            "/v1/realms",
+            "{\"name\":\"blue.example\",\"max_sessions\":7,\"bits_per_second_per_session\":64000}",
+        ),
+        (
+            "/v1/keys",
+            "{\"name\":\"shop-2\",\"sha256\":\"abababababababababababababababababababababababababababababababab\",\"rate\":5}",
+        ),
+        ("/v1/credentials", "{\"user\":\"alice\",\"ttl\":60}"),
+        ("/v1/drain", "{\"deadline_s\":0}"),
+        ("/v1/reload", ""),
+    ] {
+        seeds.push(asked(0, "POST", path, json, body));
+        seeds.push(asked(2, "POST", path, &format!("{json}Authorization: Bearer {FULL}\r\n"), body));
+        seeds.push(asked(3, "POST", path, &format!("{json}Authorization: Bearer {READ}\r\n"), body));
+    }
+    seeds.push(asked(0, "PUT", "/v1/log", json, "{\"level\":\"info,turnpike=debug\"}"));
+    for path in [
+        "/v1/users/alice",
+        "/v1/keys/shop",
+        "/v1/realms/tenant.example?realm=x",
+        "/v1/secrets/dc365e79d41cfae1",
+    ] {
+        seeds.push(asked(0, "DELETE", path, "", ""));
+    }
+    for path in [
+        "/v1/users?realm=example.org&limit=2&cursor=1",
+        "/v1/sessions?user=a&client=192.0.2.0/24&transport=udp&limit=5",
+        "/v1/refusals?client=2001:db8::/32&limit=9",
+        "/?service=turn&username=alice&ttl=60",
+    ] {
+        seeds.push(asked(0, "GET", path, "", ""));
+    }
+    let key = format!("Authorization: Bearer {KEY}\r\nOrigin: https://page.example\r\n");
+    seeds.push(asked(4, "POST", "/v1/credentials", &format!("{json}{key}"), "{\"user\":\"bob\"}"));
+    seeds.push(asked(4, "GET", &format!("/?service=turn&username=bob&key={KEY}"), "", ""));
+    let preflight = "Origin: https://page.example\r\nAccess-Control-Request-Method: POST\r\n";
+    seeds.push(asked(4, "OPTIONS", "/v1/credentials", preflight, ""));
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    seeds.push(asked(4, "POST", "/", form, &format!("service=turn&username=bob&api={KEY}")));
+    seeds.push(asked(1, "GET", "/metrics", "Accept: application/openmetrics-text\r\n", ""));
+    seeds.push(asked(
+        3,
+        "GET",
+        "/",
+        "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n",
+        "",
+    ));
+    let chunks = "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"nam\r\n0\r\n\r\n";
+    seeds.push(whole(0, &format!("POST /v1/users HTTP/1.1\r\nHost: localhost\r\n{json}{chunks}")));
+    // Made of what means something.
+    seeds.extend([
+        vec![0, 1, 1, 17, 0, 1, 0, 3, 2, 0, 0, 2, 2],
+        vec![2, 1, 1, 20, 0, 1, 1, 0, 3, 2, 3, 2, 1, 1],
+        vec![4, 1, 0, 30, 1, 8, 1, 1, 2, 2, 9, 0],
+    ]);
+    seeds
+}

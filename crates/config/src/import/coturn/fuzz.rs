@@ -1,0 +1,134 @@
+//! Fuzz target: any text as a turnserver.conf.
+
+use std::net::IpAddr;
+
+use turnpike_testkit::fuzz;
+use turnpike_turn::{ip_range::IpRange, server::Cidr};
+
+use super::*;
+use crate::{Settings, UserSecret};
+
+const CONF: &str = include_str!("tests/all.conf");
+
+#[test]
+fn turnserver_conf() {
+    fuzz::target("turnserver_conf", seeds, |bytes| {
+        let Ok(text) = str::from_utf8(bytes) else { return };
+        let imported = translate("t.conf", text);
+        notes_are_bounded(&imported.notes, text);
+        comments_say_nothing(&imported, text);
+        match load(&imported.toml) {
+            Ok(settings) => {
+                peers_are_refused_as_in_coturn(&settings, text);
+                no_note_has_a_secret(&settings, &imported.notes, text);
+            }
+            // What is wrong with the result has been told.
+            Err(mistakes) => mistakes.0.iter().for_each(|mistake| {
+                let is_it = |note: &Note| note.option == mistake.key && note.text.contains(&mistake.problem);
+                assert!(imported.notes.iter().any(is_it), "{mistake}\n{}", imported.toml);
+            }),
+        }
+    });
+}
+
+fn load(toml: &str) -> Result<Settings, Mistakes> {
+    let mut problems = Vec::new();
+    let entries = source::parse_file(Path::new("t.toml"), toml, &mut problems);
+    let sources = Sources::new(None, Vec::new(), Flags::new());
+    sources.merge(&entries, problems, |_| certificates::Found::default()).map(|(loaded, _)| loaded.settings)
+}
+
+fn notes_are_bounded(notes: &[Note], text: &str) {
+    let lines = text.lines().count();
+    assert!(notes.iter().all(|note| note.line <= lines));
+    let told: usize = notes.iter().map(|note| note.to_string().len()).sum();
+    assert!(told <= 8192 + 600 * text.len(), "{told} bytes for {}", text.len());
+}
+
+/// Nor does an empty line.
+fn comments_say_nothing(imported: &Imported, text: &str) {
+    let more = translate("t.conf", &format!("\n  # realm=elsewhere\n{text}"));
+    let settings = |toml: &str| {
+        let (head, rest) = toml.split_once('\n').expect("it says where it is from");
+        assert!(head.starts_with("# "));
+        rest.split("\n# What has no translation").next().map(str::to_owned)
+    };
+    assert_eq!(settings(&more.toml), settings(&imported.toml));
+    let later = |note: &Note| Note { line: if note.line > 0 { note.line + 2 } else { 0 }, ..note.clone() };
+    assert_eq!(more.notes, imported.notes.iter().map(later).collect::<Vec<_>>());
+}
+
+/// What is denied is, unless it is allowed.
+fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
+    let ranges = |wanted: &str| -> Vec<IpRange> {
+        let named = settings_of(text).filter(|(option, _)| *option == wanted);
+        named.filter_map(|(_, value)| value.parse().ok()).collect()
+    };
+    let (allowed, denied) = (ranges("allowed-peer-ip"), ranges("denied-peer-ip"));
+    let is_in = |ranges: &[IpRange], ip: IpAddr| {
+        let one = IpRange::new(ip, ip).expect("one address");
+        ranges.iter().any(|range| turnpike_turn::ip_range::difference(&[one], &[*range]).is_empty())
+    };
+    // The first address of each prefix of each range, and the one before it.
+    let firsts = allowed.iter().chain(&denied).flat_map(IpRange::prefixes).map(|prefix| base(&prefix));
+    for ip in firsts.flat_map(|ip| [Some(ip), before(ip)]).flatten() {
+        assert_eq!(
+            settings.deny.iter().any(|prefix| prefix.contains(ip)),
+            is_in(&denied, ip) && !is_in(&allowed, ip),
+            "{ip}"
+        );
+        let mut rules = settings.allow.iter().filter_map(|rule| rule.to_string().parse::<Cidr>().ok());
+        assert!(!is_in(&allowed, ip) || rules.any(|prefix| prefix.contains(ip)), "{ip} is allowed");
+    }
+}
+
+fn settings_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    super::settings(text).map(|(_, option, value)| (option, value))
+}
+
+fn base(prefix: &Cidr) -> IpAddr {
+    let text = prefix.to_string();
+    let (base, _) = text.split_once('/').expect("a prefix");
+    base.parse().expect("an address")
+}
+
+fn before(ip: IpAddr) -> Option<IpAddr> {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V4(bits.into())),
+        IpAddr::V6(ip) => ip.to_bits().checked_sub(1).map(|bits| IpAddr::V6(bits.into())),
+    }
+}
+
+/// Whoever reads them on a screen reads no password.
+fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
+    let passwords = settings.users.iter().filter_map(|user| match &user.secret {
+        UserSecret::Password(password) => Some(password),
+        UserSecret::Keys(_) => None,
+    });
+    for secret in passwords.chain(&settings.secrets).map(crate::Secret::reveal) {
+        // One that stands elsewhere too may be told from there, and a short one is in many words.
+        if secret.len() >= 8 && text.matches(secret).count() == 1 {
+            assert!(notes.iter().all(|note| !note.to_string().contains(secret)), "{secret}");
+        }
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> =
+        CONF.lines().filter(|line| !line.starts_with('#')).map(Into::into).collect();
+    seeds.push(CONF.into());
+    seeds.extend(
+        [
+            "lt-cred-mech\nuser=alice:0x0123456789abcdef0123456789abcdef\nuser=bob:correct horse\nrealm=example.org\n",
+            "listening-ip=10.0.0.5\nlistening-ip=10.0.0.6\nrelay-ip=10.0.0.5\nexternal-ip=203.0.113.5/10.0.0.5\nrfc5780\n",
+            "denied-peer-ip=10.0.0.0-10.255.255.255\nallowed-peer-ip=10.1.2.3\nallowed-peer-ip=2001:db8::-2001:db8::ffff\n",
+            "denied-peer-ip=0.0.0.0-255.255.255.255\ndenied-peer-ip=::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff\nallow-loopback-peers\n",
+            "use-auth-secret\nstatic-auth-secret=a long secret\nalternate-server=192.0.2.1\ntls-alternate-server=[2001:db8::1]:5349\n",
+            "cert=/c.pem\npkey=/k.pem\ndtls\nno-tls\nprometheus\nprometheus-address=any\nmin-port=100\nmax-port=99\n",
+            "redis-userdb=\"ip=127.0.0.1 dbname=0 password=turn port=6379\"\nmax-bps=0\nbps-capacity=18446744073709551615\n",
+            "relm\u{1}=x\nrealm=\"a\\\"b\nuser=:\nstale-nonce=0\nlog-min-level=warn\nfingerprint=maybe\n",
+        ]
+        .map(|text| text.as_bytes().to_vec()),
+    );
+    seeds
+}

@@ -1,0 +1,256 @@
+//! What the fuzz targets of databases have in common: texts as rows and keys have them, and what must hold once something was written.
+
+use std::panic::AssertUnwindSafe;
+
+use tokio::runtime::{Builder, Runtime};
+use turnpike_testkit::fuzz::Input;
+use zeroize::Zeroizing;
+
+use crate::{ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, signing};
+
+/// Rows or keys at most, and changes.
+pub(crate) const MOST_ROWS: u8 = 24;
+const MOST_EDITS: usize = 12;
+/// What is shorter stands in many words.
+const LONG: usize = 8;
+
+/// What a text is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    Realm,
+    User,
+    Secret,
+    Range,
+    Limit,
+    Number,
+    Algorithm,
+    TokenKey,
+    Keys,
+    Origin,
+    ApiKey,
+    Hash,
+    Kid,
+}
+
+impl Word {
+    /// Those that mean something.
+    fn known(self) -> &'static [&'static str] {
+        match self {
+            Self::Realm => &["", "north.gov", "b/c", "user", "é.example"],
+            Self::User => &["alice", "x/y", "é", "key", "1800000000:bob"],
+            Self::Secret => &["north secret", "süd%_*", "a long secret", "[x]?"],
+            Self::Range => &["10.0.0.0-10.0.0.9", "192.0.2.1", "2001:db8::/32", "::-ffff::", "0.0.0.0/0"],
+            Self::Limit => &["total-quota", "user-quota", "max-bps", "colour"],
+            Self::Number => &["", "0", "12", "1800000000", "18446744073709551615", "99999999999999999999"],
+            Self::Algorithm => &["", "A128GCM", "A256GCM", "AES-256-CBC"],
+            Self::TokenKey => &["MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEK", "MTIzNDU2Nzg5MDEyMzQ1Ngo="],
+            Self::Keys => &[
+                "7da2270ccfa49786e0115366d3a3d14d",
+                "7da2270ccfa49786e0115366d3a3d14d7da2270ccfa49786e0115366d3a3d14d",
+                "hunter2hunter2",
+            ],
+            Self::Origin => &["https://a.example", "HTTPS://B.example:443/", "null"],
+            Self::ApiKey => &["shop", "shop-1", "a"],
+            Self::Hash => &["abababababababababababababababababababababababababababababababab", "ab"],
+            Self::Kid => &["north", "south/y", "k"],
+        }
+    }
+
+    /// Whether nobody but the database and its clients may see it.
+    pub(crate) fn is_private(self) -> bool {
+        matches!(self, Self::Secret | Self::TokenKey | Self::Keys)
+    }
+
+    /// A text of this kind, mostly one that means something; `well` says that all shall.
+    pub(crate) fn draw(self, input: &mut Input<'_>, well: bool) -> Option<String> {
+        let how = input.byte();
+        let text = match how % 16 {
+            _ if well => (*input.choice(self.known())).to_owned(),
+            0 => return None,
+            1 | 2 => String::from_utf8_lossy(input.bytes()).into_owned(),
+            _ => (*input.choice(self.known())).to_owned(),
+        };
+        // As a char(n) of SQL has it.
+        Some(if how >= 240 && !well { format!("{text}   ") } else { text })
+    }
+
+    /// One that somebody may be called: whoever changes a store has seen to that.
+    fn name(self, input: &mut Input<'_>) -> String {
+        let text = self.draw(input, false).unwrap_or_default().replace(char::is_control, "_");
+        let text = text.trim();
+        if text.is_empty() { "a".to_owned() } else { text.to_owned() }
+    }
+}
+
+/// Where the targets run.
+pub(crate) fn runtime() -> AssertUnwindSafe<Runtime> {
+    AssertUnwindSafe(Builder::new_current_thread().enable_time().build().expect("a runtime"))
+}
+
+/// What was told of a failure: one row, and nothing that is private.
+pub(crate) fn is_told(error: &StoreError, faults: &[Fault], texts: &[(Word, String)]) {
+    assert!(faults.contains(&error.fault), "{error}");
+    says_nothing_private(&error.to_string(), texts);
+}
+
+/// Whether what is private stands there. What stands elsewhere too may be told from there.
+pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
+    for (word, text) in texts.iter().filter(|(word, text)| word.is_private() && text.len() >= LONG) {
+        let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text));
+        assert!(is_elsewhere || !said.contains(text), "{word:?} {text:?} in {said}");
+    }
+}
+
+/// All changes that the input asks for, each looked at afterwards. `exact` says that no text that was there before has blanks at its ends,
+/// which are no part of it when it is read.
+pub(crate) async fn edits<B: Backend>(backend: &B, input: &mut Input<'_>, exact: bool) {
+    for _ in 0..MOST_EDITS {
+        if input.is_empty() {
+            return;
+        }
+        let edit = draw(input);
+        // A row that cannot be read keeps some changes from being made.
+        if let Err(error) = change(backend, &edit, exact).await {
+            assert!(matches!(error.fault, Fault::Row | Fault::Schema), "{error} after {edit:?}");
+        }
+    }
+}
+
+fn draw(input: &mut Input<'_>) -> Edit {
+    let number = |input: &mut Input<'_>| u64::from(input.u16());
+    let realm = Word::Realm.name(input);
+    let secret = |input: &mut Input<'_>| Zeroizing::new(Word::Secret.name(input));
+    match input.below(9) {
+        0 => {
+            let name = Word::User.name(input);
+            let keys = UserKeys::new(&name, &realm, &Word::Secret.name(input));
+            Edit::PutUser { realm, name, keys }
+        }
+        1 => Edit::RemoveUser { realm, name: Word::User.name(input) },
+        2 => Edit::AddSecret { realm, secret: secret(input) },
+        3 => Edit::RemoveSecret { realm, secret: secret(input) },
+        4 => {
+            let (since, until) = (number(input), u64::from(input.u32()) << input.below(33));
+            Edit::RotateSecret { realm, secret: secret(input), since, until }
+        }
+        5 => {
+            let some = |input: &mut Input<'_>| Some(u32::from(input.u16())).filter(|number| *number > 0);
+            let name = Word::ApiKey.name(input);
+            let realm = Some(realm).filter(|_| input.below(2) == 0);
+            let (max_ttl, rate) = (some(input), some(input));
+            Edit::PutApiKey(ApiKey { name, hash: [input.byte(); 32], realm, max_ttl, rate })
+        }
+        6 => Edit::RemoveApiKey { name: Word::ApiKey.name(input) },
+        7 => {
+            let options = RealmOptions {
+                total_quota: number(input),
+                user_quota: number(input),
+                max_bps: number(input),
+            };
+            Edit::PutRealm { realm, options }
+        }
+        _ => Edit::RemoveRealm { realm },
+    }
+}
+
+/// What was written is read, and what was removed is not; and the answer says what was there before.
+async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(), StoreError> {
+    match edit {
+        Edit::PutUser { realm, name, keys } => {
+            let was_there = backend.user(realm, name).await?.is_some();
+            // One without keys is there, and nobody.
+            assert!(backend.edit(edit).await? || !was_there);
+            assert_eq!(backend.user(realm, name).await?.as_ref(), Some(keys));
+        }
+        Edit::RemoveUser { realm, name } => {
+            let was_there = backend.user(realm, name).await?.is_some();
+            assert!(backend.edit(edit).await? || !was_there);
+            assert_eq!(backend.user(realm, name).await?, None);
+        }
+        // Two that differ in such blanks alone are one when they are read.
+        Edit::AddSecret { .. } | Edit::RemoveSecret { .. } | Edit::RotateSecret { .. } if !exact => {
+            backend.edit(edit).await?;
+        }
+        Edit::AddSecret { realm, secret } => {
+            let before = backend.secrets(realm).await?;
+            let existed = backend.edit(edit).await?;
+            let after = backend.secrets(realm).await?;
+            assert_eq!(existed, has(&before, secret));
+            assert!(after.contains(&StoredSecret::new(secret.clone())), "it is there, and nobody rotated it");
+            assert_eq!(after.len(), before.len() + usize::from(!existed));
+        }
+        Edit::RemoveSecret { realm, secret } => {
+            let before = backend.secrets(realm).await?;
+            let existed = backend.edit(edit).await?;
+            let after = backend.secrets(realm).await?;
+            assert_eq!((existed, has(&after, secret)), (has(&before, secret), false));
+            assert_eq!(after.len(), before.len() - usize::from(existed));
+        }
+        Edit::RotateSecret { realm, secret, since, until } => {
+            let before = backend.secrets(realm).await?;
+            assert_eq!(backend.edit(edit).await?, !before.is_empty());
+            let after = backend.secrets(realm).await?;
+            let signs = signing(&after).expect("there is one that signs");
+            assert_eq!((&signs.value, signs.since), (secret, *since));
+            for other in before.iter().filter(|other| other.value != *secret) {
+                let left = after.iter().find(|left| left.value == other.value).expect("it counts a while");
+                assert_eq!((left.since, left.until), (other.since, other.until.or(Some(*until))));
+            }
+        }
+        Edit::PutApiKey(key) => {
+            backend.edit(edit).await?;
+            if let Some(rules) = rules(backend).await? {
+                assert_eq!(rules.api_keys.get(&*key.name), Some(key));
+            }
+        }
+        Edit::RemoveApiKey { name } => {
+            backend.edit(edit).await?;
+            if let Some(rules) = rules(backend).await? {
+                assert!(!rules.api_keys.contains_key(&**name));
+            }
+        }
+        Edit::PutRealm { realm, options } => {
+            backend.edit(edit).await?;
+            if let Some(rules) = rules(backend).await?.filter(|_| exact) {
+                let found = &rules.realms[&**realm];
+                let limit = |limit: u64| usize::try_from(limit).ok().filter(|limit| *limit > 0);
+                assert!(found.named);
+                assert_eq!(
+                    (found.total_quota, found.user_quota, found.max_bps.unwrap_or_default()),
+                    (limit(options.total_quota), limit(options.user_quota), options.max_bps)
+                );
+            }
+        }
+        Edit::RemoveRealm { realm } => {
+            backend.edit(edit).await?;
+            if let Some(rules) = rules(backend).await?.filter(|_| exact) {
+                assert_eq!(rules.realms.get(&**realm), None, "nothing is said of it");
+            }
+            assert!(!backend.edit(edit).await?, "it is gone");
+        }
+    }
+    Ok(())
+}
+
+fn has(secrets: &[StoredSecret], wanted: &str) -> bool {
+    secrets.iter().any(|secret| *secret.value == wanted)
+}
+
+/// None where a row cannot be read, which may be one of another realm.
+async fn rules<B: Backend>(backend: &B) -> Result<Option<Rules>, StoreError> {
+    match backend.rules().await {
+        Ok(rules) => Ok(Some(rules)),
+        Err(error) if matches!(error.fault, Fault::Row | Fault::Schema) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes as if by chance, the same each time: each kind of row is in there, and most of them can be read.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let mut state = 7_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..48).map(|seed| [seed].into_iter().chain((0..400).map(|_| byte())).collect()).collect()
+}

@@ -1,0 +1,388 @@
+//! Fuzz target: any keys in a Redis, of which this is the little that is asked of it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex as StdMutex, MutexGuard},
+};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use turnpike_testkit::fuzz::{self, Input};
+use turnpike_turn::ip_range::IpRange;
+
+use super::*;
+use crate::{
+    PeerRanges,
+    fuzz::{MOST_ROWS, Word, edits, is_told, runtime, says_nothing_private, seeds},
+};
+
+/// Keys of one answer to SCAN.
+const PAGE_OF_KEYS: usize = 5;
+
+/// What a key leads to.
+#[derive(Clone, Debug)]
+enum Held {
+    Text(Vec<u8>),
+    Set(BTreeSet<Vec<u8>>),
+    Hash(BTreeMap<Vec<u8>, Vec<u8>>),
+}
+
+/// What the server has, and whether it tells it from its end.
+#[derive(Clone, Default)]
+struct Keyspace {
+    held: Arc<StdMutex<BTreeMap<Vec<u8>, Held>>>,
+    turned: bool,
+}
+
+#[test]
+fn redis_keys() {
+    let runtime = runtime();
+    fuzz::target("redis_keys", seeds, |bytes| _ = runtime.block_on(check(bytes)));
+}
+
+/// Some of the seeds can be read, and some cannot.
+#[test]
+fn seeds_of_keys_are_good_and_bad() {
+    let runtime = runtime();
+    let read: Vec<bool> = seeds().iter().map(|seed| runtime.block_on(check(seed))).collect();
+    let good = read.iter().filter(|is_read| **is_read).count();
+    assert!((5..read.len() - 5).contains(&good), "{good} of {}", read.len());
+}
+
+#[test]
+fn a_pattern_fits_as_in_redis() {
+    let fitting: [(&str, &str); 5] =
+        [("turn/*[^y]", "turn/a"), ("turn/[^r]*y", "turn/oy"), ("a\\*?", "a*b"), ("*", ""), ("*b*", "abc")];
+    for (pattern, text) in fitting {
+        assert!(fits(pattern.as_bytes(), text.as_bytes()), "{pattern} {text}");
+    }
+    for (pattern, text) in [("turn/*[^y]", "turn/y"), ("turn/[^r]*y", "turn/ry"), ("a\\*", "ab"), ("?", "")] {
+        assert!(!fits(pattern.as_bytes(), text.as_bytes()), "{pattern} {text}");
+    }
+}
+
+/// Whether the rules could be read.
+async fn check(bytes: &[u8]) -> bool {
+    let mut input = Input::new(bytes);
+    let well = input.byte() & 2 == 0;
+    let (keyspace, mut texts) = (Keyspace::default(), Vec::new());
+    for _ in 0..input.below(MOST_ROWS) {
+        keyspace.draw(&mut input, well, &mut texts);
+    }
+    // Blanks at the ends are no part of what is read.
+    let exact = texts.iter().all(|(_, text)| text.trim() == text);
+    let redis = connected(&keyspace).await;
+
+    let read = redis.rules().await;
+    // The order in which keys, members and fields come means nothing, unless two differ in such blanks alone.
+    let turned = connected(&Keyspace { turned: true, ..keyspace.clone() }).await;
+    match (&read, turned.rules().await) {
+        (Ok(rules), Ok(other)) => assert!(!exact || *rules == other, "{rules:?}, {other:?}"),
+        (Err(error), Err(_)) => is_told(error, &[Fault::Row, Fault::Schema], &texts),
+        (_, other) => panic!("{read:?}, {other:?}"),
+    }
+    if let Ok(rules) = &read {
+        keyspace.is_read_whole(rules);
+        says_nothing_private(&format!("{rules:?}"), &texts);
+        if exact {
+            keyspace.secrets_are_those_of_their_realms(&redis, rules).await;
+        }
+    }
+    keyspace.users_are_found(&redis).await;
+    edits(&redis, &mut input, exact).await;
+    read.is_ok()
+}
+
+/// A client of it, whose connection is made.
+async fn connected(keyspace: &Keyspace) -> Redis {
+    let (ours, theirs) = duplex(1 << 16);
+    tokio::spawn(keyspace.clone().serve(theirs));
+    // However long it takes: the machine may be busy.
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let made = MultiplexedConnection::new_with_config(&RedisConnectionInfo::default(), ours, config).await;
+    let (connection, driver) = made.expect("it answers");
+    tokio::spawn(driver);
+    Redis {
+        client: Err(StoreError::new("memory", Fault::Other, "there is one connection")),
+        patience: Duration::MAX,
+        connection: Mutex::new(Some(connection)),
+        name: "memory".to_owned(),
+    }
+}
+
+impl Keyspace {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Held>> {
+        self.held.lock().expect("nobody panics there")
+    }
+
+    /// A key that coturn or we make, or one that looks like it; what it is made of goes to `texts`.
+    fn draw(&self, input: &mut Input<'_>, well: bool, texts: &mut Vec<(Word, String)>) {
+        let mut word = |word: Word, input: &mut Input<'_>| {
+            let text = word.draw(input, well).unwrap_or_default();
+            texts.push((word, text.clone()));
+            text
+        };
+        let realm = word(Word::Realm, input);
+        let key = |what: &str| format!("{REALM}{realm}/{what}");
+        let set = |text: String| Held::Set([text.into_bytes()].into());
+        let (key, held) = match input.below(12) {
+            0 => (secrets_key(&realm), set(word(Word::Secret, input))),
+            1 => (key(ALLOWED), set(word(Word::Range, input))),
+            2 => (key(DENIED), set(word(Word::Range, input))),
+            3 => (key(&word(Word::Limit, input)), Held::Text(word(Word::Number, input).into())),
+            4 => (format!("{ORIGIN}{}", word(Word::Origin, input)), Held::Text(realm.into())),
+            5 => {
+                let fields = [
+                    ("ikm_key", Word::TokenKey),
+                    ("timestamp", Word::Number),
+                    ("lifetime", Word::Number),
+                    ("as_rs_alg", Word::Algorithm),
+                    ("realm", Word::Realm),
+                ];
+                let fields =
+                    fields.map(|(name, of)| (name.as_bytes().to_vec(), word(of, input).into_bytes()));
+                (format!("{KID}{}", word(Word::Kid, input)), Held::Hash(fields.into()))
+            }
+            6 => (format!("{ADMIN}{}", word(Word::User, input)), Held::Hash(BTreeMap::new())),
+            7 => (user_key(&realm, &word(Word::User, input)), Held::Text(word(Word::Keys, input).into())),
+            8 => {
+                let secret = word(Word::Secret, input);
+                let times = [word(Word::Number, input), word(Word::Number, input)].join(" ");
+                (marks_key(&realm), Held::Hash([(secret.into_bytes(), times.into_bytes())].into()))
+            }
+            9 => {
+                let name = word(Word::ApiKey, input);
+                let of = [Word::Hash, Word::Realm, Word::Number, Word::Number].map(|of| word(of, input));
+                let mut words = form_urlencoded::Serializer::new(String::new());
+                words.extend_pairs(API_KEY_WORDS.iter().zip(&of));
+                (API_KEYS.to_owned(), Held::Hash([(name.into_bytes(), words.finish().into_bytes())].into()))
+            }
+            10 => (key(&word(Word::User, input)), Held::Text(word(Word::Keys, input).into())),
+            _ => (format!("turn/{}", word(Word::Origin, input)), set(word(Word::User, input))),
+        };
+        // Another kind of value than belongs there, or no text.
+        let other = input.byte();
+        let held = if well || other >= 8 {
+            held
+        } else {
+            let bytes = input.bytes().to_vec();
+            texts.push((Word::Kid, String::from_utf8_lossy(&bytes).into_owned()));
+            if other < 4 { Held::Text(bytes) } else { Held::Set([bytes].into()) }
+        };
+        let mut all = self.lock();
+        match (all.get_mut(key.as_bytes()), held) {
+            (Some(Held::Set(known)), Held::Set(more)) => known.extend(more),
+            (Some(Held::Hash(known)), Held::Hash(more)) => known.extend(more),
+            (_, held) => _ = all.insert(key.into_bytes(), held),
+        }
+    }
+
+    // What must hold.
+
+    /// No member is lost on the way, least of all one that denies something.
+    fn is_read_whole(&self, rules: &Rules) {
+        let ranges = |of: fn(&PeerRanges) -> &Vec<IpRange>| -> usize {
+            rules.realms.values().map(|realm| of(&realm.peers).len()).sum::<usize>() + of(&rules.peers).len()
+        };
+        assert_eq!(ranges(|peers| &peers.deny), self.members(DENIED));
+        assert_eq!(ranges(|peers| &peers.allow), self.members(ALLOWED));
+        assert!(rules.ignored.len() <= self.lock().len() + 1, "{:?}", rules.ignored);
+    }
+
+    /// Of all sets of realms that are called this.
+    fn members(&self, wanted: &str) -> usize {
+        let all = self.lock();
+        let of_realms = all.iter().filter(|(key, _)| {
+            let of_realm = str::from_utf8(key).ok().and_then(|key| key.strip_prefix(REALM)?.rsplit_once('/'));
+            of_realm.is_some_and(|(_, what)| what == wanted)
+        });
+        of_realms.map(|(_, held)| if let Held::Set(members) = held { members.len() } else { 0 }).sum()
+    }
+
+    async fn secrets_are_those_of_their_realms(&self, redis: &Redis, rules: &Rules) {
+        let keys: Vec<Vec<u8>> = self.lock().keys().cloned().collect();
+        let names = keys.iter().filter_map(|key| str::from_utf8(key).ok());
+        for realm in names.filter_map(|key| key.strip_prefix(REALM)?.strip_suffix("/secret")) {
+            let found = redis.secrets(realm).await.expect("all could be read");
+            let expected = rules.secrets.get(realm).map(|secrets| secrets.to_vec()).unwrap_or_default();
+            assert_eq!(found, expected, "{realm:?}");
+        }
+    }
+
+    /// Each alone and all in a list.
+    async fn users_are_found(&self, redis: &Redis) {
+        let all = self.lock().clone();
+        let users = all.iter().filter_map(|(key, held)| Some((user_of(str::from_utf8(key).ok()?)?, held)));
+        let users: BTreeMap<_, _> = users.collect();
+        let mut readable = true;
+        for ((realm, name), held) in &users {
+            let found = redis.user(realm, name).await;
+            let Held::Text(digits) = held else {
+                assert!(found.is_err());
+                readable = false;
+                continue;
+            };
+            let Ok(digits) = str::from_utf8(digits) else {
+                readable = false;
+                continue;
+            };
+            assert_eq!(found.expect("a text"), Some(UserKeys::from_hex(digits).unwrap_or_default()));
+        }
+        if readable {
+            let listed = redis.users(None, None).await.expect("each could be read");
+            assert!(listed.into_iter().map(|user| (user.realm, user.name)).eq(users.into_keys()));
+        }
+    }
+
+    // The server.
+
+    async fn serve(self, mut stream: DuplexStream) {
+        let mut heard = Vec::new();
+        while stream.read_buf(&mut heard).await.is_ok_and(|length| length > 0) {
+            let mut said = Vec::new();
+            while let Some((words, length)) = command(&heard) {
+                heard.drain(..length);
+                said.extend(self.answer(&words));
+            }
+            if stream.write_all(&said).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, words: &[Vec<u8>]) -> Vec<u8> {
+        let mut answer = Vec::new();
+        let (said, mut all) = (&mut answer, self.lock());
+        let name = words[0].to_ascii_uppercase();
+        let more = words.get(2..).unwrap_or_default();
+        let key = words.get(1).cloned().unwrap_or_default();
+        let found = all.get_mut(&key);
+        match (&name[..], found) {
+            (b"GET" | b"GETSET", None) => said.extend_from_slice(b"$-1\r\n"),
+            (b"GET" | b"GETSET", Some(Held::Text(text))) => bulk(said, text),
+            (b"SMEMBERS" | b"HGETALL", None) => array(said, 0),
+            (b"SMEMBERS", Some(Held::Set(members))) => {
+                array(said, members.len());
+                self.in_order(&*members).into_iter().for_each(|member| bulk(said, member));
+            }
+            (b"HGETALL", Some(Held::Hash(fields))) => {
+                array(said, 2 * fields.len());
+                for (field, value) in self.in_order(&*fields) {
+                    bulk(said, field);
+                    bulk(said, value);
+                }
+            }
+            (b"SADD", None) => {
+                let members: BTreeSet<_> = more.iter().cloned().collect();
+                integer(said, members.len());
+                all.insert(key.clone(), Held::Set(members));
+            }
+            (b"SADD", Some(Held::Set(members))) => {
+                integer(said, more.iter().filter(|member| members.insert((*member).clone())).count());
+            }
+            (b"SREM" | b"HDEL", None) => integer(said, 0),
+            (b"SREM", Some(Held::Set(members))) => {
+                integer(said, more.iter().filter(|member| members.remove(*member)).count());
+            }
+            (b"HDEL", Some(Held::Hash(fields))) => {
+                integer(said, more.iter().filter(|field| fields.remove(*field).is_some()).count());
+            }
+            (b"HSET", None) => {
+                integer(said, 1);
+                all.insert(key.clone(), Held::Hash([(more[0].clone(), more[1].clone())].into()));
+            }
+            (b"HSET", Some(Held::Hash(fields))) => {
+                integer(said, usize::from(fields.insert(more[0].clone(), more[1].clone()).is_none()));
+            }
+            (b"DEL", found) => {
+                integer(said, usize::from(found.is_some()));
+                all.remove(&key);
+            }
+            (b"SCAN", _) => {
+                let from: usize =
+                    str::from_utf8(&key).ok().and_then(|cursor| cursor.parse().ok()).expect("a number");
+                let keys = self.in_order(all.keys());
+                let page = keys.iter().skip(from).take(PAGE_OF_KEYS);
+                let next = if from + PAGE_OF_KEYS < keys.len() { from + PAGE_OF_KEYS } else { 0 };
+                let fitting: Vec<_> = page.filter(|key| fits(&more[1], key)).collect();
+                array(said, 2);
+                bulk(said, next.to_string().as_bytes());
+                array(said, fitting.len());
+                fitting.into_iter().for_each(|key| bulk(said, key));
+            }
+            (b"CLIENT", _) => said.extend_from_slice(b"+OK\r\n"),
+            (_, Some(_)) => said.extend_from_slice(b"-WRONGTYPE another kind of value\r\n"),
+            (other, None) => panic!("{:?} is not asked of it", str::from_utf8(other)),
+        }
+        if name == b"GETSET" && !said.starts_with(b"-") {
+            all.insert(key, Held::Text(more[0].clone()));
+        }
+        // What is empty is not there.
+        all.retain(|_, held| match held {
+            Held::Text(_) => true,
+            Held::Set(members) => !members.is_empty(),
+            Held::Hash(fields) => !fields.is_empty(),
+        });
+        answer
+    }
+
+    fn in_order<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let mut all: Vec<T> = all.into_iter().collect();
+        if self.turned {
+            all.reverse();
+        }
+        all
+    }
+}
+
+/// The words of the first command, and how many bytes it has (the protocol's version 2).
+fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
+    let mut at = 0;
+    let mut words = Vec::new();
+    for _ in 0..number(bytes, &mut at)? {
+        let length = number(bytes, &mut at)?;
+        words.push(bytes.get(at..at + length)?.to_vec());
+        at += length + 2;
+    }
+    (at <= bytes.len()).then_some((words, at))
+}
+
+/// A line with a mark and a number.
+fn number(bytes: &[u8], at: &mut usize) -> Option<usize> {
+    let end = *at + bytes.get(*at..)?.windows(2).position(|two| two == b"\r\n")?;
+    let number = str::from_utf8(&bytes[*at + 1..end]).ok()?.parse().ok()?;
+    *at = end + 2;
+    Some(number)
+}
+
+fn bulk(said: &mut Vec<u8>, text: &[u8]) {
+    said.extend_from_slice(format!("${}\r\n", text.len()).as_bytes());
+    said.extend_from_slice(text);
+    said.extend_from_slice(b"\r\n");
+}
+
+fn array(said: &mut Vec<u8>, length: usize) {
+    said.extend_from_slice(format!("*{length}\r\n").as_bytes());
+}
+
+fn integer(said: &mut Vec<u8>, number: usize) {
+    said.extend_from_slice(format!(":{number}\r\n").as_bytes());
+}
+
+/// Patterns as Redis has them, but for ranges of characters.
+fn fits(pattern: &[u8], text: &[u8]) -> bool {
+    match pattern {
+        [] => text.is_empty(),
+        [b'*', rest @ ..] => (0..=text.len()).any(|at| fits(rest, &text[at..])),
+        [b'?', rest @ ..] => text.split_first().is_some_and(|(_, after)| fits(rest, after)),
+        [b'[', rest @ ..] => {
+            let Some((first, after)) = text.split_first() else { return false };
+            let end = rest.iter().position(|byte| *byte == b']').unwrap_or(rest.len());
+            let set = &rest[..end];
+            let wanted = set.strip_prefix(b"^").map_or(set.contains(first), |set| !set.contains(first));
+            wanted && fits(rest.get(end + 1..).unwrap_or_default(), after)
+        }
+        [b'\\', byte, rest @ ..] | [byte, rest @ ..] => {
+            text.split_first().is_some_and(|(first, after)| first == byte && fits(rest, after))
+        }
+    }
+}
