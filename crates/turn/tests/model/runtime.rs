@@ -825,6 +825,8 @@ impl Network {
             let worker = &mut self.workers[at];
             worker.questions.clear();
             worker.server = heir;
+            // By its rules channels lead somewhere else, perhaps.
+            self.model.workers[at].rules = rules.clone();
             names.iter().for_each(|(.., number)| self.model.tell_restored(at, *number));
             self.take_effects(at, None, &Datagram::Noise);
             // What its rules refuse ends before anybody is served.
