@@ -183,7 +183,10 @@ mod tests {
         let place = directory.path().join("place");
         found.write(&place).expect("our own directory");
         let read = |name| fs::read_to_string(place.join(name)).expect("it was written");
-        assert_eq!((read("relay-addresses").as_str(), read("zone").as_str()), ("10.0.0.5=203.0.113.5\n", "\n"));
+        assert_eq!(
+            (read("relay-addresses").as_str(), read("zone").as_str()),
+            ("10.0.0.5=203.0.113.5\n", "\n")
+        );
     }
 
     #[test]

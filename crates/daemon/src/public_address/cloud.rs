@@ -62,26 +62,27 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
         ask_over(connect(server)?, &Question { method, host: &host, path, headers })
     };
     let mut tried = Vec::new();
-    let mut found = |name: &str, answer: Result<String, Trouble>, zone_at: &dyn Fn() -> Result<String, Trouble>| {
-        match answer {
-            // Nobody is there: the others are not, either.
-            Err(trouble @ Trouble::Silent(..)) => Some(Err(trouble)),
-            Err(trouble) => {
-                tried.push(format!("{name}: {trouble}"));
-                None
-            }
-            Ok(text) => match text.trim().parse::<IpAddr>() {
-                Ok(address) => {
-                    let zone = zone_at().ok().and_then(|text| zone(&text));
-                    Some(Ok(Told { addresses: vec![address], zone }))
-                }
-                Err(_) => {
-                    tried.push(format!("{name}: it names no public address"));
+    let mut found =
+        |name: &str, answer: Result<String, Trouble>, zone_at: &dyn Fn() -> Result<String, Trouble>| {
+            match answer {
+                // Nobody is there: the others are not, either.
+                Err(trouble @ Trouble::Silent(..)) => Some(Err(trouble)),
+                Err(trouble) => {
+                    tried.push(format!("{name}: {trouble}"));
                     None
                 }
-            },
-        }
-    };
+                Ok(text) => match text.trim().parse::<IpAddr>() {
+                    Ok(address) => {
+                        let zone = zone_at().ok().and_then(|text| zone(&text));
+                        Some(Ok(Told { addresses: vec![address], zone }))
+                    }
+                    Err(_) => {
+                        tried.push(format!("{name}: it names no public address"));
+                        None
+                    }
+                },
+            }
+        };
     for Cloud { name, header, address, zone } in &CLOUDS {
         let headers: Vec<_> = header.iter().copied().collect();
         if let Some(told) = found(name, get("GET", address, &headers), &|| get("GET", zone, &headers)) {
@@ -116,7 +117,8 @@ mod tests {
                 let head: Vec<String> =
                     lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
                 let line = head[0].trim_end_matches(" HTTP/1.0");
-                let may = header.is_empty() || line.starts_with("PUT") || head.iter().any(|line| line == header);
+                let may =
+                    header.is_empty() || line.starts_with("PUT") || head.iter().any(|line| line == header);
                 let known = knows.iter().find(|(path, _)| *path == line).filter(|_| may);
                 let answer = match known {
                     Some((_, body)) => {
@@ -173,7 +175,8 @@ mod tests {
         let private = service(&[("GET /latest/meta-data/public-ipv4", "")], "");
         let why = ask_at(private).expect_err("there is none").to_string();
         assert!(why.contains("AWS: it names no public address") && why.contains("Hetzner: "), "{why}");
-        let nobody = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
+        let nobody =
+            TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("one");
         assert!(matches!(ask_at(nobody), Err(Trouble::Silent(..))));
     }
 }

@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").expect("a good answer"), "ok");
         assert_eq!(read("HTTP/1.0 200 OK\r\n\r\nok").expect("a good answer"), "ok");
         assert!(matches!(read("HTTP/1.1 404 Not Found\r\n\r\nno"), Err(Trouble::Refused(_, 404, _))));
-        for bad in ["", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"] {
+        for bad in ["", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"]
+        {
             assert!(matches!(read(bad), Err(Trouble::Strange(..))), "{bad}");
         }
     }

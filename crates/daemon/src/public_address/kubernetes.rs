@@ -1,6 +1,11 @@
 //! The Node object of the pod that this runs in, as its service account may read it.
 
-use std::{env, fs, net::IpAddr, path::Path, sync::Arc};
+use std::{
+    env, fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::Arc,
+};
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use serde_json::Value;
@@ -19,7 +24,8 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// Addresses that the node has outside, or what stands in an annotation of it.
 pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
     let variable = |name: &str| {
-        let missing = |_| Trouble::Missing(format!("the environment has no {name}: this is for pods of Kubernetes"));
+        let missing =
+            |_| Trouble::Missing(format!("the environment has no {name}: this is for pods of Kubernetes"));
         env::var(name).map_err(missing)
     };
     let node = variable("NODE_NAME")?;
@@ -30,15 +36,17 @@ pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
 /// The Node object.
 fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, Trouble> {
     let wrong = |why: String| Trouble::Missing(why);
-    let ip: IpAddr = host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is no address: {host:?}")))?;
-    let port = port.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_PORT is no port: {port:?}")))?;
+    let ip: IpAddr =
+        host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is no address: {host:?}")))?;
+    let port: u16 =
+        port.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_PORT is no port: {port:?}")))?;
     let token = fs::read_to_string(account.join("token"))
         .map_err(|error| wrong(format!("cannot read the token of the service account: {error}")))?;
     // Not every name can stand in a path as it is; those of nodes are host names.
     if !node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte)) {
         return Err(wrong(format!("NODE_NAME is no name of a node: {node:?}")));
     }
-    let server = (ip, port).into();
+    let server = SocketAddr::new(ip, port);
     let options = TlsOptions { ca: Some(account.join("ca.crt")), ..TlsOptions::default() };
     let security = Security::new(&options, None, server).map_err(|error| wrong(error.to_string()))?;
     let connection = ClientConnection::new(Arc::new(for_http(&security.config)), ServerName::from(ip));
@@ -74,22 +82,38 @@ fn read(node: &Value, annotation: Option<&str>) -> Result<Told, Trouble> {
         }
     };
     if addresses.is_empty() {
-        return Err(Trouble::Missing("the node has no ExternalIP: it may have none, or nobody has told Kubernetes".to_owned()));
+        return Err(Trouble::Missing(
+            "the node has no ExternalIP: it may have none, or nobody has told Kubernetes".to_owned(),
+        ));
     }
     Ok(Told { addresses, zone: node["metadata"]["labels"][ZONE].as_str().and_then(zone) })
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use std::{
         io::{BufRead as _, BufReader, Write as _},
         net::TcpListener,
         thread,
     };
+
+    use rustls::{
+        ServerConfig, ServerConnection,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    };
+    use serde_json::json;
     use turnpike_testkit::{Dir, certificates::Certificate};
 
     use super::*;
+
+    fn server_config(certificate: &Certificate) -> ServerConfig {
+        let chain = CertificateDer::from_pem_slice(certificate.pem.as_bytes()).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).expect("a key");
+        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().expect("versions");
+        builder.with_no_client_auth().with_single_cert(vec![chain], key).expect("they belong together")
+    }
 
     fn node() -> Value {
         json!({
@@ -124,10 +148,10 @@ mod tests {
         account.file("token", "t0ken\n");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("it has one").port().to_string();
-        let config = Arc::new(certificate.server_config());
+        let config = Arc::new(server_config(&certificate));
         let server = thread::spawn(move || {
             let (stream, _) = listener.accept().expect("a connection");
-            let connection = rustls::ServerConnection::new(config).expect("a configuration");
+            let connection = ServerConnection::new(config).expect("a configuration");
             let mut stream = StreamOwned::new(connection, stream);
             let mut head = Vec::new();
             let mut reader = BufReader::new(&mut stream);
@@ -135,7 +159,8 @@ mod tests {
                 reader.read_until(b'\n', &mut head).expect("a request");
             }
             let body = node().to_string();
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("it listens");
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+                .expect("it listens");
             stream.flush().expect("it listens");
             String::from_utf8(head).expect("text")
         });
