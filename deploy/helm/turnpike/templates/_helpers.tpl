@@ -38,14 +38,49 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Where the server listens on a port. */}}
+{{/* Where the server listens on these ports. */}}
 {{- define "turnpike.listen" -}}
-{{- $port := int .port -}}
+{{- $families := .families -}}
 {{- $all := list -}}
-{{- range .families }}
-{{- $all = append $all (printf "%s:%d" (eq . "IPv6" | ternary "[::]" "0.0.0.0") $port) }}
+{{- range $port := .ports }}
+{{- range $families }}
+{{- $all = append $all (printf "%s:%d" (eq . "IPv6" | ternary "[::]" "0.0.0.0") (int $port)) }}
+{{- end }}
 {{- end }}
 {{- join "," $all }}
+{{- end }}
+
+{{/* All ports for clients: `port` outside, `target` on the pod. Those of the load balancer are its own, since a Service puts the node's address in
+place of its own, and who came by it would look as if he had come to the node. */}}
+{{- define "turnpike.clientPorts" -}}
+{{- $root := . }}
+{{- $all := list }}
+{{- $ways := list (dict "name" "" "ports" .Values.ports "balanced" false) }}
+{{- if .Values.loadBalancer.enabled }}
+{{- $ways = append $ways (dict "name" "-balanced" "ports" .Values.loadBalancer.ports "balanced" true) }}
+{{- end }}
+{{- range $way := $ways }}
+{{- $plain := dict "port" (int $root.Values.ports.turn) "target" (int $way.ports.turn) "balanced" $way.balanced }}
+{{- $secure := dict "port" (int $root.Values.ports.tls) "target" (int $way.ports.tls) "balanced" $way.balanced }}
+{{- $all = append $all (merge (dict "name" (printf "turn-udp%s" $way.name) "protocol" "UDP") $plain) }}
+{{- $all = append $all (merge (dict "name" (printf "turn-tcp%s" $way.name) "protocol" "TCP") $plain) }}
+{{- if $root.Values.tls.secretName }}
+{{- $all = append $all (merge (dict "name" (printf "turns-tcp%s" $way.name) "protocol" "TCP") $secure) }}
+{{- if $root.Values.tls.dtls }}
+{{- $all = append $all (merge (dict "name" (printf "turns-udp%s" $way.name) "protocol" "UDP") $secure) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+
+{{/* Ports on the pod that are for `turn` or `tls`. */}}
+{{- define "turnpike.targets" -}}
+{{- $all := list (index .root.Values.ports .for) }}
+{{- if .root.Values.loadBalancer.enabled }}
+{{- $all = append $all (index .root.Values.loadBalancer.ports .for) }}
+{{- end }}
+{{- toJson $all }}
 {{- end }}
 
 {{- define "turnpike.authSecret" -}}
@@ -63,9 +98,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if has .Values.publicAddress.from (list "node" "annotation") }}true{{ end }}
 {{- end }}
 
-{{/* Whether the kernel is to relay, which needs a user who may have capabilities. */}}
-{{- define "turnpike.usesKernel" -}}
-{{- if has .Values.datapath (list "kernel" "xdp") }}true{{ end }}
+{{/* What the server may do beyond what everybody may: a list, as JSON. */}}
+{{- define "turnpike.capabilities" -}}
+{{- $all := list }}
+{{- if has .Values.datapath (list "kernel" "xdp") }}
+{{- $all = concat $all (list "NET_ADMIN" "BPF" "PERFMON") }}
+{{- end }}
+{{- if or (lt (int .Values.ports.turn) 1024) (and .Values.tls.secretName (lt (int .Values.ports.tls) 1024)) }}
+{{- $all = append $all "NET_BIND_SERVICE" }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+
+{{/* Variables that the chart sets: two of one name would be refused, or the second would count. */}}
+{{- define "turnpike.checkEnv" -}}
+{{- range $name, $_ := .Values.env }}
+{{- range list "SERVER_LISTEN" "SERVER_REALM" "SERVER_DATAPATH" "RELAY_PORTS" "RELAY_ADDRESSES" "AUTH_SECRETS" "AUTH_USERS" "TLS_LISTEN" "TLS_CERT" "TLS_KEY" "DTLS_LISTEN" "FLEET_URL" "FLEET_SECRET" "FLEET_NAME" "FLEET_NODE" "FLEET_REDIRECT" "FLEET_ZONE" "FLEET_BALANCER_PORTS" "STORE_URL" "STORE_STATE" "ADMIN_LISTEN" "ADMIN_TLS_CERT" "ADMIN_TLS_KEY" "ADMIN_READ_TOKENS" "SHUTDOWN_DEADLINE" "LOG_LEVEL" "LOG_FORMAT" }}
+{{- if or (eq $name (printf "TURNPIKE_%s" .)) (eq $name (printf "TURNPIKE_%s_FILE" .)) }}
+{{- fail (printf "env: the chart sets %s itself, from values of its own" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* First and last relay port. */}}
@@ -83,11 +136,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "turnpike.pod" -}}
 {{- include "turnpike.checkPorts" . }}
-{{- $values := .Values }}
+{{- include "turnpike.checkEnv" . }}
 {{- $authSecret := include "turnpike.authSecret" . }}
+{{- $own := empty .Values.auth.existingSecret }}
+{{- $secretsKey := $own | ternary (empty .Values.auth.secrets | ternary "" "secrets") .Values.auth.secretsKey }}
+{{- $usersKey := $own | ternary (empty .Values.auth.users | ternary "" "users") .Values.auth.usersKey }}
+{{- $tlsPorts := include "turnpike.targets" (dict "root" . "for" "tls") | fromJsonArray }}
+{{- $asksForNode := eq (include "turnpike.asksForNode" .) "true" -}}
 metadata:
   labels:
-    {{- include "turnpike.labels" . | nindent 4 }}
+    {{- include "turnpike.selector" . | nindent 4 }}
+    {{- with .Values.commonLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -100,7 +161,8 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "turnpike.fullname" . }}
-  automountServiceAccountToken: {{ eq (include "turnpike.asksForNode" .) "true" }}
+  # Who speaks with strangers gets no token; the init container has a volume with one.
+  automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets:
@@ -117,13 +179,6 @@ spec:
   terminationGracePeriodSeconds: {{ add (int .Values.drain.deadline) 20 }}
   securityContext:
     fsGroup: 65532
-    seccompProfile:
-      {{- if include "turnpike.usesKernel" . }}
-      # The usual one refuses bpf(2).
-      type: Unconfined
-      {{- else }}
-      type: RuntimeDefault
-      {{- end }}
   {{- if .Values.publicAddress.from }}
   initContainers:
     - name: public-address
@@ -141,10 +196,15 @@ spec:
             fieldRef:
               fieldPath: spec.nodeName
       securityContext:
-        {{- include "turnpike.container" (dict "root" . "capabilities" (list)) | nindent 8 }}
+        {{- include "turnpike.securityContext" (list) | nindent 8 }}
       volumeMounts:
         - name: run
           mountPath: /run/turnpike
+        {{- if $asksForNode }}
+        - name: account
+          mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+          readOnly: true
+        {{- end }}
   {{- end }}
   containers:
     - name: turnpike
@@ -155,7 +215,7 @@ spec:
         - name: RUNTIME_DIRECTORY
           value: /run/turnpike
         - name: TURNPIKE_SERVER_LISTEN
-          value: {{ include "turnpike.listen" (dict "port" .Values.ports.turn "families" .Values.families) | quote }}
+          value: {{ include "turnpike.listen" (dict "ports" (include "turnpike.targets" (dict "root" . "for" "turn") | fromJsonArray) "families" .Values.families) | quote }}
         - name: TURNPIKE_SERVER_REALM
           value: {{ .Values.realm | quote }}
         - name: TURNPIKE_SERVER_DATAPATH
@@ -166,24 +226,24 @@ spec:
         - name: TURNPIKE_RELAY_ADDRESSES_FILE
           value: /run/turnpike/place/relay-addresses
         {{- end }}
-        {{- if and $authSecret (or .Values.auth.secrets (and .Values.auth.existingSecret .Values.auth.secretsKey)) }}
+        {{- with $secretsKey }}
         - name: TURNPIKE_AUTH_SECRETS_FILE
-          value: /run/secrets/turnpike/auth/{{ default "secrets" .Values.auth.secretsKey }}
+          value: /run/secrets/turnpike/auth/{{ . }}
         {{- end }}
-        {{- if and $authSecret (or .Values.auth.users (and .Values.auth.existingSecret .Values.auth.usersKey)) }}
+        {{- with $usersKey }}
         - name: TURNPIKE_AUTH_USERS_FILE
-          value: /run/secrets/turnpike/auth/{{ default "users" .Values.auth.usersKey }}
+          value: /run/secrets/turnpike/auth/{{ . }}
         {{- end }}
         {{- if .Values.tls.secretName }}
         - name: TURNPIKE_TLS_LISTEN
-          value: {{ include "turnpike.listen" (dict "port" .Values.ports.tls "families" .Values.families) | quote }}
+          value: {{ include "turnpike.listen" (dict "ports" $tlsPorts "families" .Values.families) | quote }}
         - name: TURNPIKE_TLS_CERT
           value: /etc/turnpike/tls/tls.crt
         - name: TURNPIKE_TLS_KEY
           value: /etc/turnpike/tls/tls.key
         {{- if .Values.tls.dtls }}
         - name: TURNPIKE_DTLS_LISTEN
-          value: {{ include "turnpike.listen" (dict "port" .Values.ports.tls "families" .Values.families) | quote }}
+          value: {{ include "turnpike.listen" (dict "ports" $tlsPorts "families" .Values.families) | quote }}
         {{- end }}
         {{- end }}
         {{- if .Values.fleet.enabled }}
@@ -200,10 +260,14 @@ spec:
               fieldPath: {{ eq .Values.kind "DaemonSet" | ternary "spec.nodeName" "metadata.name" }}
         - name: TURNPIKE_FLEET_REDIRECT
           value: {{ .Values.fleet.redirect }}
+        {{- if .Values.loadBalancer.enabled }}
+        - name: TURNPIKE_FLEET_BALANCER_PORTS
+          value: {{ printf "%d,%d" (int .Values.loadBalancer.ports.turn) (int .Values.loadBalancer.ports.tls) | quote }}
+        {{- end }}
         {{- if .Values.fleet.zone }}
         - name: TURNPIKE_FLEET_ZONE
           value: {{ .Values.fleet.zone | quote }}
-        {{- else if include "turnpike.asksForNode" . }}
+        {{- else if .Values.publicAddress.from }}
         - name: TURNPIKE_FLEET_ZONE_FILE
           value: /run/turnpike/place/zone
         {{- else }}
@@ -214,10 +278,14 @@ spec:
               fieldPath: metadata.labels['topology.kubernetes.io/zone']
         {{- end }}
         {{- end }}
+        {{- if .Values.store.existingSecret }}
+        - name: TURNPIKE_STORE_URL_FILE
+          value: /run/secrets/turnpike/store/{{ .Values.store.key }}
+        {{- end }}
         - name: TURNPIKE_STORE_STATE
           value: "off"
         - name: TURNPIKE_ADMIN_LISTEN
-          value: {{ .Values.metrics.enabled | ternary (printf "unix:/run/turnpike/turnpike.sock,%s" (include "turnpike.listen" (dict "port" .Values.metrics.port "families" .Values.families))) "unix:/run/turnpike/turnpike.sock" | quote }}
+          value: {{ .Values.metrics.enabled | ternary (printf "unix:/run/turnpike/turnpike.sock,%s" (include "turnpike.listen" (dict "ports" (list .Values.metrics.port) "families" .Values.families))) "unix:/run/turnpike/turnpike.sock" | quote }}
         {{- if .Values.metrics.enabled }}
         - name: TURNPIKE_ADMIN_TLS_CERT
           value: /etc/turnpike/metrics/tls.crt
@@ -237,21 +305,10 @@ spec:
           value: {{ $value | quote }}
         {{- end }}
       ports:
-        - name: turn-udp
-          containerPort: {{ int .Values.ports.turn }}
-          protocol: UDP
-        - name: turn-tcp
-          containerPort: {{ int .Values.ports.turn }}
-          protocol: TCP
-        {{- if .Values.tls.secretName }}
-        - name: turns-tcp
-          containerPort: {{ int .Values.ports.tls }}
-          protocol: TCP
-        {{- if .Values.tls.dtls }}
-        - name: turns-udp
-          containerPort: {{ int .Values.ports.tls }}
-          protocol: UDP
-        {{- end }}
+        {{- range include "turnpike.clientPorts" . | fromJsonArray }}
+        - name: {{ .name | replace "-balanced" "-lb" }}
+          containerPort: {{ int .target }}
+          protocol: {{ .protocol }}
         {{- end }}
         {{- if .Values.metrics.enabled }}
         - name: metrics
@@ -280,7 +337,7 @@ spec:
             # Nobody new; until the last session is gone, or its time is over.
             command: [/turnpike, drain, --deadline, {{ int .Values.drain.deadline | quote }}, --wait]
       securityContext:
-        {{- include "turnpike.container" (dict "root" . "capabilities" (include "turnpike.usesKernel" . | empty | ternary (list) (list "NET_ADMIN" "BPF" "PERFMON"))) | nindent 8 }}
+        {{- include "turnpike.securityContext" (include "turnpike.capabilities" . | fromJsonArray) | nindent 8 }}
       {{- with .Values.resources }}
       resources:
         {{- toYaml . | nindent 8 }}
@@ -295,6 +352,11 @@ spec:
         {{- with $authSecret }}
         - name: auth
           mountPath: /run/secrets/turnpike/auth
+          readOnly: true
+        {{- end }}
+        {{- if .Values.store.existingSecret }}
+        - name: store
+          mountPath: /run/secrets/turnpike/store
           readOnly: true
         {{- end }}
         {{- if .Values.fleet.enabled }}
@@ -323,8 +385,29 @@ spec:
       emptyDir:
         medium: Memory
         sizeLimit: 1Mi
+    {{- if $asksForNode }}
+    # As Kubernetes would mount it by itself, into each container.
+    - name: account
+      projected:
+        defaultMode: 0440
+        sources:
+          - serviceAccountToken:
+              path: token
+              expirationSeconds: 3600
+          - configMap:
+              name: kube-root-ca.crt
+              items:
+                - key: ca.crt
+                  path: ca.crt
+    {{- end }}
     {{- with $authSecret }}
     - name: auth
+      secret:
+        secretName: {{ . }}
+        defaultMode: 0440
+    {{- end }}
+    {{- with .Values.store.existingSecret }}
+    - name: store
       secret:
         secretName: {{ . }}
         defaultMode: 0440
@@ -359,19 +442,15 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if or .Values.affinity (eq .Values.kind "StatefulSet") }}
+  {{- $affinity := deepCopy .Values.affinity }}
+  {{- if and (eq .Values.kind "StatefulSet") (not (hasKey $affinity "podAntiAffinity")) }}
+  {{- /* Two on one node would have the same ports. */}}
+  {{- $same := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "turnpike.selector" . | fromYaml)) }}
+  {{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $same)) }}
+  {{- end }}
+  {{- with $affinity }}
   affinity:
-    {{- if .Values.affinity }}
-    {{- toYaml .Values.affinity | nindent 4 }}
-    {{- else }}
-    # Two on one node would have the same ports.
-    podAntiAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-        - topologyKey: kubernetes.io/hostname
-          labelSelector:
-            matchLabels:
-              {{- include "turnpike.selector" . | nindent 14 }}
-    {{- end }}
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .Values.topologySpreadConstraints }}
   topologySpreadConstraints:
@@ -379,16 +458,20 @@ spec:
   {{- end }}
 {{- end }}
 
-{{- define "turnpike.container" -}}
-{{- $asRoot := include "turnpike.usesKernel" .root -}}
-runAsNonRoot: {{ empty $asRoot }}
-runAsUser: {{ empty $asRoot | ternary 65532 0 }}
+{{/* Of a container with these capabilities, which Kubernetes gives to nobody but root: with them alone, root is no more than anybody with them. */}}
+{{- define "turnpike.securityContext" -}}
+{{- $unusual := not (empty .) -}}
+runAsNonRoot: {{ not $unusual }}
+runAsUser: {{ $unusual | ternary 0 65532 }}
 runAsGroup: 65532
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
+seccompProfile:
+  {{- /* The usual one refuses bpf(2). */}}
+  type: {{ has "BPF" . | ternary "Unconfined" "RuntimeDefault" }}
 capabilities:
   drop: [ALL]
-  {{- with .capabilities }}
+  {{- with . }}
   add:
     {{- toYaml . | nindent 4 }}
   {{- end }}
