@@ -13,7 +13,6 @@ use std::{
 };
 
 use crate::plan;
-use http::Trouble;
 
 /// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]

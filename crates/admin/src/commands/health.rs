@@ -3,7 +3,10 @@
 use std::{io::Write, thread, time::Duration};
 
 use super::{CommandError, write_json};
-use crate::client::{Client, ClientError};
+use crate::{
+    client::{Client, ClientError},
+    model::Status,
+};
 
 /// How often it is asked whether the program has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -22,17 +25,26 @@ pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> R
     if well { Ok(()) } else { Err(CommandError::Unwell(words)) }
 }
 
-/// Waits until no program answers any more. Who ends it says when that is at the latest (`drain`).
+/// Waits until the program that answers now has ended. Who ends it says when that is at the latest (`drain`).
 ///
 /// # Errors
 /// See [`CommandError`]: somebody is there who does not answer this one.
 pub fn wait_for_end(client: &Client) -> Result<(), CommandError> {
+    let mut waited_for = None;
     loop {
-        match client.finds_somebody() {
-            Ok(false) => return Ok(()),
+        match client.get::<Status>("/v1/status") {
+            Ok(Status { pid, started_at, .. }) => {
+                let process = (pid, started_at);
+                // Another one may have its place by now, such as one that a service manager has started.
+                if *waited_for.get_or_insert_with(|| process.clone()) != process {
+                    return Ok(());
+                }
+            }
+            Err(ClientError::Nobody { .. }) => return Ok(()),
             // It may end in the midst of an answer: then nobody is there the next time.
-            Ok(true) | Err(ClientError::Broken { .. }) => thread::sleep(LOOK_AGAIN),
+            Err(ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),
         }
+        thread::sleep(LOOK_AGAIN);
     }
 }

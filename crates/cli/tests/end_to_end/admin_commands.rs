@@ -195,6 +195,8 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
     assert!(!waiting.has_ended(), "there is a session");
     login.json(&["drain", "--deadline", "0"]);
     assert_eq!(server.wait(SOON).code, Some(0));
+    // Who has its place now is not waited for.
+    let _next = login.serve(&["--user", "alice:secret"]);
     let waited = waiting.wait(SOON);
     assert_eq!(waited.code, Some(0), "{}", waited.output());
     assert!(waited.stdout.starts_with("draining: 1 open, for 86400 s"), "{}", waited.output());

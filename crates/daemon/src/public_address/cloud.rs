@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde_json::Value;
+
 use super::{
     Told,
     http::{Question, Trouble, ask as ask_over, connect},
@@ -9,6 +11,9 @@ use super::{
 };
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 169, 254)), 80);
+
+const AZURE: Option<(&str, &str)> = Some(("Metadata", "true"));
+const AZURE_ZONE: &str = "/metadata/instance/compute/zone?api-version=2021-02-01&format=text";
 
 /// How one of them is asked for the first public IPv4 address.
 struct Cloud {
@@ -19,7 +24,7 @@ struct Cloud {
     zone: &'static str,
 }
 
-const CLOUDS: [Cloud; 4] = [
+const CLOUDS: [Cloud; 5] = [
     Cloud {
         name: "Google",
         header: Some(("Metadata-Flavor", "Google")),
@@ -28,9 +33,16 @@ const CLOUDS: [Cloud; 4] = [
     },
     Cloud {
         name: "Azure",
-        header: Some(("Metadata", "true")),
+        header: AZURE,
         address: "/metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress?api-version=2021-02-01&format=text",
-        zone: "/metadata/instance/compute/zone?api-version=2021-02-01&format=text",
+        zone: AZURE_ZONE,
+    },
+    // Addresses of the SKU Standard are in no other document, even where there is no load balancer.
+    Cloud {
+        name: "Azure (Standard)",
+        header: AZURE,
+        address: "/metadata/loadbalancer?api-version=2020-10-01",
+        zone: AZURE_ZONE,
     },
     Cloud {
         name: "Hetzner",
@@ -71,12 +83,12 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
                     tried.push(format!("{name}: {trouble}"));
                     None
                 }
-                Ok(text) => match text.trim().parse::<IpAddr>() {
-                    Ok(address) => {
+                Ok(text) => match address_in(&text) {
+                    Some(address) => {
                         let zone = zone_at().ok().and_then(|text| zone(&text));
                         Some(Ok(Told { addresses: vec![address], zone }))
                     }
-                    Err(_) => {
+                    None => {
                         tried.push(format!("{name}: it names no public address"));
                         None
                     }
@@ -94,6 +106,15 @@ fn ask_at(server: SocketAddr) -> Result<Told, Trouble> {
     let headers = if token[0].1.is_empty() { &[][..] } else { &token[..] };
     let told = found("AWS", get("GET", AWS_ADDRESS, headers), &|| get("GET", AWS_ZONE, headers));
     told.unwrap_or_else(|| Err(Trouble::Missing(tried.join("; "))))
+}
+
+/// An answer is the address and nothing else, but for the one that Azure gives as JSON.
+fn address_in(text: &str) -> Option<IpAddr> {
+    let of_json = || {
+        let answer: Value = serde_json::from_str(text).ok()?;
+        answer["loadbalancer"]["publicIpAddresses"][0]["frontendIpAddress"].as_str()?.parse().ok()
+    };
+    text.trim().parse().ok().or_else(of_json)
 }
 
 #[cfg(test)]
@@ -157,6 +178,21 @@ mod tests {
             "Metadata: true",
         );
         assert_eq!(ask_at(azure).expect("an answer"), told("203.0.113.2", None));
+        let azure_standard = service(
+            &[
+                (
+                    "GET /metadata/instance/network/interface/0/ipv4/ipAddress/0/publicIpAddress?api-version=2021-02-01&format=text",
+                    "",
+                ),
+                (
+                    "GET /metadata/loadbalancer?api-version=2020-10-01",
+                    r#"{"loadbalancer":{"publicIpAddresses":[{"frontendIpAddress":"203.0.113.5","privateIpAddress":"10.0.0.5"}]}}"#,
+                ),
+                ("GET /metadata/instance/compute/zone?api-version=2021-02-01&format=text", "2"),
+            ],
+            "Metadata: true",
+        );
+        assert_eq!(ask_at(azure_standard).expect("an answer"), told("203.0.113.5", Some("2")));
         let aws = service(
             &[
                 ("PUT /latest/api/token", "t0ken"),

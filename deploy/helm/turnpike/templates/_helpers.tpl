@@ -113,7 +113,7 @@ place of its own, and who came by it would look as if he had come to the node. *
 {{/* Variables that the chart sets: two of one name would be refused, or the second would count. */}}
 {{- define "turnpike.checkEnv" -}}
 {{- range $name, $_ := .Values.env }}
-{{- range list "SERVER_LISTEN" "SERVER_REALM" "SERVER_DATAPATH" "RELAY_PORTS" "RELAY_ADDRESSES" "AUTH_SECRETS" "AUTH_USERS" "TLS_LISTEN" "TLS_CERT" "TLS_KEY" "DTLS_LISTEN" "FLEET_URL" "FLEET_SECRET" "FLEET_NAME" "FLEET_NODE" "FLEET_REDIRECT" "FLEET_ZONE" "FLEET_BALANCER_PORTS" "STORE_URL" "STORE_STATE" "ADMIN_LISTEN" "ADMIN_TLS_CERT" "ADMIN_TLS_KEY" "ADMIN_READ_TOKENS" "SHUTDOWN_DEADLINE" "LOG_LEVEL" "LOG_FORMAT" }}
+{{- range list "SERVER_LISTEN" "SERVER_REALM" "SERVER_DATAPATH" "RELAY_PORTS" "RELAY_ADDRESSES" "AUTH_SECRETS" "AUTH_USERS" "TLS_LISTEN" "TLS_CERT" "TLS_KEY" "DTLS_LISTEN" "FLEET_URL" "FLEET_SECRET" "FLEET_NAME" "FLEET_NODE" "FLEET_REDIRECT" "FLEET_ZONE" "FLEET_BALANCER_PORTS" "STORE_URL" "STORE_STATE" "ADMIN" "ADMIN_LISTEN" "ADMIN_TLS_CERT" "ADMIN_TLS_KEY" "ADMIN_READ_TOKENS" "SHUTDOWN_DEADLINE" "LOG_LEVEL" "LOG_FORMAT" }}
 {{- if or (eq $name (printf "TURNPIKE_%s" .)) (eq $name (printf "TURNPIKE_%s_FILE" .)) }}
 {{- fail (printf "env: the chart sets %s itself, from values of its own" $name) }}
 {{- end }}
@@ -214,6 +214,9 @@ spec:
       env:
         - name: RUNTIME_DIRECTORY
           value: /run/turnpike
+        # Who asks in this pod asks this server: on the host network another one could answer on loopback.
+        - name: TURNPIKE_ADMIN
+          value: unix:/run/turnpike/turnpike.sock
         - name: TURNPIKE_SERVER_LISTEN
           value: {{ include "turnpike.listen" (dict "ports" (include "turnpike.targets" (dict "root" . "for" "turn") | fromJsonArray) "families" .Values.families) | quote }}
         - name: TURNPIKE_SERVER_REALM
