@@ -262,17 +262,37 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new())
     }
 
+    /// What is said at this path in words, and whether it is well: `/livez`, `/readyz`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn words(&self, path: &str) -> Result<(bool, String), ClientError> {
+        let (_, status, bytes) = self.answer(&Method::GET, path, &Bytes::new())?;
+        Ok((status.is_success(), String::from_utf8_lossy(&bytes).trim().to_owned()))
+    }
+
     fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T, ClientError> {
+        let (target, status, bytes) = self.answer(&method, path, &body)?;
+        understand(target, status, &bytes)
+    }
+
+    /// Of the first program that is found.
+    fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        body: &Bytes,
+    ) -> Result<(&Target, StatusCode, Bytes), ClientError> {
         let mut tried = Vec::new();
         for target in &self.targets {
             let answer = self.runtime.block_on(async {
-                let exchange = self.exchange(target, &method, path, body.clone());
+                let exchange = self.exchange(target, method, path, body.clone());
                 timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
             });
             match answer {
                 Ok((status, bytes)) => {
                     *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(target.clone());
-                    return understand(target, status, &bytes);
+                    return Ok((target, status, bytes));
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                     tried.push(target.to_string());

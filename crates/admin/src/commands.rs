@@ -1,7 +1,8 @@
 //! `turnpike sessions`, `session`, `drain` and `reload`: what they ask and how they show it, as tables for people or as JSON. `user`,
-//! `secret`, `realm` and `key` are in `keeper`, `fleet` in a file of its own.
+//! `secret`, `realm` and `key` are in `keeper`, `fleet` and `health` in files of their own.
 
 mod fleet;
+mod health;
 mod keeper;
 
 use std::io::{self, Write};
@@ -9,6 +10,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
+pub use health::{health, wait_for_end};
 pub use keeper::{Keeper, MadeUp};
 
 use crate::{
@@ -33,6 +35,9 @@ pub enum CommandError {
     /// A picture that changes needs one.
     #[error("standard input or output is no terminal: use --once or --json")]
     NoTerminal,
+    /// It runs, and is not as it is asked to be: it takes nobody new.
+    #[error("it is {0}")]
+    Unwell(String),
     /// What was answered cannot be shown.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),

@@ -1,4 +1,4 @@
-//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `top`, `fleet`.
+//! The commands that speak to a running program: `sessions`, `session`, `drain`, `reload`, `health`, `top`, `fleet`.
 
 use std::{
     env,
@@ -95,6 +95,21 @@ pub(crate) struct DrainArgs {
     /// Seconds that sessions may live on, 0 to 86400 [default: shutdown.deadline of the program]
     #[arg(long, value_name = "S")]
     deadline: Option<u32>,
+
+    /// Return when the program has ended, and not before: for hooks that end it when they return
+    #[arg(long)]
+    wait: bool,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// `turnpike health`.
+#[derive(Args)]
+pub(crate) struct HealthArgs {
+    /// Ask whether it runs, and not whether it takes clients: one that drains is well then
+    #[arg(long)]
+    live: bool,
 
     #[command(flatten)]
     admin: AdminArgs,
@@ -220,7 +235,19 @@ impl SessionCommand {
 
 impl DrainArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
-        commands::drain(&self.admin.client()?, self.deadline, self.admin.json, out)
+        let client = self.admin.client()?;
+        commands::drain(&client, self.deadline, self.admin.json, out)?;
+        if self.wait {
+            out.flush()?;
+            commands::wait_for_end(&client)?;
+        }
+        Ok(())
+    }
+}
+
+impl HealthArgs {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
+        commands::health(&self.admin.client()?, self.live, self.admin.json, out)
     }
 }
 
@@ -277,7 +304,13 @@ pub(crate) const DRAIN_EXAMPLES: &str = "\
 Examples:
   turnpike drain
   turnpike drain --deadline 3600        (an hour for the sessions that there are; asked for again, it counts anew)
-  turnpike drain --deadline 0           (ends at once)";
+  turnpike drain --deadline 0           (ends at once)
+  turnpike drain --deadline 300 --wait  (a preStop hook of Kubernetes)";
+
+pub(crate) const HEALTH_EXAMPLES: &str = "\
+Examples:
+  turnpike health                       (a readiness probe: exit code 0 while it takes clients, 1 while it drains or nobody is there)
+  turnpike health --live                (a liveness probe)";
 
 pub(crate) const FLEET_EXAMPLES: &str = "\
 Examples:

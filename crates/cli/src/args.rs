@@ -4,8 +4,9 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     admin_args::{
-        DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, RELOAD_EXAMPLES, ReloadArgs,
-        SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs, TOP_EXAMPLES, TopArgs,
+        DRAIN_EXAMPLES, DrainArgs, FLEET_EXAMPLES, FleetCommand, HEALTH_EXAMPLES, HealthArgs,
+        RELOAD_EXAMPLES, ReloadArgs, SESSION_EXAMPLES, SESSIONS_EXAMPLES, SessionCommand, SessionsArgs,
+        TOP_EXAMPLES, TopArgs,
     },
     credentials_args::CredentialsArgs,
     firewall_args::FirewallArgs,
@@ -14,6 +15,7 @@ use crate::{
     load_args::{LoadCommand, ReflectArgs},
     manage_args::{KeyCommand, RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
+    public_address_args::{PUBLIC_ADDRESS, PUBLIC_ADDRESS_EXAMPLES, PublicAddressArgs},
     serve_args::{CheckConfigArgs, ServeArgs},
     shell_args::{CompletionsArgs, ManArgs},
     upgrade_args::UpgradeArgs,
@@ -104,6 +106,9 @@ pub(crate) enum Command {
     /// Have a running server take nobody new and end with its last session
     #[command(after_help = DRAIN_EXAMPLES)]
     Drain(DrainArgs),
+    /// Say whether a running program takes clients, or runs at all, by the exit code: for probes
+    #[command(after_help = HEALTH_EXAMPLES)]
+    Health(HealthArgs),
     /// List the servers that are one service, and have one of them take nobody new
     #[command(after_help = FLEET_EXAMPLES)]
     Fleet {
@@ -122,6 +127,9 @@ pub(crate) enum Command {
     /// Say what a firewall has to let in, in its own words: the listeners and relay ports of the configuration
     #[command(long_about = PRINT_FIREWALL, after_help = PRINT_FIREWALL_EXAMPLES)]
     PrintFirewall(Box<FirewallArgs>),
+    /// Say where this machine is reached from outside: ask the cloud, or Kubernetes
+    #[command(long_about = PUBLIC_ADDRESS, after_help = PUBLIC_ADDRESS_EXAMPLES)]
+    PublicAddress(PublicAddressArgs),
     /// Print a script that completes commands and flags in a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
@@ -142,7 +150,7 @@ makes up a user, keeps it in the embedded store and prints its password once on 
 interface on loopback. Log lines go to standard error. \
 With --tls-cert and --tls-key the TCP port takes TLS clients too; --tls-listen and --dtls-listen add ports.
 
-Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_AUTH_USERS_FILE and TURNPIKE_AUTH_SECRETS_FILE name \
+Precedence, key by key: flags, environment (TURNPIKE_SECTION_KEY; TURNPIKE_SECTION_KEY_FILE, such as TURNPIKE_AUTH_SECRETS_FILE, names \
 files), configuration file, defaults. A flag that may be repeated replaces the whole list of a weaker source.
 
 With --fleet URL on each, several servers are one service: clients go to the one that has room, and quotas and bans hold on all of them \
@@ -420,9 +428,11 @@ mod tests {
             &["sessions"],
             &["session"],
             &["drain"],
+            &["health"],
             &["fleet"],
             &["reload"],
             &["print-firewall"],
+            &["public-address"],
             &["completions"],
             &["man"],
         ] {
@@ -479,8 +489,9 @@ mod tests {
         for name in ["TURNPIKE_LOAD_ACCESS_TOKEN", "TURNPIKE_PROBE_USER", "TURNPIKE_FORWARD_CONFIG"] {
             assert!(documented.iter().any(|found| found == name), "{name} is in no help");
         }
-        // That one stands for all keys.
-        for name in documented.iter().filter(|name| *name != "TURNPIKE_SECTION_KEY") {
+        // Those stand for all keys.
+        let of_any = ["TURNPIKE_SECTION_KEY", "TURNPIKE_SECTION_KEY_FILE"];
+        for name in documented.iter().filter(|name| !of_any.contains(&name.as_str())) {
             assert!(known.contains(name), "{name}");
         }
     }

@@ -14,6 +14,7 @@ mod log_args;
 mod manage_args;
 mod probe_args;
 mod probe_text;
+mod public_address_args;
 mod serve_args;
 mod shell_args;
 mod summary;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Command::Sessions(args) => told(|out| args.run(out)),
         Command::Session { command } => told(|out| command.run(out)),
         Command::Drain(args) => told(|out| args.run(out)),
+        Command::Health(args) => told(|out| args.run(out)),
         Command::Fleet { command } => told(|out| command.run(out)),
         Command::Reload(args) => told(|out| args.run(out)),
         Command::Top(args) => told(|out| args.run(out)),
@@ -84,6 +86,11 @@ fn main() -> ExitCode {
         Command::PrintFirewall(args) => match args.make() {
             Ok(rules) => print(format_args!("{}", rules.trim_end())),
             Err(errors) => fail(BAD_USAGE, &errors),
+        },
+        Command::PublicAddress(args) => match args.run() {
+            Ok(None) => ExitCode::SUCCESS,
+            Ok(Some(lines)) => print(format_args!("{lines}")),
+            Err(error) => fail(FAILED, &error),
         },
         Command::Completions(args) => written("the completions", args.write(&mut io::stdout())),
         Command::Man(args) => written("the manual pages", args.write(&mut io::stdout())),

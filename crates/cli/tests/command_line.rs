@@ -63,6 +63,7 @@ fn wrong_usage_exits_with_2() {
         &["nonsense"],
         &[],
         &["credentials", "--user", "a"],
+        &["public-address", "--from", "nobody"],
     ] {
         assert_eq!(turnpike(arguments).status.code(), Some(2), "{arguments:?}");
     }

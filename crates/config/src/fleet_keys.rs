@@ -4,7 +4,10 @@ use turnpike_fleet::{Entrance, NodeName};
 
 use super::{
     Secret,
-    key::{Kind, list_of, named, show::quoted},
+    key::{
+        Kind, list_of, named,
+        show::{list, quoted},
+    },
     realm_keys::server_name,
     secret::MASK,
     source::Value,
@@ -28,6 +31,8 @@ pub struct FleetSettings {
     pub zone: Option<NodeName>,
     /// Where clients reach it; from the listeners if empty.
     pub addresses: Vec<Entrance>,
+    /// Ports of listeners at which a balancer delivers.
+    pub balancer_ports: Vec<u16>,
     /// The name in its certificate, where clients are to be told one.
     pub domain: Option<String>,
     /// When clients are sent elsewhere.
@@ -53,6 +58,7 @@ impl Default for FleetSettings {
             node: None,
             zone: None,
             addresses: Vec::new(),
+            balancer_ports: Vec::new(),
             domain: None,
             redirect: FleetRedirect::Load,
             allocations: 0,
@@ -124,6 +130,13 @@ pub(super) const NAME_OR_NONE: Kind<Option<NodeName>> = Kind::one(
 pub(super) const ADDRESSES: Kind<Vec<Entrance>> = list_of!(
     "a list of \"udp://ADDR:PORT\", \"tcp://...\", \"tls://...\" and \"dtls://...\" as clients reach this node, [] for those of its listeners",
     |text| text.parse::<Entrance>()
+);
+
+/// Where a balancer delivers that puts the node's address in place of its own.
+pub(super) const PORTS: Kind<Vec<u16>> = Kind::list(
+    "a list of ports of listeners, such as [13478, 15349]",
+    |reader, node| reader.list(node, |reader, node| reader.integer(node, &(1..=65_535))),
+    |ports| list(ports.iter().map(ToString::to_string)),
 );
 
 /// The name in its certificate.

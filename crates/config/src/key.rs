@@ -17,7 +17,7 @@ pub(crate) struct KeySpec<S> {
     pub(crate) expected: &'static str,
     /// Flags repeat and environment variables are split at commas.
     pub(crate) list: bool,
-    /// Its value must not be shown, and `TURNPIKE_..._FILE` works.
+    /// Its value must not be shown.
     pub(crate) secret: bool,
     /// Whether a reload applies it.
     pub(crate) reload: bool,
@@ -45,10 +45,10 @@ impl<S> KeySpec<S> {
     }
 
     /// The names of its environment variables.
-    pub(crate) fn variables(&self) -> Vec<String> {
+    pub(crate) fn variables(&self) -> [String; 2] {
         let name = self.variable();
-        let file = self.secret.then(|| format!("{name}_FILE"));
-        [Some(name), file].into_iter().flatten().collect()
+        let file = format!("{name}_FILE");
+        [name, file]
     }
 }
 

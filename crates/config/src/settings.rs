@@ -217,6 +217,7 @@ settings! {
             start "fleet.node" .node fleet_keys::NAME_OR_NONE => "a name of 1 to 64 letters, digits, points, hyphens and underscores, \"\" for that of the machine",
             start "fleet.zone" .zone fleet_keys::NAME_OR_NONE,
             start "fleet.addresses" .addresses fleet_keys::ADDRESSES,
+            start "fleet.balancer_ports" .balancer_ports fleet_keys::PORTS,
             start "fleet.domain" .domain fleet_keys::DOMAIN,
             reload "fleet.redirect" .redirect fleet_keys::REDIRECT,
             reload "fleet.allocations" .allocations number!(u32, "a number of allocations, 0 for no limit", 0..=1_000_000_000),

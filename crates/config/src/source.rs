@@ -96,8 +96,8 @@ impl Flags {
     }
 }
 
-/// What the environment says about `spec`: `TURNPIKE_SECTION_KEY`, or for secrets a file named by
-/// `TURNPIKE_SECTION_KEY_FILE`. Lists are separated by commas, in a file by line ends.
+/// What the environment says about `spec`: `TURNPIKE_SECTION_KEY`, or a file named by `TURNPIKE_SECTION_KEY_FILE`. Lists are separated by
+/// commas, in a file by line ends; what is no list is the only line of its file.
 pub(crate) fn environment_node<S>(
     spec: &KeySpec<S>,
     environment: &[(String, String)],
@@ -107,8 +107,7 @@ pub(crate) fn environment_node<S>(
     let get = |wanted: &str| environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
     let direct = get(&name);
     let file_name = format!("{name}_FILE");
-    let from_file = if spec.secret { get(&file_name) } else { None };
-    match (direct, from_file) {
+    match (direct, get(&file_name)) {
         (Some(_), Some(_)) => {
             problems.push(Mistake::new(
                 &Origin::Environment(name.clone()),
@@ -127,11 +126,21 @@ pub(crate) fn environment_node<S>(
         (None, Some(path)) => match fs::read_to_string(path).map(Zeroizing::new) {
             Ok(text) => {
                 let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
-                let nodes = lines.map(|(line, text)| Node {
-                    value: Value::text(text),
-                    origin: Origin::File { path: PathBuf::from(path), line, column: 1 },
-                });
-                Some(Node { value: Value::List(nodes.collect()), origin: Origin::Environment(file_name) })
+                let origin = Origin::Environment(file_name);
+                if spec.secret {
+                    let nodes = lines.map(|(line, text)| Node {
+                        value: Value::text(text),
+                        origin: Origin::File { path: PathBuf::from(path), line, column: 1 },
+                    });
+                    return Some(Node { value: Value::List(nodes.collect()), origin });
+                }
+                let lines: Vec<&str> = lines.map(|(_, line)| line).collect();
+                if !spec.list && lines.len() > 1 {
+                    let what = format!("{path} has {} lines", lines.len());
+                    problems.push(Mistake::new(&origin, spec.path, what, "one line"));
+                    return None;
+                }
+                Some(textual(spec, lines.into_iter(), &origin))
             }
             Err(error) => {
                 problems.push(Mistake::new(

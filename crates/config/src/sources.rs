@@ -1,4 +1,4 @@
-//! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, for secrets also `..._FILE`), file,
+//! Where the settings of `serve` come from: flags, environment (`TURNPIKE_SECTION_KEY`, or a file that `..._FILE` names), file,
 //! sockets that were passed, defaults, in this order of precedence and key by key. Everything that is wrong is told at once.
 
 use std::{

@@ -332,7 +332,7 @@ fn relay_addresses(settings: &Settings, notes: &mut Vec<String>) -> Vec<RelayAdd
     if !settings.relay_addresses.is_empty() {
         return settings.relay_addresses.clone();
     }
-    let mut found: Vec<IpAddr> = DESTINATIONS.iter().copied().filter_map(source_of_route).collect();
+    let mut found = route_addresses();
     if found.is_empty() {
         found.push(Ipv4Addr::LOCALHOST.into());
         if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
@@ -350,6 +350,11 @@ fn relay_addresses(settings: &Settings, notes: &mut Vec<String>) -> Vec<RelayAdd
         );
     }
     found.into_iter().map(|bind| RelayAddress { bind, external: None }).collect()
+}
+
+/// The source addresses of the default routes, one a family at most.
+pub(crate) fn route_addresses() -> Vec<IpAddr> {
+    DESTINATIONS.iter().copied().filter_map(source_of_route).collect()
 }
 
 /// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.

@@ -173,6 +173,39 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
 }
 
 #[test]
+fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
+    let Some(login) = login() else { return };
+    // On loopback a server of another test may be.
+    let socket = format!("unix:{}", login.socket().display());
+    assert_eq!(login.run(&["health", "--live", "--admin", &socket]).code, Some(1), "nobody is there");
+    let mut server = login.serve(&["--user", "alice:secret"]);
+    let at = listening(&mut server);
+    let well = login.run(&["health"]);
+    assert_eq!((well.code, well.stdout.as_str()), (Some(0), "ok"), "{}", well.output());
+    assert_eq!(login.json(&["health", "--live"])["well"], true);
+    let reflect = Reflect::start(V4, &[]);
+    let session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    eventually("a session", || {
+        let (_, status) = get_unix(&login.socket(), "/v1/status").ok()?;
+        status.contains("\"open\":1").then_some(())
+    });
+    let mut waiting = Program::start(&mut login.command(&["drain", "--deadline", "86400", "--wait"]));
+    eventually("a drain", || (login.run(&["health"]).code == Some(1)).then_some(()));
+    let drains = login.run(&["health"]);
+    assert!(drains.stderr.contains("draining"), "{}", drains.output());
+    assert_eq!(login.run(&["health", "--live"]).code, Some(0), "it runs");
+    assert!(!waiting.has_ended(), "there is a session");
+    login.json(&["drain", "--deadline", "0"]);
+    assert_eq!(server.wait(SOON).code, Some(0));
+    // Who has its place now is not waited for.
+    let _next = login.serve(&["--user", "alice:secret"]);
+    let waited = waiting.wait(SOON);
+    assert_eq!(waited.code, Some(0), "{}", waited.output());
+    assert!(waited.stdout.starts_with("draining: 1 open, for 86400 s"), "{}", waited.output());
+    drop(session);
+}
+
+#[test]
 fn a_second_server_of_a_user_does_without_the_socket_that_nobody_asked_for() {
     let Some(login) = login() else { return };
     let mut first = login.serve(&["--user", "alice:secret"]);

@@ -40,6 +40,7 @@ mod passed_sockets;
 mod probe;
 mod probe_findings;
 mod probe_verdicts;
+mod public_address;
 mod realms;
 mod refused_credentials;
 mod reload;

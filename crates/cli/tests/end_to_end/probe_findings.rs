@@ -1,13 +1,11 @@
 //! What `turnpike probe` finds on a `turnpike serve` with every listener: transports, certificates, credentials, the relayed
 //! address, NAT behaviour, and peers that should be out of reach.
 
-use std::process::Command;
-
 use serde_json::Value;
 
 use super::harness::{
     Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
-    has_ipv6, installed, need, skip, turnpike,
+    has_ipv6, namespace, need, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -254,21 +252,7 @@ fn peers_within_the_servers_own_networks_are_reported_by_how_bad_they_are() {
 /// On public addresses of a namespace of its own, where a relayed address that is private is nobody's.
 #[test]
 fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_public_one() {
-    const SETUP: &str =
-        "ip link set lo up && ip addr add 203.0.113.5/32 dev lo && ip addr add 10.9.8.7/32 dev lo";
-    // With the shell, the first process of its namespace, everything in it ends.
-    let inside = |flags: &str, script: &str| {
-        let mut command = Command::new("unshare");
-        command.args([flags, "--kill-child", "sh", "-c", &format!("{SETUP} && {script}")]);
-        command
-    };
-    need!(installed("ip"));
-    need!(installed("unshare"));
-    // A user namespace needs no privilege, but is often forbidden in containers, where root may do without.
-    let allowed = |flags: &&str| Program::run(&mut inside(flags, "true")).code == Some(0);
-    let Some(flags) = ["-npf", "-rnpf"].into_iter().find(allowed) else {
-        return skip("unshare(1) and ip(8) cannot make a network namespace here");
-    };
+    let inside = need!(namespace("ip addr add 203.0.113.5/32 dev lo && ip addr add 10.9.8.7/32 dev lo"));
     let binary = env!("CARGO_BIN_EXE_turnpike");
     let user = format!("{USER}:{PASSWORD}");
     for (relay_ip, level, what, remedy) in [
@@ -282,7 +266,7 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
              for try in $(seq 300); do {binary} probe stun:203.0.113.5 >&2 && break; sleep 0.1; done; \
              {binary} probe turn:203.0.113.5 --user {user} --json; }}"
         );
-        let run = Program::run(inside(flags, &script).env_remove("TURNPIKE_CONFIG"));
+        let run = Program::run(&mut inside(&script));
         let report = run.result();
         finds(&report, "relay", level, what, remedy);
         let text = report["relayed"][0].as_str().expect("an address");

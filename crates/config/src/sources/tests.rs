@@ -303,6 +303,33 @@ fn secrets_come_from_files_that_the_environment_names() {
 }
 
 #[test]
+fn any_key_may_stand_in_a_file_that_the_environment_names() {
+    let dir = Dir::new();
+    let addresses = dir.file("addresses", "10.0.0.5=203.0.113.5\n2001:db8::5\n");
+    let ports = dir.file("ports", "50000-50999\n");
+    let nothing = dir.file("nothing", "\n");
+    let two = dir.file("two", "50000-50999\n60000-60999\n");
+    let name = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let (addresses, ports, nothing, two) = (name(&addresses), name(&ports), name(&nothing), name(&two));
+    let environment = [
+        ("TURNPIKE_RELAY_ADDRESSES_FILE", addresses.as_str()),
+        ("TURNPIKE_RELAY_PORTS_FILE", &ports),
+        ("TURNPIKE_FLEET_ZONE_FILE", &nothing),
+    ];
+    let loaded = load("", &environment, Flags::new()).expect("valid");
+    let shown = loaded.settings.to_toml();
+    for line in
+        [r#"addresses = ["10.0.0.5=203.0.113.5", "2001:db8::5"]"#, r#"ports = "50000-50999""#, r#"zone = """#]
+    {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+    assert!(loaded.warnings.iter().all(|warning| !warning.contains("is not known")), "{:?}", loaded.warnings);
+    let wrong = load("", &[("TURNPIKE_RELAY_PORTS_FILE", &two)], Flags::new());
+    let text = wrong.expect_err("one of them is too many").to_string();
+    assert!(text.contains("relay.ports") && text.contains("has 2 lines"), "{text}");
+}
+
+#[test]
 fn a_mistake_in_a_file_of_users_is_told_with_its_line() {
     let dir = Dir::new();
     let path = dir.file("users", "alice:wonderland\n\nbob\n");

@@ -15,8 +15,11 @@ pub(super) struct Entrances {
 
 /// Those of a node with these listeners.
 pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSettings) -> Entrances {
-    let all =
-        if settings.addresses.is_empty() { found(config, listeners) } else { settings.addresses.clone() };
+    let all = if settings.addresses.is_empty() {
+        found(config, listeners, &settings.balancer_ports)
+    } else {
+        settings.addresses.clone()
+    };
     if all.is_empty() {
         tracing::warn!(
             "nobody can be sent to this node: none of its listeners has an address that clients could use; name some in fleet.addresses"
@@ -32,12 +35,12 @@ pub(super) fn of(config: &Config, listeners: &Listeners, settings: &FleetSetting
 }
 
 /// Wildcards stand for the addresses that are relayed on: clients can reach those, or nobody could be relayed.
-fn found(config: &Config, listeners: &Listeners) -> Vec<Entrance> {
+fn found(config: &Config, listeners: &Listeners, balancer_ports: &[u16]) -> Vec<Entrance> {
     let Listeners { udp, tcp, tls, dtls } = listeners;
     let has_tls = config.streams.tls.is_some();
     let mut all = Vec::new();
     let mut put = |transport: Transport, listeners: &[SocketAddr]| {
-        for listener in listeners {
+        for listener in listeners.iter().filter(|listener| !balancer_ports.contains(&listener.port())) {
             for address in reached(config, *listener) {
                 let entrance = Entrance { transport, address };
                 if !all.contains(&entrance) {
@@ -120,6 +123,15 @@ mod tests {
             ]
         );
         assert!(entrances.own.contains(&"10.0.0.5:3478".parse().expect("an address")), "behind its NAT");
+    }
+
+    #[test]
+    fn where_a_balancer_delivers_is_nobodys_own() {
+        let settings = FleetSettings { balancer_ports: vec![13_478], ..FleetSettings::default() };
+        let listeners = listeners(&["0.0.0.0:3478", "0.0.0.0:13478"], &[], &[], &[]);
+        let entrances = of(&config(), &listeners, &settings);
+        assert_eq!(shown(&entrances), ["udp://203.0.113.5:3478"]);
+        assert!(!entrances.own.contains(&"10.0.0.5:13478".parse().expect("an address")));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod forward;
 mod http;
+mod namespace;
 mod program;
 mod stun;
 mod tls;
@@ -17,6 +18,7 @@ use std::{
 
 pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
+pub(crate) use namespace::namespace;
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};

@@ -18,7 +18,7 @@ use turnpike_testkit::databases::{Proxy, Server};
 
 use super::super::harness::{
     Challenge, Dir, Finished, Load, PASSWORD, Program, REALM, Reflect, SOON, Serve, Stun, USER, Upgraded, V4,
-    ends, eventually, get_unix, lives, need, turnpike,
+    ends, eventually, free_port, get_unix, lives, need, turnpike,
 };
 
 const SECRET: &str = "of the fleet, and of at least 32 characters";
@@ -166,6 +166,25 @@ fn a_node_that_drains_sends_its_clients_to_another_which_knows_their_nonce() {
     assert_eq!((a.readiness().0, a.allocate(USER, PASSWORD)), (200, None));
     let nobody = b.told(&["fleet", "drain", "x"]);
     assert!(nobody.code == Some(1) && nobody.stderr.contains("there is no node"), "{}", nobody.output());
+}
+
+/// A Service of Kubernetes puts the node's address in place of its own: only the port tells who came by it.
+#[test]
+fn who_comes_by_a_balancer_is_sent_to_the_nodes_own_port_and_who_comes_there_is_served() {
+    let world = need!(World::new());
+    let balanced = SocketAddr::new(V4, free_port(V4));
+    let more = format!("redirect = \"always\"\nbalancer_ports = [{}]", balanced.port());
+    let mut arguments = world.arguments("a", world.server.address, &more);
+    arguments.extend(["--listen".to_owned(), balanced.to_string()]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let node = Node { serve: Serve::start(&arguments), socket: world.socket("a") };
+    node.waits_for(&[("a", "serving")]);
+    let mut client = Stun::new(balanced);
+    let (_, _, challenge) = client.challenge();
+    let answer = client.ask(USER, PASSWORD, &challenge);
+    assert_eq!((answer.error(), answer.alternate()), (Some(300), node.address()));
+    let mut client = Stun::new(answer.alternate());
+    assert_eq!(client.ask(USER, PASSWORD, &challenge).error(), None, "no second round");
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! One request by HTTP/1.0, whose answer ends with the connection: all that metadata services and Kubernetes need.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+/// For connecting, and for each part of the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A node's description has some ten thousand bytes.
+const LONGEST: u64 = 4 << 20;
+
+/// Why there is no good answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("{0} does not answer: {1}")]
+    Silent(String, io::Error),
+    #[error("{0} answers with status {1}: {2}")]
+    Refused(String, u16, String),
+    #[error("{0} answers what cannot be understood: {1}")]
+    Strange(String, String),
+    #[error("{0}")]
+    Missing(String),
+}
+
+/// What is asked.
+pub(super) struct Question<'a> {
+    pub(super) method: &'static str,
+    pub(super) host: &'a str,
+    pub(super) path: &'a str,
+    /// Name and value.
+    pub(super) headers: &'a [(&'a str, &'a str)],
+}
+
+/// A connection to ask over.
+pub(super) fn connect(server: SocketAddr) -> Result<TcpStream, Trouble> {
+    let silent = |error| Trouble::Silent(server.to_string(), error);
+    let stream = TcpStream::connect_timeout(&server, PATIENCE).map_err(silent)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(silent)?;
+    Ok(stream)
+}
+
+/// The body of a good answer.
+pub(super) fn ask(mut stream: impl Read + Write, question: &Question<'_>) -> Result<String, Trouble> {
+    let Question { method, host, path, headers } = question;
+    let silent = |error| Trouble::Silent((*host).to_owned(), error);
+    let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head = format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n{more}\r\n");
+    stream.write_all(head.as_bytes()).map_err(silent)?;
+    let mut answer = Vec::new();
+    match stream.take(LONGEST).read_to_end(&mut answer) {
+        // A server may close a TLS connection without a word: the length says whether that was all.
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(silent(error)),
+        _ => {}
+    }
+    understand(host, &answer)
+}
+
+fn understand(host: &str, answer: &[u8]) -> Result<String, Trouble> {
+    let strange = |why: &str| Trouble::Strange(host.to_owned(), why.to_owned());
+    let text = str::from_utf8(answer).map_err(|_| strange("it is not UTF-8"))?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| strange("it has no head"))?;
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    let status: u16 = status.ok_or_else(|| strange("it has no status"))?;
+    let mut headers = lines.filter_map(|line| line.split_once(':'));
+    let length = headers.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    if length.is_some_and(|(_, length)| length.trim().parse() != Ok(body.len())) {
+        return Err(strange("it is shorter than it says"));
+    }
+    if status == 200 {
+        return Ok(body.to_owned());
+    }
+    let first = body.lines().next().unwrap_or_default().chars().take(200).collect();
+    Err(Trouble::Refused(host.to_owned(), status, first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_taken_of_good_and_whole_answers_alone() {
+        let read = |answer: &str| understand("h", answer.as_bytes());
+        assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").expect("a good answer"), "ok");
+        assert_eq!(read("HTTP/1.0 200 OK\r\n\r\nok").expect("a good answer"), "ok");
+        assert!(matches!(read("HTTP/1.1 404 Not Found\r\n\r\nno"), Err(Trouble::Refused(_, 404, _))));
+        for bad in ["", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok"]
+        {
+            assert!(matches!(read(bad), Err(Trouble::Strange(..))), "{bad}");
+        }
+    }
+}

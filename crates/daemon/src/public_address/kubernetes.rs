@@ -1,0 +1,174 @@
+//! The Node object of the pod that this runs in, as its service account may read it.
+
+use std::{
+    env, fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::Arc,
+};
+
+use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
+use serde_json::Value;
+use turnpike_client::{Security, TlsOptions};
+
+use super::{
+    Told,
+    http::{Question, Trouble, ask as ask_over, connect},
+    zone,
+};
+
+/// What every pod with a service account has (Kubernetes: Accessing the API from a Pod).
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Addresses that the node has outside, or what stands in an annotation of it.
+pub(super) fn ask(annotation: Option<&str>) -> Result<Told, Trouble> {
+    let variable = |name: &str| {
+        let missing =
+            |_| Trouble::Missing(format!("the environment has no {name}: this is for pods of Kubernetes"));
+        env::var(name).map_err(missing)
+    };
+    let node = variable("NODE_NAME")?;
+    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    read(&describe(&node, (&host, &port), Path::new(ACCOUNT))?, annotation)
+}
+
+/// The Node object.
+fn describe(node: &str, (host, port): (&str, &str), account: &Path) -> Result<Value, Trouble> {
+    let wrong = |why: String| Trouble::Missing(why);
+    let ip: IpAddr =
+        host.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_HOST is no address: {host:?}")))?;
+    let port: u16 =
+        port.parse().map_err(|_| wrong(format!("KUBERNETES_SERVICE_PORT is no port: {port:?}")))?;
+    let token = fs::read_to_string(account.join("token"))
+        .map_err(|error| wrong(format!("cannot read the token of the service account: {error}")))?;
+    // Not every name can stand in a path as it is; those of nodes are host names.
+    if !node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte)) {
+        return Err(wrong(format!("NODE_NAME is no name of a node: {node:?}")));
+    }
+    let server = SocketAddr::new(ip, port);
+    let options = TlsOptions { ca: Some(account.join("ca.crt")), ..TlsOptions::default() };
+    let security = Security::new(&options, None, server).map_err(|error| wrong(error.to_string()))?;
+    let connection = ClientConnection::new(Arc::new(for_http(&security.config)), ServerName::from(ip));
+    let connection = connection.map_err(|error| wrong(error.to_string()))?;
+    let stream = StreamOwned::new(connection, connect(server)?);
+    let authorization = format!("Bearer {}", token.trim());
+    let path = format!("/api/v1/nodes/{node}");
+    let headers = [("Authorization", authorization.as_str()), ("Accept", "application/json")];
+    let body = ask_over(stream, &Question { method: "GET", host, path: &path, headers: &headers })?;
+    serde_json::from_str(&body).map_err(|error| Trouble::Strange(host.to_owned(), error.to_string()))
+}
+
+/// Without the protocols of TURN.
+fn for_http(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    config.alpn_protocols.clear();
+    config
+}
+
+fn read(node: &Value, annotation: Option<&str>) -> Result<Told, Trouble> {
+    let addresses = match annotation {
+        None => {
+            let all = node["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+            let external = all.iter().filter(|address| address["type"] == "ExternalIP");
+            external.filter_map(|address| address["address"].as_str()?.parse().ok()).collect()
+        }
+        Some(key) => {
+            let text = node["metadata"]["annotations"][key].as_str();
+            let text = text.ok_or_else(|| Trouble::Missing(format!("the node has no annotation {key}")))?;
+            let parts = text.split(',').map(str::trim).map(str::parse);
+            let wrong = |_| Trouble::Missing(format!("annotation {key} is no list of addresses: {text:?}"));
+            parts.collect::<Result<Vec<IpAddr>, _>>().map_err(wrong)?
+        }
+    };
+    if addresses.is_empty() {
+        return Err(Trouble::Missing(
+            "the node has no ExternalIP: it may have none, or nobody has told Kubernetes".to_owned(),
+        ));
+    }
+    Ok(Told { addresses, zone: node["metadata"]["labels"][ZONE].as_str().and_then(zone) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        net::TcpListener,
+        thread,
+    };
+
+    use rustls::{
+        ServerConfig, ServerConnection,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    };
+    use serde_json::json;
+    use turnpike_testkit::{Dir, certificates::Certificate};
+
+    use super::*;
+
+    fn server_config(certificate: &Certificate) -> ServerConfig {
+        let chain = CertificateDer::from_pem_slice(certificate.pem.as_bytes()).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).expect("a key");
+        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().expect("versions");
+        builder.with_no_client_auth().with_single_cert(vec![chain], key).expect("they belong together")
+    }
+
+    fn node() -> Value {
+        json!({
+            "metadata": { "labels": { ZONE: "eu-west-1a" }, "annotations": { "a/b": "203.0.113.7, 2001:db8::7" } },
+            "status": { "addresses": [
+                { "type": "InternalIP", "address": "10.0.0.5" },
+                { "type": "ExternalIP", "address": "203.0.113.5" },
+            ] },
+        })
+    }
+
+    #[test]
+    fn a_node_tells_its_external_addresses_an_annotation_and_its_zone() {
+        let told = |addresses: &[&str]| Told {
+            addresses: addresses.iter().map(|address| address.parse().expect("one")).collect(),
+            zone: Some("eu-west-1a".to_owned()),
+        };
+        assert_eq!(read(&node(), None).expect("it has one"), told(&["203.0.113.5"]));
+        assert_eq!(read(&node(), Some("a/b")).expect("it has it"), told(&["203.0.113.7", "2001:db8::7"]));
+        let why = read(&node(), Some("other")).expect_err("it has none").to_string();
+        assert!(why.contains("no annotation other"), "{why}");
+        let why = read(&json!({}), None).expect_err("it has none").to_string();
+        assert!(why.contains("no ExternalIP"), "{why}");
+    }
+
+    /// A server of Kubernetes that knows one node, for who has the token and trusts its authority.
+    #[test]
+    fn the_api_is_asked_by_tls_with_the_account_of_the_pod() {
+        let (certificate, authority) = Certificate::of_authority(&["127.0.0.1"]);
+        let account = Dir::new();
+        account.file("ca.crt", &authority);
+        account.file("token", "t0ken\n");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("it has one").port().to_string();
+        let config = Arc::new(server_config(&certificate));
+        let server = thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("a connection");
+            let connection = ServerConnection::new(config).expect("a configuration");
+            let mut stream = StreamOwned::new(connection, stream);
+            let mut head = Vec::new();
+            let mut reader = BufReader::new(&mut stream);
+            while !head.ends_with(b"\r\n\r\n") {
+                reader.read_until(b'\n', &mut head).expect("a request");
+            }
+            let body = node().to_string();
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+                .expect("it listens");
+            stream.flush().expect("it listens");
+            String::from_utf8(head).expect("text")
+        });
+        let found = describe("node-1.example", ("127.0.0.1", &port), account.path()).expect("an answer");
+        assert_eq!(found, node());
+        let asked = server.join().expect("no panic");
+        assert!(asked.starts_with("GET /api/v1/nodes/node-1.example HTTP/1.0\r\n"), "{asked}");
+        assert!(asked.contains("\r\nAuthorization: Bearer t0ken\r\n"), "{asked}");
+        assert!(describe("../x", ("127.0.0.1", &port), account.path()).is_err());
+    }
+}
