@@ -151,7 +151,7 @@ impl Redis {
             of("HSET", &[&marks, secret, &format!("{since} {until}")])
         };
         let mut commands = vec![mark(secret, since, ""), of("SADD", &[&secrets_key(realm), secret])];
-        for other in held.iter().filter(|held| held.until.is_none() && *held.value != *secret) {
+        for other in held.iter().filter(|held| held.ends_sooner(until) && *held.value != *secret) {
             commands.push(mark(&other.value, other.since, &until.to_string()));
         }
         self.run(&commands).await?;

@@ -312,7 +312,7 @@ impl<S: Sql> Tables<S> {
         self.make_own_tables().await?;
         let held = self.secrets(realm).await?;
         let times = |since: u64| since.to_string();
-        let others = held.iter().filter(|held| held.until.is_none() && *held.value != *secret);
+        let others = held.iter().filter(|held| held.ends_sooner(until) && *held.value != *secret);
         let others: Vec<_> = others.map(|held| (held.value.as_str(), times(held.since))).collect();
         let (since, until) = (times(since), times(until));
         let mut statements = self.without_secret(realm, secret).await?;

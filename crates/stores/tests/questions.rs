@@ -191,11 +191,21 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             ("newer", 1500, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (second, Some("newer")));
+        // But it may come sooner: what has leaked may be one that has an end already.
+        assert!(rotate("newest", 1600, 1600));
+        let third = expected(&[
+            ("bloody9", 0, Some(1600)),
+            ("logen", 0, Some(1600)),
+            ("new", 1000, Some(1600)),
+            ("newer", 1500, Some(1600)),
+            ("newest", 1600, None),
+        ]);
+        assert_eq!((times(&secrets()), signs().as_deref()), (third, Some("newest")));
         // What is removed leaves no mark for another of the same name.
         let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
         let ((realm, secret), (again, same)) = (of("logen"), of("logen"));
         assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
-        assert_eq!(values(&secrets()), ["bloody9", "new", "newer"]);
+        assert_eq!(values(&secrets()), ["bloody9", "new", "newer", "newest"]);
         assert!(!world.edit(&Edit::AddSecret { realm: again, secret: same }));
         assert!(times(&secrets()).contains(&("logen".to_owned(), 0, None)), "{:?}", world.kind);
         // Where there was none, the first one signs.
