@@ -29,7 +29,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "kernel-rate" "kernel-xdp"
+        "relay-allocate-tls" "relay-memory" "relay-store" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "kernel-rate" "kernel-xdp"
         "kernel-calls" "kernel-burst" "kernel-flood" "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect"
         "forward-udp" "forward-udp-thin" "forward-memory" "net-sockets" "net-spread" "net-zerocopy" "net-io-uring" "net-lookup"
     ],
