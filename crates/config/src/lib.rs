@@ -44,6 +44,7 @@ pub use alternate_keys::AlternateSettings;
 pub use certificates::Certificate;
 pub use credentials_keys::CredentialsSettings;
 pub use discovery_keys::DiscoverySettings;
+pub use exposed::readable_by_all;
 pub use firewall::{Firewall, FirewallFormat};
 pub use fleet_keys::{FleetRedirect, FleetSettings};
 pub use key::Change;

@@ -157,7 +157,7 @@ impl Sources {
     /// Sentences about files with secrets that every user of this machine can read.
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
         let with_secrets = exposed::files(file, &self.environment);
-        with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")).collect()
+        with_secrets.iter().filter_map(|file| exposed::readable_by_all(file, "the secrets in it")).collect()
     }
 
     /// Sentences about variables of the environment that look like ours.

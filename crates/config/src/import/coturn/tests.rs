@@ -61,6 +61,18 @@ fn every_option_comes_to_what_the_files_say() {
     read(TOML);
 }
 
+/// What several options together come to is told by the line of the one that it is named after.
+#[test]
+fn what_is_told_has_the_line_of_its_option() {
+    let (_, notes) = translated(
+        "relay-ip=10.0.0.5\nexternal-ip=203.0.113.7/10.0.0.7\nexternal-ip=203.0.113.5/10.0.0.5\ncert=c.pem\npkey=/k.pem\nuser=a:b",
+    );
+    assert!(told(&notes, "line 2, external-ip: 10.0.0.7 is none of relay-ip"), "{notes:?}");
+    assert!(told(&notes, "line 4, cert: c.pem is looked for"), "{notes:?}");
+    let (_, notes) = translated("user=a:b");
+    assert!(notes.iter().all(|note| !note.starts_with("line ")), "{notes:?}");
+}
+
 /// No option disappears: it changes the result, or is told.
 #[test]
 fn each_option_alone_changes_something_or_is_told() {
