@@ -56,7 +56,7 @@ pub use sandbox_keys::{SandboxMode, SandboxSettings};
 pub use secret::Secret;
 pub use settings::{CertificateFiles, DatapathChoice, LogFormat, Settings, StoredKey, User, UserSecret};
 pub use source::Flags;
-pub use sources::{Loaded, Sources, UPGRADE_VARIABLE, known_variables};
+pub use sources::{Loaded, Sources, UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE, known_variables};
 pub use store_keys::{StateDir, StoreSettings, Stored, WhenUnavailable};
 pub use tables::Place;
 pub use turnpike_strict::{Mistake, Mistakes, Origin};

@@ -198,17 +198,20 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
 }
 
 /// Variables of the commands that have no settings.
-const OTHER_VARIABLES: [&str; 6] = [
+const OTHER_VARIABLES: [&str; 7] = [
     "TURNPIKE_ADMIN",
     "TURNPIKE_CONFIG",
     "TURNPIKE_LOAD_USER",
     "TURNPIKE_LOAD_ACCESS_TOKEN",
     "TURNPIKE_PROBE_USER",
     UPGRADE_VARIABLE,
+    UPGRADE_SANDBOX_VARIABLE,
 ];
 
 /// Set by a process whose place the one that it starts is to take; nobody sets it by hand.
 pub const UPGRADE_VARIABLE: &str = "TURNPIKE_UPGRADE";
+/// Set beside it: which parts of the sandbox are in force already.
+pub const UPGRADE_SANDBOX_VARIABLE: &str = "TURNPIKE_UPGRADE_SANDBOX";
 
 /// Tables of which there may be several.
 const TABLES: &[&str] = &["realm", "alternate"];

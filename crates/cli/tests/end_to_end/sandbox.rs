@@ -52,10 +52,13 @@ fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
         assert!(read.contains(&"/etc") && !read.contains(&"/") && !read.contains(&"/home"), "{said}");
     }
     let reflect = Reflect::start(V4, &[]);
+    let filters = of_threads(serve.program.pid(), "Seccomp_filters");
     let mut upgraded = Upgraded::new(&serve.program);
     for _ in 0..2 {
         upgraded.next();
         assert_sandboxed(upgraded.pid());
+        // The kernel takes only so many: what is in force is not put there again.
+        assert_eq!(of_threads(upgraded.pid(), "Seccomp_filters").first(), filters.first());
     }
     let ended =
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
