@@ -73,6 +73,17 @@ fn what_is_told_has_the_line_of_its_option() {
     assert!(notes.iter().all(|note| !note.starts_with("line ")), "{notes:?}");
 }
 
+#[test]
+fn quotas_that_cannot_be_reached_become_those_that_can() {
+    let (settings, notes) = translated(
+        "relay-ip=10.0.0.5\nmin-port=45000\nmax-port=45999\ntotal-quota=1200\nuser-quota=1100\nallowed-peer-ip=10.1.0.0-10.1.0.9\nuser=a:b",
+    );
+    assert_eq!((settings.max_allocations, settings.max_allocations_per_user), (1000, 1000));
+    assert_eq!(notes, [""; 0]);
+    let (settings, _) = translated("user-quota=50000\nuser=a:b");
+    assert_eq!(settings.max_allocations_per_user, Settings::default().max_allocations);
+}
+
 /// No option disappears: it changes the result, or is told.
 #[test]
 fn each_option_alone_changes_something_or_is_told() {
