@@ -56,7 +56,7 @@ pub struct TxStats {
     pub too_big: u64,
     /// Datagrams dropped because the kernel refused them for another reason, or because their socket is gone.
     pub refused: u64,
-    /// Times that a socket stepped down from GSO: for good, or for segments of that size and above.
+    /// Times that a socket stepped down from GSO for a while: for all segments, or for those of that size and above.
     pub step_downs: u64,
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail, and says what it skips")]
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd},
@@ -195,7 +196,7 @@ fn peer(n: u16) -> SocketAddr {
 }
 
 #[test]
-fn each_refusal_of_a_super_packet_steps_down_once_and_for_good() {
+fn each_refusal_of_a_super_packet_steps_down_once() {
     for errno in REFUSALS {
         let mut b = bench(Datapath::Gso);
         let mut kernel = ruled(|m| m.segment.map(|_| errno));
@@ -218,6 +219,31 @@ fn each_refusal_of_a_super_packet_steps_down_once_and_for_good() {
         b.assert_all_in_order(&kernel.taken);
         assert_eq!((b.tx.stats().step_downs, kernel.errors), (1, 2), "errno {errno}");
         assert_eq!(b.tx.stats().super_packets, 0);
+    }
+}
+
+/// As where a link's MTU shrinks for a minute.
+#[test]
+fn super_packets_come_back_when_the_kernel_takes_them_again() {
+    for size in [100, 1400] {
+        let mut b = bench(Datapath::Gso);
+        let narrow = Cell::new(true);
+        let mut kernel = ruled(|m| m.segment.filter(|_| narrow.get()).map(|_| libc::EMSGSIZE));
+        let flush = |b: &mut Bench, kernel: &mut _| {
+            b.push(peer(0), size);
+            b.push(peer(0), size);
+            b.flush(kernel);
+        };
+        for _ in 0..5_000 {
+            flush(&mut b, &mut kernel);
+        }
+        assert_eq!(b.tx.stats().step_downs, 3, "in vain it is asked ever less often");
+        narrow.set(false);
+        for _ in 0..5_000 {
+            flush(&mut b, &mut kernel);
+        }
+        assert!(kernel.super_packets > 1_000, "{}", kernel.super_packets);
+        b.assert_all_in_order(&kernel.taken);
     }
 }
 
