@@ -58,8 +58,8 @@ pub struct UdpSocket {
     ttl: Cell<TtlHabit>,
 }
 
-/// Which segments may leave in super-packets. A kernel that refuses them may mean a device or a path that is narrow for a minute only, so that it is
-/// asked again: after so many flushes, because no clock is read here, and after twice as many each time that it refuses again.
+/// Which segments may leave in super-packets. A kernel that refuses them may mean a path that is narrow for a minute only, so that it is asked again:
+/// after so many flushes, because no clock is read here, and after twice as many each time that it refuses again.
 #[derive(Clone, Copy, Debug)]
 struct GsoHabit {
     /// The longest such segment: 0 where it refused a short one.
@@ -166,15 +166,19 @@ impl UdpSocket {
     }
 
     fn of(fd: OwnedFd, drops: u32) -> io::Result<Self> {
-        Ok(Self {
-            local: sys::local_address(fd.as_fd())?,
+        Ok(Self::at(sys::local_address(fd.as_fd())?, fd, drops))
+    }
+
+    pub(crate) fn at(local: SocketAddr, fd: OwnedFd, drops: u32) -> Self {
+        Self {
+            local,
             fd,
             gso: Cell::new(GsoHabit::NO_LIMIT),
             appetite: Cell::new(1),
             singles: Cell::new(0),
             drops_seen: Cell::new(drops),
             ttl: Cell::default(),
-        })
+        }
     }
 
     /// The bound address.

@@ -126,6 +126,11 @@ pub struct Tx {
 impl Tx {
     /// An empty queue.
     pub fn new(datapath: Datapath) -> Self {
+        Self::with_segments(datapath, if datapath == Datapath::Gso { send::max_segments() } else { 1 })
+    }
+
+    /// With so many segments in a super-packet at most.
+    pub(crate) fn with_segments(datapath: Datapath, segments: usize) -> Self {
         Self {
             datapath,
             own: Vec::with_capacity(1 << 16),
@@ -136,7 +141,7 @@ impl Tx {
             touched: Vec::with_capacity(512),
             table: HashTable::new(),
             hasher: RandomState::default(),
-            batch: Batch::new(if datapath == Datapath::Gso { send::max_segments() } else { 1 }),
+            batch: Batch::new(segments),
             stats: TxStats::default(),
         }
     }
