@@ -1,4 +1,5 @@
-//! `cargo xtask reproducible`: builds the binary of a release in two directories of different names and compares the bytes.
+//! `cargo xtask reproducible`: builds the binary of a release in two directories of different names and compares the bytes. Where they differ,
+//! both are kept.
 
 use std::{
     fs,
@@ -24,7 +25,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let dir = root.join(&options.dir);
     let mut built = Vec::new();
-    for place in PLACES {
+    for (place, kept) in PLACES.into_iter().zip(["one", "other"]) {
         let tree = dir.join(place);
         copy_of_the_tree(&root, &tree)?;
         println!("building in {}", tree.display());
@@ -36,21 +37,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         if !status.success() {
             return Err(format!("the build in {} failed", tree.display()).into());
         }
-        built.push(fs::read(target.join("release/turnpike"))?);
+        let kept = dir.join(kept);
+        fs::rename(target.join("release/turnpike"), &kept)?;
         fs::remove_dir_all(&tree)?;
+        Command::new("sha256sum").arg(&kept).status()?;
+        built.push(kept);
     }
-    let same = built[0] == built[1];
-    println!(
-        "{} bytes, {} bytes: {}",
-        built[0].len(),
-        built[1].len(),
-        if same { "the same" } else { "different" }
-    );
-    if !same {
-        let first = built[0].iter().zip(&built[1]).position(|(one, other)| one != other);
-        println!("they differ from byte {} on", first.unwrap_or_else(|| built[0].len().min(built[1].len())));
+    let [one, other] = [fs::read(&built[0])?, fs::read(&built[1])?];
+    if one == other {
+        println!("the same {} bytes", one.len());
+        fs::remove_dir_all(&dir)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let first = one.iter().zip(&other).position(|(one, other)| one != other);
+    println!("{} and {} bytes, which differ from byte {first:?} on", one.len(), other.len());
+    Ok(ExitCode::FAILURE)
 }
 
 /// What git knows of, as it lies here.
