@@ -11,7 +11,6 @@ const PURE: [(&str, &[&str]); 2] = [
         "turnpike-net",
         &[
             "sys::",
-            "coalesce::",
             "a_buffer_comes_apart_at_the_segment_size",
             "an_empty_datagram_is_one",
             "foreign_bytes_have_no_span",
