@@ -100,6 +100,15 @@ fn say(where_to: &str, tried: &Tried) {
     }
 }
 
+/// All ways in by one row.
+fn say_together(where_to: &str, tried: &Tried) {
+    let mut together = Tried::new();
+    for ((_, transport), count) in tried {
+        *together.entry(("all of these".to_owned(), transport.clone())).or_default() += count;
+    }
+    say(where_to, &together);
+}
+
 fn strangers_get_little(report: &Value) {
     let mut by_kind: BTreeMap<(&str, &str), Vec<&Value>> = BTreeMap::new();
     for reply in report["attack"]["strangers"].as_array().expect("a list") {
@@ -168,14 +177,28 @@ fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
 fn no_way_in_leads_to_a_peer_that_should_be_nobodys() {
     let datapaths: &[&str] = if is_thorough() { &["basic", "mmsg", "gso"] } else { &["gso"] };
     for datapath in datapaths {
-        let (_certificate, serve) = on_loopback(datapath, &TRANSPORTS);
-        let report = attack(&format!("turn:{}", serve.address(V4)), &[]);
+        let (_certificate, mut serve) = on_loopback(datapath, &TRANSPORTS);
+        let uri = format!("turn:{}", serve.address(V4));
+        let report = attack(&uri, &[]);
         let tried = nothing_is_open(&report);
         is_complete(&tried, &TRANSPORTS);
         say(datapath, &tried);
         strangers_get_little(&report);
         serve.wait_for_allocations(0);
+        if is_thorough() {
+            again(datapath, &mut serve.program, &uri);
+        }
     }
+}
+
+/// Once more when the configuration has been read again, and in a new process.
+fn again(datapath: &str, program: &mut Program, uri: &str) {
+    program.signal("HUP");
+    program.line_with("configuration reloaded");
+    say_together(&format!("{datapath}, after a reload"), &nothing_is_open(&attack(uri, &[])));
+    let mut upgraded = Upgraded::new(program);
+    upgraded.next();
+    say_together(&format!("{datapath}, after an upgrade"), &nothing_is_open(&attack(uri, &[])));
 }
 
 /// The same where the kernel relays: on links of their own, as on loopback it relays nothing.
@@ -196,13 +219,17 @@ fn in_the_kernel(links: &Links, datapath: &str) {
     let user = user();
     let mut flags = vec!["--user", &user, "--datapath", datapath, "--dtls-listen", "10.77.1.1:3478"];
     flags.extend(certificate.flags());
-    let server = links.serve(&flags);
-    let report = attack(&format!("turn:{}:3478", SERVER[0]), &[]);
+    let mut server = links.serve(&flags);
+    let uri = format!("turn:{}:3478", SERVER[0]);
+    let report = attack(&uri, &[]);
     let tried = nothing_is_open(&report);
     is_complete(&tried, &TRANSPORTS);
     say(datapath, &tried);
     strangers_get_little(&report);
     assert_eq!(server.across(), 0, "nothing was let through");
+    if is_thorough() {
+        again(datapath, &mut server.program, &uri);
+    }
 }
 
 /// The ports of the admin interface and of other services of the machine; while the configuration is read again, and in a new process.
@@ -216,14 +243,10 @@ fn nor_to_the_admin_interface_nor_after_a_reload_or_an_upgrade() {
     let tried = nothing_is_open(&report);
     is_complete(&tried, &["tcp"]);
     say("gso, ports of the API and of SSH", &tried);
-
-    serve.program.signal("HUP");
-    serve.program.line_with("configuration reloaded");
-    say("gso, after a reload", &nothing_is_open(&attack(&udp, &[])));
-
-    let mut upgraded = Upgraded::new(&serve.program);
-    upgraded.next();
-    say("gso, after an upgrade", &nothing_is_open(&attack(&udp, &[])));
+    // Else that has been asked on each data path.
+    if !is_thorough() {
+        again("gso", &mut serve.program, &udp);
+    }
 }
 
 /// What is only said is not done.
