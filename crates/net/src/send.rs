@@ -245,6 +245,9 @@ impl<K: Kernel> Sender<'_, K> {
     /// Sends what is left and restores the socket's DF default.
     pub(crate) fn finish(mut self) {
         self.send();
+        if self.gso_limit < usize::from(u16::MAX) && self.batch.max_segments > 1 {
+            self.socket.pause_gso();
+        }
         if self.dont_fragment {
             let _ = self.socket.set_dont_fragment(false);
         }
@@ -440,7 +443,7 @@ impl<K: Kernel> Sender<'_, K> {
     }
 
     /// After the kernel refused a super-packet: sends its segments one by one and, when it takes one of them, forms no
-    /// such super-packets on this socket any more. When it takes none, it was the destination that it refused.
+    /// such super-packets on this socket for a while. When it takes none, it was the destination that it refused.
     #[cold]
     fn step_down(&mut self, at: usize) {
         if self.send_apart(at) == 0 {
