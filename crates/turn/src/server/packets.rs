@@ -52,16 +52,22 @@ impl<G: Gate> Server<G> {
     /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
-        let (own, forwarding) = (&self.config.peers.own, &mut self.forwarding);
-        let mut index = forwarding.claimant(port, peer);
-        if index.is_none() && own.are_translated() {
-            index = own.aliases(peer).find_map(|name| forwarding.claimant(port, name));
-        }
+        let index = match self.forwarding.claimant(port, peer) {
+            None if self.config.peers.own.are_translated() => self.claimant_by_name(port, peer),
+            index => index,
+        };
         let Some((allocation, _)) = index.and_then(|index| self.forwarding.at(index)) else {
             self.stats.drops[DropReason::NoPermission as usize] += datagrams as u64;
             return None;
         };
         Some(RelayId { allocation, family: Family::of(peer) })
+    }
+
+    /// Under whichever of its names a peer is somebody's.
+    #[inline(never)]
+    fn claimant_by_name(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
+        let forwarding = &mut self.forwarding;
+        self.config.peers.own.aliases(peer).find_map(|name| forwarding.claimant(port, name))
     }
 
     /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
@@ -90,18 +96,23 @@ impl<G: Gate> Server<G> {
             }
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
             if !channel.used {
-                let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+                let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
                 first_use(relay.allocation, number, &mut entry.channels, told);
             }
             (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
-            let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
+            let name;
+            let mut peer = &peer;
+            if self.config.peers.own.are_translated() {
+                name = known_as(&self.config.peers.own, &entry.permissions, *peer, now);
+                peer = &name;
+            }
             if !entry.permissions.allow(peer.ip(), now.ms) {
                 return self.dropped(DropReason::NoPermission);
             }
             let transaction = self.indications.next();
             let header_len =
-                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
+                indication::write_header(Indication::Data, transaction, *peer, length, &mut bytes);
             (header_len, frame::padding(datagram.len()))
         };
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
@@ -146,7 +157,8 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::StaleRelay);
         };
         // The peer that the datagram went to must have a permission, as for what the peer sends.
-        let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
+        let own = &self.config.peers.own;
+        let peer = if own.are_translated() { known_as(own, &entry.permissions, peer, now) } else { peer };
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
@@ -187,7 +199,7 @@ impl<G: Gate> Server<G> {
         };
         let peer = channel.peer;
         if !channel.used {
-            let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+            let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
             first_use(allocation, number, &mut entry.channels, told);
         }
         let payload = message.payload();
@@ -262,9 +274,9 @@ impl<G: Gate> Server<G> {
 }
 
 /// What the client calls a peer that has sent something.
-#[inline]
+#[inline(never)]
 fn known_as(own: &OwnEndpoints, permissions: &Permissions, peer: SocketAddr, now: Now) -> SocketAddr {
-    if own.are_translated() { own.external(peer, |ip| permissions.allow(ip, now.ms)) } else { peer }
+    own.external(peer, |ip| permissions.allow(ip, now.ms))
 }
 
 /// The first datagram on a channel since it was bound.
@@ -274,10 +286,10 @@ fn first_use(
     allocation: AllocationId,
     number: ChannelNumber,
     channels: &mut Channels,
-    told: Option<&mut VecDeque<Effect>>,
+    (is_told, effects): (bool, &mut VecDeque<Effect>),
 ) {
     channels.mark_used(number);
-    if let Some(effects) = told {
+    if is_told {
         effects.push_back(Effect::Used { allocation, number });
     }
 }
