@@ -49,7 +49,7 @@ mod tests {
         );
         assert_eq!(occupancy(&before, &after), Some(8.0));
         assert_eq!(occupancy(&after, &after), None, "nothing was received");
-        let mut of_two = after.clone();
+        let mut of_two = after;
         add(&mut of_two, "turnpike_rx_batch_datagrams_sum 200\nturnpike_rx_batch_datagrams_count 100\n");
         assert_eq!(occupancy(&before, &of_two), Some(5.0));
         assert_eq!(occupancy(&BTreeMap::new(), &parse("other 1\n")), None);
