@@ -17,7 +17,7 @@ use std::hash::BuildHasher;
 
 use crate::{
     Datapath, Rx, SocketId, Sockets, Span,
-    send::{self, Batch, Kernel, Linux},
+    send::{self, Batch, Bytes, Kernel, Linux},
 };
 
 /// Where a datagram goes and how. Datagrams of one route keep their order.
@@ -228,14 +228,9 @@ impl Tx {
                 self.stats.refused += self.count(chain);
                 continue;
             };
-            let mut sender = self.batch.open(
-                kernel,
-                socket,
-                &self.own,
-                rx,
-                self.datapath == Datapath::Basic,
-                &mut self.stats,
-            );
+            let bytes = Bytes { own: &self.own, rx };
+            let one_by_one = self.datapath == Datapath::Basic;
+            let mut sender = self.batch.open(kernel, socket, bytes, one_by_one, &mut self.stats);
             // DF is a socket option: what wants it goes last, so that it changes twice a flush and not at every route.
             let mut also_df = false;
             for df in [false, true] {

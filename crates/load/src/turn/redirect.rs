@@ -53,11 +53,10 @@ impl Engine {
         index: usize,
         to: SocketAddr,
         domain: Option<&str>,
-        config: &Config,
     ) -> Result<(), LoadError> {
+        let from = self.endpoints[index].course.server;
         self.endpoints[index].course.advance(to)?;
         self.redirects += 1;
-        let from = config.server;
         let why = "under a domain that no certificate can be checked against";
         let moved = self
             .aim(index, to, domain)
@@ -72,12 +71,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Has a client begin at the first server again.
-    pub(super) fn return_home(&mut self, index: usize, config: &Config) {
-        if self.endpoints[index].course.left.is_empty() {
-            return;
-        }
-        self.endpoints[index].course = Course::new(config.server);
+    /// Has a client begin at its first server again.
+    pub(super) fn return_home(&mut self, index: usize) {
+        let Some(home) = self.endpoints[index].course.left.first().copied() else { return };
+        self.endpoints[index].course = Course::new(home);
         self.aim_home(index);
     }
 
@@ -96,11 +93,10 @@ impl Engine {
 
     /// Nothing comes any more: whom the clients wait for.
     pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
-        let waiting = |index: &usize| {
-            let endpoint = &self.endpoints[*index];
-            !endpoint.course.left.is_empty() && endpoint.client.allocation().is_none()
-        };
-        let index = (0..self.endpoints.len()).find(waiting);
+        let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
+        let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
+        let mut waiting = (0..self.endpoints.len()).filter(waits);
+        let index = waiting.clone().find(was_sent_on).or_else(|| waiting.next());
         let server = index.map_or(config.server, |index| self.endpoints[index].course.server);
         let Config { transport, .. } = *config;
         let error = LoadError::NoAnswer { transport, server, request: Request::Allocate, ready, clients };

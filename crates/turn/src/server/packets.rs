@@ -25,6 +25,17 @@ use crate::time::Now;
 /// The most that a UDP datagram over IPv4 holds, in bytes.
 const MAX_DATAGRAM_LEN: usize = 65_507;
 
+/// What ICMP says of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// Of ICMP, or of ICMPv6 where the relayed transport address is IPv6.
+    pub icmp_type: u8,
+    /// The same.
+    pub code: u8,
+    /// The MTU of the next hop where the error names one.
+    pub info: u32,
+}
+
 impl<G: Gate> Server<G> {
     /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
     #[inline]
@@ -126,16 +137,13 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5). `icmp_type` and `code` are
-    /// those of the relay's family; `info` is the MTU of the next hop where the error names one.
+    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5).
     pub fn from_icmp(
         &mut self,
         now: Now,
         relay: RelayId,
         peer: SocketAddr,
-        icmp_type: u8,
-        code: u8,
-        info: u32,
+        IcmpError { icmp_type, code, info }: IcmpError,
     ) -> Verdict<'_> {
         // Those that the section lists: unreachable and time exceeded, and for IPv6 packet too big.
         let passed_on = match relay.family {
