@@ -12,7 +12,7 @@ use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
     Mode, Shared,
-    engine::{Engine, client_settings},
+    engine::{Engine, as_user, client_settings},
     finished,
 };
 use crate::{
@@ -206,7 +206,7 @@ impl Churn<'_> {
 
     fn failed(&mut self, index: usize, request: Request, failure: Failure) -> Result<(), LoadError> {
         if let (Request::Allocate, Failure::TryAlternate { server, domain }) = (request, &failure) {
-            return self.engine.follow(index, *server, domain.as_deref(), self.shared.config);
+            return self.engine.follow(index, *server, domain.as_deref());
         }
         if self.granted == 0 {
             return Err(self.engine.failure(self.shared.config, index, request, failure, (0, self.limit)));
@@ -219,7 +219,7 @@ impl Churn<'_> {
     fn rest(&mut self, index: usize) -> Result<(), LoadError> {
         let config = self.shared.config;
         let mut source = io::Error::from(io::ErrorKind::AddrInUse);
-        self.engine.return_home(index, config);
+        self.engine.return_home(index);
         for _ in 0..PORTS.len() {
             match self.engine.reopen(index, self.ports.next()) {
                 Ok(()) => {
@@ -271,13 +271,9 @@ impl Users {
     }
 
     fn next(&mut self) -> Arc<client::Config> {
-        if self.count == 1 {
-            return Arc::clone(&self.settings);
-        }
-        let mut settings = client::Config::clone(&self.settings);
-        settings.username.push_str(&self.next.to_string());
+        let settings = as_user(&self.settings, self.count, self.next);
         self.next = (self.next + self.threads) % self.count;
-        Arc::new(settings)
+        settings
     }
 }
 

@@ -53,11 +53,10 @@ impl Engine {
         index: usize,
         to: SocketAddr,
         domain: Option<&str>,
-        config: &Config,
     ) -> Result<(), LoadError> {
+        let from = self.endpoints[index].course.server;
         self.endpoints[index].course.advance(to)?;
         self.redirects += 1;
-        let from = config.server;
         let why = "under a domain that no certificate can be checked against";
         let moved = self
             .aim(index, to, domain)
@@ -73,11 +72,10 @@ impl Engine {
     }
 
     /// Has a client begin at the first server again.
-    pub(super) fn return_home(&mut self, index: usize, config: &Config) {
-        if self.endpoints[index].course.left.is_empty() {
-            return;
-        }
-        self.endpoints[index].course = Course::new(config.server);
+    pub(super) fn return_home(&mut self, index: usize) {
+        let course = &mut self.endpoints[index].course;
+        let Some(home) = course.left.first() else { return };
+        *course = Course::new(*home);
         self.aim_home(index);
     }
 

@@ -71,7 +71,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                     request: Request::Allocate,
                     failure: Failure::TryAlternate { server, domain },
                 } => {
-                    engine.follow(index, server, domain.as_deref(), config)?;
+                    engine.follow(index, server, domain.as_deref())?;
                 }
                 Event::Failed { request, failure } => {
                     return Err(engine.failure(config, index, request, failure, (ready, total)));
