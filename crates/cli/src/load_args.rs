@@ -84,7 +84,8 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
     user: Option<(String, String)>,
 
-    /// With --mode allocate: so many users take turns, NAME0, NAME1 and so on, all with the password, 1 to 1000000
+    /// Have so many users take turns, NAME0, NAME1 and so on, all with the password, 1 to 1000000; for --mode packet (clients in turn)
+    /// and allocate (allocations in turn)
     #[arg(long, value_name = "N", default_value_t = 1)]
     users: usize,
 
@@ -136,9 +137,10 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     migrate: Option<Duration>,
 
-    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (at most a second more, each another time), take another socket and
-    /// ask for an allocation anew, as calls do after a fault; the result tells the longest silence. For --mode packet with --relay udp
-    #[arg(long = "return", value_name = "SECONDS", value_parser = seconds)]
+    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (at most a second more, each another time), give its allocation up,
+    /// take another socket and ask SERVER for another, as calls do after a fault; the result tells how many did so, and how long it took.
+    /// For --mode packet with --relay udp
+    #[arg(long = "reconnect", alias = "return", value_name = "SECONDS", value_parser = seconds)]
     patience: Option<Duration>,
 
     /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
@@ -441,10 +443,12 @@ sends a Refresh with its mobility ticket from the new one (RFC 8016); the client
 and counts as lost; what is due until the server has answered waits for that, and its round trip shows it. The result tells migrations_done, migrations_failed and \
 migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, to the server's answer.
 
-With --return a client that hears nothing for so long asks for an allocation anew, from another socket, again and again, as calls do \
-(ICE) when the server was restarted or the path has changed. What it would have sent meanwhile counts as sent and lost, and as error \
-no_allocation. The result tells returns_done and returns_failed, clients_silent (those who heard nothing at the end), and \
-pause_ms_p50, _p99 and _max: of the longest silence that each client had in the measured time. It follows no 300 Try Alternate then.
+With --reconnect a client that hears nothing for so long asks for an allocation anew, from another socket and at the first server, again \
+and again, as calls do (ICE) when the server was restarted or the path has changed. What it would have sent meanwhile counts as sent and \
+lost, and as error no_allocation. The result tells sessions_lost (allocations given up), returns_done and returns_failed, \
+reconnect_ms_p50, _p90, _p99 and _max (from the last that a client heard until it has another allocation), lost_of_others (of the lost \
+datagrams, those of clients that never had to come back), clients_silent (those who heard nothing at the end), and pause_ms_p50, _p99 \
+and _max: of the longest silence that each client had in the measured time. Silence while the generator itself stood still does not count.
 
 A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
 same credentials, over at most five servers and to none twice; the result tells redirects.";
@@ -458,7 +462,7 @@ Examples (with `turnpike reflect` and `turnpike serve --user a:b --allow-peer 12
   turnpike load turn turns:127.0.0.1 --ca cert.pem --server-name turn.example.org --user a:b
   turnpike load turn 127.0.0.1 --user a:b --clients 50 --migrate 2
   turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --max-loss 0.1
-  turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --return 2 --duration 60        (and restart the server)
+  turnpike load turn 127.0.0.1 --user a:b --clients 200 --profile call --reconnect 2 --duration 60        (and restart the server)
   turnpike credentials --token-key-file KEY --user KID --server-name NAME | turnpike load turn 127.0.0.1 --access-token-file -
   turnpike load turn turn:127.0.0.1?transport=tcp --relay tcp --user a:b --rate max      (with `turnpike reflect --tcp 127.0.0.1:3480`)
 
@@ -522,7 +526,7 @@ mod tests {
         let half = Ok(Some(Duration::from_millis(500)));
         assert_eq!(load_turn(&["--migrate", "0.5"]).map(|config| config.migrate), half);
         assert!(load_turn(&["--migrate", "soon"]).is_err());
-        assert_eq!(load_turn(&["--return", "0.5"]).map(|config| config.patience), half);
+        assert_eq!(load_turn(&["--reconnect", "0.5"]).map(|config| config.patience), half);
     }
 
     #[test]

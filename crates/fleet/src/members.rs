@@ -8,6 +8,8 @@ use crate::node::{Beat, Card, NodeName};
 
 /// Milliseconds between two beats of a node.
 pub const BEAT_MS: u64 = 1000;
+/// A node whose record was older when it was looked at has missed a beat.
+const LATE_MS: u64 = BEAT_MS + BEAT_MS / 4;
 /// A node that is silent for so long is sent nobody any more.
 const DOUBTFUL_MS: u64 = 2500;
 /// After that it is gone. Longer than the pauses of who tries to reach a store again that was away for all.
@@ -186,6 +188,13 @@ impl Member {
         self.is_heard_but_for(0)
     }
 
+    /// Whether it has missed no beat, as far as that was seen. Who could be served elsewhere is not sent to one that may be gone: when a node
+    /// fails, the others get its clients, and it would look idle beside them.
+    #[must_use]
+    pub fn is_on_time(&self) -> bool {
+        self.is_heard() && self.age_ms <= LATE_MS
+    }
+
     /// The same before that much silence was added.
     fn is_heard_but_for(&self, passed_ms: u64) -> bool {
         !self.is_doubted && self.silent_ms.saturating_sub(passed_ms).max(self.age_ms) < DOUBTFUL_MS
@@ -290,6 +299,18 @@ mod tests {
             assert_eq!(heard_now(&members), heard, "{now}");
         }
         assert!(look(&mut members, 20_000, vec![last]).is_empty(), "an old record is nobody");
+    }
+
+    #[test]
+    fn a_node_that_has_missed_a_beat_is_late_until_the_next() {
+        let mut members = Members::default();
+        for (now, stamp, on_time) in
+            [(0, 0, true), (900, 0, true), (1900, 1000, true), (2900, 1000, false), (3000, 3000, true)]
+        {
+            look(&mut members, now, vec![record("a", 3_600_000 + stamp, 1)]);
+            let node = members.get(&name("a")).unwrap();
+            assert_eq!((node.is_heard(), node.is_on_time()), (true, on_time), "{now}");
+        }
     }
 
     /// With a thousand nodes each looks every five seconds.

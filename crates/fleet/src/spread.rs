@@ -9,7 +9,7 @@
 //!             +1 %   +4 %
 //! ```
 //!
-//! They go to nodes below the mean alone, and those send nobody on: no client goes in a circle. The better of two drawn by chance gets the client, so
+//! They go to nodes below the mean alone that have missed no beat, and those send nobody on: no client goes in a circle. The better of two drawn by chance gets the client, so
 //! that the best one does not get all of them (power of two choices). What was sent there since the last beat counts as its load, times the number
 //! of nodes that send as well.
 
@@ -67,7 +67,7 @@ pub struct Target {
 pub struct View {
     nodes: Vec<Seen>,
     by_number: HashMap<u16, u32>,
-    /// Means of those who take clients: of the zone, of all.
+    /// Means of those who take clients of others: of the zone, of all.
     near_mean: f64,
     mean: f64,
     /// Nodes of the zone that send on within it, and nodes that send to other zones.
@@ -85,6 +85,8 @@ struct Seen {
     /// What one allocation more adds.
     step: f64,
     takes: bool,
+    /// It takes clients who could be served elsewhere as well.
+    invites: bool,
 }
 
 /// Nodes that serve a transport and a family, by their place.
@@ -112,7 +114,7 @@ impl View {
             view.by_number.insert(seen.number, place);
             view.nodes.push(seen);
         }
-        view.mean = mean(view.nodes.iter().filter(|seen| seen.takes).map(|seen| seen.busy));
+        view.mean = mean(view.nodes.iter().filter(|seen| seen.invites).map(|seen| seen.busy));
         let zones = zone_means(&view.nodes);
         let zone_mean = |zone: &str| zones.get(zone).copied().unwrap_or_default();
         view.near_mean = zone_mean(zone);
@@ -125,7 +127,7 @@ impl View {
         for (place, seen) in (0..).zip(&view.nodes) {
             if seen.takes {
                 let near = seen.card.zone == zone;
-                let below = seen.busy < if near { near_mean } else { mean };
+                let below = seen.invites && seen.busy < if near { near_mean } else { mean };
                 for entrance in &seen.card.entrances {
                     let family = usize::from(entrance.address.is_ipv6());
                     view.groups[entrance.transport as usize][family].put(place, near, below);
@@ -275,12 +277,14 @@ impl Seen {
     fn new(member: &Member) -> Option<Self> {
         let card = Arc::clone(member.card.as_ref()?);
         let load = &member.beat.load;
+        let has_room = !member.beat.draining && !load.is_full();
         Some(Self {
             card,
             number: member.beat.number,
             busy: load.busy(),
             step: 1.0 / f64::from(load.most_allocations.max(1)),
-            takes: !member.beat.draining && !load.is_full() && member.is_heard(),
+            takes: has_room && member.is_heard(),
+            invites: has_room && member.is_on_time(),
         })
     }
 }
@@ -317,10 +321,10 @@ fn ramp(busy: f64, mean: f64) -> f64 {
     ((busy / mean - 1.0 - BEGIN) / (END - BEGIN)).clamp(0.0, 1.0)
 }
 
-/// How busy those are who take clients, zone by zone.
+/// How busy those are who take clients of others, zone by zone.
 fn zone_means(nodes: &[Seen]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-    for seen in nodes.iter().filter(|seen| seen.takes) {
+    for seen in nodes.iter().filter(|seen| seen.invites) {
         let (sum, count) = sums.entry(&*seen.card.zone).or_default();
         (*sum, *count) = (*sum + seen.busy, *count + 1.0);
     }
@@ -374,13 +378,21 @@ mod tests {
     }
 
     fn view(zone: &str, nodes: &[Node]) -> View {
+        view_without(zone, nodes, "")
+    }
+
+    /// The same where this one has missed two beats.
+    fn view_without(zone: &str, nodes: &[Node], late: &str) -> View {
         let mut members = Members::default();
-        let record = |node: &Node| {
+        let record = |node: &Node, stamp_ms| {
             let load = Load { allocations: node.allocations, most_allocations: 1000, ..Load::default() };
             let beat = Beat { number: number(node.name), incarnation: 1, draining: node.draining, load };
-            Record { name: node.name.parse().unwrap(), stamp_ms: 0, beat }
+            Record { name: node.name.parse().unwrap(), stamp_ms, beat }
         };
-        members.look(0, 0, 1000, nodes.iter().map(record).collect());
+        for now in [0, 2000] {
+            let stamp = |node: &Node| if node.name == late { 0 } else { now };
+            members.look(now, now, u64::MAX, nodes.iter().map(|node| record(node, stamp(node))).collect());
+        }
         for node in nodes {
             members.put_card(Card {
                 name: node.name.parse::<NodeName>().unwrap(),
@@ -441,6 +453,16 @@ mod tests {
         for own in ["b", "c"] {
             assert_eq!(sent(&view, own, Need::None), only(own));
         }
+    }
+
+    #[test]
+    fn who_has_missed_a_beat_gets_only_those_who_find_no_room_elsewhere() {
+        let nodes = [node("a", "", 800), node("b", "", 300), node("c", "", 795)];
+        let late = view_without("", &nodes, "b");
+        assert_eq!(sent(&late, "a", Need::None), only("a"), "hardly busier than those on time");
+        assert!(sent(&view("", &nodes), "a", Need::None)["b"] > 100);
+        let full = [node("a", "", 1000), node("b", "", 300), node("c", "", 1000)];
+        assert!(sent(&view_without("", &full, "b"), "a", Need::Room)["b"] >= 699);
     }
 
     #[test]

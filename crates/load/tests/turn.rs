@@ -168,20 +168,22 @@ fn users_take_turns() {
     let relay = relay_of(&Wishes::default(), Arc::clone(&everybody) as _, |config| {
         config.server.username_anonymity = false;
     });
-    let config = Config {
-        mode: Mode::Allocate,
-        users: 3,
-        clients: 4,
-        threads: Some(2),
-        rate: Rate::Pps(200.0),
-        ..load(&relay, &reflector)
-    };
-    let report = quiet(&config).unwrap().report;
-    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
-    let mut asked = everybody.0.lock().unwrap().clone();
-    asked.sort();
-    asked.dedup();
-    assert_eq!(asked, ["alice0", "alice1", "alice2"]);
+    for mode in [Mode::Allocate, Mode::Packet] {
+        let config = Config {
+            mode,
+            users: 3,
+            clients: 4,
+            threads: Some(2),
+            rate: Rate::Pps(200.0),
+            ..load(&relay, &reflector)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{mode}: {report:?}");
+        let mut asked = std::mem::take(&mut *everybody.0.lock().unwrap());
+        asked.sort();
+        asked.dedup();
+        assert_eq!(asked, ["alice0", "alice1", "alice2"], "{mode}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Clients that hear nothing come back (`--return`): a server that was started again has all of them soon.
+//! Clients that hear nothing come back (`--reconnect`): a server that was started again has all of them soon, also one that they were sent
+//! to by another.
 
 use std::{thread, time::Duration};
 
@@ -10,6 +11,7 @@ use turnpike_load::{
     turn::{Config, Via, run},
 };
 use turnpike_relay::Relay;
+use turnpike_turn::server::{Alternate, AlternateWhen};
 
 const CLIENTS: usize = 4;
 
@@ -72,6 +74,9 @@ fn clients_of_a_server_that_was_started_again_come_back() {
         assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
         assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
         assert!(report.extra["pause_ms_max"] >= 300.0, "nobody comes sooner: {context}");
+        assert!(report.extra["sessions_lost"] >= CLIENTS as f64, "{context}");
+        assert!(report.extra["reconnect_ms_p50"] >= 300.0, "counted from what was heard last: {context}");
+        assert_eq!(report.extra["lost_of_others"], 0.0, "all had to come back: {context}");
         // What was due meanwhile is lost; a connection that is broken takes nothing.
         assert!(report.lost > 0 || transport != Transport::Udp, "{context}");
         assert_eq!(report.sent, report.received + report.lost, "{context}");
@@ -91,4 +96,53 @@ fn clients_that_always_hear_something_never_ask_again() {
     let report = run(&config, &Stop::new(), |_| {}).unwrap().report;
     assert_eq!((report.extra["returns_done"], report.extra["clients_silent"]), (0.0, 0.0), "{report:?}");
     assert!(report.extra["pause_ms_p50"] > 0.0, "{report:?}");
+    assert_eq!((report.extra["sessions_lost"], report.extra["reconnect_ms_max"]), (0.0, 0.0), "{report:?}");
+}
+
+#[test]
+fn clients_that_come_back_ask_the_first_server_and_go_where_it_sends_them() {
+    let reflector = reflector();
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let end = relay_with(&Wishes::default(), |config| listen_to_all(config, None));
+        let listeners = end.listeners();
+        let first = relay_with(&Wishes::default(), |config| {
+            listen_to_all(config, None);
+            config.server.alternates = vec![Alternate {
+                address: listener(&end, transport),
+                domain: None,
+                transports: Vec::new(),
+                when: AlternateWhen::Always,
+            }];
+        });
+        let config = Config {
+            transport,
+            clients: CLIENTS,
+            threads: Some(2),
+            server: listener(&first, transport),
+            rate: Rate::Pps(400.0),
+            patience: Some(Duration::from_millis(300)),
+            warmup: Duration::from_millis(100),
+            duration: Duration::from_secs(600),
+            ..load(&first, &reflector)
+        };
+        let stop = Stop::new();
+        let outcome = thread::scope(|scope| {
+            let running = scope.spawn(|| run(&config, &stop, |_| {}));
+            eventually("all are relayed", || allocations(&end) == CLIENTS as u64 && relayed(&end) > 100);
+            end.stop();
+            let again = relay_with(&Wishes::default(), |config| {
+                listen_to_all(config, None);
+                config.listen = listeners.udp.clone();
+                config.streams.listen = listeners.tcp.clone();
+            });
+            eventually("all are back", || allocations(&again) >= CLIENTS as u64 && relayed(&again) > 200);
+            stop.stop();
+            running.join().expect("it does not panic")
+        });
+        let report = outcome.unwrap().report;
+        let context = format!("{transport}: {report:?}");
+        assert!(report.extra["returns_done"] >= CLIENTS as f64, "{context}");
+        assert!(report.extra["redirects"] >= 2.0 * CLIENTS as f64, "{context}");
+        assert_eq!(report.extra["clients_silent"], 0.0, "{context}");
+    }
 }

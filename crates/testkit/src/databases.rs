@@ -339,11 +339,27 @@ impl Server {
 
     /// Ends it; its data stay.
     pub fn stop(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
         // PostgreSQL, killed, would leave shared memory behind: SIGINT is its fast shutdown. The others end by SIGTERM.
-        let signal = if self.kind == Kind::Postgres { "INT" } else { "TERM" };
-        let kill = format!("kill -{signal} {}", child.id());
+        self.signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" });
+        self.ends();
+    }
+
+    /// Ends it as a crash does: what it has not written down is gone.
+    pub fn kill(&mut self) {
+        // SIGQUIT ends all processes of PostgreSQL at once, as a crash would; SIGKILL only the first of them.
+        self.signal(if self.kind == Kind::Postgres { "QUIT" } else { "KILL" });
+        self.ends();
+    }
+
+    /// Sends it a signal, named as in `kill -NAME`.
+    pub fn signal(&self, name: &str) {
+        let Some(child) = &self.child else { return };
+        let kill = format!("kill -{name} {}", child.id());
         let _ = Command::new("sh").args(["-c", &kill]).status();
+    }
+
+    fn ends(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
         let deadline = Instant::now() + PATIENCE / 4;
         while Instant::now() < deadline {
             if matches!(child.try_wait(), Ok(Some(_))) {
@@ -443,7 +459,16 @@ impl Proxy {
     /// Without a free port.
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        Self::on(Ipv4Addr::LOCALHOST, target)
+    }
+
+    /// The same at another address of this machine, which others reach.
+    ///
+    /// # Panics
+    /// Without a free port there.
+    #[must_use]
+    pub fn on(ip: Ipv4Addr, target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((ip, 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let state = Arc::new(State {
             target,

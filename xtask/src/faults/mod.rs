@@ -1,6 +1,8 @@
 //! `cargo xtask faults`: clients on calls while one thing breaks, row by row, and what came of it. The rows are tests of the binary
-//! (crates/cli/tests/end_to_end/faults); here they are run one after the other with the release build, and become a table.
+//! (crates/cli/tests/end_to_end/faults); here they are run one after the other with the release build, and become a table. Those of a fleet
+//! have a table of their own.
 
+mod fleet;
 mod table;
 
 use std::{
@@ -15,6 +17,8 @@ use crate::{Failure, LIMIT_EXCEEDED};
 
 /// Where the rows stand among the tests.
 const MODULE: &str = "faults::";
+/// Those of a fleet.
+const FLEET: &str = "faults::fleet::";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -25,6 +29,10 @@ pub(crate) struct Options {
     /// Print the table as docs/reliability.md has it
     #[arg(long)]
     markdown: bool,
+
+    /// Write the table of a fleet's rows into docs/fleet.md; all of them must have run
+    #[arg(long)]
+    write: bool,
 
     /// Say which rows there are, and run none
     #[arg(long)]
@@ -47,6 +55,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         all.iter().for_each(|name| println!("{}", short(name)));
         let none = format!("no row is called {}", options.names.join(" or "));
         return if options.list { Ok(ExitCode::SUCCESS) } else { Err(none.into()) };
+    }
+    if options.write && all.iter().any(|name| name.starts_with(FLEET) && !chosen.contains(&name)) {
+        return Err("a table that is written has all rows of a fleet: cargo xtask faults fleet --write".into());
     }
     let program = crate::program(&repository, options.program.as_deref())?;
     let found = crate::target(&repository).join("faults");
@@ -71,6 +82,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         table.add(short(name), output.status.success(), &row, &said)?;
     }
     print!("{}", if options.markdown { table.markdown() } else { table.text() });
+    if options.write {
+        table.write(&repository)?;
+    }
     println!("What each has said is in {}", found.display());
     Ok(match (table.is_broken(), table.is_exceeded()) {
         (true, _) => ExitCode::FAILURE,

@@ -5,6 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::fleet;
 use crate::Failure;
 
 #[derive(Default)]
@@ -36,8 +37,12 @@ struct Row {
     log: Vec<String>,
     notes: Vec<String>,
     limits: Vec<Limit>,
+    #[serde(default)]
     before: Value,
+    #[serde(default)]
     after: Value,
+    /// Of a fleet, in place of what stands above but for clients, notes and limits.
+    fleet: Option<fleet::Figures>,
 }
 
 #[derive(Deserialize)]
@@ -80,6 +85,32 @@ impl Table {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if exceeded(row)))
     }
 
+    /// Writes the rows of a fleet into its document.
+    pub(super) fn write(&self, repository: &Path) -> Result<(), Failure> {
+        if self.rows.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Healed(_))) {
+            return Err("a row is broken or was skipped: the table is not written".into());
+        }
+        let file = repository.join(fleet::DOCUMENT);
+        let document = fs::read_to_string(&file)?;
+        fs::write(file, fleet::replaced(&document, &self.of_fleets())?)?;
+        Ok(())
+    }
+
+    /// The table of those rows that are of a fleet; nothing if there are none.
+    fn of_fleets(&self) -> String {
+        let mut text = String::new();
+        for (name, outcome) in &self.rows {
+            if let Outcome::Healed(row) = outcome
+                && let Some(figures) = &row.fleet
+            {
+                text.push_str(if text.is_empty() { fleet::HEAD } else { "" });
+                let told = [row.notes.join("; "), row.limits()].map(|words| words.replace('|', "\\|"));
+                text.push_str(&figures.row(name, &row.what, row.clients, &told));
+            }
+        }
+        text
+    }
+
     /// For people at a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
@@ -87,16 +118,18 @@ impl Table {
             match outcome {
                 Outcome::Healed(row) => {
                     let _ = writeln!(text, "\n{name}: {}", row.what);
-                    for (title, words) in [
+                    let mut lines = vec![
                         ("clients", row.seen()),
                         ("log", row.log()),
                         ("known", row.notes.join("; ")),
                         ("limits", row.limits()),
-                        ("healed", row.healed()),
-                    ] {
-                        if !words.is_empty() {
-                            let _ = writeln!(text, "  {title:<8} {words}");
-                        }
+                    ];
+                    match &row.fleet {
+                        None => lines.push(("healed", row.healed())),
+                        Some(figures) => lines.extend(figures.lines(row.clients)),
+                    }
+                    for (title, words) in lines.into_iter().filter(|(_, words)| !words.is_empty()) {
+                        let _ = writeln!(text, "  {title:<8} {words}");
                     }
                 }
                 Outcome::Broken(why) => _ = writeln!(text, "\n{name}: BROKEN: {why}"),
@@ -107,13 +140,19 @@ impl Table {
         text
     }
 
-    /// For docs/reliability.md.
+    /// For docs/reliability.md, and that of a fleet's rows.
     pub(super) fn markdown(&self) -> String {
-        let mut text = String::from(
+        let mut text = self.of_fleets();
+        let is_of_fleet = |outcome: &Outcome| matches!(outcome, Outcome::Healed(row) if row.fleet.is_some());
+        let others: Vec<_> = self.rows.iter().filter(|(_, outcome)| !is_of_fleet(outcome)).collect();
+        if others.is_empty() {
+            return text;
+        }
+        text.push_str(
             "| `cargo xtask faults` | what happens | what the clients saw | what the log said, and what is to be known | afterwards |\n\
              | --- | --- | --- | --- | --- |\n",
         );
-        for (name, outcome) in &self.rows {
+        for (name, outcome) in others {
             let cells = match outcome {
                 Outcome::Healed(row) => {
                     let told: Vec<String> = [row.log(), row.notes.join("; "), row.limits()]

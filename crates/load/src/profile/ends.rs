@@ -55,6 +55,9 @@ pub(crate) fn run<C>(
         carrier.receive(sleep, &mut ends)?;
     }
     ends.drain(carrier, shared)?;
+    for (number, flow) in ends.counts.flows.iter().enumerate() {
+        carrier.lost(number / profile.flows(), flow.sent.saturating_sub(flow.received));
+    }
     let cpu = heartbeat.cpu();
     ends.counts.sum(&mut tallies);
     tallies.publish(&shared.slots[thread], ends.counts.under_way());
@@ -70,6 +73,9 @@ struct Flow {
     next_sequence: u64,
     seen: Sequence,
     jitter: Jitter,
+    /// In the measured time.
+    sent: u64,
+    received: u64,
 }
 
 /// The clients' end and the peers'.
@@ -119,7 +125,13 @@ impl<'a> Ends<'a> {
         let address = datagrams
             .listen(listen, poller, PEER)
             .map_err(|source| LoadError::Peers { address: listen, source })?;
-        let flow = || Flow { next_sequence: 0, seen: Sequence::new(), jitter: Jitter::default() };
+        let flow = || Flow {
+            next_sequence: 0,
+            seen: Sequence::new(),
+            jitter: Jitter::default(),
+            sent: 0,
+            received: 0,
+        };
         let counts = Counts {
             profile,
             seed: shaped.seed,
@@ -198,7 +210,9 @@ impl<'a> Ends<'a> {
                 Direction::ToClient => peer.datagrams.push_run(0, to, (count, len), stamp),
             }
         });
-        let tally = counts.tallies[burst.stream].of(burst.due_ns >= counts.measure_ns);
+        let measured = burst.due_ns >= counts.measure_ns;
+        flow.sent += if measured { packets as u64 } else { 0 };
+        let tally = counts.tallies[burst.stream].of(measured);
         tally.sent += packets as u64;
         tally.sent_bytes += bytes as u64;
         tally.late.record_n((now - burst.due_ns) / 1_000, u32::try_from(packets).unwrap_or(u32::MAX));
@@ -303,6 +317,7 @@ impl Counts<'_> {
         tally.received_bytes += len as u64;
         tally.record_rtt(latency_us);
         if measured {
+            flow.received += 1;
             flow.jitter.note(latency_us);
         }
         true

@@ -69,6 +69,9 @@ pub(crate) fn run<C>(
         carrier.receive(sleep, &mut echo)?;
     }
     drain(carrier, &mut echo, plan, shared)?;
+    for (client, flow) in echo.flows.iter().enumerate() {
+        carrier.lost(client, flow.sent.saturating_sub(flow.received));
+    }
     let cpu = heartbeat.cpu();
     let under_way = echo.flows.iter().map(Flow::under_way).sum();
     echo.tallies.publish(&shared.slots[thread], under_way);
@@ -84,6 +87,9 @@ struct Flow {
     jitter: Jitter,
     /// Everything below counts as no longer under way.
     settled: u64,
+    /// In the measured time.
+    sent: u64,
+    received: u64,
 }
 
 impl Flow {
@@ -110,6 +116,8 @@ impl Echo {
             seen: Sequence::new(),
             jitter: Jitter::default(),
             settled: 0,
+            sent: 0,
+            received: 0,
         };
         Self {
             flows: (first..first + count).map(flow).collect(),
@@ -127,7 +135,9 @@ impl Echo {
             Stamp { flow: number, sequence: flow.next_sequence, due_ns }.write(out);
             flow.next_sequence += 1;
         });
-        let tally = self.tallies.of(due_ns >= self.measure_ns);
+        let measured = due_ns >= self.measure_ns;
+        flow.sent += if measured { plan.burst as u64 } else { 0 };
+        let tally = self.tallies.of(measured);
         tally.sent += plan.burst as u64;
         tally.sent_bytes += (plan.burst * plan.size) as u64;
     }
@@ -154,6 +164,7 @@ impl Echo {
         tally.received_bytes += payload.len() as u64;
         tally.record_rtt(rtt_us);
         if measured {
+            flow.received += 1;
             flow.jitter.note(rtt_us);
         }
         true

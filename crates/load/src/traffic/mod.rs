@@ -74,6 +74,9 @@ pub(crate) trait Carrier {
     }
     /// Gives up on what waits.
     fn give_up(&mut self) {}
+
+    /// So many of a client's payloads were lost in the measured time; told at the end.
+    fn lost(&mut self, _client: usize, _count: u64) {}
 }
 
 /// Who takes what arrives.

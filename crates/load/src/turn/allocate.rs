@@ -12,7 +12,7 @@ use turnpike_turn::client::{self, Event, Failure, Request};
 
 use super::{
     Mode, Shared,
-    engine::{Engine, client_settings},
+    engine::{Engine, as_user, client_settings},
     finished,
 };
 use crate::{
@@ -270,13 +270,9 @@ impl Users {
     }
 
     fn next(&mut self) -> Arc<client::Config> {
-        if self.count == 1 {
-            return Arc::clone(&self.settings);
-        }
-        let mut settings = client::Config::clone(&self.settings);
-        settings.username.push_str(&self.next.to_string());
+        let settings = as_user(&self.settings, self.count, self.next);
         self.next = (self.next + self.threads) % self.count;
-        Arc::new(settings)
+        settings
     }
 }
 

@@ -46,8 +46,8 @@ pub struct Config {
     pub user: String,
     /// Its password.
     pub password: String,
-    /// In [`Mode::Allocate`]: so many users take turns, `user` with a number behind it from 0 on, all of this password. Default 1, who is
-    /// `user` alone.
+    /// In [`Mode::Packet`] and [`Mode::Allocate`]: so many users take turns, `user` with a number behind it from 0 on, all of this
+    /// password. Default 1, who is `user` alone.
     pub users: usize,
     /// In place of both: third-party authorization (RFC 7635). Default none.
     pub access_token: Option<AccessToken>,
@@ -76,7 +76,7 @@ pub struct Config {
     /// never.
     pub migrate: Option<Duration>,
     /// In [`Mode::Packet`]: a client that has heard nothing for so long, 0.2 s to 1 h (up to twice that, but at most a second more, each
-    /// another time), takes another socket and asks for an allocation anew, and so on. Default never.
+    /// another time), has lost its allocation: it takes another socket and asks the first server for a new one, and so on. Default never.
     pub patience: Option<Duration>,
     /// Threads. Default: one per core that this process may use, but no more than clients.
     pub threads: Option<usize>,
@@ -332,22 +332,22 @@ impl Config {
         let refused = |what: String| Err(LoadError::Config(what));
         let Some(patience) = self.patience else { return Ok(()) };
         if self.mode != Mode::Packet {
-            return refused(format!("--return is for --mode packet, not for {}", self.mode));
+            return refused(format!("--reconnect is for --mode packet, not for {}", self.mode));
         }
         if self.relayed == Relayed::Tcp {
             return refused(
-                "--return does not go with --relay tcp: a stream that was cut is not one again".to_owned(),
+                "--reconnect does not go with --relay tcp: a stream that was cut is not one again".to_owned(),
             );
         }
         if self.migrate.is_some() {
             return refused(
-                "--return does not go with --migrate: a client either takes its allocation along or asks for another"
+                "--reconnect does not go with --migrate: a client either takes its allocation along or asks for another"
                     .to_owned(),
             );
         }
         if !Self::PATIENCE.contains(&patience) {
             return refused(format!(
-                "--return is {} s, but must be {} to {} s",
+                "--reconnect is {} s, but must be {} to {} s",
                 patience.as_secs_f64(),
                 Self::PATIENCE.start().as_secs_f64(),
                 Self::PATIENCE.end().as_secs_f64()
@@ -364,8 +364,8 @@ impl Config {
         if !Self::USERS.contains(&self.users) {
             return refused(format!("--users is {}, but must be 1 to {}", self.users, Self::USERS.end()));
         }
-        if self.mode != Mode::Allocate {
-            return refused(format!("--users is for --mode allocate, not for {}", self.mode));
+        if !matches!(self.mode, Mode::Packet | Mode::Allocate) {
+            return refused(format!("--users is for --mode packet and allocate, not for {}", self.mode));
         }
         if self.user.is_empty() {
             return refused(
@@ -496,7 +496,10 @@ mod tests {
             (Config { family: Some(Family::V6), ..base() }, "--family 6"),
             (Config { transport: Transport::Dtls, size: 20_000, ..base() }, "--size"),
             (Config { users: 0, ..base() }, "--users"),
-            (Config { users: 2, user: "a".to_owned(), ..base() }, "--mode allocate"),
+            (
+                Config { users: 2, user: "a".to_owned(), mode: Mode::Invalid, ..base() },
+                "--mode packet and allocate",
+            ),
             (Config { users: 2, mode: Mode::Allocate, ..base() }, "--user:"),
             (Config { mode: Mode::Allocate, ..moving() }, "--mode allocate"),
             (Config { mode: Mode::Bind, ..base() }, "--rate max"),
@@ -505,7 +508,7 @@ mod tests {
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..moving() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_millis(99)), ..base() }, "0.1 to 3600 s"),
             (Config { migrate: Some(Duration::from_secs(11)), ..base() }, "--duration (10 s)"),
-            (Config { mode: Mode::Allocate, ..coming_back() }, "--return"),
+            (Config { mode: Mode::Allocate, ..coming_back() }, "--reconnect"),
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..coming_back() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_secs(1)), ..coming_back() }, "--migrate"),
             (Config { patience: Some(Duration::from_millis(199)), ..base() }, "0.2 to 3600 s"),

@@ -139,14 +139,17 @@ impl Engine {
             Wire::Links(Box::new(Links::new(&settings, links)?))
         };
         let settings = client_settings(config);
-        let endpoint = |number| Endpoint {
-            client: Client::new(Arc::clone(&settings), Seed(rand::random())),
-            settings: Arc::clone(&settings),
-            course: Course::new(config.server_of(first + number)),
-            timeout: u64::MAX,
-            binding: None,
-            peer: config.peer_of_client(first + number),
-            header: Header { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
+        let endpoint = |number| {
+            let settings = as_user(&settings, config.users, first + number);
+            Endpoint {
+                client: Client::new(Arc::clone(&settings), Seed(rand::random())),
+                settings,
+                course: Course::new(config.server_of(first + number)),
+                timeout: u64::MAX,
+                binding: None,
+                peer: config.peer_of_client(first + number),
+                header: Header { bytes: [0; indication::MAX_HEADER_LEN], len: 0, payload: 0 },
+            }
         };
         Ok(Self {
             endpoints: (0..count).map(endpoint).collect(),
@@ -578,6 +581,10 @@ impl Carrier for Engine {
     fn give_up(&mut self) {
         self.moves.end();
     }
+
+    fn lost(&mut self, client: usize, count: u64) {
+        self.returns.lost(client, count);
+    }
 }
 
 enum Delivered {
@@ -606,6 +613,16 @@ fn deliver(
         Incoming::Control => Delivered::Control,
         Incoming::Ignored(_) => Delivered::Unexpected,
     }
+}
+
+/// The settings of one of so many users, who have numbers behind their name; of one alone, his.
+pub(super) fn as_user(settings: &Arc<client::Config>, users: usize, number: usize) -> Arc<client::Config> {
+    if users == 1 {
+        return Arc::clone(settings);
+    }
+    let mut settings = client::Config::clone(settings);
+    settings.username.push_str(&(number % users).to_string());
+    Arc::new(settings)
 }
 
 /// Settings of the TURN clients of a run.

@@ -73,8 +73,9 @@ impl Engine {
 
     /// Has a client begin at its first server again.
     pub(super) fn return_home(&mut self, index: usize) {
-        let Some(home) = self.endpoints[index].course.left.first().copied() else { return };
-        self.endpoints[index].course = Course::new(home);
+        let course = &mut self.endpoints[index].course;
+        let Some(home) = course.left.first() else { return };
+        *course = Course::new(*home);
         self.aim_home(index);
     }
 

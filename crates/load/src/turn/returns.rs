@@ -1,8 +1,9 @@
-//! Clients that come back (`--return`): one that hears nothing for a while takes another socket and asks for an allocation anew.
+//! Clients that come back (`--reconnect`): one that hears nothing for a while takes another socket and asks the first server for an
+//! allocation anew, and goes where it is sent from there (300).
 //!
 //! As a call does whose path has failed: ICE notices the silence and gathers its candidates again (RFC 8445 section 2.4). What a client
-//! would have sent while it has no allocation is lost, and counted so. The silence that each client bore longest is told at the end: it is
-//! how long a fault of the server lasts for those who use it.
+//! would have sent while it has no allocation is lost, and counted so. Told at the end are how many allocations were lost, how long it took
+//! until their clients had another one, and the silence that each client bore longest: how long a fault lasts for those who use the server.
 
 use std::{mem, sync::Arc, sync::Mutex};
 
@@ -19,30 +20,46 @@ const LONGEST_SPREAD_NS: u64 = 1_000_000_000;
 pub(super) struct Returns {
     /// Empty where nobody comes back.
     clients: Vec<Client>,
+    /// For so long a client that comes back waits for an answer.
+    patience_ns: u64,
     /// Only of this time silence is told.
     measured: Option<Schedule>,
+    /// When clients were looked after last.
+    looked_ns: u64,
+    /// Silence from before it proves nothing: this thread stood still.
+    awake_ns: u64,
     found: Found,
 }
 
 #[derive(Clone, Copy)]
 struct Client {
-    /// Silence after which it comes back: of each client another, so that those who notice at once do not all come at once.
+    /// Silence after which it gives its allocation up: of each client another, so that those who notice at once do not all come at once.
     patience_ns: u64,
     /// When a payload came last; 0 before the first.
     heard_ns: u64,
     /// When it asked last, or got an answer.
     asked_ns: u64,
+    /// Since when it was silent when it gave its last allocation up.
+    lost_ns: u64,
     /// Its longest silence.
     longest_ns: u64,
     /// It has no allocation.
     away: bool,
+    /// It had to come back before.
+    has_lost: bool,
 }
 
 /// What came of it.
 #[derive(Default)]
 pub(super) struct Found {
+    /// Allocations that were given up.
+    lost: u64,
     done: u64,
     failed: u64,
+    /// From when a client was heard last until it has another allocation.
+    times: Latency,
+    /// Payloads that those have lost who never had to come back.
+    lost_of_others: u64,
     /// The longest silence of each client.
     pauses: Latency,
     /// Clients that heard nothing at the end.
@@ -58,11 +75,26 @@ impl Returns {
             let spread_ns = patience_ns.min(LONGEST_SPREAD_NS);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
             let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
-            Client { patience_ns, heard_ns: 0, asked_ns: 0, longest_ns: 0, away: false }
+            Client {
+                patience_ns,
+                heard_ns: 0,
+                asked_ns: 0,
+                lost_ns: 0,
+                longest_ns: 0,
+                away: false,
+                has_lost: false,
+            }
         };
         let patience = config.patience.map(nanos);
         let clients = patience.map(|patience| (0..count).map(|number| client(number, patience)).collect());
-        Self { clients: clients.unwrap_or_default(), measured: None, found: Found::default() }
+        Self {
+            clients: clients.unwrap_or_default(),
+            patience_ns: patience.unwrap_or(u64::MAX),
+            measured: None,
+            looked_ns: u64::MAX,
+            awake_ns: 0,
+            found: Found::default(),
+        }
     }
 
     /// The times of the run are known, or have changed.
@@ -94,15 +126,51 @@ impl Returns {
         }
     }
 
+    /// Clients are looked after. Where that was long ago, what would have been heard since has not been read either.
+    fn look(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(mem::replace(&mut self.looked_ns, now_ns)) > self.patience_ns / 2 {
+            self.awake_ns = now_ns;
+        }
+    }
+
     /// Who has heard nothing for too long, from this client on. Nobody before the run has begun and after its end.
     fn next_due(&self, from: usize, now_ns: u64) -> Option<usize> {
         let measured = self.measured.filter(|measured| (measured.start..measured.end).contains(&now_ns))?;
         let is_due = |client: &Client| {
-            let since = client.heard_ns.max(client.asked_ns).max(measured.start);
-            now_ns.saturating_sub(since) > client.patience_ns
+            let since = client.heard_ns.max(client.asked_ns).max(self.awake_ns).max(measured.start);
+            let patience_ns = if client.away { self.patience_ns } else { client.patience_ns };
+            now_ns.saturating_sub(since) > patience_ns
         };
         let found = self.clients.get(from..)?.iter().position(is_due)?;
         Some(from + found)
+    }
+
+    /// A client gives its allocation up, if it has one.
+    fn leave(&mut self, index: usize, now_ns: u64) {
+        let start = self.measured.map_or(0, |measured| measured.start);
+        let client = &mut self.clients[index];
+        client.asked_ns = now_ns;
+        client.has_lost = true;
+        if mem::replace(&mut client.away, true) {
+            return self.failed(|| "no answer came".to_owned());
+        }
+        client.lost_ns = client.heard_ns.max(start);
+        self.found.lost += 1;
+    }
+
+    /// A client has another one.
+    fn has_come_back(&mut self, index: usize, now_ns: u64) {
+        let client = &mut self.clients[index];
+        client.away = false;
+        self.found.done += 1;
+        self.found.times.record(now_ns.saturating_sub(client.lost_ns) / 1_000);
+    }
+
+    /// So many payloads of a client were lost.
+    pub(super) fn lost(&mut self, index: usize, count: u64) {
+        if self.clients.get(index).is_some_and(|client| !client.has_lost) {
+            self.found.lost_of_others += count;
+        }
     }
 
     fn failed(&mut self, why: impl FnOnce() -> String) {
@@ -120,6 +188,9 @@ impl Returns {
             found.silent += u64::from(client.away || silence > client.patience_ns);
         }
         if let Ok(mut all) = all.lock() {
+            all.lost += found.lost;
+            all.lost_of_others += found.lost_of_others;
+            all.times.merge(&found.times);
             all.done += found.done;
             all.failed += found.failed;
             all.silent += found.silent;
@@ -139,6 +210,7 @@ impl Client {
 impl Engine {
     /// Has those come back that have heard nothing for too long.
     pub(super) fn come_back(&mut self, now_ns: u64) {
+        self.returns.look(now_ns);
         let mut from = 0;
         while let Some(index) = self.returns.next_due(from, now_ns) {
             from = index + 1;
@@ -146,10 +218,8 @@ impl Engine {
             if self.queued() > 0 {
                 self.flush();
             }
-            if mem::replace(&mut self.returns.clients[index].away, true) {
-                self.returns.failed(|| "no answer came".to_owned());
-            }
-            self.returns.clients[index].asked_ns = now_ns;
+            self.returns.leave(index, now_ns);
+            self.return_home(index);
             if let Err(error) = self.reopen(index, 0) {
                 self.returns.failed(|| format!("no new socket: {error}"));
                 continue;
@@ -170,8 +240,15 @@ impl Engine {
             Event::Allocated(_) => set_up::begin(self, index),
             Event::Bound(..) | Event::Permitted(_) => {
                 self.endpoints[index].forget_header();
-                self.returns.clients[index].away = false;
-                self.returns.found.done += 1;
+                self.returns.has_come_back(index, self.now_ns());
+            }
+            Event::Failed {
+                request: Request::Allocate,
+                failure: Failure::TryAlternate { server, domain },
+            } => {
+                if let Err(error) = self.follow(index, *server, domain.as_deref()) {
+                    self.returns.failed(|| error.to_string());
+                }
             }
             Event::Failed { request, failure } => self.stay_away(*request, failure),
             _ => {}
@@ -192,9 +269,15 @@ impl Found {
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;
         for (name, value) in [
+            ("sessions_lost", self.lost as f64),
+            ("lost_of_others", self.lost_of_others as f64),
             ("returns_done", self.done as f64),
             ("returns_failed", self.failed as f64),
             ("clients_silent", self.silent as f64),
+            ("reconnect_ms_p50", ms(self.times.quantile(0.50))),
+            ("reconnect_ms_p90", ms(self.times.quantile(0.90))),
+            ("reconnect_ms_p99", ms(self.times.quantile(0.99))),
+            ("reconnect_ms_max", ms(self.times.max())),
             ("pause_ms_p50", ms(self.pauses.quantile(0.50))),
             ("pause_ms_p99", ms(self.pauses.quantile(0.99))),
             ("pause_ms_max", ms(self.pauses.max())),
@@ -263,5 +346,34 @@ mod tests {
         returns.finish(&all);
         let found = all.into_inner().expect("nobody else has it");
         assert_eq!((found.silent, found.pauses.max() / 100_000), (1, 550));
+    }
+
+    #[test]
+    fn silence_while_the_thread_stood_still_is_not_held_against_a_client() {
+        let mut returns = returns(1);
+        returns.look(9 * SECOND);
+        returns.heard(0, 10 * SECOND);
+        returns.look(10 * SECOND);
+        assert_eq!(returns.awake_ns, 10 * SECOND, "nobody had looked for a second");
+        for tenths in 101..=200 {
+            returns.look(tenths * SECOND / 10);
+        }
+        assert_eq!((returns.awake_ns, returns.next_due(0, 20 * SECOND)), (10 * SECOND, Some(0)));
+        returns.look(40 * SECOND);
+        assert_eq!(returns.next_due(0, 41 * SECOND), None);
+        assert_eq!(returns.next_due(0, 41 * SECOND + 1), Some(0));
+    }
+
+    #[test]
+    fn a_loss_is_told_once_however_often_the_client_asks_and_with_the_time_until_the_next_allocation() {
+        let mut returns = returns(2);
+        (0..2).for_each(|index| returns.heard(index, 10 * SECOND));
+        returns.leave(0, 12 * SECOND);
+        returns.leave(0, 13 * SECOND);
+        returns.has_come_back(0, 14 * SECOND);
+        (0..2).for_each(|index| returns.lost(index, 7));
+        let Found { lost, failed, done, times, lost_of_others, .. } = &returns.found;
+        assert_eq!((*lost, *failed, *done, *lost_of_others), (1, 1, 1, 7));
+        assert_eq!(times.max() / 100_000, 40);
     }
 }

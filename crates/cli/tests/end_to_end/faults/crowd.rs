@@ -49,7 +49,7 @@ impl Crowd {
             &clients.to_string(),
             "--peer",
             peer,
-            "--return",
+            "--reconnect",
             patience,
             "--warmup",
             "0.2",
@@ -99,14 +99,14 @@ impl Crowd {
 }
 
 /// What was sent and received in a second, by both ends.
-struct Second {
-    sent: f64,
-    received: f64,
+pub(super) struct Second {
+    pub(super) sent: f64,
+    pub(super) received: f64,
 }
 
 impl Second {
     /// A line such as `  12.0 s  sent 1,200/s  received 1,199/s  loss 0.08 %  p50 ...`.
-    fn of(line: &str) -> Option<Self> {
+    pub(super) fn of(line: &str) -> Option<Self> {
         let rate = |label: &str| {
             let (_, rest) = line.split_once(label)?;
             rest.split_once("/s")?.0.replace(',', "").parse().ok()

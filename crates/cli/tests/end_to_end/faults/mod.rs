@@ -6,6 +6,7 @@ mod abuse;
 mod cgroup;
 mod clock;
 mod crowd;
+mod fleet;
 mod forward_links;
 mod forwarder;
 mod forwards;

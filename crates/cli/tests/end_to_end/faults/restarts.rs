@@ -125,7 +125,7 @@ fn ten_thousand_return() {
             profile.to_str().expect("UTF-8"),
             "--clients",
             &clients.to_string(),
-            "--return",
+            "--reconnect",
             "3",
             "--warmup",
             "1",

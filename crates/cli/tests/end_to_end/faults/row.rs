@@ -97,17 +97,25 @@ impl Row {
     pub(super) fn tell(self, seen: &Value, log: &[String], (before, after): (Kept, Kept), clients: u64) {
         let figure = |name: &str| seen[name].clone();
         let row = json!({
-            "name": self.name, "what": self.what, "clients": clients,
-            "sent": figure("sent"), "lost": figure("lost"), "duplicated": figure("duplicated"), "reordered": figure("reordered"),
+            "clients": clients, "sent": figure("sent"), "lost": figure("lost"), "duplicated": figure("duplicated"), "reordered": figure("reordered"),
             "pause_ms_p50": figure("pause_ms_p50"), "pause_ms_max": figure("pause_ms_max"), "returns": figure("returns_done"),
-            "log": log, "notes": self.notes, "limits": self.limits,
-            "before": told(before), "after": told(after),
+            "log": log, "before": told(before), "after": told(after),
         });
         let mut line = format!("{}: lost {} of {}", self.what, row["lost"], row["sent"]);
         let _ = write!(line, "; longest silence {} ms; came back {}", row["pause_ms_max"], row["returns"]);
-        println!("{line}\n  {}\n  {:?}\n  {:?}", row["log"], self.notes, self.limits);
+        println!("{line}\n  {}", row["log"]);
+        self.write(row);
+    }
+
+    /// Writes these figures down, and what is told beside them.
+    pub(super) fn write(self, mut figures: Value) {
+        println!("  {:?}\n  {:?}", self.notes, self.limits);
+        figures["name"] = self.name.into();
+        figures["what"] = self.what.into();
+        figures["notes"] = self.notes.into();
+        figures["limits"] = self.limits.into();
         if let Some(dir) = rows() {
-            fs::write(dir.join(format!("{}.json", self.name)), row.to_string())
+            fs::write(dir.join(format!("{}.json", self.name)), figures.to_string())
                 .expect("the directory is there");
         }
     }

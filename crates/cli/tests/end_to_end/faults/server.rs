@@ -98,9 +98,14 @@ impl Server {
 
     /// Kills it and starts another one.
     pub(crate) fn kill_and_start(&mut self) {
+        self.kill();
+        self.again();
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
         eventually("it has ended", || self.program.has_ended());
-        self.again();
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -119,10 +124,13 @@ impl Server {
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
-        eventually("the admin interface answers", || match get_unix(&self.admin(), "/metrics") {
-            Ok((200, text)) => Some(Metrics::new(text)),
-            _ => None,
-        })
+        eventually("the admin interface answers", || self.metrics_now())
+    }
+
+    /// The same, if it answers.
+    pub(super) fn metrics_now(&self) -> Option<Metrics> {
+        let (status, text) = get_unix(&self.admin(), "/metrics").ok()?;
+        (status == 200).then(|| Metrics::new(text))
     }
 
     pub(crate) fn allocations(&self) -> u64 {
@@ -138,7 +146,8 @@ impl Server {
         Kept::of(self.pid(), self.allocations())
     }
 
-    fn admin(&self) -> PathBuf {
+    /// The socket on which it can be asked.
+    pub(super) fn admin(&self) -> PathBuf {
         self.dir.at("a.sock")
     }
 

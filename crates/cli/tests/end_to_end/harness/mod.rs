@@ -18,7 +18,7 @@ use std::{
 
 pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
-pub(crate) use namespace::namespace;
+pub(crate) use namespace::{Namespace, namespace};
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
 pub(crate) use tls::{Certificate, shown_by};
@@ -50,10 +50,14 @@ pub(crate) fn loopback_of(family: IpAddr) -> Result<(), &'static str> {
 
 /// Whether this process may load programs into the kernel: in a user namespace of its own nobody may.
 pub(crate) fn may_load_programs() -> Result<(), &'static str> {
+    if is_root() { Ok(()) } else { Err("only root may load programs into the kernel here") }
+}
+
+/// Whether this process is root, and not only that of a user namespace of its own.
+pub(crate) fn is_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
-    let may = is_root && map.split_whitespace().eq(["0", "0", "4294967295"]);
-    if may { Ok(()) } else { Err("only root may load programs into the kernel here") }
+    is_root && map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.

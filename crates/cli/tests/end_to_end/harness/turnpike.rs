@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use turnpike_testkit::process;
 
-use super::{Certificate, Dir, Finished, Metrics, Program, eventually, has_ipv6, http};
+use super::{Certificate, Dir, Finished, Metrics, Namespace, Program, eventually, has_ipv6, http};
 
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "secret";
@@ -151,7 +151,16 @@ impl Reflect {
         let listen = SocketAddr::new(family, 0).to_string();
         let mut arguments = vec!["reflect", "--listen", &listen];
         arguments.extend(more);
-        let mut program = Program::start(&mut turnpike(&arguments));
+        Self::of(Program::start(&mut turnpike(&arguments)))
+    }
+
+    /// At this address of another namespace.
+    pub(crate) fn start_in(namespace: &Namespace, listen: SocketAddr) -> Self {
+        let listen = listen.to_string();
+        Self::of(Program::start(&mut namespace.command(&turnpike(&["reflect", "--listen", &listen]))))
+    }
+
+    fn of(mut program: Program) -> Self {
         let address = address_after(&program.line_with(" on udp "), " on udp ");
         Self { address, program }
     }
@@ -191,8 +200,17 @@ impl Load {
     }
 
     pub(crate) fn start(&self) -> Program {
+        Program::start(&mut self.command())
+    }
+
+    /// In another namespace.
+    pub(crate) fn start_in(&self, namespace: &Namespace) -> Program {
+        Program::start(&mut namespace.command(&self.command()))
+    }
+
+    fn command(&self) -> Command {
         let arguments: Vec<&str> = self.0.iter().map(String::as_str).collect();
-        Program::start(&mut turnpike(&arguments))
+        turnpike(&arguments)
     }
 
     /// Runs it to its end.

@@ -22,12 +22,12 @@ mod upgrade;
 mod vlan;
 mod xdp;
 
-use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt, process::Command};
+use std::{fs, net::IpAddr, ops::Deref, os::unix::fs::PermissionsExt, process::Command};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
 use crate::harness::{
-    Dir, Metrics, Program, eventually, get_unix, installed, may_load_programs, need, upgradable,
+    Dir, Metrics, Namespace, Program, get_unix, installed, may_load_programs, need, upgradable,
 };
 
 pub(crate) const CLIENT: [IpAddr; 2] = [v4(1, 2), v6(1, 2)];
@@ -44,9 +44,14 @@ const fn v6(link: u16, end: u16) -> IpAddr {
 }
 
 /// The server's namespace, and the links to it.
-pub(crate) struct Links {
-    /// Keeps the namespace.
-    holder: Program,
+pub(crate) struct Links(Namespace);
+
+impl Deref for Links {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.0
+    }
 }
 
 /// Runs `body` with links to a namespace for the server; `test` is the name of the calling test. Says why it cannot.
@@ -96,14 +101,8 @@ impl Links {
     }
 
     fn up() -> Self {
-        let holder = Program::start(Command::new("unshare").args(["-n", "sleep", "86400"]));
-        let pid = holder.pid().to_string();
-        let own = fs::read_link("/proc/self/ns/net").expect("this process has a namespace");
-        eventually("the server has a namespace of its own", || {
-            fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other != own)
-        });
-        let links = Self { holder };
-        links.inside(&["ip", "link", "set", "lo", "up"]);
+        let links = Self(Namespace::new());
+        let pid = links.pid().to_string();
         for (name, link) in [("c", 1), ("p", 2)] {
             run("ip", &["link", "add", name, "type", "veth", "peer", "name", name, "netns", &pid]);
             for (end, inside) in [(1, true), (2, false)] {
@@ -116,22 +115,6 @@ impl Links {
             }
         }
         links
-    }
-
-    /// Runs a program in the server's namespace, which must succeed.
-    pub(crate) fn inside(&self, words: &[&str]) {
-        self.inside_says(words);
-    }
-
-    /// The same, for what it says.
-    pub(crate) fn inside_says(&self, words: &[&str]) -> String {
-        let output = Command::new("nsenter").args(self.nsenter()).args(words).output().expect("nsenter runs");
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    pub(crate) fn nsenter(&self) -> Vec<String> {
-        vec![format!("--net=/proc/{}/ns/net", self.holder.pid()), "--".to_owned()]
     }
 
     /// A server with these addresses; `more` are further flags.

@@ -1,0 +1,101 @@
+//! Looks at all nodes, some times a second: who gets how many allocations when, and who is without the store.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{network::NODES, service::World};
+use crate::harness::{Metrics, get_unix};
+
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    ends: AtomicBool,
+    samples: Mutex<Vec<Sample>>,
+}
+
+struct Sample {
+    at: Instant,
+    /// Of a node that answers.
+    nodes: [Option<Node>; NODES],
+}
+
+#[derive(Clone, Copy)]
+struct Node {
+    /// Allocations that this process has granted to others than the greedy user.
+    granted: u64,
+    is_alone: bool,
+}
+
+impl Watch {
+    pub(super) fn start(world: &World) -> Self {
+        let shared = Arc::new(Shared { ends: AtomicBool::new(false), samples: Mutex::default() });
+        let sockets: [PathBuf; NODES] = std::array::from_fn(|node| world.nodes[node].admin());
+        let (watching, greedy) = (Arc::clone(&shared), world.greedy.granted());
+        let thread = thread::spawn(move || {
+            while !watching.ends.load(Relaxed) {
+                let nodes = std::array::from_fn(|node| {
+                    let (_, text) = get_unix(&sockets[node], "/metrics").ok()?;
+                    let metrics = Metrics::new(text);
+                    let granted = metrics.maybe("turnpike_allocations_opened_total")?;
+                    let is_alone = metrics.maybe("turnpike_fleet_up")? == 0;
+                    Some(Node { granted: granted.saturating_sub(greedy(node)), is_alone })
+                });
+                watching.samples().push(Sample { at: Instant::now(), nodes });
+                thread::sleep(Duration::from_millis(200));
+            }
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// The most allocations that one node has granted within a second, the greedy user's not counted.
+    pub(super) fn most_in_a_second(&self) -> u64 {
+        let samples = self.shared.samples();
+        let of_node = |node: usize| {
+            let mut grants: Vec<(Instant, u64)> = Vec::new();
+            let mut before = None;
+            for sample in samples.iter() {
+                let Some(Node { granted, .. }) = sample.nodes[node] else { continue };
+                // Another process has begun at zero.
+                let new = before.replace(granted).map_or(0, |before| granted.checked_sub(before).unwrap_or(granted));
+                grants.push((sample.at, new));
+            }
+            let within_a_second = |(place, (end, _)): (usize, &(Instant, u64))| -> u64 {
+                let recent = |(at, _): &&(Instant, u64)| end.duration_since(*at) < Duration::from_secs(1);
+                grants[..=place].iter().rev().take_while(recent).map(|(_, new)| new).sum()
+            };
+            grants.iter().enumerate().map(within_a_second).max().unwrap_or_default()
+        };
+        (0..NODES).map(of_node).max().unwrap_or_default()
+    }
+
+    /// Whether a node was without the store for so long that it went by limits of its own.
+    pub(super) fn has_seen_one_alone(&self) -> bool {
+        let samples = self.shared.samples();
+        samples.iter().any(|sample| sample.nodes.iter().flatten().any(|node| node.is_alone))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn samples(&self) -> std::sync::MutexGuard<'_, Vec<Sample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,146 @@
+//! The rows of a fleet: what clients lost, how soon they had it again, whether quotas held, and how the nodes shared who came.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use crate::Failure;
+
+/// Where the table stands, between two marks.
+pub(super) const DOCUMENT: &str = "docs/fleet.md";
+const BEGIN: &str = "<!-- faults: written by cargo xtask faults fleet --write -->\n";
+const END: &str = "<!-- end of faults -->";
+
+pub(super) const HEAD: &str = "\
+| `cargo xtask faults` | what happens | sessions lost | datagrams lost of all others | until another allocation: p50, p99 | one user, of a quota | \
+most that one node granted in a second; share of each node afterwards; newcomers of each | known, judged, and whole again |\n\
+| --- | --- | --- | --- | --- | --- | --- | --- |\n";
+
+/// What a test has written.
+#[derive(Deserialize)]
+pub(super) struct Figures {
+    sessions_lost: u64,
+    /// Of the node that was broken, where sessions may be lost.
+    sessions_of_the_broken: Option<u64>,
+    sent: u64,
+    lost_of_others: u64,
+    /// Seconds.
+    longest_silence: f64,
+    reconnect: Vec<Reconnect>,
+    quota: u64,
+    most_of_one_user: u64,
+    /// Percent.
+    beyond: f64,
+    /// Nodes went by limits of their own.
+    were_alone: bool,
+    most_in_a_second: u64,
+    /// Percent.
+    shares: Vec<u64>,
+    newcomers: Vec<u64>,
+    /// Seconds.
+    healed: f64,
+}
+
+/// Seconds, of who came back over a transport.
+#[derive(Deserialize)]
+struct Reconnect {
+    transport: String,
+    lost: u64,
+    p50: f64,
+    p99: f64,
+}
+
+impl Figures {
+    /// A row for [`HEAD`]; `told` is what else there is to say.
+    pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
+        let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
+        let [rest @ .., whole] = cells.as_slice() else { return String::new() };
+        let last: Vec<&str> = told.iter().map(String::as_str).chain([whole.as_str()]).filter(|w| !w.is_empty()).collect();
+        format!("| `{name}` | {what} | {} | {} |\n", rest.join(" | "), last.join("; "))
+    }
+
+    /// The same for people at a terminal, line by line.
+    pub(super) fn lines(&self, clients: u64) -> Vec<(&'static str, String)> {
+        let lost = match self.sessions_of_the_broken {
+            Some(most) => format!("{} of the {most} there, of {clients}", self.sessions_lost),
+            None => format!("{} of {clients}", self.sessions_lost),
+        };
+        let others = format!("{} of {}; longest silence {:.2} s", self.lost_of_others, self.sent, self.longest_silence);
+        let mut times = String::new();
+        for Reconnect { transport, lost, p50, p99 } in self.reconnect.iter().filter(|part| part.lost > 0) {
+            let between = if times.is_empty() { "" } else { "; " };
+            let _ = write!(times, "{between}{lost} over {transport}: {p50:.2} s, {p99:.2} s");
+        }
+        let quota = if self.were_alone {
+            format!("{} of {}: nodes without the store go by their own limits", self.most_of_one_user, self.quota)
+        } else {
+            format!("{} of {}: {:.1} % beyond", self.most_of_one_user, self.quota, self.beyond)
+        };
+        let listed = |counts: &[u64]| counts.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let herd = format!(
+            "{}; {} %; {}",
+            self.most_in_a_second,
+            listed(&self.shares),
+            listed(&self.newcomers)
+        );
+        vec![
+            ("sessions", lost),
+            ("others", others),
+            ("back", if times.is_empty() { "nobody had to".to_owned() } else { times }),
+            ("quota", quota),
+            ("herd", herd),
+            ("whole", format!("whole after {:.1} s", self.healed)),
+        ]
+    }
+}
+
+/// The document with another table between the marks.
+pub(super) fn replaced(document: &str, table: &str) -> Result<String, Failure> {
+    let missing = |mark: &str| format!("{DOCUMENT} has no {}", mark.trim());
+    let (before, rest) = document.split_once(BEGIN).ok_or_else(|| missing(BEGIN))?;
+    let (_, after) = rest.split_once(END).ok_or_else(|| missing(END))?;
+    Ok(format!("{before}{BEGIN}{table}{END}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn figures(were_alone: bool) -> Figures {
+        let figures = json!({
+            "sessions_lost": 300, "sessions_of_the_broken": 310, "sent": 5000, "lost": 900, "lost_of_others": 0,
+            "longest_silence": 2.25, "reconnect": [
+                { "transport": "udp", "lost": 280, "p50": 1.5, "p99": 2.125, "max": 2.2 },
+                { "transport": "tcp", "lost": 20, "p50": 1.6, "p99": 2.0, "max": 2.0 },
+                { "transport": "tls", "lost": 0, "p50": 0.0, "p99": 0.0, "max": 0.0 },
+            ],
+            "quota": 300, "most_of_one_user": 303, "beyond": 1.0, "were_alone": were_alone, "most_in_a_second": 160,
+            "shares": [10, 45, 45], "newcomers": [180, 11, 9], "healed": 3.2,
+        });
+        serde_json::from_value(figures).expect("what a test writes")
+    }
+
+    #[test]
+    fn a_row_has_a_cell_for_each_of_the_head() {
+        let row = figures(false).row("killed", "SIGKILL", 1000, &["known".to_owned(), String::new()]);
+        assert_eq!(
+            row,
+            "| `killed` | SIGKILL | 300 of the 310 there, of 1000 | 0 of 5000; longest silence 2.25 s | 280 over udp: 1.50 s, 2.12 s; \
+             20 over tcp: 1.60 s, 2.00 s | 303 of 300: 1.0 % beyond | 160; 10, 45, 45 %; 180, 11, 9 | known; whole after 3.2 s |\n"
+        );
+        let cells = |line: &str| line.matches(" | ").count();
+        assert_eq!(HEAD.lines().next().map(cells), row.lines().next().map(cells));
+        assert!(figures(true).row("a", "b", 1, &[]).contains("303 of 300: nodes without the store"));
+    }
+
+    #[test]
+    fn a_table_takes_the_place_of_the_one_before() {
+        let document = format!("a\n{BEGIN}old\n{END}\nb\n");
+        let new = replaced(&document, "new\n").expect("it has the marks");
+        assert_eq!(new, format!("a\n{BEGIN}new\n{END}\nb\n"));
+        assert_eq!(replaced(&new, "new\n").expect("it has them still"), new);
+        assert!(replaced("a", "new").is_err());
+    }
+}
