@@ -68,6 +68,7 @@ impl Network {
         let clients = linked("c", "c", 0);
         // A port whose node is gone is still led there for some minutes. With many ports hardly a client draws one of these.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
+        as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));
         let haproxy = balance_streams(&dir.file("haproxy.cfg", haproxy_configuration()));
         Self { nodes, clients, router: Router::start(), _haproxy: haproxy }
@@ -119,6 +120,21 @@ fn linked(ours: &str, theirs: &str, link: u8) -> Namespace {
     namespace.inside(&["ip", "link", "set", "dev", theirs, "up"]);
     namespace.inside(&["ip", "route", "add", "default", "via", &format!("10.78.{link}.1")]);
     namespace
+}
+
+/// Has clients come from a hundred addresses, as they do in life: of one address only so many requests wait for the users' database at a time.
+fn as_many(clients: &Namespace) {
+    let addresses: Vec<String> = (0..100).map(|number| format!("{number} : 10.78.4.{number}")).collect();
+    run("ip", &["route", "add", "10.78.4.0/24", "via", "10.78.0.2"]);
+    clients.inside(&[
+        "nft",
+        &format!(
+            "add table ip many; add chain ip many postrouting {{ type nat hook postrouting priority 100; }}; \
+             add rule ip many postrouting meta l4proto {{ tcp, udp }} th dport {PORT} \
+             snat to numgen inc mod 100 map {{ {} }}",
+            addresses.join(", ")
+        ),
+    ]);
 }
 
 fn nft(script: &str) {

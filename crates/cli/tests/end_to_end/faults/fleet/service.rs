@@ -33,6 +33,8 @@ pub(super) struct World {
     pub(super) network: Network,
     /// By which nodes reach the Redis.
     pub(super) store: Proxy,
+    /// The Redis has forgotten what users have: what they get until all nodes have told it again is counted, and no mistake of the test.
+    pub(super) has_forgotten: bool,
     _reflect: Reflect,
     _users: Proxy,
     _certificate: Certificate,
@@ -59,6 +61,7 @@ impl World {
             postgres,
             network,
             store,
+            has_forgotten: false,
             _reflect: reflect,
             _users: users,
             _certificate: certificate,
