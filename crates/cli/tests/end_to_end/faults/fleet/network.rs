@@ -150,7 +150,9 @@ struct Router {
 impl Router {
     /// Asks each node five times a second; who has not answered three times is dead.
     fn start() -> Arc<Self> {
-        nft("add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }");
+        nft(
+            "add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }",
+        );
         let router = Arc::new(Self { alive: Mutex::new([true; NODES]), ends: AtomicBool::new(false) });
         lead_to(&[true; NODES]);
         for node in 0..NODES {
@@ -205,7 +207,8 @@ fn lead_to(alive: &[bool; NODES]) {
 fn answers(node: usize) -> bool {
     const BINDING: u16 = 0x0001;
     let Ok(socket) = UdpSocket::bind((balancer_of(node), 0)) else { return false };
-    let asked = socket.connect(node_address(node)).and_then(|()| socket.send(&stun::message(BINDING, 1, &[])));
+    let asked =
+        socket.connect(node_address(node)).and_then(|()| socket.send(&stun::message(BINDING, 1, &[])));
     socket.set_read_timeout(Some(Duration::from_millis(150))).expect("not zero");
     let answered = asked.is_ok() && socket.recv(&mut [0; 512]).is_ok();
     // Asked as often, whether refused at once or silent.

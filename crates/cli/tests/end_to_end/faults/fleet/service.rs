@@ -72,9 +72,12 @@ impl World {
         Ok(world)
     }
 
-    /// Waits until every node says that all are there, knows the same keys, and serves; and the balancer finds them.
+    /// Waits until the store knows all nodes, every node says that all are there, knows the same keys, and serves; and the balancer finds them.
     pub(super) fn is_whole(&self) {
         within(SOON * 2, "the fleet is whole", || {
+            if self.redis.say("HLEN turnpike:{turnpike}:nodes") != format!(":{NODES}\r\n") {
+                return false;
+            }
             let tell = |node| self.metrics(node);
             let all: Option<Vec<Metrics>> = (0..NODES).map(tell).collect();
             let Some(all) = all else { return false };

@@ -62,17 +62,8 @@ impl Watch {
 
     /// The most allocations that one node has granted within a second, the greedy user's not counted.
     pub(super) fn most_in_a_second(&self) -> u64 {
-        let samples = self.shared.samples();
         let of_node = |node: usize| {
-            let mut grants: Vec<(Instant, i64)> = Vec::new();
-            let mut before: Option<Node> = None;
-            for sample in samples.iter() {
-                let Some(now) = sample.nodes[node] else { continue };
-                let Some(before) = before.replace(now) else { continue };
-                // Another process has begun at zero.
-                let begun = if now.granted < before.granted { 0 } else { before.granted };
-                grants.push((sample.at, now.granted - begun - (now.greedy - before.greedy)));
-            }
+            let grants = self.grants(node);
             let within_a_second = |(place, (end, _)): (usize, &(Instant, i64))| -> i64 {
                 let recent = |(at, _): &&(Instant, i64)| end.duration_since(*at) < Duration::from_secs(1);
                 grants[..=place].iter().rev().take_while(recent).map(|(_, new)| new).sum()
@@ -80,6 +71,28 @@ impl Watch {
             grants.iter().enumerate().map(within_a_second).max().unwrap_or_default()
         };
         (0..NODES).map(of_node).max().and_then(|most| u64::try_from(most).ok()).unwrap_or_default()
+    }
+
+    /// How many each node has granted since then, likewise.
+    pub(super) fn granted_since(&self, begin: Instant) -> [u64; NODES] {
+        std::array::from_fn(|node| {
+            let grants = self.grants(node);
+            let new: i64 = grants.iter().filter(|(at, _)| *at >= begin).map(|(_, new)| new).sum();
+            u64::try_from(new).unwrap_or_default()
+        })
+    }
+
+    /// What a node has granted from one sample to the next.
+    fn grants(&self, node: usize) -> Vec<(Instant, i64)> {
+        let mut before: Option<Node> = None;
+        let new = |sample: &Sample| {
+            let now = sample.nodes[node]?;
+            let before = before.replace(now)?;
+            // Another process has begun at zero.
+            let begun = if now.granted < before.granted { 0 } else { before.granted };
+            Some((sample.at, now.granted - begun - (now.greedy - before.greedy)))
+        };
+        self.shared.samples().iter().filter_map(new).collect()
     }
 
     /// Whether a node was without the store for so long that it went by limits of its own.
