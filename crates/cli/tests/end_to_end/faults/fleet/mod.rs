@@ -246,7 +246,7 @@ fn a_node_and_the_store_are_partitioned() {
 fn all_nodes_and_the_store_are_partitioned() {
     on_a_fleet(
         "faults::fleet::all_nodes_and_the_store_are_partitioned",
-        "the same for all nodes",
+        "what all nodes say to the Redis is dropped for 8 s",
         Notice::Nothing,
         |world, _| {
             world.network.partition(None, world.store.address, true);
