@@ -4,18 +4,23 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader},
+    path::PathBuf,
     process::{ExitCode, Stdio},
 };
 
 use clap::Args;
 
-use crate::{Failure, end_to_end, repository};
+use crate::{Failure, end_to_end, program, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
     /// Only print the tables
     #[arg(long)]
     dry: bool,
+
+    /// The program to test [default: a release build of this repository]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
 }
 
 /// Names of the tables in the output of the tests, and the heads that they have.
@@ -27,8 +32,8 @@ const TABLES: [(&str, &str, &str); 4] = [
     ),
     (
         "strangers",
-        "| transport | kinds of messages | not answered | most bytes out per byte in | of all together |",
-        "| --- | ---: | ---: | --- | ---: |",
+        "| transport | message | variants | not answered | most bytes out per byte in | of all together |",
+        "| --- | --- | ---: | ---: | --- | ---: |",
     ),
     (
         "kept",
@@ -45,11 +50,13 @@ const DOCUMENT: &str = "docs/reliability.md";
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
+    let program = program(&root, options.program.as_deref())?;
     let mut child = end_to_end(&root)
         .arg("attack::")
         // One after the other: that a witness loses nothing is said of an attack, not of other tests.
         .args(["--", "--nocapture", "--test-threads", "1"])
         .env("TURNPIKE_TEST_ATTACK", "1")
+        .env("TURNPIKE_TEST_PROGRAM", program)
         .stdout(Stdio::piped())
         .spawn()?;
     let output = child.stdout.take().ok_or("cargo has no output")?;

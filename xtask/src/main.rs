@@ -1,5 +1,5 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`.
+//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask miri`, `cargo xtask reproducible`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -8,6 +8,8 @@ mod attack;
 mod faults;
 mod fuzz;
 mod instructions;
+mod miri;
+mod reproducible;
 mod soak;
 
 use std::{
@@ -43,6 +45,10 @@ enum Chore {
     Soak(soak::Options),
     /// Ask a server what attackers would, on all data paths, and write the tables of docs/reliability.md
     Attack(attack::Options),
+    /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
+    Miri,
+    /// Build the binary of a release twice, in different directories, and compare
+    Reproducible(reproducible::Options),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
         Chore::Attack(options) => attack::run(&options),
+        Chore::Miri => miri::run(),
+        Chore::Reproducible(options) => reproducible::run(&options),
     };
     match done {
         Ok(code) => code,

@@ -184,6 +184,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 impl AdminArgs {
     fn client(&self) -> Result<Client, CommandError> {
+        crate::warn_of_token(self.token_file.as_deref());
         let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }

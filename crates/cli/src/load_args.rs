@@ -46,9 +46,9 @@ pub(crate) enum LoadCommand {
 #[derive(Args)]
 pub(crate) struct LoadTurnArgs {
     /// The TURN server: turn:HOST[:PORT][?transport=udp|tcp], turns:… (TLS; with ?transport=udp DTLS), or HOST[:PORT]; port
-    /// 3478 by default, 5349 with TLS or DTLS
-    #[arg(value_name = "SERVER")]
-    server: ServerUri,
+    /// 3478 by default, 5349 with TLS or DTLS. Over udp there may be several, each of which has as many of the clients
+    #[arg(value_name = "SERVER", required = true)]
+    servers: Vec<ServerUri>,
 
     /// How clients reach the server: udp, tcp, tls or dtls [default: as SERVER says, udp]
     #[arg(long, value_name = "T")]
@@ -245,28 +245,16 @@ impl TrustArgs {
 impl LoadTurnArgs {
     /// What to run, and where the JSON goes. Resolves the server's name.
     pub(crate) fn into_config(self) -> Result<(Config, Option<PathBuf>), LoadError> {
-        if !self.server.is_turn() {
-            let what = format!(
-                "{} names a STUN server, which relays nothing: name one as turn: or turns:",
-                self.server
-            );
-            return Err(LoadError::Config(what));
-        }
-        let transport = self.transport.unwrap_or_else(|| self.server.transport());
-        if !self.server.allows(transport) {
-            let what = format!("--transport {transport} does not go with {}", self.server);
-            return Err(LoadError::Config(what));
-        }
+        let [first, ..] = &self.servers[..] else {
+            return Err(LoadError::Config("name a server".to_owned()));
+        };
+        let transport = self.transport.unwrap_or_else(|| first.transport());
+        let host = first.name().map(str::to_owned);
+        let addresses = self.servers.iter().map(|server| address_of(server, transport));
+        let mut addresses = addresses.collect::<Result<Vec<_>, _>>()?.into_iter();
         let reflector: IpAddr = match self.family {
             Some(Family::V6) => Ipv6Addr::LOCALHOST.into(),
             _ => Ipv4Addr::LOCALHOST.into(),
-        };
-        let addresses = self
-            .server
-            .resolve(transport)
-            .map_err(|source| LoadError::Name { host: self.server.host.clone(), source })?;
-        let Some(server) = addresses.first().copied() else {
-            return Err(LoadError::Name { host: self.server.host, source: io::ErrorKind::NotFound.into() });
         };
         let profile = self.shape.into_shaped();
         // The generator's own peers are where there is room.
@@ -280,9 +268,11 @@ impl LoadTurnArgs {
         if let Some(prefix) = self.peer_prefix {
             peer.set_ip(prefix.base);
         }
+        let default = Config::default();
         let config = Config {
-            server,
-            host: self.server.name().map(str::to_owned),
+            server: addresses.next().unwrap_or(default.server),
+            also: addresses.collect(),
+            host,
             transport,
             tls: self.trust.into_options(!self.no_resumption),
             relayed: self.relay,
@@ -309,10 +299,24 @@ impl LoadTurnArgs {
             datapath: self.datapath,
             max_loss: self.limits.max_loss,
             max_p99: self.limits.max_p99,
-            ..Config::default()
+            ..default
         };
         Ok((config, self.time.json))
     }
+}
+
+/// Where a TURN server is reached over this transport.
+fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, LoadError> {
+    if !server.is_turn() {
+        let what = format!("{server} names a STUN server, which relays nothing: name one as turn: or turns:");
+        return Err(LoadError::Config(what));
+    }
+    if !server.allows(transport) {
+        return Err(LoadError::Config(format!("--transport {transport} does not go with {server}")));
+    }
+    let unknown = |source| LoadError::Name { host: server.host.clone(), source };
+    let addresses = server.resolve(transport).map_err(unknown)?;
+    addresses.first().copied().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))
 }
 
 /// Flags of `reflect`.
@@ -503,6 +507,17 @@ mod tests {
         dir.file("token", "hunter2");
         let error = load_turn(&["--access-token-file", file]).map(|_| ()).expect_err("no token");
         assert!(error.contains(file) && error.contains("username") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn several_servers_share_the_clients() {
+        let also = |arguments: &[&str]| load_turn(arguments).map(|config| (config.server, config.also));
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let two = Ok((at("127.0.0.1:3478"), vec![at("127.0.0.2:4000")]));
+        assert_eq!(also(&["turn:127.0.0.2:4000", "--clients", "2"]), two);
+        assert_eq!(also(&["--clients", "2"]), Ok((at("127.0.0.1:3478"), vec![])));
+        let refused = also(&["stun:127.0.0.2"]).expect_err("a STUN server");
+        assert!(refused.contains("stun:127.0.0.2") && refused.contains("relays nothing"), "{refused}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use std::{
 
 use clap::Parser;
 use turnpike_admin::commands::CommandError;
-use turnpike_config::{Mistakes, forward::ForwardSources};
+use turnpike_config::{Mistakes, forward::ForwardSources, readable_by_all};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
@@ -382,6 +382,13 @@ fn written(what: &str, result: io::Result<()>) -> ExitCode {
 /// A line on standard error. `eprintln!` would panic where nobody reads that any more.
 fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Says that others can read the token in a file that was named.
+pub(crate) fn warn_of_token(file: Option<&Path>) {
+    if let Some(warning) = file.and_then(|file| readable_by_all(file, "the token in it")) {
+        tell(format_args!("warning: {warning}"));
+    }
 }
 
 /// Whoever reads has seen enough, as `head` has after ten lines.

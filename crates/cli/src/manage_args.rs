@@ -322,6 +322,7 @@ impl StoreArgs {
                 (None, Err(_)) => None,
             };
             let is_wanted = target.is_some();
+            crate::warn_of_token(self.token_file.as_deref());
             let client = Client::new(target, self.token_file.as_deref()).map_err(CommandError::from)?;
             let client = client.trusting(self.ca);
             if is_wanted || client.finds_somebody().map_err(CommandError::from)? {

@@ -44,7 +44,7 @@ pub fn load(settings: &Settings) -> Found {
         match read(&files, unix) {
             Ok(identity) => {
                 certificates.push(Certificate { file: files.cert, identity });
-                warnings.extend(exposed::warning(&files.key, "this private key"));
+                warnings.extend(exposed::readable_by_all(&files.key, "this private key"));
             }
             Err((path, problem)) => problems.push(
                 // The mistake is in the file, but the line that names it is where a reader starts.

@@ -479,31 +479,7 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "another name, or the users of [auth] moved here",
         );
     }
-    let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
-    if is_empty && !realms::names_store(settings) {
-        refuse(
-            "realm.users",
-            format!(
-                "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
-            ),
-            "at least one user, secret or key, or a store that has some",
-        );
-    }
-    if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {
-        refuse("realm.users", format!("user {user:?} is listed twice"), "each user once");
-    }
-    if !settings.allow_md5
-        && let Some(user) = realm.users.iter().find(|user| user.secret.is_md5_only())
-    {
-        refuse(
-            "realm.users",
-            format!(
-                "auth.allow_md5 is false, but user {:?} has only an MD5 key and could never authenticate",
-                user.name
-            ),
-            "a password or a SHA-256 key (64 hex digits) for that user",
-        );
-    }
+    realm_users(settings, realm, &mut refuse);
     if let Some(address) = realm.listen.iter().find(|address| !listens(address)) {
         refuse(
             "realm.listen",
@@ -541,6 +517,36 @@ fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems:
             "realm.allocations",
             format!("it is above limits.allocations {}", settings.max_allocations),
             "at most limits.allocations",
+        );
+    }
+}
+
+/// Somebody can authenticate in a realm, and each of its users can.
+fn realm_users(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnMut(&str, String, &str)) {
+    let name = &realm.name;
+    let is_empty = realm.users.is_empty() && realm.secrets.is_empty() && !realms::has_tokens(settings, name);
+    if is_empty && !realms::names_store(settings) {
+        refuse(
+            "realm.users",
+            format!(
+                "realm {name:?} has neither users nor secrets nor an oauth.key: nobody could authenticate"
+            ),
+            "at least one user, secret or key, or a store that has some",
+        );
+    }
+    if let Some(user) = repeated(realm.users.iter().map(|user| user.name.as_str())) {
+        refuse("realm.users", format!("user {user:?} is listed twice"), "each user once");
+    }
+    if !settings.allow_md5
+        && let Some(user) = realm.users.iter().find(|user| user.secret.is_md5_only())
+    {
+        refuse(
+            "realm.users",
+            format!(
+                "auth.allow_md5 is false, but user {:?} has only an MD5 key and could never authenticate",
+                user.name
+            ),
+            "a password or a SHA-256 key (64 hex digits) for that user",
         );
     }
 }

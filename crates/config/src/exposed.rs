@@ -18,7 +18,8 @@ use super::{
 
 /// A warning if every user of this machine can read a file that holds `what`. Read permission for a group is fine: that is how
 /// a server that does not run as root gets the file.
-pub(super) fn warning(file: &Path, what: &str) -> Option<String> {
+#[must_use]
+pub fn readable_by_all(file: &Path, what: &str) -> Option<String> {
     let mode = fs::metadata(file).ok()?.mode();
     (mode & 0o004 != 0).then(|| {
         let (mode, file) = (mode & 0o777, file.display());
@@ -93,7 +94,7 @@ mod tests {
         let key = dir.file("key.pem", "");
         for (mode, told) in [(0o600, false), (0o640, false), (0o644, true), (0o604, true)] {
             fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
-            let warning = warning(&key, "this private key");
+            let warning = readable_by_all(&key, "this private key");
             assert_eq!(warning.is_some(), told, "{mode:o}");
             let words = [key.to_str().unwrap(), &format!("mode {mode:o}"), "chmod", "this private key"];
             assert!(warning.is_none_or(|text| words.iter().all(|word| text.contains(word))), "{mode:o}");

@@ -157,7 +157,7 @@ impl Sources {
     /// Sentences about files with secrets that every user of this machine can read.
     pub(crate) fn exposed(&self, file: &[Entry]) -> Vec<String> {
         let with_secrets = exposed::files(file, &self.environment);
-        with_secrets.iter().filter_map(|file| exposed::warning(file, "the secrets in it")).collect()
+        with_secrets.iter().filter_map(|file| exposed::readable_by_all(file, "the secrets in it")).collect()
     }
 
     /// Sentences about variables of the environment that look like ours.
@@ -198,17 +198,20 @@ pub(crate) fn own_sections() -> Vec<&'static str> {
 }
 
 /// Variables of the commands that have no settings.
-const OTHER_VARIABLES: [&str; 6] = [
+const OTHER_VARIABLES: [&str; 7] = [
     "TURNPIKE_ADMIN",
     "TURNPIKE_CONFIG",
     "TURNPIKE_LOAD_USER",
     "TURNPIKE_LOAD_ACCESS_TOKEN",
     "TURNPIKE_PROBE_USER",
     UPGRADE_VARIABLE,
+    UPGRADE_SANDBOX_VARIABLE,
 ];
 
 /// Set by a process whose place the one that it starts is to take; nobody sets it by hand.
 pub const UPGRADE_VARIABLE: &str = "TURNPIKE_UPGRADE";
+/// Set beside it: which parts of the sandbox are in force already.
+pub const UPGRADE_SANDBOX_VARIABLE: &str = "TURNPIKE_UPGRADE_SANDBOX";
 
 /// Tables of which there may be several.
 const TABLES: &[&str] = &["realm", "alternate"];

@@ -294,7 +294,9 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
         (RequestRefusal::SharedPeer, _) => "the peer is another client's on a shared relay port",
         (RequestRefusal::Connections, _) => "there are as many connections to peers as there may be",
-        (RequestRefusal::NoRelay, _) => "no relay port or no file descriptor is left",
+        (RequestRefusal::NoRelay, _) => {
+            "no relay port or file descriptor is left, or no such port is reserved for this user"
+        }
         (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Code, 400) => "the request does not hold together",
         (RequestRefusal::Code, 403) => "forbidden",

@@ -3,9 +3,10 @@
 //! it names, and no system call that turnpike does not make.
 //!
 //! All three outlive execve(2) and can only become stricter. So a process that takes this one's place in an upgrade lives in the same
-//! sandbox, and adds its own.
+//! sandbox, and adds what its own has beside that.
 
 mod files;
+mod layers;
 mod needs;
 mod privileges;
 mod system_calls;
@@ -14,6 +15,7 @@ use std::{env, fmt, sync::OnceLock};
 
 use turnpike_config::{SandboxMode, SandboxSettings};
 
+use self::layers::Layers;
 pub(crate) use self::needs::Needs;
 
 /// What is in force, for whoever looks. A part that is missing says why.
@@ -39,19 +41,32 @@ pub struct Files {
 /// `None` within if it was turned off.
 static IN_FORCE: OnceLock<Option<Sandbox>> = OnceLock::new();
 
+/// What the next process is told of it.
+static LAYERS: OnceLock<String> = OnceLock::new();
+
 /// Goes into the sandbox, unless that is turned off. To be called while the process has one thread, for there is no way to tell the others.
 pub(crate) fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
-    IN_FORCE.get_or_init(|| match settings.mode {
-        SandboxMode::Off => None,
-        SandboxMode::On => {
-            let needs = needs();
-            let capabilities = privileges::drop_all_but(needs.privileges);
-            let files = files::restrict(&needs);
-            // Last: the other two need calls that could be left out of the list otherwise.
-            let system_calls = system_calls::restrict(needs.is_in_kernel());
-            Some(Sandbox { capabilities, files, system_calls })
-        }
+    IN_FORCE.get_or_init(|| {
+        let mut layers = Layers::inherited();
+        let entered = match settings.mode {
+            SandboxMode::Off => None,
+            SandboxMode::On => {
+                let needs = needs();
+                let capabilities = privileges::drop_all_but(needs.privileges);
+                let files = files::restrict(&needs, &mut layers);
+                // Last: the other two need calls that could be left out of the list otherwise.
+                let system_calls = system_calls::restrict(needs.is_in_kernel(), &mut layers);
+                Some(Sandbox { capabilities, files, system_calls })
+            }
+        };
+        LAYERS.get_or_init(|| layers.to_tell());
+        entered
     });
+}
+
+/// What a process that is to take this one's place need not put in force again.
+pub(crate) fn layers() -> &'static str {
+    LAYERS.get().map_or("", String::as_str)
 }
 
 /// What is in force; `None` where there is none.
@@ -84,7 +99,10 @@ pub(crate) fn say() {
 /// What to do about errors that the sandbox may have caused; nothing, if none is of that kind.
 pub(crate) fn remedy(errors: &str) -> Option<String> {
     let files = in_force()?.files.as_ref().ok()?;
-    errors.contains("Permission denied").then(|| {
+    // The latter are SQLite's words for it.
+    let may_be =
+        ["Permission denied", "unable to open database file"].iter().any(|words| errors.contains(words));
+    may_be.then(|| {
         format!(
             "the sandbox lets this process read {}, and write {}, nothing else: restart it, which takes in what the configuration names \
              now, or name directories in sandbox.read and sandbox.write first",

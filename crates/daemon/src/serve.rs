@@ -14,14 +14,16 @@ use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, S
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
-    admin::{self, AdminInterface, Job, Lent, Listening, MetricsPage, Program, Server, Serving},
+    admin::{self, AdminInterface, Job, Listening, MetricsPage, Program, Server, Serving},
     certificates::{Certificates, Contexts},
     changes::ServeChanges,
     control::{self, Control, Reloaded, Service, Status, say_warnings},
     credentials::Credentials,
     error::DaemonError,
-    fleet::{self, Fleet, FleetEstate, NodeKeys, StatusLines},
-    kernel_path, logging,
+    fleet::{self, Begun, Fleet, FleetEstate, NodeKeys, StatusLines, StatusWriter},
+    kernel_path,
+    log_limit::LogCounts,
+    logging,
     own_addresses::OwnAddresses,
     passed,
     plan::{self, Before, Plan},
@@ -30,7 +32,8 @@ use crate::{
     sandbox::{self, Needs},
     serve_estate::{ServeEstate, ServeInheritance},
     serve_metrics::{self, Snapshots},
-    session_log::{SessionLogger, session_log},
+    session_log::{SessionLogWriter, SessionLogger, session_log},
+    session_totals::SessionTotals,
     store::{self, MadeUp, Merged, OpenError, OpenStore, SharedStore},
     upgrade::{self, Estate, Heir},
 };
@@ -125,33 +128,21 @@ impl TurnServer {
         }
         let (mut store, generated) = open_store(&mut settings, before.as_ref()).await?;
         let merged = merge(&settings, store.as_mut());
-        let own_key = before.as_ref().map_or_else(|| NonceKey(rand::random()), ServeInheritance::own_key);
         let certificates = Certificates::new(&settings, certificates)?;
-        let (fleet, begun) =
-            Fleet::join(&settings, own_key, before.as_ref().map(ServeInheritance::fleet)).await?;
+        let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
         let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, before.as_ref())?;
         raise_open_files(&plan, &settings);
 
-        let lent = before.as_mut().map(ServeInheritance::page).unwrap_or_default();
-        let [page, applications] = listen_for_pages(interface, &settings, lent)?;
+        let [page, applications] = listen_for_pages(interface, &settings, before.as_mut())?;
         // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
         let own = OwnAddresses::find();
         plan.config.addresses = own.as_ref().map_or_else(Vec::new, OwnAddresses::list);
-        let refusals = Arc::<Refusals>::default();
-        let (logger, writer) = session_log(Arc::clone(&refusals));
-        let (log_counts, totals) = (logger.counts(), logger.totals());
-        let (lines, publisher) = fleet.status_lines().unzip();
-        let log: Arc<dyn SessionLog> = Arc::new(Logs { logger, lines });
-        let credentials = credentials(&merged, store.as_ref());
-        let others: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(&fleet));
+        let (log, logs) = session_logs(&fleet);
         let is_first = before.is_none();
-        let relay = Arc::new(match before.map(ServeInheritance::into_relay) {
-            None => Relay::start_in(others, &plan.config, credentials, log)?,
-            Some(from) => Relay::start_as_heir(others, &plan.config, &plan.layout, credentials, log, from)?,
-        });
-        let is_attached = heir.is_none();
-        take_over(heir, control.status(), &relay, &plan)?;
+        let credentials = credentials(&merged, store.as_ref());
+        let relay = start_relay(&plan, &fleet, credentials, log, before)?;
+        let is_attached = take_over(heir, control.status(), &relay, &plan)?;
         say_what_started(&plan, &relay, &[&*page, &*applications]);
         sandbox::say();
         if is_attached {
@@ -166,30 +157,21 @@ impl TurnServer {
         store::share(&shared_store, store.as_ref());
         let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
 
-        // Weak, so that the last owner can stop the relay while others look at it.
-        let weak = Arc::downgrade(&relay);
         if let Some(own) = own {
-            tokio::spawn(own.keep_current(Weak::clone(&weak)));
+            tokio::spawn(own.keep_current(Arc::downgrade(&relay)));
         }
         let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
-        let told = certificates.told();
-        let metrics = {
-            let relay = Weak::clone(&weak);
-            let snapshots = move || relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay));
-            let told = (Arc::clone(&told), Arc::clone(&shared_store), totals);
-            let (fleet, status) = (Arc::clone(&fleet), Arc::clone(control.status()));
-            serve_metrics::page(snapshots, told, move || fleet.counts(), status, log_counts)
-        };
         let server = Server {
-            relay: weak,
+            relay: Arc::downgrade(&relay),
             shown: shown.subscribe(),
             store: Arc::clone(&shared_store),
-            certificates: told,
+            certificates: certificates.told(),
             datapath: plan.config.datapath,
             datapath_reason: plan.datapath_reason.as_str().into(),
             fleet: orders,
-            refusals,
+            refusals: Arc::clone(&logs.refusals),
         };
+        let metrics = metrics_page(&server, &fleet, &logs, control);
         let program = for_lookers(control, Arc::clone(&metrics), server);
         let pages = [applications.serve(program.clone()), page.serve(program)];
         let server = Self {
@@ -208,13 +190,7 @@ impl TurnServer {
             pages,
             metrics,
         };
-        let writing = async move {
-            match publisher {
-                Some(publisher) => _ = tokio::join!(writer.run(), publisher.run()),
-                None => writer.run().await,
-            }
-        };
-        Ok((server, tokio::spawn(writing)))
+        Ok((server, tokio::spawn(logs.write())))
     }
 
     /// What has changed, or why it cannot be taken: then nothing has changed.
@@ -341,6 +317,14 @@ async fn open_store(
     Ok((store, generated))
 }
 
+async fn join_fleet(
+    settings: &Settings,
+    before: Option<&ServeInheritance>,
+) -> Result<(Arc<Fleet>, Begun), DaemonError> {
+    let own_key = before.map_or_else(|| NonceKey(rand::random()), ServeInheritance::own_key);
+    Fleet::join(settings, own_key, before.map(ServeInheritance::fleet)).await
+}
+
 /// What a server starts with: like the process before, where there is one.
 fn plan_start(
     merged: &Merged,
@@ -364,12 +348,13 @@ fn plan_start(
     Ok(plan)
 }
 
-/// The listeners of the admin interface and those for applications, by what the process before has `lent`.
+/// The listeners of the admin interface and those for applications, by what the process before has lent.
 fn listen_for_pages(
     interface: &dyn AdminInterface,
     settings: &Settings,
-    lent: Vec<Lent>,
+    before: Option<&mut ServeInheritance>,
 ) -> Result<[Box<dyn Listening>; 2], DaemonError> {
+    let lent = before.map(ServeInheritance::page).unwrap_or_default();
     let for_applications = |name: &str| settings.credentials.listen.iter().any(|at| at.to_string() == name);
     let (lent_to_applications, lent) = lent.into_iter().partition(|(name, _)| for_applications(name));
     let is_explicit = settings.is_explicit("admin.listen");
@@ -377,6 +362,29 @@ fn listen_for_pages(
     let page = page.map_err(DaemonError::Admin)?;
     let applications = interface.listen_for_applications(settings, lent_to_applications);
     Ok([page, applications.map_err(DaemonError::Admin)?])
+}
+
+/// Its workers take the sessions of the process before in, where there is one.
+fn start_relay(
+    plan: &Plan,
+    fleet: &Arc<Fleet>,
+    credentials: Arc<dyn CredentialStore>,
+    log: Arc<dyn SessionLog>,
+    before: Option<ServeInheritance>,
+) -> Result<Arc<Relay>, DaemonError> {
+    let fleet: Option<Arc<dyn turnpike_relay::Fleet>> = Some(Arc::<Fleet>::clone(fleet));
+    Ok(Arc::new(match before.map(ServeInheritance::into_relay) {
+        None => Relay::start_in(fleet, &plan.config, credentials, log)?,
+        Some(from) => Relay::start_as_heir(fleet, &plan.config, &plan.layout, credentials, log, from)?,
+    }))
+}
+
+fn metrics_page(server: &Server, fleet: &Arc<Fleet>, logs: &SessionLogs, control: &Control) -> MetricsPage {
+    let relay = Weak::clone(&server.relay);
+    let snapshots = move || relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay));
+    let told = (Arc::clone(&server.certificates), Arc::clone(&server.store), Arc::clone(&logs.totals));
+    let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
+    serve_metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
 }
 
 fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Program {
@@ -552,6 +560,36 @@ impl Service for TurnServer {
     }
 }
 
+/// What becomes of what the workers tell of sessions and refusals.
+struct SessionLogs {
+    writer: SessionLogWriter,
+    /// As coturn does, where that is wanted.
+    publisher: Option<StatusWriter>,
+    /// Lines that were lost or suppressed.
+    counts: Arc<LogCounts>,
+    totals: Arc<SessionTotals>,
+    refusals: Arc<Refusals>,
+}
+
+/// Whom the workers tell, and what becomes of it.
+fn session_logs(fleet: &Fleet) -> (Arc<dyn SessionLog>, SessionLogs) {
+    let refusals = Arc::<Refusals>::default();
+    let (logger, writer) = session_log(Arc::clone(&refusals));
+    let (counts, totals) = (logger.counts(), logger.totals());
+    let (lines, publisher) = fleet.status_lines().unzip();
+    (Arc::new(Logs { logger, lines }), SessionLogs { writer, publisher, counts, totals, refusals })
+}
+
+impl SessionLogs {
+    /// Until the last worker is gone.
+    async fn write(self) {
+        match self.publisher {
+            Some(publisher) => _ = tokio::join!(self.writer.run(), publisher.run()),
+            None => self.writer.run().await,
+        }
+    }
+}
+
 /// The session log, and what is published of sessions.
 struct Logs {
     logger: SessionLogger,
@@ -571,13 +609,15 @@ impl SessionLog for Logs {
     }
 }
 
-/// Goes on where the process before stops, if there is one.
+/// Goes on where the process before stops, if there is one. Whether the kernel's path is this one's at once: that of another process is so
+/// only later.
 fn take_over(
     heir: &mut Option<Heir>,
     status: &Status,
     relay: &Arc<Relay>,
     plan: &Plan,
-) -> Result<(), DaemonError> {
+) -> Result<bool, DaemonError> {
+    let is_attached = heir.is_none();
     if let Some(heir) = heir {
         let inherited = || relay.inherited().map_err(|unfit| DaemonError::Upgrade(unfit.to_string()));
         heir.take_over(status.carried(), relay.keeps_flows(), inherited, || relay.serve())?;
@@ -594,7 +634,7 @@ fn take_over(
             }
         });
     }
-    Ok(())
+    Ok(is_attached)
 }
 
 fn allocations(relay: &Relay) -> u64 {

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_config::{
     Mistake, Mistakes, RealmSettings, Settings, Sources, StateDir, StoreSettings, TokenKeySettings, User,
-    UserSecret, WhenUnavailable, limit_keys, realms,
+    UserSecret, WhenUnavailable, limit_keys, readable_by_all, realms,
 };
 use turnpike_stores::{
     Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError, UserKeys,
@@ -107,6 +107,11 @@ impl OpenStore {
             Err(error) if must_answer || !error.may_pass() => return Err(OpenError::Store(error)),
             Err(error) => directory.wait_for_it(&error),
             Ok(()) => {}
+        }
+        if let StoreAddress::Sqlite(path) = &address
+            && let Some(warning) = readable_by_all(path, "the keys and secrets in it")
+        {
+            tracing::warn!("{warning}");
         }
         if own_file.is_none() {
             tracing::info!("users, secrets and rules are those of {address} too");

@@ -8,7 +8,10 @@ use std::{
 
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
-use turnpike_net::{Datapath, PassedSockets, SocketFile, worker::Workers};
+use turnpike_net::{
+    Channel, Datapath, PassedSockets, SocketFile,
+    worker::{Sender, Workers},
+};
 use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
@@ -16,7 +19,7 @@ use crate::{
     common::Common,
     gauge::Gauge,
     kernel::Loaded,
-    listen::{self, Bound, Held, Kind},
+    listen::{self, Bound, BoundRule, Held, Kind},
     preflight,
     resolver::{Resolver, system_lookup},
     state::RuleState,
@@ -260,6 +263,52 @@ struct NewRules {
     failed: Vec<StartError>,
 }
 
+/// Binds the listeners of rules that a start or a reload adds.
+struct Binder<'a> {
+    settings: &'a Settings,
+    datapath: Datapath,
+    resolver: &'a Resolver,
+    workers: usize,
+    /// Of the next rule.
+    key: u32,
+    held: Held,
+    /// What another process has listened on.
+    matched: Matched,
+}
+
+impl Binder<'_> {
+    fn bind<'r>(&mut self, rules: impl Iterator<Item = &'r Rule>) -> Result<NewRules, StartError> {
+        let of_workers = std::iter::repeat_with(Vec::new).take(self.workers).collect();
+        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new() };
+        for (place, rule) in rules.enumerate() {
+            let (addresses, file, bound) = match self.bind_one(place, rule) {
+                Ok(bound) => bound,
+                Err(error) if self.settings.keep_going => {
+                    new.failed.push(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let targets = Targets::new(rule, self.resolver);
+            let state = Arc::new(RuleState::new(self.key, rule.clone(), targets, self.settings.kernel));
+            self.key = self.key.wrapping_add(1);
+            for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {
+                of_worker.push((Arc::clone(&state), bound));
+            }
+            new.active.push(Active { state, addresses, file });
+        }
+        Ok(new)
+    }
+
+    fn bind_one(&mut self, place: usize, rule: &Rule) -> Result<BoundRule, StartError> {
+        preflight::check(rule)?;
+        match self.matched.listeners(place) {
+            Some(listeners) => Ok(listen::take_over(rule, listeners)?),
+            None => listen::bind(rule, self.workers, self.datapath, &mut self.held, &self.settings.passed),
+        }
+    }
+}
+
 pub(crate) struct Active {
     pub(crate) state: Arc<RuleState>,
     addresses: Vec<Address>,
@@ -305,7 +354,7 @@ impl Forwarder {
         let is_heir = inheritance.is_some();
         // One clock, so that buckets of tokens can be shared.
         let began = inheritance.as_ref().map_or_else(Instant::now, Inheritance::began);
-        let mut matched =
+        let matched =
             inheritance.map(|inheritance| inheritance.matched(rules)).transpose()?.unwrap_or_default();
         let total = Arc::new(Gauge::new(settings.max_connections));
         let common = Arc::new(Common {
@@ -313,14 +362,9 @@ impl Forwarder {
             total: Arc::clone(&total),
             log: Arc::clone(&log),
         });
-        let mut workers = Vec::with_capacity(count);
-        let mut senders = Vec::with_capacity(count);
-        for number in 0..count {
-            let (worker, sender) =
-                Worker::new((number, began), settings.datapath, settings.busy_poll, &common)?;
-            workers.push(worker);
-            senders.push(sender);
-        }
+        let (mut workers, senders): (Vec<_>, Vec<_>) = (0..count)
+            .map(|number| Worker::new((number, began), settings.datapath, settings.busy_poll, &common))
+            .collect::<io::Result<_>>()?;
         let of_resolver = senders.clone();
         let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::Resolved));
         let resolver = Resolver::start(settings.resolve_every, system_lookup, resolved)?;
@@ -334,10 +378,9 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
             heirs: Mutex::default(),
         };
-        let mut next_key = 0;
-        let mut held = Held::default();
-        let NewRules { active, of_workers, failed } =
-            forwarder.bind_all(rules.iter(), settings, count, &mut held, &mut next_key, &mut matched)?;
+        let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
+        let NewRules { active, of_workers, failed } = binder.bind(rules.iter())?;
+        let Binder { key: next_key, mut matched, .. } = binder;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
         let before = is_heir.then(|| matched.take_kernel());
@@ -354,30 +397,40 @@ impl Forwarder {
         let keys: Vec<Option<u32>> = rules.iter().map(key).collect();
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        let mut channels = matched.into_channels().into_iter();
-        if is_heir && channels.len() != count {
-            // One more would change which worker a client comes to.
-            return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
-        }
-        let (answer, answers) = mpsc::channel();
-        if is_heir {
-            forwarder.heirs = Mutex::new(Some(answers));
-        }
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded });
-        for (number, (mut worker, sender)) in workers.into_iter().zip(senders).enumerate() {
-            let snapshots = worker.snapshots();
-            let heir = channels.next().map(|channel| Heir {
-                channel,
-                rules: Arc::clone(&keys),
-                answer: answer.clone(),
-            });
+        let heirs = is_heir.then(|| (matched.into_channels(), keys));
+        forwarder.run(workers.into_iter().zip(senders).collect(), heirs)?;
+        Ok((forwarder, failed))
+    }
+
+    /// Runs the workers. In the place of another process each has a way to its worker; those are the keys of the other's rules.
+    fn run(
+        &mut self,
+        workers: Vec<(Worker, Sender<Command>)>,
+        heirs: Option<(Vec<Channel>, Arc<[u32]>)>,
+    ) -> Result<(), StartError> {
+        let (answer, answers) = mpsc::channel();
+        let mut heirs = match heirs {
+            // One more would change which worker a client comes to.
+            Some((channels, _)) if channels.len() != workers.len() => {
+                return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
+            }
+            Some((channels, rules)) => {
+                self.heirs = Mutex::new(Some(answers));
+                let heir = |channel| Heir { channel, rules: Arc::clone(&rules), answer: answer.clone() };
+                channels.into_iter().map(heir).collect::<Vec<_>>().into_iter()
+            }
+            None => Vec::new().into_iter(),
+        };
+        for (number, (mut worker, sender)) in workers.into_iter().enumerate() {
+            let (snapshots, heir) = (worker.snapshots(), heirs.next());
             let run = move || match heir {
                 None => worker.run(),
                 Some(heir) => worker.run_as_heir(heir),
             };
-            forwarder.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
+            self.workers.spawn(format!("forward-{number}"), sender, snapshots, run)?;
         }
-        Ok((forwarder, failed))
+        Ok(())
     }
 
     /// The addresses listened on, with real ports where the rule said 0.
@@ -405,16 +458,11 @@ impl Forwarder {
             let kind = Kind::of(active.state.rule.protocol);
             held.0.extend(active.addresses.iter().map(|address| (kind, address.clone())));
         }
-        let mut next_key = in_force.next_key;
-        let new = rules.iter().filter(is_new);
-        let NewRules { active: mut newcomers, of_workers, mut failed } = self.bind_all(
-            new,
-            settings,
-            self.workers.count(),
-            &mut held,
-            &mut next_key,
-            &mut Matched::default(),
-        )?;
+        let mut binder =
+            Binder { held, key: in_force.next_key, ..self.binder(settings, self.workers.count()) };
+        let NewRules { active: mut newcomers, of_workers, mut failed } =
+            binder.bind(rules.iter().filter(is_new))?;
+        let next_key = binder.key;
         if newcomers.is_empty()
             && !in_force.active.iter().any(is_kept)
             && let Some(error) = failed.pop()
@@ -515,40 +563,11 @@ impl Forwarder {
         drop(self);
     }
 
-    /// Binds the listeners of new rules, for so many workers each.
-    fn bind_all<'a>(
-        &self,
-        rules: impl Iterator<Item = &'a Rule>,
-        settings: &Settings,
-        workers: usize,
-        held: &mut Held,
-        next_key: &mut u32,
-        matched: &mut Matched,
-    ) -> Result<NewRules, StartError> {
-        let of_workers = std::iter::repeat_with(Vec::new).take(workers).collect();
-        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new() };
-        for (place, rule) in rules.enumerate() {
-            let bound = preflight::check(rule).and_then(|()| match matched.listeners(place) {
-                Some(listeners) => Ok(listen::take_over(rule, listeners)?),
-                None => listen::bind(rule, workers, self.datapath, held, &settings.passed),
-            });
-            let (addresses, file, bound) = match bound {
-                Ok(bound) => bound,
-                Err(error) if settings.keep_going => {
-                    new.failed.push(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let targets = Targets::new(rule, &self.resolver);
-            let state = Arc::new(RuleState::new(*next_key, rule.clone(), targets, settings.kernel));
-            *next_key = next_key.wrapping_add(1);
-            for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {
-                of_worker.push((Arc::clone(&state), bound));
-            }
-            new.active.push(Active { state, addresses, file });
-        }
-        Ok(new)
+    /// For so many workers; nothing is held or inherited.
+    fn binder<'a>(&'a self, settings: &'a Settings, workers: usize) -> Binder<'a> {
+        let Self { datapath, resolver, .. } = self;
+        let (held, matched) = (Held::default(), Matched::default());
+        Binder { settings, datapath: *datapath, resolver, workers, key: 0, held, matched }
     }
 
     pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {

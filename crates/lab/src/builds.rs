@@ -56,12 +56,13 @@ pub(crate) fn look(
     };
     let subjects_first = experiment.subject.iter().chain(&experiment.helper);
     for service in subjects_first {
-        let Service { name, cwd, .. } = service;
-        if let Ok(command) = variables.command(&service.command) {
-            add(name, &command, cwd.as_deref());
+        for Service { name, cwd, command, .. } in service.processes(variables).unwrap_or_default() {
+            if let Ok(command) = command.words() {
+                add(&name, &command, cwd.as_deref());
+            }
         }
     }
-    if let Ok(command) = variables.command(&experiment.workload.command) {
+    if let Ok(command) = experiment.workload_of_first(variables) {
         add(WORKLOAD, &command, experiment.workload.cwd.as_deref());
     }
     builds

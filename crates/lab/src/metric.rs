@@ -152,9 +152,23 @@ const fn neither(name: &'static str, unit: &'static str, about: &'static str) ->
     Metric { name, unit, better: Direction::Neither, about }
 }
 
-/// The metric of this name, if it is listed.
+/// CPU seconds of one process of a run: a subject, a node of one, or a helper.
+static OF_PROCESS: Metric = lower("cpu.NAME_s", "s", "CPU of that process and its children");
+
+/// The name of its metric.
+pub fn of_process(name: &str) -> String {
+    format!("cpu.{name}_s")
+}
+
+/// Whether a metric is of one process.
+pub fn is_of_process(name: &str) -> bool {
+    name.starts_with("cpu.") && name.ends_with("_s")
+}
+
+/// The metric of this name, if it is listed or of a process.
 pub fn find(name: &str) -> Option<&'static Metric> {
-    METRICS.iter().find(|metric| metric.name == name)
+    let listed = METRICS.iter().find(|metric| metric.name == name);
+    listed.or_else(|| is_of_process(name).then_some(&OF_PROCESS))
 }
 
 /// Which values are better; [`Direction::Neither`] for a metric that is not listed.
@@ -250,6 +264,7 @@ mod tests {
         assert_eq!(direction(CPU_US_PER_PACKET), Direction::Lower);
         assert_eq!(direction(PACKETS_PER_CPU_S), Direction::Higher);
         assert_eq!(direction("made_up"), Direction::Neither);
+        assert_eq!((direction(&of_process("store")), unit("cpu.store_s")), (Direction::Lower, "s"));
     }
 
     #[test]

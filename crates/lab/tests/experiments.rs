@@ -134,6 +134,75 @@ fn a_run_is_recorded_with_figures_from_the_source() {
     assert_eq!(again.experiment, record.experiment);
 }
 
+/// The second subject becomes two echoes, on two machines, and the second of these ends after so many datagrams.
+fn fleet(directory: &Path, left: &str) -> PathBuf {
+    let nodes = r#"[[subject.node]]
+name = "one"
+namespace = "relay"
+vars = { own = "{relay}", left = "-1" }
+[[subject.node]]
+name = "two"
+namespace = "peer"
+vars = { own = "{peer}", left = "LEFT" }
+
+[workload]"#;
+    let changes = [
+        ("{relay} 4000\"\nnamespace", "{relay} 4000\"\nvars = { all = \"{relay}\" }\nnamespace"),
+        (
+            "{relay} 4000 -1\"\nnamespace = \"relay\"",
+            "{own} 4000 {left}\"\nvars = { all = \"{relay},{peer}\" }",
+        ),
+        ("load.py {relay}", "load.py {all}"),
+        ("[workload]", &nodes.replace("LEFT", left)),
+    ];
+    experiment(directory, &changes)
+}
+
+#[test]
+fn several_processes_are_one_subject_and_the_load_goes_to_all() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = Dir::new();
+    let out = directory.at("out");
+    let output = run_experiment(&fleet(directory.path(), "-1"), &out);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let of = |name: &str| record.rounds.iter().find(|round| round.subject == name).unwrap();
+    let metric =
+        |round: &Round, name: &str| *round.metrics.get(name).unwrap_or_else(|| panic!("{name} of {round:?}"));
+    let (one, two) = (of("first"), of("second"));
+    assert!(metric(one, "net.relay.udp_in") > 50.0 && metric(one, "net.peer.udp_in") < 1.0, "{one:?}");
+    let at_nodes = ["net.relay.udp_in", "net.peer.udp_in"].map(|name| metric(two, name));
+    assert!(at_nodes.iter().all(|count| *count > 25.0), "{two:?}");
+    assert!((at_nodes[0] - at_nodes[1]).abs() <= 2.0, "each has a half: {two:?}");
+    // What the subject has used is what its processes have.
+    let cpu: f64 = ["cpu.second-one_s", "cpu.second-two_s"].map(|name| metric(two, name)).iter().sum();
+    assert!((cpu - metric(two, "subject_cpu_s")).abs() < 0.05, "{two:?}");
+    let alone = metric(one, "rss_bytes");
+    assert!(metric(two, "rss_bytes") > 1.5 * alone, "{alone}, {two:?}");
+    let command = record.experiment.subjects[1].command.join(" ");
+    assert!(
+        command.contains("10.77.1.1 4000 -1 & python3") && command.ends_with("10.77.2.2 4000 -1"),
+        "{command}"
+    );
+}
+
+#[test]
+fn a_node_that_crashes_fails_its_subject_and_is_named() {
+    if !can_run(&["python3"]) {
+        return;
+    }
+    let directory = Dir::new();
+    let out = directory.at("out");
+    let output = run_experiment(&fleet(directory.path(), "150"), &out);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("under load, second-two exited with code 7"), "{}", said(&output));
+    let record = Record::load(&only_directory(&out)).unwrap();
+    let failed = |round: &Round| matches!(round.voided, Some(Void::SubjectFailed { .. }));
+    assert!(record.rounds.iter().all(|round| failed(round) == (round.subject == "second")), "{record:?}");
+}
+
 #[test]
 fn a_subject_that_crashes_is_reported_as_such() {
     if !can_run(&["python3"]) {

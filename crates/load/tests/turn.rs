@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::common::{
-    PASSWORD, Wishes, free_address, load, loopback, reflector, reflector_on, relay, relay_of, relay_with,
-    wait_until_empty,
+    PASSWORD, Wishes, counter, free_address, load, loopback, reflector, reflector_on, relay, relay_of,
+    relay_with, wait_for_counter, wait_until_empty,
 };
 use turnpike_load::{
     LoadError, Rate, Stop, TlsOptions, Transport,
@@ -41,6 +41,31 @@ fn traffic_over_channels_and_send_indications_comes_back_complete() {
             assert!(report.errors.is_empty(), "{context}");
         }
     }
+}
+
+#[test]
+fn clients_are_divided_among_several_servers() {
+    let (first, second, reflector) = (relay(&Wishes::default()), relay(&Wishes::default()), reflector());
+    let both = || Config { also: vec![second.listeners().udp[0]], ..load(&first, &reflector) };
+    let report = quiet(&Config { clients: 6, threads: Some(2), ..both() }).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    assert!(report.sent > 0 && report.errors.is_empty(), "{report:?}");
+    for relay in [&first, &second] {
+        wait_for_counter(relay, "allocations_closed", "deleted", 3);
+    }
+    let allocate = Config { mode: Mode::Allocate, clients: 4, rate: Rate::Pps(100.0), ..both() };
+    let report = quiet(&allocate).unwrap().report;
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    for relay in [&first, &second] {
+        assert!(counter(relay, "allocations_closed", "deleted") > 3);
+        wait_until_empty(relay);
+    }
+    // Whoever is waited for is named, the second one too.
+    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let silent = nobody.local_addr().unwrap();
+    let waits = Config { also: vec![silent], clients: 2, setup_timeout: Duration::from_secs(2), ..both() };
+    let error = quiet(&waits).unwrap_err().to_string();
+    assert!(error.contains(&silent.to_string()), "{error}");
 }
 
 #[test]

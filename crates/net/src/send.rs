@@ -90,6 +90,15 @@ struct Message {
     total_control: usize,
 }
 
+/// Where the bytes of queued datagrams are.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes<'a> {
+    /// The queue's: headers, and payloads that did not come by a socket.
+    pub(crate) own: &'a [u8],
+    /// Payloads as they were received.
+    pub(crate) rx: &'a Rx,
+}
+
 /// Scratch memory for the messages of one call; kept from flush to flush.
 pub(crate) struct Batch {
     iovecs: Vec<iovec>,
@@ -122,8 +131,7 @@ impl Batch {
         &'a mut self,
         kernel: &'a mut K,
         socket: &'a UdpSocket,
-        own: &'a [u8],
-        rx: &'a Rx,
+        bytes: Bytes<'a>,
         one_by_one: bool,
         stats: &'a mut TxStats,
     ) -> Sender<'a, K> {
@@ -134,8 +142,7 @@ impl Batch {
         Sender {
             kernel,
             socket,
-            own,
-            rx,
+            bytes,
             gso_limit,
             one_by_one,
             stats,
@@ -152,8 +159,7 @@ impl Batch {
 pub(crate) struct Sender<'a, K> {
     kernel: &'a mut K,
     socket: &'a UdpSocket,
-    own: &'a [u8],
-    rx: &'a Rx,
+    bytes: Bytes<'a>,
     /// Longest segment that may be part of a super-packet.
     gso_limit: usize,
     one_by_one: bool,
@@ -185,23 +191,23 @@ impl<K: Kernel> Sender<'_, K> {
         if let Payload::Own(at) = queued.payload
             && queued.header_len == 0
         {
-            let own = self.own;
+            let own = self.bytes.own;
             return self.push_run(&own[at as usize..], len, queued.run as usize);
         }
         if !self.join(len) {
             self.start(len);
         }
         if queued.header_len > 0 {
-            let header = &self.own[queued.header as usize..][..usize::from(queued.header_len)];
+            let header = &self.bytes.own[queued.header as usize..][..usize::from(queued.header_len)];
             self.piece(header.as_ptr(), header.len());
         }
         match queued.payload {
             Payload::Arena(span) => {
-                let bytes = self.rx.bytes(span);
+                let bytes = self.bytes.rx.bytes(span);
                 self.piece(bytes.as_ptr(), bytes.len());
             }
             Payload::Own(at) => {
-                let bytes = &self.own[at as usize..][..len];
+                let bytes = &self.bytes.own[at as usize..][..len];
                 self.piece(bytes.as_ptr(), bytes.len());
             }
         }
@@ -245,6 +251,9 @@ impl<K: Kernel> Sender<'_, K> {
     /// Sends what is left and restores the socket's DF default.
     pub(crate) fn finish(mut self) {
         self.send();
+        if self.gso_limit < usize::from(u16::MAX) && self.batch.max_segments > 1 {
+            self.socket.pause_gso();
+        }
         if self.dont_fragment {
             let _ = self.socket.set_dont_fragment(false);
         }
@@ -440,7 +449,7 @@ impl<K: Kernel> Sender<'_, K> {
     }
 
     /// After the kernel refused a super-packet: sends its segments one by one and, when it takes one of them, forms no
-    /// such super-packets on this socket any more. When it takes none, it was the destination that it refused.
+    /// such super-packets on this socket for a while. When it takes none, it was the destination that it refused.
     #[cold]
     fn step_down(&mut self, at: usize) {
         if self.send_apart(at) == 0 {

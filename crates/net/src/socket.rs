@@ -48,8 +48,7 @@ const DONT_FRAGMENT_V6: i32 = libc::IPV6_PMTUDISC_PROBE;
 pub struct UdpSocket {
     fd: OwnedFd,
     local: SocketAddr,
-    /// Segments up to this size may leave as super-packets; 0 after a step-down for good.
-    gso_limit: Cell<u16>,
+    gso: Cell<GsoHabit>,
     /// How many buffers the last receive calls found worth asking for.
     appetite: Cell<u8>,
     /// Calls for one buffer that brought one, since a call for two was last tried.
@@ -57,6 +56,26 @@ pub struct UdpSocket {
     /// The kernel's drop counter as last seen.
     drops_seen: Cell<u32>,
     ttl: Cell<TtlHabit>,
+}
+
+/// Which segments may leave in super-packets. A kernel that refuses them may mean a path that is narrow for a minute only, so that it is asked again:
+/// after so many flushes, because no clock is read here, and after twice as many each time that it refuses again.
+#[derive(Clone, Copy, Debug)]
+struct GsoHabit {
+    /// The longest such segment: 0 where it refused a short one.
+    limit: u16,
+    /// Flushes until larger ones are tried again.
+    flushes: u32,
+    /// How many they were at the start of this pause; 0 before the first.
+    pause: u32,
+}
+
+impl GsoHabit {
+    const NO_LIMIT: Self = Self { limit: u16::MAX, flushes: 0, pause: 0 };
+    /// A try in vain costs as much as two or three flushes more.
+    const FIRST_PAUSE: u32 = 1 << 10;
+    /// A second or a few where GSO matters.
+    const LONGEST_PAUSE: u32 = 1 << 16;
 }
 
 /// Which TTL or hop limit a socket sends with when a datagram does not name one, and whether another has become usual. A
@@ -147,15 +166,19 @@ impl UdpSocket {
     }
 
     fn of(fd: OwnedFd, drops: u32) -> io::Result<Self> {
-        Ok(Self {
-            local: sys::local_address(fd.as_fd())?,
+        Ok(Self::at(sys::local_address(fd.as_fd())?, fd, drops))
+    }
+
+    pub(crate) fn at(local: SocketAddr, fd: OwnedFd, drops: u32) -> Self {
+        Self {
+            local,
             fd,
-            gso_limit: Cell::new(u16::MAX),
+            gso: Cell::new(GsoHabit::NO_LIMIT),
             appetite: Cell::new(1),
             singles: Cell::new(0),
             drops_seen: Cell::new(drops),
             ttl: Cell::default(),
-        })
+        }
     }
 
     /// The bound address.
@@ -187,7 +210,7 @@ impl UdpSocket {
     }
 
     pub(crate) fn gso_limit(&self) -> u16 {
-        self.gso_limit.get()
+        self.gso.get().limit
     }
 
     /// After the kernel refused a super-packet of this segment size. A size beyond the smallest MTU that IPv6 allows
@@ -196,7 +219,20 @@ impl UdpSocket {
     pub(crate) fn step_down(&self, segment: u16) {
         const ALWAYS_FITS: u16 = 1232;
         let limit = if segment > ALWAYS_FITS { segment - 1 } else { 0 };
-        self.gso_limit.set(limit.min(self.gso_limit.get()));
+        let known = self.gso.get();
+        let pause = (known.pause * 2).clamp(GsoHabit::FIRST_PAUSE, GsoHabit::LONGEST_PAUSE);
+        self.gso.set(GsoHabit { limit: limit.min(known.limit), flushes: pause, pause });
+    }
+
+    /// Counts a flush after a step-down; after enough of them all segments may be tried again.
+    #[cold]
+    pub(crate) fn pause_gso(&self) {
+        let mut gso = self.gso.get();
+        gso.flushes = gso.flushes.saturating_sub(1);
+        if gso.flushes == 0 {
+            gso.limit = u16::MAX;
+        }
+        self.gso.set(gso);
     }
 
     pub(crate) fn appetite(&self) -> u8 {

@@ -17,7 +17,7 @@ use std::hash::BuildHasher;
 
 use crate::{
     Datapath, Rx, SocketId, Sockets, Span,
-    send::{self, Batch, Kernel, Linux},
+    send::{self, Batch, Bytes, Kernel, Linux},
 };
 
 /// Where a datagram goes and how. Datagrams of one route keep their order.
@@ -56,7 +56,7 @@ pub struct TxStats {
     pub too_big: u64,
     /// Datagrams dropped because the kernel refused them for another reason, or because their socket is gone.
     pub refused: u64,
-    /// Times that a socket stepped down from GSO: for good, or for segments of that size and above.
+    /// Times that a socket stepped down from GSO for a while: for all segments, or for those of that size and above.
     pub step_downs: u64,
 }
 
@@ -126,6 +126,11 @@ pub struct Tx {
 impl Tx {
     /// An empty queue.
     pub fn new(datapath: Datapath) -> Self {
+        Self::with_segments(datapath, if datapath == Datapath::Gso { send::max_segments() } else { 1 })
+    }
+
+    /// With so many segments in a super-packet at most.
+    pub(crate) fn with_segments(datapath: Datapath, segments: usize) -> Self {
         Self {
             datapath,
             own: Vec::with_capacity(1 << 16),
@@ -136,7 +141,7 @@ impl Tx {
             touched: Vec::with_capacity(512),
             table: HashTable::new(),
             hasher: RandomState::default(),
-            batch: Batch::new(if datapath == Datapath::Gso { send::max_segments() } else { 1 }),
+            batch: Batch::new(segments),
             stats: TxStats::default(),
         }
     }
@@ -223,14 +228,9 @@ impl Tx {
                 self.stats.refused += self.count(chain);
                 continue;
             };
-            let mut sender = self.batch.open(
-                kernel,
-                socket,
-                &self.own,
-                rx,
-                self.datapath == Datapath::Basic,
-                &mut self.stats,
-            );
+            let bytes = Bytes { own: &self.own, rx };
+            let one_by_one = self.datapath == Datapath::Basic;
+            let mut sender = self.batch.open(kernel, socket, bytes, one_by_one, &mut self.stats);
             // DF is a socket option: what wants it goes last, so that it changes twice a flush and not at every route.
             let mut also_df = false;
             for df in [false, true] {

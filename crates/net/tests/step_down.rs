@@ -2,6 +2,7 @@
 
 use crate::common::{Sender, V4, V6, bind, in_namespace, receive};
 use turnpike_net::{Datapath, Rx, UdpOptions};
+use turnpike_testkit::alone::run;
 
 #[test]
 fn segments_beyond_the_mtu_leave_one_by_one() {
@@ -34,6 +35,32 @@ fn segments_beyond_the_mtu_leave_one_by_one() {
                 assert_eq!(firsts, (0..30).collect::<Vec<_>>());
             }
         }
+    });
+}
+
+#[test]
+fn super_packets_come_back_when_the_mtu_does() {
+    let setup = ["link set lo mtu 1500 up"];
+    in_namespace("step_down::super_packets_come_back_when_the_mtu_does", &setup, || {
+        let to = bind(V4, &UdpOptions::default());
+        let mut sender = Sender::new(Datapath::Gso, V4, &UdpOptions::default());
+        let route = sender.route(to.local_addr());
+        let mut flush = |times: u64| {
+            for _ in 0..times {
+                sender.tx.push_bytes(&route, &[1; 1600]);
+                sender.tx.push_bytes(&route, &[2; 1600]);
+                sender.flush();
+            }
+            let stats = *sender.tx.stats();
+            assert_eq!((stats.refused, stats.too_big, stats.would_block), (0, 0, 0));
+            stats
+        };
+        let narrow = flush(100);
+        assert_eq!((narrow.step_downs, narrow.super_packets, narrow.datagrams), (1, 0, 200));
+        run("ip", &["link", "set", "lo", "mtu", "9000"]);
+        let wide = flush(2_000);
+        assert_eq!((wide.step_downs, wide.datagrams), (1, 4_200));
+        assert!(wide.super_packets > 1_000, "{wide:?}");
     });
 }
 

@@ -216,75 +216,14 @@ impl Kernel {
 
     fn prepare(settings: &Settings, inherited: Inherited) -> Result<Self, OffloadError> {
         let Inherited { maps, links: inherited } = inherited;
-        let words = |count: u32| count as usize;
-        let by_xdp = settings.hook.is_xdp();
-        let hops = if by_xdp { settings.flows } else { 1 };
-        // A state for each flow, and for each client one more; a client has two flows at least.
-        let states = settings.flows.saturating_add(settings.flows / 2);
-        let mut object = EbpfLoader::new()
-            .btf(None)
-            .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
-            .map_max_entries("states", states)
-            .map_max_entries("drained", settings.sockets)
-            .map_max_entries("routes", settings.flows)
-            .map_max_entries("hops", hops)
-            .load(OBJECT)
-            .map_err(OffloadError::load)?;
         let keeps_flows = maps.is_some();
-        for (name, lent) in MAPS.iter().zip(maps.iter().flatten()) {
-            let what = "descriptors of maps (dup3)";
-            let kernel = |source| OffloadError::Kernel { what, source };
-            links::stand_for(descriptor(&object, name)?, lent).map_err(kernel)?;
-        }
-        drop(maps);
-        // Before its maps are taken from the object: the program names them by descriptors that are open.
-        let program = program(&mut object)?;
-        load_program(|| program.load())?;
-        // What the kernel does not tell is no reason to refuse.
-        if program.info().is_ok_and(|info| info.size_jitted() == 0) {
-            return Err(OffloadError::Interpreted);
-        }
-        if by_xdp {
-            xdp::check_kernel()?;
-            let program = xdp_program(&mut object)?;
-            load_program(|| program.load())?;
-        }
-        let own = |name: &&str| Ok::<_, OffloadError>(descriptor(&object, name)?.try_clone_to_owned()?);
-        let maps = MAPS.iter().map(own).collect::<Result<_, _>>()?;
-        let ports = array(&mut object, "ports", 2048)?;
-        let counts = PerCpuArray::try_from(take(&mut object, "counts")?).map_err(map_error)?;
+        let mut object = load_object(settings, maps)?;
+        let shared = Arc::new(Shared::new(settings, &mut object)?);
         let at_tc = match settings.hook {
             asked @ (Hook::Tcx | Hook::Clsact) => asked,
             _ if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
             _ => Hook::Clsact,
         };
-        let stamp = now_ns();
-        let shared = Shared {
-            states: array(&mut object, "states", words(states) * STATE_WORDS)?,
-            drained: array(&mut object, "drained", words(settings.sockets))?,
-            routes: Routes::new(
-                array(&mut object, "routes", words(settings.flows))?,
-                by_xdp.then(|| array(&mut object, "hops", words(hops) * HOP_WORDS)).transpose()?,
-            )?,
-            ports: Ports::new(ports),
-            flows: data(take(&mut object, "flows")?)?,
-            state_slots: Mutex::new(Slots::new(states)),
-            socket_slots: Mutex::new(Slots::new(settings.sockets)),
-            most_flows: settings.flows,
-            held: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            // Nobody installs one in each nanosecond, so that later processes have higher ones.
-            stamp: AtomicU64::new(stamp),
-            first_stamp: stamp,
-            adopted: Mutex::default(),
-            gap_ns: if by_xdp { layout::XDP_GAP_NS } else { layout::TC_GAP_NS },
-            counts: Mutex::new(counts),
-            maps,
-            links: Mutex::default(),
-            is_handed_on: AtomicBool::new(false),
-            hook: settings.hook,
-        };
-        let shared = Arc::new(shared);
         // News first: what changes in between is then seen once more, and not missed.
         let news = News::new()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -293,7 +232,7 @@ impl Kernel {
             object,
             netlink: Netlink::new()?,
             news,
-            neighbours: by_xdp.then(NeighbourNews::new).transpose()?,
+            neighbours: settings.hook.is_xdp().then(NeighbourNews::new).transpose()?,
             stop: stop.try_clone()?,
             at_tc,
             inherited,
@@ -440,7 +379,55 @@ impl Drop for Kernel {
     }
 }
 
+impl Settings {
+    /// A state for each flow, and for each client one more; a client has two flows at least.
+    fn states(&self) -> u32 {
+        self.flows.saturating_add(self.flows / 2)
+    }
+
+    /// Next hops, which XDP alone asks for.
+    fn hops(&self) -> u32 {
+        if self.hook.is_xdp() { self.flows } else { 1 }
+    }
+}
+
 impl Shared {
+    /// Takes the maps from the object.
+    fn new(settings: &Settings, object: &mut Ebpf) -> Result<Self, OffloadError> {
+        let words = |count: u32| count as usize;
+        let by_xdp = settings.hook.is_xdp();
+        let own = |name: &&str| Ok::<_, OffloadError>(descriptor(object, name)?.try_clone_to_owned()?);
+        let maps = MAPS.iter().map(own).collect::<Result<_, _>>()?;
+        let ports = array(object, "ports", 2048)?;
+        let counts = PerCpuArray::try_from(take(object, "counts")?).map_err(map_error)?;
+        let stamp = now_ns();
+        Ok(Self {
+            states: array(object, "states", words(settings.states()) * STATE_WORDS)?,
+            drained: array(object, "drained", words(settings.sockets))?,
+            routes: Routes::new(
+                array(object, "routes", words(settings.flows))?,
+                by_xdp.then(|| array(object, "hops", words(settings.hops()) * HOP_WORDS)).transpose()?,
+            )?,
+            ports: Ports::new(ports),
+            flows: data(take(object, "flows")?)?,
+            state_slots: Mutex::new(Slots::new(settings.states())),
+            socket_slots: Mutex::new(Slots::new(settings.sockets)),
+            most_flows: settings.flows,
+            held: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            // Nobody installs one in each nanosecond, so that later processes have higher ones.
+            stamp: AtomicU64::new(stamp),
+            first_stamp: stamp,
+            adopted: Mutex::default(),
+            gap_ns: if by_xdp { layout::XDP_GAP_NS } else { layout::TC_GAP_NS },
+            counts: Mutex::new(counts),
+            maps,
+            links: Mutex::default(),
+            is_handed_on: AtomicBool::new(false),
+            hook: settings.hook,
+        })
+    }
+
     fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Attached>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -686,6 +673,38 @@ impl Watcher {
             filter.map(Link::Filter).map_err(|error| refused(chain(&error)))
         }
     }
+}
+
+/// The programs, verified and not attached, with maps as large as the settings say; these take the place of maps of the same names.
+fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
+    let mut object = EbpfLoader::new()
+        .btf(None)
+        .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
+        .map_max_entries("states", settings.states())
+        .map_max_entries("drained", settings.sockets)
+        .map_max_entries("routes", settings.flows)
+        .map_max_entries("hops", settings.hops())
+        .load(OBJECT)
+        .map_err(OffloadError::load)?;
+    for (name, lent) in MAPS.iter().zip(lent.iter().flatten()) {
+        let what = "descriptors of maps (dup3)";
+        let kernel = |source| OffloadError::Kernel { what, source };
+        links::stand_for(descriptor(&object, name)?, lent).map_err(kernel)?;
+    }
+    drop(lent);
+    // Before its maps are taken from the object: the program names them by descriptors that are open.
+    let program = program(&mut object)?;
+    load_program(|| program.load())?;
+    // What the kernel does not tell is no reason to refuse.
+    if program.info().is_ok_and(|info| info.size_jitted() == 0) {
+        return Err(OffloadError::Interpreted);
+    }
+    if settings.hook.is_xdp() {
+        xdp::check_kernel()?;
+        let program = xdp_program(&mut object)?;
+        load_program(|| program.load())?;
+    }
+    Ok(object)
 }
 
 fn program(object: &mut Ebpf) -> Result<&mut SchedClassifier, OffloadError> {

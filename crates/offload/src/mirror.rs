@@ -159,6 +159,14 @@ impl Packet<'_> {
     }
 }
 
+/// Such a datagram, in the frame that a program sees.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    place: Place,
+    frame: &'a Frame<'a>,
+    packet: &'a Packet<'a>,
+}
+
 /// Decides.
 #[must_use]
 pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decision {
@@ -185,7 +193,7 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<
             if flow.stamp != flow.stamp_end || flow.key != *key {
                 return up(Some(Count::Stale));
             }
-            return forward(place, frame, &packet, flow, tables, moment);
+            return forward(Arrived { place, frame, packet: &packet }, flow, tables, moment);
         }
     }
     up(Some(match (class & LISTENER != 0, looks_like_it) {
@@ -293,14 +301,8 @@ impl Way<'_> {
     }
 }
 
-fn forward(
-    place: Place,
-    frame: &Frame<'_>,
-    packet: &Packet<'_>,
-    flow: &Flow,
-    tables: &Tables,
-    moment: &Moment<'_>,
-) -> Decision {
+fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment<'_>) -> Decision {
+    let Arrived { place, frame, packet } = arrived;
     let now = moment.now;
     let (Some(mut state), Some(drained)) =
         (tables.states.get(flow.state as usize).copied(), tables.drained.get(flow.socket as usize).copied())
@@ -316,7 +318,7 @@ fn forward(
     let judged = if in_bulk && !leaving {
         Err(if place == Place::Tc { Count::SuperPacket } else { Count::Bulk })
     } else {
-        let way = judge(place, frame, packet, flow, tables, moment);
+        let way = judge(arrived, flow, tables, moment);
         way.and_then(|way| state.settling(drained, now, leaving).map(|()| way))
     };
     let before = pseudo_header(&packet.key.remote, &packet.key.local, packet.udp.len());
@@ -332,7 +334,7 @@ fn forward(
             if place == Place::Xdp {
                 state.across = now;
             }
-            across(place, frame, packet, &way, &field, before, moment)
+            across(arrived, &way, &field, before, moment)
         }
         Err(Count::Behind) => Action::Dropped(Count::Behind),
         Err(count) => {
@@ -375,13 +377,12 @@ impl State {
 
 /// How a packet of a flow would go across, or why it cannot.
 fn judge<'t>(
-    place: Place,
-    frame: &Frame<'_>,
-    packet: &Packet<'_>,
+    arrived: Arrived<'_>,
     flow: &'t Flow,
     tables: &'t Tables,
     moment: &Moment<'_>,
 ) -> Result<Way<'t>, Count> {
+    let Arrived { place, frame, packet } = arrived;
     let now = moment.now;
     if flow.kind == Kind::Client as u8 {
         return Err(Count::NotChannelData);
@@ -454,16 +455,8 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
 }
 
 /// The frame that leaves.
-fn across(
-    place: Place,
-    frame: &Frame<'_>,
-    packet: &Packet<'_>,
-    way: &Way<'_>,
-    field: &Field,
-    before: u64,
-    moment: &Moment<'_>,
-) -> Action {
-    let leaving = way.flow;
+fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment<'_>) -> Action {
+    let (packet, leaving) = (arrived.packet, way.flow);
     let payload = &packet.udp[packet.udp.len() - way.payload..];
     let mut udp = Vec::with_capacity(way.udp_length());
     udp.extend([leaving.from_port, leaving.to_port].as_flattened());
@@ -487,7 +480,7 @@ fn across(
         }
     };
     udp[6..8].copy_from_slice(&check.to_be_bytes());
-    let mut bytes = lower_headers(place, frame, packet, way, moment);
+    let mut bytes = lower_headers(arrived, way, moment);
     bytes.extend(udp);
     bytes.extend(payload);
     let count = match (way.turned_back, way.to_peer) {
@@ -500,13 +493,8 @@ fn across(
 }
 
 /// What stands before UDP's header: Ethernet's and IP's.
-fn lower_headers(
-    place: Place,
-    frame: &Frame<'_>,
-    packet: &Packet<'_>,
-    way: &Way<'_>,
-    moment: &Moment<'_>,
-) -> Vec<u8> {
+fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment<'_>) -> Vec<u8> {
+    let Arrived { place, frame, packet } = arrived;
     let leaving = way.flow;
     // A forwarder's sockets send with none.
     let tos = if way.forwards { 0 } else { packet.tos };

@@ -160,9 +160,10 @@ impl Probe<'_> {
             let own = [server.port()];
             let ports = if ports.is_empty() { &own[..] } else { ports };
             if self.config.user.is_some() {
+                let mut asker = Asker { transport, ports, found: &mut facts.peers };
                 let mut public = Vec::new();
                 for is_v6 in [false, true] {
-                    let asked = self.peers_of(transport, server, is_v6, ports, &mut public, &mut facts.peers);
+                    let asked = self.peers_of(&mut asker, server, is_v6, &mut public);
                     self.note(transport, asked);
                 }
             }
@@ -184,26 +185,24 @@ impl Probe<'_> {
 
     fn peers_of(
         &self,
-        transport: Transport,
+        asker: &mut Asker<'_>,
         server: SocketAddr,
         is_v6: bool,
-        ports: &[u16],
         public: &mut Vec<IpAddr>,
-        found: &mut Vec<Attempt>,
     ) -> Result<(), String> {
+        let transport = asker.transport;
         let Some((mut session, granted)) = self.allocation(transport, is_v6, Relayed::Udp)? else {
             return Ok(());
         };
         public.extend(granted.addresses(kind::XOR_RELAYED_ADDRESS).iter().map(SocketAddr::ip));
         let forms: Vec<Form> = forms::all(is_v6, server.ip(), public).collect();
-        let mut asker = Asker { transport, ports, found };
         let renew =
             || self.allocation(transport, is_v6, Relayed::Udp).ok().flatten().map(|(session, _)| session);
         asker.datagrams(&mut session, &forms, &renew)?;
         session.delete();
-        self.moved(&mut asker, is_v6, &forms)?;
+        self.moved(asker, is_v6, &forms)?;
         if matches!(transport, Transport::Tcp | Transport::Tls) {
-            self.connections(&mut asker, is_v6, &forms)?;
+            self.connections(asker, is_v6, &forms)?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use turnpike_net::{
-    UdpOptions, UdpSocket,
+    Channel, UdpOptions, UdpSocket,
     rx::RxStats,
     tx::TxStats,
     worker::{Published, Sender, Workers},
@@ -422,7 +422,7 @@ impl Relay {
         };
         // What is refused here, or lasts longer than it may here, ends before anybody is served.
         let command = in_force.commands();
-        let firsts: Vec<Command> = channels.iter().map(|_| command(Sockets::default())).collect();
+        let heirs = channels.into_iter().map(|channel| (channel, command(Sockets::default()))).collect();
         let mut relay = Self {
             workers: Workers::default(),
             store: Arc::clone(&common.store),
@@ -433,20 +433,31 @@ impl Relay {
             heirs: Mutex::default(),
             kernel,
         };
+        relay.start_workers(&common, sockets, heirs)?;
+        Ok(relay)
+    }
+
+    /// Binds the sockets of all workers, and then runs these. In the place of another process each has a way to its worker, and what holds
+    /// from the first moment.
+    fn start_workers(
+        &mut self,
+        common: &Common,
+        sockets: Vec<Sockets>,
+        heirs: Vec<(Channel, Command)>,
+    ) -> Result<(), StartError> {
         let (mut bound, mut mailboxes) = (Vec::new(), Vec::new());
         let (answer, answers) = mpsc::channel();
-        let (mut heirs, mut firsts) = (channels.into_iter(), firsts.into_iter());
+        let mut heirs = heirs.into_iter();
         for (number, sockets) in sockets.into_iter().enumerate() {
-            let (worker, mailbox, snapshot) = Worker::new(number, &common, sockets)?;
-            let heir = heirs.next().zip(firsts.next());
-            let heir = heir.map(|(channel, first)| Heir { channel, answer: answer.clone(), first });
+            let (worker, mailbox, snapshot) = Worker::new(number, common, sockets)?;
+            let heir = heirs.next().map(|(channel, first)| Heir { channel, answer: answer.clone(), first });
             bound.push((worker, mailbox.worker.clone(), snapshot, heir));
             mailboxes.push(mailbox);
         }
         drop(answer);
         let mailboxes: Arc<[Mailbox]> = mailboxes.into();
-        if is_heir {
-            relay.heirs = Mutex::new(Some(answers));
+        if common.is_heir {
+            self.heirs = Mutex::new(Some(answers));
         }
         // Only now: each socket that joins an SO_REUSEPORT group changes which worker a 5-tuple hashes to, and an allocation
         // made before the last one joined would be left with a worker that hears nothing of its client any more.
@@ -456,9 +467,9 @@ impl Relay {
                 None => worker.run(),
                 Some(heir) => worker.run_as_heir(heir),
             };
-            relay.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
+            self.workers.spawn(format!("relay-{number}"), sender, snapshot, run)?;
         }
-        Ok(relay)
+        Ok(())
     }
 
     /// The addresses listened on.

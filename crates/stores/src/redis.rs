@@ -316,15 +316,18 @@ impl Backend for Redis {
 /// What is wrong with the server of this name.
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
+    // The client wraps what a server answers to its first SELECT: the code is in there no more, only the words.
+    let says = |words: &str| error.to_string().contains(words);
     let fault = match error.kind() {
         ErrorKind::AuthenticationFailed => Fault::Login,
-        _ if matches!(code, "WRONGPASS" | "NOAUTH") => Fault::Login,
+        _ if matches!(code, "WRONGPASS" | "NOAUTH") || says("Authentication required") => Fault::Login,
+        _ if says("DB index is out of range") => Fault::NoDatabase,
         _ if code == "NOPERM" => Fault::Permission,
         _ if code == "WRONGTYPE" => Fault::Schema,
         _ if matches!(code, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => Fault::Unreachable,
         ErrorKind::InvalidClientConfig => Fault::Tls,
         _ if error.is_timeout() => Fault::Slow,
-        _ if error.to_string().contains("certificate") => Fault::Tls,
+        _ if says("certificate") => Fault::Tls,
         _ if error.is_io_error() || error.is_connection_refusal() || error.is_connection_dropped() => {
             Fault::Unreachable
         }

@@ -30,6 +30,18 @@ fn a_wrong_password_is_told_as_that() {
 }
 
 #[test]
+fn a_password_that_is_missing_is_told_as_a_wrong_one() {
+    on(Kind::Redis, |world| {
+        let without = world.url.replace(&format!(":{}@", PASSWORD.replace('%', "%25")), "");
+        for url in [&without, &without.replace("/0", "/2")] {
+            assert_ne!(*url, world.url);
+            let error = error(world, url);
+            assert_eq!(error.fault, Fault::Login, "{error}");
+        }
+    });
+}
+
+#[test]
 fn a_server_that_is_not_there_may_come() {
     for kind in SERVERS {
         on(kind, |world| {
@@ -58,7 +70,8 @@ fn a_database_that_is_not_there_is_named() {
     }
     on(Kind::Redis, |world| {
         let error = error(world, &world.url.replace("/0", "/4711"));
-        assert!(!error.to_string().is_empty(), "{error}");
+        assert_eq!(error.fault, Fault::NoDatabase, "{error}");
+        assert!(!error.may_pass(), "{error}");
     });
 }
 

@@ -58,6 +58,17 @@ enum Kind {
     Sentinel,
 }
 
+impl Kind {
+    fn says_when_ready(self) -> &'static str {
+        match self {
+            Self::Postgres => "database system is ready to accept connections",
+            Self::Mariadb => "ready for connections",
+            Self::Redis => "eady to accept connections",
+            Self::Sentinel => "+monitor",
+        }
+    }
+}
+
 impl Server {
     /// PostgreSQL with an empty database.
     ///
@@ -242,9 +253,25 @@ impl Server {
     /// When it does not start.
     pub fn start(&mut self) {
         let log = fs::File::create(self.dir.join("log")).expect("its directory can be written");
+        let mut command = self.program();
+        let errors = log.try_clone().expect("a descriptor is left");
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        self.child = Some(child);
+        let ready = self.kind.says_when_ready();
+        eventually(&format!("{command:?} is ready"), || {
+            let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(ended.is_none(), "it ended: {said}");
+            said.contains(ready) && TcpStream::connect(self.address).is_ok()
+        });
+    }
+
+    /// The server's own program, and what it is told.
+    fn program(&self) -> Command {
         let port = self.address.port();
         let path = |name: &str| self.dir.join(name).display().to_string();
-        let mut command = match self.kind {
+        match self.kind {
             Kind::Postgres => {
                 let programs = postgres_programs().expect("it was there before");
                 let mut command = self.command(&programs.join("postgres"));
@@ -307,23 +334,7 @@ impl Server {
                 command.args(["sentinel.conf", "--sentinel"]);
                 command
             }
-        };
-        let errors = log.try_clone().expect("a descriptor is left");
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        self.child = Some(child);
-        let ready = match self.kind {
-            Kind::Postgres => "database system is ready to accept connections",
-            Kind::Mariadb => "ready for connections",
-            Kind::Redis => "eady to accept connections",
-            Kind::Sentinel => "+monitor",
-        };
-        eventually(&format!("{command:?} is ready"), || {
-            let said = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(ended.is_none(), "it ended: {said}");
-            said.contains(ready) && TcpStream::connect(self.address).is_ok()
-        });
+        }
     }
 
     /// Ends it; its data stay.

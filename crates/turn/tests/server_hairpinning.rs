@@ -5,7 +5,8 @@ use std::{net::SocketAddr, sync::Arc};
 use crate::common::{turn::*, *};
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, Link, Moved, OwnEndpoints, RelayId, ServerConfig, SharedPort, Verdict,
+        DropReason, Effect, Family, IcmpError, Link, Moved, OwnEndpoints, RelayId, ServerConfig, SharedPort,
+        Verdict,
     },
     wire::channel_data::ChannelNumber,
 };
@@ -88,8 +89,9 @@ fn send_and_data_indications_name_what_clients_know() {
         goes_to(&world.feed(&Ask::send(named, b"x")), bound);
         assert_eq!(from(world.peer_sends(relay, bound, b"x")), Some(address(named)));
         // An ICMP error about it, too.
-        let unreachable = if relay.family == Family::V4 { 3 } else { 1 };
-        let told = world.server.from_icmp(world.now, relay, address(bound), unreachable, 0, 0);
+        let icmp_type = if relay.family == Family::V4 { 3 } else { 1 };
+        let unreachable = IcmpError { icmp_type, code: 0, info: 0 };
+        let told = world.server.from_icmp(world.now, relay, address(bound), unreachable);
         let Outcome::Reply(bytes) = told.into() else { panic!() };
         assert_eq!(said_of(&Reply(bytes)), address(named));
     }

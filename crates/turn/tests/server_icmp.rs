@@ -2,7 +2,7 @@
 
 use crate::common::{turn::*, *};
 use stun_types::{attribute::AttributeStaticType as _, message::MessageClass};
-use turnpike_turn::server::{DropReason, Family, RelayId};
+use turnpike_turn::server::{DropReason, Family, IcmpError, RelayId};
 
 /// What the client reads: type, code, error data.
 fn relayed(
@@ -11,8 +11,9 @@ fn relayed(
     peer: &str,
     icmp: (u8, u8, u32),
 ) -> Result<(u8, u8, u32), DropReason> {
-    let (kind, code, info) = icmp;
-    match world.server.from_icmp(world.now, relay, address(peer), kind, code, info).into() {
+    let (icmp_type, code, info) = icmp;
+    let error = IcmpError { icmp_type, code, info };
+    match world.server.from_icmp(world.now, relay, address(peer), error).into() {
         Outcome::Reply(bytes) => {
             let reply = Reply(bytes);
             let message = reply.message();

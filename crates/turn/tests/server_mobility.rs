@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, Link, ListenerId,
-    RelayId, ServerConfig, stats::MobilityEvent,
+    Client, ClosedReason, ConnectionRefusal, CredentialRefusal, DropReason, Effect, IcmpError, Link,
+    ListenerId, RelayId, ServerConfig, stats::MobilityEvent,
 };
 
 /// A network that the client comes to later.
@@ -389,7 +389,8 @@ fn a_mobile_allocation_outlives_its_stream_until_it_expires() {
     assert_eq!(world.effects(), []);
     assert_eq!(counted(&world, MobilityEvent::Kept), 1);
     assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::ClientAway));
-    let icmp = world.server.from_icmp(world.now, relay, address(PEER), 3, 1, 0);
+    let unreachable = IcmpError { icmp_type: 3, code: 1, info: 0 };
+    let icmp = world.server.from_icmp(world.now, relay, address(PEER), unreachable);
     assert_eq!(Outcome::from(icmp), Outcome::Drop(DropReason::ClientAway));
     world.sleep(599);
     assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (1, 1));

@@ -7,8 +7,8 @@ use crate::common::{turn::*, *};
 use turnpike_turn::{
     access_token::TokenKey,
     server::{
-        Alternate, AlternateWhen, Client, ClosedReason, ConnectError, IssuerKey, ListenerId, OpenResult,
-        ServerConfig, ThirdParty,
+        Alternate, AlternateWhen, Client, ClosedReason, ConnectError, IcmpError, IssuerKey, ListenerId,
+        OpenResult, ServerConfig, ThirdParty,
     },
 };
 
@@ -156,7 +156,8 @@ fn requests(world: &mut World, seen: &mut Seen) {
         };
         seen.note(&bytes);
     }
-    let icmp = world.server.from_icmp(world.now, relay, address(PEER), 3, 3, 0);
+    let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
+    let icmp = world.server.from_icmp(world.now, relay, address(PEER), unreachable);
     let Outcome::Reply(bytes) = icmp.into() else { panic!() };
     seen.note(&bytes);
     seen.ask(world, &Ask::bind(0x4000, PEER).signed(&who)).success();

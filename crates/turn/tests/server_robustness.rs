@@ -2,7 +2,9 @@
 
 use crate::common::{turn::*, *};
 use proptest::prelude::*;
-use turnpike_turn::server::{ClosedReason, Effect, Family, ListenerId, OpenResult, RelayId, ServerConfig};
+use turnpike_turn::server::{
+    ClosedReason, Effect, Family, IcmpError, ListenerId, OpenResult, RelayId, ServerConfig,
+};
 
 /// Bytes that look like something: a header of ours with anything after it, or anything at all.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -155,7 +157,8 @@ proptest! {
                     if matches!(step, Step::FromPeer(_)) {
                         world.peer_sends(relay, &peer(n), b"payload");
                     } else {
-                        let _ = Outcome::from(world.server.from_icmp(world.now, relay, to, 3, 4, 1400));
+                        let error = IcmpError { icmp_type: 3, code: 4, info: 1400 };
+                        let _ = Outcome::from(world.server.from_icmp(world.now, relay, to, error));
                     }
                 }
                 Step::Client(n) => {

@@ -9,8 +9,8 @@ use std::{
 use crate::common::{turn::AdditionalAddressFamily, *};
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    ClosedReason, DropReason, Effect, Family, Link, OpenResult, PeerRules, PortWish, RelayId, ServerConfig,
-    SharedPort, Verdict,
+    ClosedReason, DropReason, Effect, Family, IcmpError, Link, OpenResult, PeerRules, PortWish, RelayId,
+    ServerConfig, SharedPort, Verdict,
 };
 
 const PORT: SharedPort = SharedPort(0);
@@ -64,7 +64,8 @@ fn a_peers_datagrams_are_for_whoever_permitted_its_address() {
         assert_eq!(sent, Outcome::Drop(DropReason::NoPermission));
         // ICMP errors go the same way.
         let peer = address(&format!("{peer}:7000"));
-        let verdict = world.server.from_icmp(world.now, relay, peer, 3, 3, 0);
+        let unreachable = IcmpError { icmp_type: 3, code: 3, info: 0 };
+        let verdict = world.server.from_icmp(world.now, relay, peer, unreachable);
         assert!(matches!(verdict, Verdict::Reply { client, .. } if client == to));
     }
     let before = world.dropped(DropReason::NoPermission);

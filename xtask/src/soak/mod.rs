@@ -64,6 +64,8 @@ struct Slice {
     allocations: u64,
     datagrams: u64,
     lost: u64,
+    /// Relayed by the kernel itself.
+    across: u64,
     /// Of its server's life until then.
     life_allocations: u64,
     memory: u64,
@@ -74,6 +76,8 @@ struct Slice {
     tcp_pages: Option<u64>,
     udp_pages: Option<u64>,
     kernel_memory: Option<u64>,
+    /// Memory of a server beside it that nobody uses.
+    control: u64,
 }
 
 /// Runs pieces until all is done or the time is over. The exit code is 3 where something grows.
@@ -149,8 +153,9 @@ fn read(file: &Path) -> Result<Vec<Slice>, Failure> {
 /// A figure of a slice, what it is called, its unit and how much of that makes one.
 type Figure = (&'static str, f64, fn(&Slice) -> Option<u64>);
 
-const FIGURES: [Figure; 8] = [
+const FIGURES: [Figure; 9] = [
     ("memory, KiB", 1024.0, |slice| Some(slice.memory)),
+    ("memory of the control, KiB", 1024.0, |slice| Some(slice.control)),
     ("descriptors", 1.0, |slice| Some(slice.descriptors)),
     ("flows in the kernel's table", 1.0, |slice| Some(slice.flows)),
     ("processor time of a second at rest, ms", 1.0, |slice| Some(slice.idle_ms)),
@@ -163,17 +168,20 @@ const FIGURES: [Figure; 8] = [
 fn report(slices: &[Slice], options: &Options) -> Result<ExitCode, Failure> {
     let mut by_path: BTreeMap<&str, Vec<&Slice>> = BTreeMap::new();
     slices.iter().for_each(|slice| by_path.entry(&slice.datapath).or_default().push(slice));
-    println!("| data path | slices | with an upgrade | allocations | datagrams | lost | counters |");
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- |");
+    println!(
+        "| data path | slices | with an upgrade | allocations | datagrams | by the kernel | lost | counters |"
+    );
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |");
     for (name, slices) in &by_path {
         let sum = |figure: fn(&Slice) -> u64| slices.iter().map(|slice| figure(slice)).sum::<u64>();
         let exact = slices.iter().filter(|slice| slice.lost == 0).count();
         println!(
-            "| `{name}` | {} | {} | {} | {} | {} | both ends the same in {exact} of {} slices{} |",
+            "| `{name}` | {} | {} | {} | {} | {} | {} | both ends the same in {exact} of {} slices{} |",
             slices.len(),
             sum(|slice| slice.upgraded.into()),
             sum(|slice| slice.allocations),
             sum(|slice| slice.datagrams),
+            sum(|slice| slice.across),
             sum(|slice| slice.lost),
             slices.len(),
             if exact == slices.len() { "" } else { "; in the others each lost datagram is counted once" },

@@ -260,8 +260,13 @@ fn on_loopback_the_commands_look_and_with_a_token_they_change_things() {
     let refused = run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("changes need a token of admin.tokens"), "{}", refused.stderr);
-    let done = run(&["reload", "--token-file", &path(&token_file)]);
-    assert_eq!(done.code, Some(0), "{}", done.output());
+    for (mode, is_told) in [(0o644, true), (0o600, false)] {
+        fs::set_permissions(&token_file, fs::Permissions::from_mode(mode)).expect("our own file");
+        let done = run(&["reload", "--token-file", &path(&token_file)]);
+        assert_eq!(done.code, Some(0), "{}", done.output());
+        let told = "every user of this machine can read the token in it (mode 644); chmod o= ";
+        assert_eq!(done.stderr.contains(told), is_told, "{}", done.stderr);
+    }
     let audit = program.line_with("turnpike::audit");
     assert!(
         audit.contains("POST /v1/reload") && audit.contains("127.0.0.1:"),

@@ -155,8 +155,10 @@ fn what_the_package_is_made_of_is_there() {
 #[test]
 fn shellcheck_finds_nothing_in_the_scripts() {
     let shellcheck = need!(installed("shellcheck"));
-    let scripts = ["build", "generate", "scripts/postinst", "scripts/prerm", "scripts/postrm"];
-    let run =
-        Program::run(Command::new(shellcheck).args(scripts).current_dir(repository().join("deploy/debian")));
+    let of_debian = ["build", "generate", "scripts/postinst", "scripts/prerm", "scripts/postrm"];
+    let scripts = of_debian.map(|script| format!("debian/{script}"));
+    let mut shellcheck = Command::new(shellcheck);
+    shellcheck.args(["build", "release", "try-image"]).args(scripts);
+    let run = Program::run(shellcheck.current_dir(repository().join("deploy")));
     assert_eq!(run.code, Some(0), "{}", run.output());
 }

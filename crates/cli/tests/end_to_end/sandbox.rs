@@ -52,10 +52,13 @@ fn each_thread_of_a_server_is_in_it_and_so_is_the_process_that_goes_on() {
         assert!(read.contains(&"/etc") && !read.contains(&"/") && !read.contains(&"/home"), "{said}");
     }
     let reflect = Reflect::start(V4, &[]);
+    let filters = of_threads(serve.program.pid(), "Seccomp_filters");
     let mut upgraded = Upgraded::new(&serve.program);
     for _ in 0..2 {
         upgraded.next();
         assert_sandboxed(upgraded.pid());
+        // The kernel takes only so many: what is in force is not put there again.
+        assert_eq!(of_threads(upgraded.pid(), "Seccomp_filters").first(), filters.first());
     }
     let ended =
         Load::new(serve.address(V4)).to(reflect.address).with(&["--rate", "100", "--duration", "1"]).run();
@@ -110,4 +113,21 @@ fn a_file_elsewhere_needs_a_restart_or_a_word_in_advance() {
     serve.program.signal("HUP");
     serve.program.line_with("configuration reloaded");
     assert!(!serve.program.lines().iter().any(|line| line.contains("Permission denied")));
+}
+
+#[test]
+fn a_store_elsewhere_needs_a_restart_too() {
+    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let store = elsewhere.file("turndb", "");
+    let file = dir.file("turnpike.toml", "[auth]\nusers = [\"a:one\"]\n");
+    let path = file.to_str().expect("our own path is UTF-8");
+    let mut serve = Serve::start_bare(&["-c", path, "--relay-ip", "127.0.0.1"]);
+    if status(&serve)["sandbox"]["read"].is_null() {
+        return skip("this kernel has no Landlock");
+    }
+    let store = format!("[store]\nurl = \"sqlite://{}\"\n[auth]\nusers = [\"a:one\"]\n", store.display());
+    fs::write(&file, store).expect("our own file");
+    serve.program.signal("HUP");
+    serve.program.line_with("unable to open database file");
+    serve.program.line_with("name directories in sandbox.read and sandbox.write");
 }

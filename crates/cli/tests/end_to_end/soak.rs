@@ -23,6 +23,15 @@ const TEST: &str = "soak::a_piece";
 /// Of one slice.
 const SECONDS: u64 = 10;
 const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
+/// Who talks: in bursts, and one datagram at a time, which is what the kernel relays itself.
+const TALKERS: [(&str, &str, [&str; 6]); 5] = [
+    ("bursts over UDP", "udp", BURSTS),
+    ("bursts over TCP", "tcp", BURSTS),
+    ("bursts over TLS", "tls", BURSTS),
+    ("bursts over DTLS", "dtls", BURSTS),
+    ("lone ones over UDP", "udp", ["--clients", "32", "--burst", "1", "--window", "1"]),
+];
+const BURSTS: [&str; 6] = ["--clients", "8", "--burst", "8", "--window", "16"];
 
 /// What is asked for, as JSON in TURNPIKE_TEST_SOAK.
 #[derive(Deserialize)]
@@ -54,6 +63,8 @@ fn a_piece() {
 struct Soak<'l> {
     links: &'l Links,
     server: Server,
+    /// One that nobody uses, beside it.
+    control: Server,
     /// It ends after the server.
     group: Option<Group>,
     certificate: Certificate,
@@ -96,7 +107,11 @@ impl<'l> Soak<'l> {
         let server = Server::on(SocketAddr::new(SERVER[0], 3478), RELAY[0], wanted);
         // Without it kernel memory is told by sockets alone.
         let group = Group::of_process(server.pid()).ok();
-        Self { links, server, group, certificate, reflect, configuration, datapath: datapath.to_owned() }
+        let mut wanted = Wanted::flags(&["--workers", "2", "--datapath", "basic"]);
+        wanted.entry = [vec!["nsenter".to_owned()], links.nsenter()].concat();
+        let control = Server::on(SocketAddr::new(SERVER[0], 4478), RELAY[0], wanted);
+        let datapath = datapath.to_owned();
+        Self { links, server, control, group, certificate, reflect, configuration, datapath }
     }
 
     fn go(mut self, piece: &Piece) {
@@ -119,6 +134,7 @@ impl<'l> Soak<'l> {
                 json!({
                     "datapath": self.datapath, "life": life, "slice": slice, "upgraded": upgrade, "seconds": seconds,
                     "life_allocations": all.allocations, "memory": kept.memory, "descriptors": kept.descriptors,
+                    "control": self.control.kept().memory,
                 }),
             );
             println!("{line}");
@@ -133,8 +149,9 @@ impl<'l> Soak<'l> {
 
     /// Ten seconds of it.
     fn slice(&mut self, all: &mut Totals, upgrade: bool) -> Value {
-        let before = Counted::of(&self.server);
-        let talkers: Vec<Program> = TRANSPORTS.iter().map(|transport| self.talk(transport)).collect();
+        let (before, across) = (Counted::of(&self.server), self.across());
+        let talkers: Vec<Program> =
+            TALKERS.iter().map(|(_, transport, how)| self.talk(transport, how)).collect();
         let comers: Vec<Program> = TRANSPORTS.iter().map(|transport| self.come_and_go(transport)).collect();
         let mut old = None;
         for turn in 0..SECONDS / 2 {
@@ -193,7 +210,8 @@ impl<'l> Soak<'l> {
         };
         json!({
             "allocations": granted, "datagrams": sent + received, "lost": lost,
-            "by_transport": TRANSPORTS.iter().zip(&talked).map(|(name, result)| json!({ "transport": name, "sent": result["sent"], "lost": result["lost"] })).collect::<Vec<_>>(),
+            "across": self.across() - across,
+            "by_talker": TALKERS.iter().zip(&talked).map(|((name, ..), result)| json!({ "talker": name, "sent": result["sent"], "lost": result["lost"] })).collect::<Vec<_>>(),
             "idle_ms": cpu_ms(self.server.pid()) - spent,
             "flows": self.server.metrics().maybe("turnpike_kernel_flows").unwrap_or_default(),
             "sockets": figure("sockets:", "used"), "tcp_pages": figure("TCP:", "mem"), "udp_pages": figure("UDP:", "mem"),
@@ -201,24 +219,17 @@ impl<'l> Soak<'l> {
         })
     }
 
+    /// Datagrams that the kernel has relayed by itself.
+    fn across(&self) -> u64 {
+        self.server.metrics().maybe("turnpike_kernel_datagrams_total").unwrap_or_default()
+    }
+
     /// Datagrams there and back, as fast as a window allows.
-    fn talk(&self, transport: &str) -> Program {
+    fn talk(&self, transport: &str, how: &[&str]) -> Program {
         self.load(transport)
             .to(self.reflect.address)
-            .with(&[
-                "--clients",
-                "8",
-                "--rate",
-                "max",
-                "--burst",
-                "8",
-                "--window",
-                "16",
-                "--size",
-                "200",
-                "--threads",
-                "1",
-            ])
+            .with(&["--rate", "max", "--size", "200", "--threads", "1"])
+            .with(how)
             .start()
     }
 

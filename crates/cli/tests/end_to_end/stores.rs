@@ -419,6 +419,18 @@ fn what_is_wrong_with_a_database_ends_the_start() {
 }
 
 #[test]
+fn a_store_that_everybody_can_read_is_told() {
+    let dir = Dir::new();
+    let state = dir.path().join("state");
+    said(&["user", "add", "one", "--password", "pw", "--state", path(&state)]);
+    let file = state.join("turnpike.sqlite");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
+    let mut serve = Serve::start_bare(&["--state", path(&state), "--relay-ip", "127.0.0.1"]);
+    let told = serve.program.line_with("can read the keys and secrets in it");
+    assert!(told.contains("WARN") && told.contains(path(&file)) && told.contains("chmod o= "), "{told}");
+}
+
+#[test]
 fn a_reload_takes_another_store_and_refuses_one_that_cannot_be_used() {
     let dir = Dir::new();
     let [one, two] = ["one", "two"].map(|name| {

@@ -62,6 +62,9 @@ pub fn translate(name: &str, text: &str) -> Imported {
     }
     let mut toml = draft.finish(&mut notes);
     notes.extend(mistakes(&toml));
+    for note in notes.iter_mut().filter(|note| note.line == 0) {
+        note.line = line_of(text, note);
+    }
     notes.sort_by_key(|note| note.line);
     let from = format!("From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.");
     toml.insert_str(0, &format!("{}\n", comment(&from)));
@@ -71,6 +74,13 @@ pub fn translate(name: &str, text: &str) -> Imported {
         told.iter().for_each(|note| toml.push_str(&comment(&note.to_string())));
     }
     Imported { toml, notes }
+}
+
+/// Where the option stands that a note is named after, of several lines with it the one whose value the note tells; 0 if none does.
+fn line_of(text: &str, note: &Note) -> usize {
+    let is_told = |value: &str| value.split('/').all(|part| note.text.contains(part));
+    let named = settings(text).filter(|(_, option, _)| *option == note.option);
+    named.map(|(line, _, value)| (is_told(value), line)).max().map_or(0, |(_, line)| line)
 }
 
 /// A line of a comment. Control characters have no place in it, or it might end before its text does (TOML 1.0).

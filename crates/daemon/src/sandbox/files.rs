@@ -12,7 +12,7 @@ use landlock::{
     RulesetCreatedAttr as _, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
 
-use super::{Files, Needs};
+use super::{Files, Layers, Needs};
 
 /// What any program may need: its libraries, names and their services, certificates, time zones, what the kernel tells; and where a new
 /// version of this one comes to lie. Whole directories, as files in them are replaced by others while the process runs.
@@ -38,15 +38,16 @@ const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/random", "/dev/urando
 const KNOWN: ABI = ABI::V6;
 
 /// Puts all files but those that are needed out of reach.
-pub(super) fn restrict(needs: &Needs) -> Result<Files, String> {
+pub(super) fn restrict(needs: &Needs, layers: &mut Layers) -> Result<Files, String> {
     let read = directories(needs);
     let written: BTreeSet<PathBuf> = needs.written.iter().filter(|path| path.is_dir()).cloned().collect();
-    let status = apply(&read, &written).map_err(|error| format!("{error}"))?;
-    if status == RulesetStatus::NotEnforced {
-        return Err(
-            "this kernel has no Landlock, or it is not turned on (Linux 5.13, lsm=landlock,…)".to_owned()
-        );
-    }
+    layers.add(&(&read, &written), || match apply(&read, &written) {
+        Ok(RulesetStatus::NotEnforced) => {
+            Err("this kernel has no Landlock, or it is not turned on (Linux 5.13, lsm=landlock,…)".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    })?;
     let text = |paths: BTreeSet<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
     Ok(Files { read: text(read), written: text(written) })
 }
@@ -131,7 +132,7 @@ mod tests {
                 written: vec![dir.at("written")],
                 ..Needs::default()
             };
-            match restrict(&needs) {
+            match restrict(&needs, &mut Layers::default()) {
                 Ok(files) => assert_eq!(files.written, [dir.at("written").display().to_string()]),
                 Err(why) => return alone::skip(&why),
             }

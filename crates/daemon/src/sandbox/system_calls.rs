@@ -12,6 +12,8 @@ use seccompiler::{
 };
 use turnpike_net::system_calls::{self, Instruction};
 
+use super::Layers;
+
 /// What becomes of other calls, for the log.
 pub(super) const OTHERS: &str =
     if cfg!(debug_assertions) { "any other ends the process" } else { "any other is refused" };
@@ -24,16 +26,18 @@ const OTHER: SeccompAction = if cfg!(debug_assertions) {
 };
 
 /// Restricts this process; how many calls are left. `bpf` is for whoever has programs in the kernel.
-pub(super) fn restrict(bpf: bool) -> Result<usize, String> {
+pub(super) fn restrict(bpf: bool, layers: &mut Layers) -> Result<usize, String> {
     let (count, programs) = programs(bpf, OTHER)?;
-    install(&programs)?;
+    install(&programs, layers)?;
     Ok(count)
 }
 
-fn install(programs: &[BpfProgram]) -> Result<(), String> {
+fn install(programs: &[BpfProgram], layers: &mut Layers) -> Result<(), String> {
     for program in programs {
         let program: Vec<Instruction> = program.iter().map(|it| (it.code, it.jt, it.jf, it.k)).collect();
-        system_calls::filter(&program).map_err(|error| format!("the kernel does not do it ({error})"))?;
+        layers
+            .add(&program, || system_calls::filter(&program))
+            .map_err(|error| format!("the kernel does not do it ({error})"))?;
     }
     Ok(())
 }
@@ -349,7 +353,7 @@ mod tests {
 
     fn enter(other: SeccompAction) {
         let (_, programs) = programs(false, other).expect("there is a list for this architecture");
-        install(&programs).expect("the kernel has seccomp");
+        install(&programs, &mut Layers::default()).expect("the kernel has seccomp");
     }
 
     /// Makes a call that is in no list, and says what came of it.

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command},
 };
 
-use turnpike_config::UPGRADE_VARIABLE;
+use turnpike_config::{UPGRADE_SANDBOX_VARIABLE, UPGRADE_VARIABLE};
 use turnpike_net::Channel;
 
 use crate::{sandbox, service_manager::WATCHDOG_PID};
@@ -79,6 +79,7 @@ impl Program {
         let started = command
             .args(arguments)
             .env(UPGRADE_VARIABLE, "1")
+            .env(UPGRADE_SANDBOX_VARIABLE, sandbox::layers())
             .env_remove(WATCHDOG_PID)
             .stdin(std::os::fd::OwnedFd::from(channel))
             .spawn();

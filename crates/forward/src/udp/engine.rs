@@ -18,7 +18,7 @@ use super::{
     offload::Offload,
     outgoing,
     rules::{Kind, Listener, RuleState},
-    sessions::{Gate, Inward, Key, List, Outward, Session, Stage, Table},
+    sessions::{Arrival, Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol,
@@ -357,6 +357,7 @@ impl Engine {
             return None;
         };
         let (rule, port) = (*rule, *port);
+        let arrival = Arrival { rule, client: key.client, port };
         let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, key.client.ip()) {
@@ -371,7 +372,7 @@ impl Engine {
             tick.worker.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
-        let Some((outward, choice)) = self.reach(rule, key.client, port, tick) else {
+        let Some((outward, choice)) = self.reach(arrival, tick) else {
             let state = &mut self.rules[rule as usize];
             tick.worker.dismiss_client(state.key, key.client.ip());
             tick.worker.leave(state.key);
@@ -379,7 +380,7 @@ impl Engine {
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
-        let at = self.begin(Session::new(rule, key.client, port, inward, outward, choice, tick.now));
+        let at = self.begin(Session::new(arrival, inward, outward, choice, tick.now));
         self.send_across(at, tick.now);
         Some(at)
     }
@@ -409,13 +410,8 @@ impl Engine {
     }
 
     /// A socket towards one of the rule's targets, watched under the token of the next session.
-    pub(super) fn reach(
-        &mut self,
-        rule: u32,
-        client: SocketAddr,
-        port: u16,
-        tick: &mut Tick<'_>,
-    ) -> Option<(Outward, Choice)> {
+    pub(super) fn reach(&mut self, arrival: Arrival, tick: &mut Tick<'_>) -> Option<(Outward, Choice)> {
+        let Arrival { rule, client, port } = arrival;
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {

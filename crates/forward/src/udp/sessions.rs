@@ -32,6 +32,16 @@ impl Key {
     }
 }
 
+/// Who comes to which rule.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    /// Slot of the rule.
+    pub(super) rule: u32,
+    pub(super) client: SocketAddr,
+    /// The place of the client's port in the rule's range.
+    pub(super) port: u16,
+}
+
 pub(super) struct Session {
     /// Slot of its rule.
     pub(super) rule: u32,
@@ -164,9 +174,7 @@ impl Lists {
 /// A new session, in no list yet.
 impl Session {
     pub(super) fn new(
-        rule: u32,
-        client: SocketAddr,
-        port: u16,
+        Arrival { rule, client, port }: Arrival,
         inward: Inward,
         outward: Outward,
         choice: Choice,
@@ -373,7 +381,8 @@ mod tests {
             Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
         let choice = Choice { target: crate::Slot::default(), address: client };
         let outward = Outward::Datagrams(SocketId(1));
-        Session::new(0, client, port, Inward::Datagrams { key, reply }, outward, choice, now)
+        let arrival = Arrival { rule: 0, client, port };
+        Session::new(arrival, Inward::Datagrams { key, reply }, outward, choice, now)
     }
 
     /// Any order of births, signs of life and deaths leaves the list sorted by the last sign of life.

@@ -9,7 +9,7 @@ use super::{
     engine::{self, ATTEMPTS},
     outgoing,
     rules::{Kind, RuleState},
-    sessions::{Gate, Inward, Outward, Session, Stage},
+    sessions::{Arrival, Gate, Inward, Outward, Session, Stage},
 };
 use crate::{
     ConnectionReport, EndReason, Failure,
@@ -31,7 +31,7 @@ impl Engine {
             let (rule, port) = (listener.rule, listener.port);
             let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
             match socket.accept() {
-                Ok(Some((stream, client))) => self.admit(rule, port, stream, client, tick),
+                Ok(Some((stream, client))) => self.admit(Arrival { rule, client, port }, stream, tick),
                 Ok(None) => return,
                 Err(error) if is_exhaustion(&error) => {
                     // Level-triggered: the connection that waits would wake the worker for ever.
@@ -65,7 +65,8 @@ impl Engine {
         next
     }
 
-    fn admit(&mut self, rule: u32, port: u16, stream: TcpSocket, client: SocketAddr, tick: &mut Tick<'_>) {
+    fn admit(&mut self, arrival: Arrival, stream: TcpSocket, tick: &mut Tick<'_>) {
+        let Arrival { rule, client, .. } = arrival;
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
@@ -86,13 +87,13 @@ impl Engine {
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
-        let Some((outward, choice)) = self.reach(rule, client, port, tick) else {
+        let Some((outward, choice)) = self.reach(arrival, tick) else {
             tick.worker.dismiss_client(key, client.ip());
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
-        self.begin(Session::new(rule, client, port, inward, outward, choice, tick.now));
+        self.begin(Session::new(arrival, inward, outward, choice, tick.now));
     }
 
     /// An event of a TCP target.

@@ -13,7 +13,7 @@ use super::{
     Choice, Engine, RuleKey, Tick,
     engine::{connected, narrow, outward_token},
     rules::{Kind, Listener},
-    sessions::{Inward, Key, Outward, Session},
+    sessions::{Arrival, Inward, Key, Outward, Session},
 };
 use crate::{
     Slot,
@@ -167,7 +167,8 @@ impl Engine {
         if let Some(choice) = choice {
             state.tallies.of(choice.target).open += 1;
         }
-        let mut resumed = Session::new(rule, client, port, inward, outward, choice.unwrap_or(tried), heard);
+        let arrival = Arrival { rule, client, port };
+        let mut resumed = Session::new(arrival, inward, outward, choice.unwrap_or(tried), heard);
         resumed.choice = choice;
         resumed.attempts = session.attempts;
         resumed.answered = session.answered;

@@ -1,11 +1,15 @@
 //! What an experiment must be to run, beyond its form: every mistake is told at its key, and none ends the search for
 //! the next.
 
-use std::{collections::BTreeSet, path::Path, thread};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    thread,
+};
 
 use turnpike_strict::{Document, hint, nearest};
 
-use super::{Experiment, Format, Service, fill::Variables};
+use super::{Experiment, Format, Service, fill::Variables, plain};
 use crate::{
     bar::Bar,
     error::LabError,
@@ -102,13 +106,8 @@ impl Experiment {
         for (path, service) in self.placed_services() {
             let name = &service.name;
             if !is_plain(name, 32) {
-                document.problem(
-                    &format!("{path}.name"),
-                    format!(
-                        "name \"{name}\": expected at most 32 lower case letters, digits and hyphens, a letter first"
-                    ),
-                );
-            } else if !names.insert(name) {
+                document.problem(&format!("{path}.name"), no_name(name));
+            } else if !names.insert(name.clone()) {
                 document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
             }
             if let Some(ready) = &service.ready {
@@ -130,6 +129,17 @@ impl Experiment {
             }
             places.push((format!("{path}.namespace"), service.namespace.as_ref()));
             check_cpus(name, service.cpus.as_deref(), &path, document);
+            for (index, node) in service.node.iter().enumerate() {
+                let path = format!("{path}.node[{index}]");
+                let name = format!("{name}-{}", node.name);
+                if !is_plain(&node.name, 32) {
+                    document.problem(&format!("{path}.name"), no_name(&node.name));
+                } else if !names.insert(name.clone()) {
+                    document.problem(&format!("{path}.name"), format!("\"{name}\" is named twice"));
+                }
+                places.push((format!("{path}.namespace"), node.namespace.as_ref()));
+                check_cpus(&name, node.cpus.as_deref(), &path, document);
+            }
         }
         check_cpus("the workload", self.workload.cpus.as_deref(), "workload", document);
         places.push(("workload.namespace".to_owned(), self.workload.namespace.as_ref()));
@@ -144,20 +154,26 @@ impl Experiment {
     }
 
     fn check_metrics(&self, document: &mut Document) {
+        let of_processes: Vec<String> = self
+            .services()
+            .flat_map(Service::process_names)
+            .map(|process| metric::of_process(&process))
+            .collect();
         let asked = self.metrics.iter().enumerate().map(|(index, name)| (format!("metrics[{index}]"), name));
         let bars = self.placed_bars().map(|(path, bar)| (format!("{path}.metric"), &bar.metric));
         for (path, name) in asked.chain([("metric".to_owned(), &self.metric)]).chain(bars) {
-            // A field makes a metric of its own.
+            // A field makes a metric of its own, and so does a process.
             let fields = &self.workload.fields;
-            if metric::find(name).is_some()
-                || fields.contains_key(name)
-                || document.is_wrong("workload.fields")
-            {
+            let is_known = match metric::is_of_process(name) {
+                true => of_processes.contains(name),
+                false => metric::find(name).is_some(),
+            };
+            if is_known || fields.contains_key(name) || document.is_wrong("workload.fields") {
                 continue;
             }
             let known =
                 || metric::METRICS.iter().map(|metric| metric.name).chain(fields.keys().map(String::as_str));
-            let hint = nearest(name, known())
+            let hint = nearest(name, known().chain(of_processes.iter().map(String::as_str)))
                 .map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"));
             let list = known().collect::<Vec<_>>().join(", ");
             document.problem(&path, format!("no metric \"{name}\"{hint} (there are: {list})"));
@@ -194,32 +210,67 @@ impl Experiment {
         let addresses = spec.map(Spec::addresses).unwrap_or_default();
         for point in self.points() {
             let variables = Variables::new(self, &addresses, &point, Path::new("."));
-            let mut tell = |path: String, error: LabError| document.problem(&path, error.to_string());
+            let mut tell = |path: &str, error: LabError| document.problem(path, error.to_string());
             for (path, service) in self.placed_services() {
-                for (key, command) in
-                    [("command", Some(&service.command)), ("version", service.version.as_ref())]
-                {
-                    if let Some(Err(error)) = command.map(|command| variables.command(command)) {
-                        tell(format!("{path}.{key}"), error);
+                let Some(own) = scope(&variables, &service.vars, &path, &mut tell) else { continue };
+                for (index, node) in service.node.iter().enumerate() {
+                    let at = format!("{path}.node[{index}]");
+                    if let Some(mut own) = scope(&own, &node.vars, &at, &mut tell) {
+                        own.set("node", &node.name);
+                        check_texts(service, &own, &path, &mut tell);
                     }
                 }
-                for (key, text) in service.clone().texts() {
+                if service.node.is_empty() {
+                    check_texts(service, &own, &path, &mut tell);
+                }
+            }
+            // The workload has the names of whichever subject it is run against.
+            for variables in self.subject.iter().filter_map(|subject| subject.scope(&variables).ok()) {
+                if let Err(error) = variables.command(&self.workload.command) {
+                    tell("workload.command", error);
+                }
+                let texts =
+                    self.workload.env.iter().map(|(name, text)| (format!("workload.env.{name}"), text));
+                for (path, text) in texts.chain([("workload.result".to_owned(), &self.workload.result)]) {
                     if let Err(error) = variables.text(text) {
-                        tell(format!("{path}.{key}"), error);
+                        tell(&path, error);
                     }
-                }
-            }
-            if let Err(error) = variables.command(&self.workload.command) {
-                tell("workload.command".to_owned(), error);
-            }
-            let texts = self.workload.env.iter().map(|(name, text)| (format!("workload.env.{name}"), text));
-            for (path, text) in texts.chain([("workload.result".to_owned(), &self.workload.result)]) {
-                if let Err(error) = variables.text(text) {
-                    tell(path, error);
                 }
             }
         }
     }
+}
+
+/// These names, and others that stand at `path`; `None` if one of those is wrong.
+fn scope(
+    variables: &Variables,
+    vars: &BTreeMap<String, toml::Value>,
+    path: &str,
+    tell: &mut impl FnMut(&str, LabError),
+) -> Option<Variables> {
+    for (name, value) in vars {
+        if let Err(error) = variables.text(&plain(value)) {
+            tell(&format!("{path}.vars.{name}"), error);
+        }
+    }
+    variables.with(vars).ok()
+}
+
+fn check_texts(service: &Service, variables: &Variables, path: &str, tell: &mut impl FnMut(&str, LabError)) {
+    for (key, command) in [("command", Some(&service.command)), ("version", service.version.as_ref())] {
+        if let Some(Err(error)) = command.map(|command| variables.command(command)) {
+            tell(&format!("{path}.{key}"), error);
+        }
+    }
+    for (key, text) in service.clone().texts() {
+        if let Err(error) = variables.text(text) {
+            tell(&format!("{path}.{key}"), error);
+        }
+    }
+}
+
+fn no_name(name: &str) -> String {
+    format!("name \"{name}\": expected at most 32 lower case letters, digits and hyphens, a letter first")
 }
 
 fn no_namespace(name: &str, spaces: &BTreeSet<String>) -> String {

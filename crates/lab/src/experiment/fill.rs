@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_strict::nearest;
 
-use super::{CommandLine, Experiment};
+use super::{CommandLine, Experiment, plain};
 use crate::{certificate, error::LabError};
 
 /// The name of this program; the only one of ours that an experiment may redefine.
@@ -57,6 +57,15 @@ impl Variables {
         ] {
             self.set(name, value.to_string());
         }
+    }
+
+    /// These, and others that may name them.
+    pub(crate) fn with(&self, vars: &BTreeMap<String, toml::Value>) -> Result<Self, LabError> {
+        let mut all = self.clone();
+        for (name, value) in vars {
+            all.set(name, self.text(&plain(value))?);
+        }
+        Ok(all)
     }
 
     pub(crate) fn set(&mut self, name: &str, value: impl Into<String>) {

@@ -3,6 +3,7 @@
 
 mod check;
 pub(crate) mod fill;
+mod nodes;
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
 use serde::Deserialize;
 use turnpike_strict::Document;
 
-use self::fill::Variables;
+use self::{fill::Variables, nodes::Node};
 use crate::{
     bar::Bar,
     error::LabError,
@@ -111,7 +112,7 @@ struct Part {
     helper: Vec<Service>,
 }
 
-/// A program that runs while the load does.
+/// A program that runs while the load does, or several of a kind.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Service {
@@ -125,6 +126,12 @@ pub(crate) struct Service {
     /// Absent for the host.
     pub(crate) namespace: Option<String>,
     pub(crate) ready: Option<Ready>,
+    /// Names for use in what stands here; a subject's are the workload's too.
+    #[serde(default)]
+    pub(crate) vars: BTreeMap<String, toml::Value>,
+    /// Where it is several processes: each of them.
+    #[serde(default)]
+    pub(crate) node: Vec<Node>,
     /// Written into `{dir}` before it starts: configuration files.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
@@ -290,8 +297,7 @@ impl Experiment {
         let base = env::current_dir().unwrap_or_default();
         let mut told = Vec::new();
         self.subject.retain(|service| {
-            let words = variables.command(&service.command).unwrap_or_default();
-            let found = require(&words, service.cwd.as_deref().unwrap_or(&base), &service.name);
+            let found = service.check_tools(variables, &base);
             let missing = found.err().filter(|_| service.optional);
             told.extend(missing.iter().map(|error| format!("{} is left out: {error}", service.name)));
             missing.is_none()
@@ -338,16 +344,25 @@ impl Experiment {
         points
     }
 
+    /// What is run against the first subject.
+    pub(crate) fn workload_of_first(&self, variables: &Variables) -> Result<Vec<String>, LabError> {
+        match self.subject.first() {
+            Some(subject) => subject.scope(variables)?.command(&self.workload.command),
+            None => variables.command(&self.workload.command),
+        }
+    }
+
     /// Fails with the remedy if a program that it starts is not installed.
     pub(crate) fn check_tools(&self, variables: &Variables) -> Result<(), LabError> {
         let base = env::current_dir().unwrap_or_default();
         for service in self.services() {
-            let words = variables.command(&service.command)?;
-            require(&words, service.cwd.as_deref().unwrap_or(&base), &service.name)?;
+            service.check_tools(variables, &base)?;
         }
-        let words = variables.command(&self.workload.command)?;
+        let words = self.workload_of_first(variables)?;
         require(&words, self.workload.cwd.as_deref().unwrap_or(&base), "the workload")?;
-        if self.services().any(|service| service.cpus.is_some()) || self.workload.cpus.is_some() {
+        let is_pinned =
+            |service: &Service| service.cpus.is_some() || service.node.iter().any(|node| node.cpus.is_some());
+        if self.services().any(is_pinned) || self.workload.cpus.is_some() {
             tools::require("taskset", "to pin programs to CPUs")?;
         }
         Ok(())
@@ -355,17 +370,25 @@ impl Experiment {
 }
 
 impl Service {
+    /// Fails with the remedy if its program is not installed.
+    fn check_tools(&self, variables: &Variables, base: &Path) -> Result<(), LabError> {
+        for process in self.processes(variables)? {
+            require(&process.command.words()?, self.cwd.as_deref().unwrap_or(base), &self.name)?;
+        }
+        Ok(())
+    }
+
     /// The same with all variables replaced.
-    pub(crate) fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
+    fn fill(&self, variables: &Variables) -> Result<Self, LabError> {
         let mut filled = self.clone();
         filled.command = CommandLine::Words(variables.command(&self.command)?);
         for (_, text) in filled.texts() {
             *text = variables.text(text)?;
         }
-        for content in filled.files.values_mut() {
-            // Configuration languages have braces of their own, so only known names are replaced.
-            *content = variables.lenient(content);
-        }
+        // Configuration languages have braces of their own, so only known names are replaced.
+        let file =
+            |(name, content): (&String, &String)| (variables.lenient(name), variables.lenient(content));
+        filled.files = self.files.iter().map(file).collect();
         Ok(filled)
     }
 

@@ -213,6 +213,15 @@ fn subjects_that_may_be_missing_are_left_out_and_named() {
 }
 
 #[test]
+fn the_cpu_time_of_a_process_is_a_metric() {
+    let text =
+        |name: &str| MINIMAL.replace("'delivered_pps'", &format!("'delivered_pps'\nmetrics = ['{name}']"));
+    assert!(parse(&text("cpu.a_s")).is_ok());
+    let told = refusal(&text("cpu.aa_s"));
+    assert!(told.starts_with("x.toml:4:12: no metric \"cpu.aa_s\"; did you mean \"cpu.a_s\"?"), "{told}");
+}
+
+#[test]
 fn a_bar_is_checked_at_its_place() {
     let text = MINIMAL.replace(
         "[workload]",

@@ -65,7 +65,7 @@ impl CpuTime {
     }
 }
 
-/// What a process group has used: a program that forks is measured whole.
+/// What process groups have used: a program that forks is measured whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct GroupUse {
     /// Seconds, all threads, children that have ended and been waited for included.
@@ -83,10 +83,10 @@ pub(crate) struct GroupUse {
 }
 
 impl GroupUse {
-    /// Sums over the processes whose group is `group`; zeros when there is none any more.
-    pub(crate) fn read(group: u32) -> Self {
+    /// Sums over the processes of these groups; zeros when there is none any more.
+    pub(crate) fn read(groups: &[u32]) -> Self {
         let mut sum = Self { migrations: Some(0), ..Self::default() };
-        for process in program::members(group) {
+        for process in groups.iter().flat_map(|group| program::members(*group)) {
             sum.add(&process);
         }
         if sum.threads == 0 {
@@ -155,9 +155,9 @@ pub(crate) fn network_threads(cpus: &[usize]) -> Vec<u32> {
         .collect()
 }
 
-/// Seconds of CPU time, ended children included, of all other processes that may run on these CPUs: neither of the process group
+/// Seconds of CPU time, ended children included, of all other processes that may run on these CPUs: neither of the process groups
 /// `subject` nor one of `network_threads`.
-pub(crate) fn time_of_others(subject: u32, network_threads: &[u32], cpus: &[usize]) -> f64 {
+pub(crate) fn time_of_others(subject: &[u32], network_threads: &[u32], cpus: &[usize]) -> f64 {
     let may_run_there = |process: &Process| {
         let allowed = process.status().ok()?.cpus_allowed_list?;
         Some(
@@ -169,7 +169,8 @@ pub(crate) fn time_of_others(subject: u32, network_threads: &[u32], cpus: &[usiz
     let time_of = |process: Process| {
         let stat = process.stat().ok()?;
         let pid = u32::try_from(stat.pid).ok()?;
-        let is_other = u32::try_from(stat.pgrp) != Ok(subject) && !network_threads.contains(&pid);
+        let is_subject = u32::try_from(stat.pgrp).is_ok_and(|group| subject.contains(&group));
+        let is_other = !is_subject && !network_threads.contains(&pid);
         let ticks = (stat.utime + stat.stime) as f64 + (stat.cutime + stat.cstime) as f64;
         (is_other && may_run_there(&process) == Some(true)).then_some(ticks)
     };
@@ -259,10 +260,10 @@ intr 336889 0
             std::hint::black_box(program::members(own).count());
         }
         let cpus: Vec<usize> = (0..1024).collect();
-        let (with, without) = (time_of_others(u32::MAX, &[], &cpus), time_of_others(own, &[], &cpus));
+        let (with, without) = (time_of_others(&[], &[], &cpus), time_of_others(&[own], &[], &cpus));
         assert!(with > without && without > 0.0, "{with} {without}");
         // A CPU that no machine has.
-        assert!(time_of_others(u32::MAX, &[], &[1_000_000]).abs() < f64::EPSILON);
+        assert!(time_of_others(&[], &[], &[1_000_000]).abs() < f64::EPSILON);
     }
 
     #[test]
@@ -272,9 +273,9 @@ intr 336889 0
 
     #[test]
     fn a_group_that_is_gone_is_zero_and_a_busy_one_is_not() {
-        assert_eq!(GroupUse::read(u32::MAX).threads, 0);
+        assert_eq!(GroupUse::read(&[u32::MAX]).threads, 0);
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
-        let used = GroupUse::read(u32::try_from(group).unwrap());
+        let used = GroupUse::read(&[u32::try_from(group).unwrap(), u32::MAX]);
         assert!(used.threads > 0 && used.resident > 0);
         assert!(memory(u32::try_from(group).unwrap()) > 0);
     }

@@ -14,7 +14,7 @@ use self::{
     cpu::{CpuTime, GroupUse},
     network::Network,
 };
-use crate::{error::LabError, metric, record::Round, topology::Topology};
+use crate::{error::LabError, experiment::Service, metric, record::Round, topology::Topology};
 
 /// The name of the host where it stands beside namespaces.
 const HOST: &str = "host";
@@ -26,23 +26,26 @@ const TICK_S: f64 = 0.01;
 pub(crate) struct Scope {
     /// Namespaces by name with a process in each; the host under its own name where there are none.
     spaces: Vec<(String, u32)>,
-    /// The subject's process group and namespace.
-    pub(crate) subject: u32,
-    pub(crate) subject_space: Option<String>,
+    /// The subject's process groups and namespaces; no namespace on the host.
+    subject: Vec<u32>,
+    subject_spaces: Vec<String>,
     /// CPUs it is pinned to; empty if it is not.
-    pub(crate) subject_cpus: Vec<usize>,
+    subject_cpus: Vec<usize>,
+    /// Process groups by name: those of a subject that has several, and of helpers.
+    named: Vec<(String, u32)>,
     /// The kernel's threads that receive there.
     network_threads: Vec<u32>,
     /// Those that receive for a device, by `NAMESPACE.DEVICE`.
     receivers: BTreeMap<String, Vec<u32>>,
     /// Where its metrics are, and a process of the namespace from which they are asked.
-    pub(crate) metrics: Option<(SocketAddr, String, Option<u32>)>,
+    metrics: Vec<(SocketAddr, String, Option<u32>)>,
     /// Where arriving datagrams count as delivered.
     pub(crate) delivered_at: Vec<String>,
 }
 
 impl Scope {
-    pub(crate) fn new(topology: &Topology, subject: u32) -> Result<Self, LabError> {
+    /// Of nobody yet.
+    pub(crate) fn new(topology: &Topology) -> Result<Self, LabError> {
         let mut spaces = Vec::new();
         for name in topology.names() {
             spaces.push((name.to_owned(), topology.anchor(name)?));
@@ -52,28 +55,56 @@ impl Scope {
         }
         Ok(Self {
             spaces,
-            subject,
-            subject_space: None,
+            subject: Vec::new(),
+            subject_spaces: Vec::new(),
             subject_cpus: Vec::new(),
+            named: Vec::new(),
             network_threads: Vec::new(),
             receivers: topology.receivers.clone(),
-            metrics: None,
+            metrics: Vec::new(),
             delivered_at: Vec::new(),
         })
     }
 
-    /// Tells the CPUs that the subject is pinned to.
-    pub(crate) fn pin(&mut self, cpus: Vec<usize>) {
-        self.network_threads = cpu::network_threads(&cpus);
-        self.subject_cpus = cpus;
+    /// A process of the subject, by its group.
+    pub(crate) fn add_node(
+        &mut self,
+        process: &Service,
+        group: u32,
+        topology: &Topology,
+    ) -> Result<(), LabError> {
+        self.subject.push(group);
+        self.named.push((process.name.clone(), group));
+        self.subject_spaces.extend(process.namespace.clone());
+        self.subject_cpus.extend(process.cpus.as_deref().map(cpu::cpu_list).unwrap_or_default());
+        self.subject_cpus.sort_unstable();
+        self.subject_cpus.dedup();
+        self.network_threads = cpu::network_threads(&self.subject_cpus);
+        if let Some(url) = &process.metrics {
+            let (address, path) = inside::parse_url(url)?;
+            let space = process.namespace.as_deref().map(|name| topology.anchor(name)).transpose()?;
+            self.metrics.push((address, path, space));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_helper(&mut self, name: &str, group: u32) {
+        self.named.push((name.to_owned(), group));
+    }
+
+    fn is_of_subject(&self, space: &str) -> bool {
+        match &self.subject_spaces[..] {
+            [] => space == HOST,
+            spaces => spaces.iter().any(|name| name == space),
+        }
     }
 
     /// IP packets that have arrived so far where they count, or else at the subject; `None` where that is the host,
     /// whose packets are not ours alone.
     pub(crate) fn arrived(&self) -> Result<Option<u64>, LabError> {
-        let watched = |name: &String| match (&self.delivered_at[..], &self.subject_space) {
-            ([], subject) => subject.as_ref() == Some(name),
-            (places, _) => places.contains(name),
+        let watched = |name: &String| match &self.delivered_at[..] {
+            [] => self.subject_spaces.contains(name),
+            places => places.contains(name),
         };
         let mut arrived = None;
         for (_, pid) in self.spaces.iter().filter(|(name, _)| watched(name)) {
@@ -94,7 +125,10 @@ pub(crate) struct Reading {
     receivers: BTreeMap<String, (u32, f64)>,
     /// Seconds of other processes that may run there.
     others: f64,
+    /// Of all groups of the subject.
     subject: GroupUse,
+    /// CPU seconds.
+    named: Vec<f64>,
     generator: GroupUse,
     exported: Option<BTreeMap<String, f64>>,
 }
@@ -103,11 +137,12 @@ impl Reading {
     /// `generator` is the workload's process group.
     pub(crate) fn take(scope: &Scope, generator: u32) -> Result<Self, LabError> {
         // Asked first: the answer costs the subject a little, and what has a time must lie close together.
-        let exported = match &scope.metrics {
-            Some((address, path, space)) => inside::inside(*space, || inside::http_get(*address, path))?
-                .map(|text| prometheus::parse(&text)),
-            None => None,
-        };
+        let mut exported = None;
+        for (address, path, space) in &scope.metrics {
+            if let Some(text) = inside::inside(*space, || inside::http_get(*address, path))? {
+                prometheus::add(exported.get_or_insert_default(), &text);
+            }
+        }
         let mut spaces = BTreeMap::new();
         for (name, pid) in &scope.spaces {
             spaces.insert(name.clone(), Network::read(*pid)?);
@@ -125,10 +160,11 @@ impl Reading {
                 .collect(),
             others: match &scope.subject_cpus[..] {
                 [] => 0.0,
-                cpus => cpu::time_of_others(scope.subject, &scope.network_threads, cpus),
+                cpus => cpu::time_of_others(&scope.subject, &scope.network_threads, cpus),
             },
-            subject: GroupUse::read(scope.subject),
-            generator: GroupUse::read(generator),
+            subject: GroupUse::read(&scope.subject),
+            named: scope.named.iter().map(|(_, group)| GroupUse::read(&[*group]).total()).collect(),
+            generator: GroupUse::read(&[generator]),
             spaces,
             exported,
         })
@@ -141,6 +177,9 @@ impl Reading {
         self.network_since(earlier, scope, elapsed, round);
         self.machine_since(earlier, scope, elapsed, round);
         self.subject_since(earlier, round);
+        for ((name, _), (now, then)) in scope.named.iter().zip(self.named.iter().zip(&earlier.named)) {
+            round.metrics.insert(metric::of_process(name), (now - then).max(0.0));
+        }
         match (&earlier.exported, &self.exported) {
             (Some(before), Some(after)) if prometheus::occupancy(before, after).is_some() => {
                 round.metrics.extend(
@@ -162,8 +201,8 @@ impl Reading {
                 delivered += change.datagrams;
                 packets += change.rx_packets();
             }
-            if scope.subject_space.as_deref().unwrap_or(HOST) == name {
-                socket_drops = change.receive_buffer_errors;
+            if scope.is_of_subject(name) {
+                socket_drops += change.receive_buffer_errors;
             }
             drops += change.drops();
             // The host's interfaces are not ours alone, and there may be dozens.
@@ -260,12 +299,13 @@ mod tests {
     fn window(idle: f64, subject: f64, network_threads: f64, others: f64) -> Round {
         let scope = Scope {
             spaces: Vec::new(),
-            subject: 0,
-            subject_space: None,
+            subject: Vec::new(),
+            subject_spaces: Vec::new(),
             subject_cpus: vec![0],
+            named: Vec::new(),
             network_threads: Vec::new(),
             receivers: BTreeMap::new(),
-            metrics: None,
+            metrics: Vec::new(),
             delivered_at: Vec::new(),
         };
         let reading = |taken, idle, subject, network_threads, others| Reading {
@@ -276,6 +316,7 @@ mod tests {
             receivers: BTreeMap::new(),
             others,
             subject: GroupUse { user: subject, ..GroupUse::default() },
+            named: Vec::new(),
             generator: GroupUse::default(),
             exported: None,
         };

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 /// turnpike's histogram; the sum over all workers of its sums and counts gives the mean.
 const BATCHES: &str = "turnpike_rx_batch_datagrams";
 
-/// Every series without its labels, summed over them.
-pub(crate) fn parse(text: &str) -> BTreeMap<String, f64> {
-    let mut sums = BTreeMap::new();
+/// Adds every series without its labels, summed over them.
+pub(crate) fn add(sums: &mut BTreeMap<String, f64>, text: &str) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some(name_end) = line.find(['{', ' ']) else { continue };
         // Labels may hold spaces; a value never does.
@@ -16,7 +15,6 @@ pub(crate) fn parse(text: &str) -> BTreeMap<String, f64> {
             *sums.entry(line[..name_end].to_owned()).or_insert(0.0) += value;
         }
     }
-    sums
 }
 
 /// Datagrams per receive call between two readings, if the subject exports them and has received anything.
@@ -33,6 +31,12 @@ pub(crate) fn occupancy(before: &BTreeMap<String, f64>, after: &BTreeMap<String,
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let mut sums = BTreeMap::new();
+        add(&mut sums, text);
+        sums
+    }
+
     #[test]
     fn occupancy_is_the_mean_over_all_workers_in_the_window() {
         let before = parse(
@@ -45,6 +49,9 @@ mod tests {
         );
         assert_eq!(occupancy(&before, &after), Some(8.0));
         assert_eq!(occupancy(&after, &after), None, "nothing was received");
+        let mut of_two = after;
+        add(&mut of_two, "turnpike_rx_batch_datagrams_sum 200\nturnpike_rx_batch_datagrams_count 100\n");
+        assert_eq!(occupancy(&before, &of_two), Some(5.0));
         assert_eq!(occupancy(&BTreeMap::new(), &parse("other 1\n")), None);
     }
 }

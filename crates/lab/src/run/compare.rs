@@ -103,11 +103,7 @@ impl Stage {
         let experiment = &self.experiment;
         let mut subjects = Vec::new();
         for service in &experiment.subject {
-            subjects.push(record::Subject {
-                name: service.name.clone(),
-                command: self.variables.command(&service.command)?,
-                cpus: service.cpus.clone(),
-            });
+            subjects.push(service.describe(&self.variables)?);
         }
         let mut environment = environment::describe(experiment, &self.topology, &self.variables);
         if !experiment.about.is_empty() {

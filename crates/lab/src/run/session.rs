@@ -22,10 +22,8 @@ use crate::{
     experiment::{Experiment, Service, fill::Variables},
     metric,
     probe::{
-        Reading, Scope,
-        cpu::{self, cpu_list},
+        Reading, Scope, cpu,
         hardware::{self, Counting},
-        inside,
         syscalls::{ATTACH, Tracing},
     },
     program::{self, Launch, Program},
@@ -55,8 +53,11 @@ pub(crate) struct Bench<'a> {
 /// A subject that is up.
 pub(crate) struct Session<'a> {
     bench: &'a Bench<'a>,
+    /// With those of the subject.
+    variables: Variables,
     // Fields are dropped in order: the subject before what it depends on.
-    subject: Program,
+    /// One, or the nodes of a fleet.
+    nodes: Vec<Program>,
     helpers: Vec<Program>,
     pub(crate) scope: Scope,
     /// Bytes, before anybody asked it for anything.
@@ -75,28 +76,31 @@ pub(crate) struct Window {
 impl<'a> Bench<'a> {
     /// Starts helpers and subject anew and waits until each is ready.
     pub(crate) fn start(&'a self, subject: &Service) -> Result<Session<'a>, Halt> {
+        let mut scope = Scope::new(self.topology)?;
+        scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
         let mut helpers = Vec::new();
         for helper in &self.experiment.helper {
-            let launched = self.launch(&helper.fill(&self.variables)?);
-            // The fault is not the subject's.
-            helpers.push(launched.map_err(|halt| match halt {
-                Halt::NotReady(how) => Halt::HelperNotReady(how),
-                other => other,
-            })?);
+            for process in helper.processes(&self.variables)? {
+                // The fault is not the subject's.
+                let launched = self.launch(&process).map_err(|halt| match halt {
+                    Halt::NotReady(how) => Halt::HelperNotReady(how),
+                    other => other,
+                })?;
+                scope.add_helper(&process.name, launched.pid());
+                helpers.push(launched);
+            }
         }
-        let service = subject.fill(&self.variables)?;
-        let subject = self.launch(&service)?;
-        let mut scope = Scope::new(self.topology, subject.pid())?;
-        scope.subject_space.clone_from(&service.namespace);
-        scope.pin(service.cpus.as_deref().map(cpu_list).unwrap_or_default());
-        scope.delivered_at.clone_from(&self.experiment.workload.delivered_at);
-        if let Some(url) = &service.metrics {
-            let (address, path) = inside::parse_url(url)?;
-            let space = service.namespace.as_deref().map(|name| self.topology.anchor(name)).transpose()?;
-            scope.metrics = Some((address, path, space));
+        let mut nodes = Vec::new();
+        for process in subject.processes(&self.variables)? {
+            let launched = self.launch(&process)?;
+            scope.add_node(&process, launched.pid(), self.topology)?;
+            nodes.push(launched);
         }
-        let memory_at_start = cpu::memory(subject.pid());
-        Ok(Session { bench: self, subject, helpers, scope, memory_at_start, has_worked: false })
+        let variables = subject.scope(&self.variables)?;
+        let mut session =
+            Session { bench: self, variables, nodes, helpers, scope, memory_at_start: 0, has_worked: false };
+        session.memory_at_start = session.memory();
+        Ok(session)
     }
 
     fn launch(&self, service: &Service) -> Result<Program, Halt> {
@@ -134,7 +138,7 @@ impl Session<'_> {
         if seconds == 0.0 {
             return Ok(());
         }
-        let mut variables = self.bench.variables.clone();
+        let mut variables = self.variables.clone();
         // The workload is told a second more than is measured.
         variables.set_window(0.0, (seconds - 1.0).max(0.0));
         self.has_worked = true;
@@ -187,7 +191,7 @@ impl Session<'_> {
         detach: impl FnOnce(T),
     ) -> Result<Outcome, Halt> {
         let bench = self.bench;
-        let mut variables = bench.variables.clone();
+        let mut variables = self.variables.clone();
         variables.set_window(window.warmup, window.duration);
         adjust(&mut variables);
         self.rest()?;
@@ -204,12 +208,12 @@ impl Session<'_> {
             }
         };
         let counting = if bench.hardware {
-            Some(Counting::start(&program::group(self.subject.pid()), bench.topology.id(), &bench.directory)?)
+            Some(Counting::start(&self.pids(), bench.topology.id(), &bench.directory)?)
         } else {
             None
         };
         let spent = opened.taken.elapsed();
-        let attached = attach(&program::group(self.subject.pid()))?;
+        let attached = attach(&self.pids())?;
         // What was attached is there for the whole of the time; the workload was told of the delay.
         if whole {
             self.await_end(&mut workload, window.warmup + window.duration)?;
@@ -219,7 +223,7 @@ impl Session<'_> {
         }
         let closed = Reading::take(&self.scope, workload.pid())?;
         // Behind the window: the subject waits while its pages are counted.
-        let memory = cpu::memory(self.subject.pid());
+        let memory = self.memory();
         detach(attached);
         match counting {
             Some(counting) => round.metrics.extend(counting.finish()),
@@ -246,6 +250,15 @@ impl Session<'_> {
         }
         caveats(round, elapsed);
         Ok(outcome)
+    }
+
+    /// Of all processes of the subject.
+    fn pids(&self) -> Vec<u32> {
+        self.nodes.iter().flat_map(|node| program::group(node.pid())).collect()
+    }
+
+    fn memory(&self) -> u64 {
+        self.nodes.iter().map(|node| cpu::memory(node.pid())).sum()
     }
 
     /// Leaves the subject alone between two runs, as long as the experiment says.
@@ -342,10 +355,13 @@ impl Session<'_> {
     }
 
     fn check_alive(&mut self) -> Result<(), Halt> {
-        if self.subject.ended().is_some() {
-            return Err(Halt::Subject(format!("under load, {}", self.subject.obituary())));
+        let obituary = |programs: &mut [Program]| {
+            programs.iter_mut().find_map(|program| program.ended().is_some().then(|| program.obituary()))
+        };
+        if let Some(obituary) = obituary(&mut self.nodes) {
+            return Err(Halt::Subject(format!("under load, {obituary}")));
         }
-        match self.helpers.iter_mut().find_map(|helper| helper.ended().is_some().then(|| helper.obituary())) {
+        match obituary(&mut self.helpers) {
             Some(obituary) => Err(Halt::Other(format!("helper {obituary}"))),
             None => Ok(()),
         }

@@ -14,7 +14,7 @@ use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
 /// instead of what the text says.
-const KNOWN: [(&str, &str, &[Change]); 5] = [
+const KNOWN: [(&str, &str, &[Change]); 6] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
@@ -27,6 +27,7 @@ const KNOWN: [(&str, &str, &[Change]); 5] = [
         WIRE,
         &[Change::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
     ),
+    ("fleet", include_str!("fleet.toml"), &[]),
 ];
 const WIRE: &str = include_str!("wire.toml");
 
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
             told("something"),
-            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, or a file"
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, fleet, or a file"
         );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
@@ -332,6 +333,25 @@ mod tests {
             without.has_napi_threads()
                 && without.ends().all(|end| !end.wanted(&without.offloads)["tx-udp-segmentation"])
         );
+    }
+
+    #[test]
+    fn a_fleet_has_two_relays_whose_links_are_those_of_a_wire() {
+        let (fleet, wire) =
+            (Spec::load("fleet", Path::new(".")).unwrap(), Spec::load("wire", Path::new(".")).unwrap());
+        assert_eq!(fleet.offloads, wire.offloads);
+        let addresses = fleet.addresses();
+        for name in ["client", "relay", "relay-peer", "peer", "peer-prefix"] {
+            assert_eq!(addresses[name], wire.addresses()[name], "{name}");
+        }
+        let of_twin = ["twin", "twin-peer", "store-relay", "store-twin"].map(|name| &*addresses[name]);
+        assert_eq!(of_twin, ["10.77.3.1", "10.77.4.1", "10.77.5.2", "10.77.6.2"]);
+        for end in fleet.ends() {
+            let is_relay = ["relay", "twin"].contains(&&*end.namespace);
+            assert_eq!(end.napi_cpu, Some(usize::from(!is_relay)), "{}", end.device);
+            let segments_late = end.wanted(&fleet.offloads)["tx-udp-segmentation"];
+            assert_eq!(segments_late, is_relay || end.namespace == "store", "{}", end.device);
+        }
     }
 
     #[test]

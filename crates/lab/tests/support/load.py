@@ -1,14 +1,16 @@
 """A paced UDP generator that reports as our generators do: load.py ADDRESS PORT RATE SECONDS [STALL_MS]
 
-With STALL_MS it sleeps so long every 50 datagrams, without being asked to: the generator that is late.
+ADDRESS may be several, with commas between them, which have a datagram each in turn. With STALL_MS it sleeps so long every 50
+datagrams, without being asked to: the generator that is late.
 """
 import json, socket, sys, time
 
 address, port, rate, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 stall = float(sys.argv[5]) / 1e3 if len(sys.argv) > 5 else 0
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.connect((address, port))
-s.settimeout(0.5)
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in address.split(",")]
+for s, one in zip(sockets, address.split(",")):
+    s.connect((one, port))
+    s.settimeout(0.5)
 start = time.monotonic()
 sent = received = 0
 late, rtt = [], []
@@ -23,6 +25,7 @@ while (due := start + sent / rate) < start + seconds:
         late.append(0)
     else:
         late.append(max(0, time.monotonic() - due) if stall else 0)
+    s = sockets[sent % len(sockets)]
     s.send(b"x" * 100)
     sent += 1
     try:

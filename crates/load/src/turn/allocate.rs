@@ -36,8 +36,8 @@ pub(super) fn run(
     security: Option<&Security>,
     thread: usize,
 ) -> Result<Finished, LoadError> {
-    let (limit, _) = shared.share(shared.config.clients, thread);
-    let engine = Engine::new(shared.config, security, (limit, 0), shared.clock)?;
+    let (limit, first) = shared.share(shared.config.clients, thread);
+    let engine = Engine::new(shared.config, security, (limit, first), shared.clock)?;
     shared.ready_clients.fetch_add(limit, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
@@ -217,7 +217,6 @@ impl Churn<'_> {
 
     /// Makes the endpoint ready for another allocation, from another port.
     fn rest(&mut self, index: usize) -> Result<(), LoadError> {
-        let config = self.shared.config;
         let mut source = io::Error::from(io::ErrorKind::AddrInUse);
         self.engine.return_home(index);
         for _ in 0..PORTS.len() {
@@ -235,7 +234,7 @@ impl Churn<'_> {
                 }
             }
         }
-        Err(LoadError::Socket { server: config.server, source })
+        Err(LoadError::Socket { server: self.engine.endpoints[index].course.server, source })
     }
 
     /// A server that has granted nothing after a while never will.

@@ -24,6 +24,9 @@ use crate::{
 pub struct Config {
     /// The TURN server. Default 127.0.0.1:3478.
     pub server: SocketAddr,
+    /// Further servers, over UDP: each has as many of the clients. In their order those of one server stand together, and at a fixed rate
+    /// clients send in their order, so that each thread's load goes from server to server. Default none.
+    pub also: Vec<SocketAddr>,
     /// The server's name, as its certificate has it; `None` where it was named by address.
     pub host: Option<String>,
     /// How clients reach it. Default UDP.
@@ -91,6 +94,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             server: SocketAddr::from(([127, 0, 0, 1], 3478)),
+            also: Vec::new(),
             host: None,
             transport: Transport::Udp,
             tls: TlsOptions::default(),
@@ -140,6 +144,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), LoadError> {
         udp::check(&self.plan(), &self.frame(), self.threads)?;
         self.validate_transport()?;
+        self.validate_servers()?;
         self.validate_migration()?;
         self.validate_return()?;
         self.validate_peers()?;
@@ -153,6 +158,33 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_servers(&self) -> Result<(), LoadError> {
+        let refused = |what: String| Err(LoadError::Config(what));
+        if self.also.is_empty() {
+            return Ok(());
+        }
+        if self.transport != Transport::Udp {
+            return refused(format!(
+                "several servers are for --transport udp, not for {}: run one generator for each",
+                self.transport
+            ));
+        }
+        if self.mode == Mode::Invalid {
+            return refused("--mode invalid takes one server".to_owned());
+        }
+        let servers = self.also.len() + 1;
+        if self.clients < servers {
+            return refused(format!("--clients is {}, fewer than the servers ({servers})", self.clients));
+        }
+        Ok(())
+    }
+
+    /// The server of the client of this number in the run.
+    pub(super) fn server_of(&self, number: usize) -> SocketAddr {
+        let place = number * (self.also.len() + 1) / self.clients;
+        place.checked_sub(1).and_then(|place| self.also.get(place)).copied().unwrap_or(self.server)
     }
 
     fn validate_peers(&self) -> Result<(), LoadError> {
@@ -416,6 +448,25 @@ pub enum Mode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_are_divided_among_several_servers() {
+        let server = |last: u8| SocketAddr::from(([192, 0, 2, last], 3478));
+        let config =
+            Config { server: server(1), also: vec![server(2), server(3)], clients: 7, ..Config::default() };
+        assert!(config.validate().is_ok());
+        let divided: Vec<SocketAddr> = (0..7).map(|number| config.server_of(number)).collect();
+        assert_eq!(divided, [1, 1, 1, 2, 2, 3, 3].map(server));
+        assert!(
+            (0..5).all(|number| Config { clients: 5, also: Vec::new(), ..config.clone() }.server_of(number)
+                == server(1))
+        );
+        let refused = |config: Config| config.validate().expect_err("refused").to_string();
+        assert!(refused(Config { clients: 2, ..config.clone() }).contains("fewer than the servers (3)"));
+        let tcp = Config { transport: Transport::Tcp, ..config.clone() };
+        assert!(refused(tcp).contains("for --transport udp"));
+        assert!(refused(Config { mode: Mode::Invalid, ..config }).contains("takes one server"));
+    }
 
     fn token(expires_in: u64) -> Option<AccessToken> {
         let text = format!("username: k mac_key: AAAA access_token: AAAA expires_in: {expires_in}");

@@ -119,17 +119,17 @@ impl Engine {
         clock: Clock,
     ) -> Result<Self, LoadError> {
         let poller = Poller::new().map_err(LoadError::system("cannot create an epoll instance"))?;
-        let server = config.server;
         let relays_streams = config.relayed == Relayed::Tcp;
         let wire = if config.transport == Transport::Udp {
             let mut datagrams = Datagrams::new(config.datapath, config.clients);
-            for _ in 0..count {
+            for number in first..first + count {
+                let server = config.server_of(number);
                 datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
             }
             Wire::Datagrams(Box::new(datagrams))
         } else {
             let settings = links::Settings {
-                server,
+                server: config.server,
                 transport: config.transport,
                 security,
                 patience: config.setup_timeout,
@@ -144,7 +144,7 @@ impl Engine {
             Endpoint {
                 client: Client::new(Arc::clone(&settings), Seed(rand::random())),
                 settings,
-                course: Course::new(server),
+                course: Course::new(config.server_of(first + number)),
                 timeout: u64::MAX,
                 binding: None,
                 peer: config.peer_of_client(first + number),

@@ -30,16 +30,31 @@ const MARK: [u8; 2] = *b"TP";
 pub(super) fn run(shared: &Shared<'_>, thread: usize) -> Result<Finished, LoadError> {
     let (count, first) = shared.share(shared.config.clients, thread);
     let Config { server, datapath, clients, .. } = *shared.config;
-    let mut clients = Clients::new(server, datapath, clients, count, shared.clock)?;
+    let sockets = Clients::new(server, datapath, clients, count, shared.clock)?;
     // The seed is the thread's number: the same flood each time.
     let mut random = SmallRng::seed_from_u64(first as u64);
     let messages: Vec<_> = (0..PREPARED).map(|kind| message(kind, &mut random)).collect();
     shared.ready_clients.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
     shared.thread_is_ready();
     let schedule = shared.wait_for_start()?;
-    let mut replies =
-        Replies { measure_ns: schedule.measure, tallies: Tallies::default(), longest: 0, worst: 0.0 };
-    let heartbeat = flood(&mut clients, &mut replies, &messages, shared, thread, schedule, count)?;
+    #[expect(clippy::cast_precision_loss, reason = "client counts are small")]
+    let pacer =
+        shared.config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / clients as f64));
+    let mut flood = Flood {
+        clients: sockets,
+        count,
+        messages,
+        turn: 0,
+        pacer,
+        replies: Replies {
+            measure_ns: schedule.measure,
+            tallies: Tallies::default(),
+            longest: 0,
+            worst: 0.0,
+        },
+    };
+    let heartbeat = flood.run(shared, thread, schedule)?;
+    let Flood { mut clients, mut replies, .. } = flood;
     let deadline = shared.clock.ns() + DRAIN_NS;
     while shared.clock.ns() < deadline {
         shared.check()?;
@@ -88,39 +103,52 @@ impl Sink for Replies {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "client counts are small")]
-fn flood<'a>(
-    clients: &mut Clients,
-    replies: &mut Replies,
-    messages: &[Vec<u8>],
-    shared: &'a Shared<'a>,
-    thread: usize,
-    mut schedule: Schedule,
+/// Messages in turn, each from the next client.
+struct Flood {
+    clients: Clients,
     count: usize,
-) -> Result<Heartbeat<'a, Config>, LoadError> {
-    let config = shared.config;
-    let mut pacer =
-        config.rate.pps().map(|pps| Pacer::new(schedule.start, pps * count as f64 / config.clients as f64));
-    let (mut heartbeat, mut turn) = (Heartbeat::new(shared, thread, schedule), 0_usize);
-    loop {
-        let now = shared.clock.ns();
-        heartbeat.beat(now, &mut replies.tallies, &mut schedule, || 0)?;
-        if now >= schedule.end {
-            return Ok(heartbeat);
-        }
-        let mut sleep = Duration::ZERO;
-        while clients.queued() < BATCH {
-            let due = pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
-            if due > now {
-                sleep = Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
-                break;
+    messages: Vec<Vec<u8>>,
+    /// How many have been queued.
+    turn: usize,
+    /// `None` for as fast as can be.
+    pacer: Option<Pacer>,
+    replies: Replies,
+}
+
+impl Flood {
+    fn run<'a>(
+        &mut self,
+        shared: &'a Shared<'a>,
+        thread: usize,
+        mut schedule: Schedule,
+    ) -> Result<Heartbeat<'a, Config>, LoadError> {
+        let mut heartbeat = Heartbeat::new(shared, thread, schedule);
+        loop {
+            let now = shared.clock.ns();
+            heartbeat.beat(now, &mut self.replies.tallies, &mut schedule, || 0)?;
+            if now >= schedule.end {
+                return Ok(heartbeat);
             }
-            if let Some(pacer) = &mut pacer {
+            let sleep = self.queue_due(now, &schedule);
+            let dropped = self.clients.flush();
+            let tally = self.replies.tallies.of(now >= schedule.measure);
+            tally.sent = tally.sent.saturating_sub(dropped);
+            self.clients.receive(sleep, &mut self.replies)?;
+        }
+    }
+
+    /// Queues what is due, a batch at most; how long there is nothing more.
+    fn queue_due(&mut self, now: u64, schedule: &Schedule) -> Duration {
+        while self.clients.queued() < BATCH {
+            let due = self.pacer.as_ref().map_or(now.max(schedule.start), Pacer::due);
+            if due > now {
+                return Duration::from_nanos(due - now).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
+            }
+            if let Some(pacer) = &mut self.pacer {
                 pacer.advance();
             }
-            let message = &messages[turn % messages.len()];
-            turn += 1;
-            clients.push((turn - 1) % count, 1, message.len(), |out| {
+            let message = &self.messages[self.turn % self.messages.len()];
+            self.clients.push(self.turn % self.count, 1, message.len(), |out| {
                 out.copy_from_slice(message);
                 if let Some(id) = out.get_mut(TRANSACTION) {
                     id[..2].copy_from_slice(&MARK);
@@ -128,15 +156,13 @@ fn flood<'a>(
                     id[4..].copy_from_slice(&due.to_be_bytes());
                 }
             });
-            let tally = replies.tallies.of(due >= schedule.measure);
+            self.turn += 1;
+            let tally = self.replies.tallies.of(due >= schedule.measure);
             tally.sent += 1;
             tally.sent_bytes += message.len() as u64;
             tally.late.record((now - due) / 1_000);
         }
-        let dropped = clients.flush();
-        let tally = replies.tallies.of(now >= schedule.measure);
-        tally.sent = tally.sent.saturating_sub(dropped);
-        clients.receive(sleep, replies)?;
+        Duration::ZERO
     }
 }
 

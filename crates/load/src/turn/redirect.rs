@@ -71,7 +71,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has a client begin at the first server again.
+    /// Has a client begin at its first server again.
     pub(super) fn return_home(&mut self, index: usize) {
         let course = &mut self.endpoints[index].course;
         let Some(home) = course.left.first() else { return };
@@ -94,11 +94,10 @@ impl Engine {
 
     /// Nothing comes any more: whom the clients wait for.
     pub(super) fn no_answer(&self, config: &Config, (ready, clients): (usize, usize)) -> LoadError {
-        let waiting = |index: &usize| {
-            let endpoint = &self.endpoints[*index];
-            !endpoint.course.left.is_empty() && endpoint.client.allocation().is_none()
-        };
-        let index = (0..self.endpoints.len()).find(waiting);
+        let waits = |index: &usize| self.endpoints[*index].client.allocation().is_none();
+        let was_sent_on = |index: &usize| !self.endpoints[*index].course.left.is_empty();
+        let mut waiting = (0..self.endpoints.len()).filter(waits);
+        let index = waiting.clone().find(was_sent_on).or_else(|| waiting.next());
         let server = index.map_or(config.server, |index| self.endpoints[index].course.server);
         let Config { transport, .. } = *config;
         let error = LoadError::NoAnswer { transport, server, request: Request::Allocate, ready, clients };

@@ -225,25 +225,16 @@ impl Offload {
                 self.renew(*allocation, listeners, |channel| channel.named == peer);
             }
             Effect::Bound { allocation, number, peer, at, expires_ms, .. } => {
-                let number = *number;
+                let (number, expires_ms) = (*number, *expires_ms);
                 let Some(session) = self.session(*allocation) else { return };
-                let mut limited = 0;
                 match session.channels.iter_mut().find(|channel| channel.number == number) {
-                    Some(channel) => channel.expires_ms = *expires_ms,
+                    Some(channel) => channel.expires_ms = expires_ms,
                     None => {
-                        session.channels.push(Channel {
-                            number,
-                            peer: *at,
-                            named: peer.ip(),
-                            expires_ms: *expires_ms,
-                            used: false,
-                            to_peer: None,
-                            to_client: None,
-                        });
-                        limited = u64::from(session.limited);
+                        session.channels.push(Channel::new(number, *at, peer.ip(), expires_ms));
+                        let limited = session.limited;
+                        self.limited += u64::from(limited);
                     }
                 }
-                self.limited += limited;
                 self.renew(*allocation, listeners, |channel| channel.number == number);
             }
             Effect::Used { allocation, number } => {
@@ -255,41 +246,25 @@ impl Offload {
                 self.begun.push_back((*allocation, *number));
             }
             Effect::PermissionEnded { allocation, peer } => {
-                let peer = *peer;
-                self.with(*allocation, server, |session, flows| {
-                    session.permissions.retain(|(ip, _)| *ip != peer);
-                    let channels = session.channels.iter_mut().filter(|channel| channel.named == peer);
-                    channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
-                });
+                self.with(*allocation, server, |session, flows| session.refuse(flows, *peer));
             }
             Effect::Unbound { allocation, number, .. } => {
-                let number = *number;
                 self.with(*allocation, server, |session, flows| {
-                    session.unbind(flows, |channel| channel.number == number)
+                    session.unbind(flows, |channel| channel.number == *number)
                 });
             }
             Effect::RelayClosed { relay } => {
-                let family = relay.family;
-                self.with(relay.allocation, server, |session, flows| {
-                    session.permissions.retain(|(ip, _)| family_of(*ip) != family);
-                    session.unbind(flows, |channel| family_of(channel.peer.ip()) == family)
-                });
+                self.with(relay.allocation, server, |session, flows| session.lose(flows, relay.family));
             }
             Effect::Away { allocation } => {
-                self.with(*allocation, server, |session, flows| {
-                    session.client = None;
-                    session.clear(flows)
-                });
+                self.with(*allocation, server, |session, flows| session.follow(flows, None));
             }
             Effect::Moved { allocation, client, link, .. } => {
                 if self.session(*allocation).is_none() {
                     self.open(*allocation, client, *link, server.is_limited(*allocation));
                 }
-                let datagrams = by_datagrams(client, *link);
-                self.with(*allocation, server, |session, flows| {
-                    session.client = datagrams;
-                    session.clear(flows)
-                });
+                let client = by_datagrams(client, *link);
+                self.with(*allocation, server, |session, flows| session.follow(flows, client));
                 self.renew(*allocation, listeners, |_| true);
             }
             Effect::Closed { allocation, to_peer, to_client, .. } => {
@@ -687,6 +662,25 @@ impl Session {
         sum
     }
 
+    /// The client is reached there now, or nowhere.
+    fn follow(&mut self, flows: &mut Flows, client: Option<Client>) -> Across {
+        self.client = client;
+        self.clear(flows)
+    }
+
+    /// Peers of this address have no permission any more.
+    fn refuse(&mut self, flows: &mut Flows, peer: IpAddr) -> Across {
+        self.permissions.retain(|(ip, _)| *ip != peer);
+        let channels = self.channels.iter_mut().filter(|channel| channel.named == peer);
+        channels.fold(Across::default(), |sum, channel| sum.and(channel.refuse_peer(flows)))
+    }
+
+    /// There is no relayed transport address of this family any more.
+    fn lose(&mut self, flows: &mut Flows, family: Family) -> Across {
+        self.permissions.retain(|(ip, _)| family_of(*ip) != family);
+        self.unbind(flows, |channel| family_of(channel.peer.ip()) == family)
+    }
+
     /// Removes these channels.
     fn unbind(&mut self, flows: &mut Flows, which: impl Fn(&Channel) -> bool) -> Across {
         let mut sum = Across::default();
@@ -718,6 +712,11 @@ impl Session {
 }
 
 impl Channel {
+    /// One that nothing has passed on so far.
+    fn new(number: ChannelNumber, peer: SocketAddr, named: IpAddr, expires_ms: u64) -> Self {
+        Self { number, peer, named, expires_ms, used: false, to_peer: None, to_client: None }
+    }
+
     fn clear(&mut self, flows: &mut Flows) -> Across {
         if let Some(flow) = self.to_peer.take() {
             flows.remove(flow);

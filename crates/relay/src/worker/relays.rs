@@ -3,15 +3,11 @@
 
 use std::net::SocketAddr;
 
-use turnpike_net::{
-    SocketId,
-    error_queue::{self, IcmpError},
-    poll::Event,
-};
+use turnpike_net::{SocketId, error_queue, poll::Event};
 use turnpike_turn::{
     server::{
-        AllocationId, Family, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId, RelayTransport,
-        SharedPort,
+        AllocationId, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId,
+        RelayTransport, SharedPort,
     },
     time::Now,
 };
@@ -183,13 +179,13 @@ impl Worker {
             errors[count] = Some(error);
             count += 1;
         });
-        for IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
+        for error_queue::IcmpError { to, icmp_type, code, info, .. } in errors.into_iter().flatten() {
             let relay = match holder {
                 Holder::One(relay) => Some(relay),
                 Holder::Many(port) => self.server.claimant(port, to.ip(), 1),
             };
             if let Some(relay) = relay {
-                let verdict = self.server.from_icmp(now, relay, to, icmp_type, code, info);
+                let verdict = self.server.from_icmp(now, relay, to, IcmpError { icmp_type, code, info });
                 self.out.reply(verdict);
             }
         }

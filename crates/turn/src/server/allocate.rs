@@ -8,6 +8,7 @@ use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Newcomer, OpenRelay, OpenRequest,
     OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
     alternate::Occasion,
+    answer::Asker,
     context::Context,
     forwarding::Entry,
     granted::Noted,
@@ -224,9 +225,10 @@ impl<G: Gate> Server<G> {
         });
         if !goes_on {
             if let Some(session) = session {
-                let whose = (&session.realm, &*session.username);
+                let (realm, username) = (&session.realm, &*session.username);
+                let asker = Asker { client: &client, realm, username, method: pending.envelope.method };
                 let reason = if full { RequestRefusal::NoRelay } else { RequestRefusal::Code };
-                self.tell_refused(now, &client, whose, &pending.envelope, code_of(why), reason);
+                self.tell_refused(now, &asker, code_of(why), reason);
             }
             self.write_failure(&pending.envelope, code_of(why));
         }

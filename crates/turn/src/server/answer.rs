@@ -15,6 +15,15 @@ use super::{
 };
 use crate::time::Now;
 
+/// Who asks, and what for.
+#[derive(Clone, Copy)]
+pub(super) struct Asker<'a> {
+    pub(super) client: &'a Client,
+    pub(super) realm: &'a Arc<str>,
+    pub(super) username: &'a str,
+    pub(super) method: Method,
+}
+
 /// What became of a request.
 pub(super) enum Answer {
     /// The reply buffer holds it.
@@ -242,26 +251,18 @@ impl<G: Gate> Server<G> {
     fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
         if context.envelope.signer.is_some() || !self.config.authenticate {
             let Who { realm, username, .. } = &context.who;
-            let whose = (realm, &**username);
-            self.tell_refused(context.now, context.client(), whose, &context.envelope, code, why);
+            let asker = Asker { client: context.client(), realm, username, method: context.envelope.method };
+            self.tell_refused(context.now, &asker, code, why);
         }
     }
 
     /// At a bounded rate.
-    pub(super) fn tell_refused(
-        &mut self,
-        now: Now,
-        client: &Client,
-        (realm, username): (&Arc<str>, &str),
-        envelope: &Envelope,
-        code: u16,
-        why: RequestRefusal,
-    ) {
+    pub(super) fn tell_refused(&mut self, now: Now, asker: &Asker<'_>, code: u16, why: RequestRefusal) {
+        let Asker { client, realm, username, method } = *asker;
         if self.effects.len() < MAX_QUEUED
             && let Some(suppressed) = self.request_refusals.admit(now.ms, client.address.ip())
         {
-            let (client, method) = (*client, envelope.method);
-            let (realm, username) = (Arc::clone(realm), printable(username));
+            let (client, realm, username) = (*client, Arc::clone(realm), printable(username));
             let refused = Effect::RequestRefused { client, realm, username, method, code, why, suppressed };
             self.effects.push_back(refused);
         }

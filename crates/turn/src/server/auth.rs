@@ -12,6 +12,7 @@ use turnpike_wire::{
 use super::{
     Answer, Client, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
     RequestRefusal, Server, StoreFailure, Transport, User,
+    answer::Asker,
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
@@ -176,8 +177,9 @@ impl<G: Gate> Server<G> {
     fn store_failed(&mut self, context: &Context<'_>, user: User<'_>, realm: &Terms) -> Answer {
         match self.config.store_failure {
             StoreFailure::Answer => {
-                let (whose, why) = ((&realm.name, claimed(user)), RequestRefusal::Store);
-                self.tell_refused(context.now, context.client(), whose, &context.envelope, 500, why);
+                let (client, method) = (context.client(), context.envelope.method);
+                let asker = Asker { client, realm: &realm.name, username: claimed(user), method };
+                self.tell_refused(context.now, &asker, 500, RequestRefusal::Store);
                 self.write_failure(&context.envelope, 500);
                 Answer::Reply
             }

@@ -77,6 +77,7 @@ pub use mobility::{Arrival, MoveRequest};
 pub use moved::Moved;
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use own_endpoints::OwnEndpoints;
+pub use packets::IcmpError;
 pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
 pub use prefix::PrefixLengths;
 pub use realm::{Realm, RealmId};

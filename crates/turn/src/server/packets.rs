@@ -25,6 +25,17 @@ use crate::time::Now;
 /// The most that a UDP datagram over IPv4 holds, in bytes.
 const MAX_DATAGRAM_LEN: usize = 65_507;
 
+/// What ICMP says of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    /// Of ICMP, or of ICMPv6 where the relayed transport address is IPv6.
+    pub icmp_type: u8,
+    /// The same.
+    pub code: u8,
+    /// The MTU of the next hop where the error names one.
+    pub info: u32,
+}
+
 impl<G: Gate> Server<G> {
     /// Feeds a datagram that a client sent. Addresses are canonical ([`turnpike_wire::address::canonical`]).
     #[inline]
@@ -41,16 +52,22 @@ impl<G: Gate> Server<G> {
     /// relayed transport address. `None` if it is nobody's; then so many datagrams are counted as dropped. `peer` is canonical.
     #[inline]
     pub fn claimant(&mut self, port: SharedPort, peer: IpAddr, datagrams: usize) -> Option<RelayId> {
-        let (own, forwarding) = (&self.config.peers.own, &mut self.forwarding);
-        let mut index = forwarding.claimant(port, peer);
-        if index.is_none() && own.are_translated() {
-            index = own.aliases(peer).find_map(|name| forwarding.claimant(port, name));
-        }
+        let index = match self.forwarding.claimant(port, peer) {
+            None if self.config.peers.own.are_translated() => self.claimant_by_name(port, peer),
+            index => index,
+        };
         let Some((allocation, _)) = index.and_then(|index| self.forwarding.at(index)) else {
             self.stats.drops[DropReason::NoPermission as usize] += datagrams as u64;
             return None;
         };
         Some(RelayId { allocation, family: Family::of(peer) })
+    }
+
+    /// Under whichever of its names a peer is somebody's.
+    #[inline(never)]
+    fn claimant_by_name(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
+        let forwarding = &mut self.forwarding;
+        self.config.peers.own.aliases(peer).find_map(|name| forwarding.claimant(port, name))
     }
 
     /// Feeds a datagram that a peer sent to a relayed transport address. `peer` is canonical.
@@ -79,18 +96,23 @@ impl<G: Gate> Server<G> {
             }
             bytes[..ChannelData::HEADER_LEN].copy_from_slice(&ChannelData::header(channel.number, length));
             if !channel.used {
-                let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+                let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
                 first_use(relay.allocation, number, &mut entry.channels, told);
             }
             (ChannelData::HEADER_LEN, frame::padding(datagram.len()) & entry.padding)
         } else {
-            let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
+            let name;
+            let mut peer = &peer;
+            if self.config.peers.own.are_translated() {
+                name = known_as(&self.config.peers.own, &entry.permissions, *peer, now);
+                peer = &name;
+            }
             if !entry.permissions.allow(peer.ip(), now.ms) {
                 return self.dropped(DropReason::NoPermission);
             }
             let transaction = self.indications.next();
             let header_len =
-                indication::write_header(Indication::Data, transaction, peer, length, &mut bytes);
+                indication::write_header(Indication::Data, transaction, *peer, length, &mut bytes);
             (header_len, frame::padding(datagram.len()))
         };
         if header_len + datagram.len() + usize::from(padding) > MAX_DATAGRAM_LEN {
@@ -115,16 +137,13 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5). `icmp_type` and `code` are
-    /// those of the relay's family; `info` is the MTU of the next hop where the error names one.
+    /// Feeds an ICMP error about a datagram that a relay socket sent (RFC 8656 section 11.5).
     pub fn from_icmp(
         &mut self,
         now: Now,
         relay: RelayId,
         peer: SocketAddr,
-        icmp_type: u8,
-        code: u8,
-        info: u32,
+        IcmpError { icmp_type, code, info }: IcmpError,
     ) -> Verdict<'_> {
         // Those that the section lists: unreachable and time exceeded, and for IPv6 packet too big.
         let passed_on = match relay.family {
@@ -138,7 +157,8 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::StaleRelay);
         };
         // The peer that the datagram went to must have a permission, as for what the peer sends.
-        let peer = known_as(&self.config.peers.own, &entry.permissions, peer, now);
+        let own = &self.config.peers.own;
+        let peer = if own.are_translated() { known_as(own, &entry.permissions, peer, now) } else { peer };
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
@@ -179,7 +199,7 @@ impl<G: Gate> Server<G> {
         };
         let peer = channel.peer;
         if !channel.used {
-            let (number, told) = (channel.number, self.tells_use.then_some(&mut self.effects));
+            let (number, told) = (channel.number, (self.tells_use, &mut self.effects));
             first_use(allocation, number, &mut entry.channels, told);
         }
         let payload = message.payload();
@@ -254,9 +274,9 @@ impl<G: Gate> Server<G> {
 }
 
 /// What the client calls a peer that has sent something.
-#[inline]
+#[inline(never)]
 fn known_as(own: &OwnEndpoints, permissions: &Permissions, peer: SocketAddr, now: Now) -> SocketAddr {
-    if own.are_translated() { own.external(peer, |ip| permissions.allow(ip, now.ms)) } else { peer }
+    own.external(peer, |ip| permissions.allow(ip, now.ms))
 }
 
 /// The first datagram on a channel since it was bound.
@@ -266,10 +286,10 @@ fn first_use(
     allocation: AllocationId,
     number: ChannelNumber,
     channels: &mut Channels,
-    told: Option<&mut VecDeque<Effect>>,
+    (is_told, effects): (bool, &mut VecDeque<Effect>),
 ) {
     channels.mark_used(number);
-    if let Some(effects) = told {
+    if is_told {
         effects.push_back(Effect::Used { allocation, number });
     }
 }

@@ -15,8 +15,8 @@ use turnpike_testkit::fuzz::{self, Input};
 use turnpike_turn::{
     server::{
         AllocationId, Asked, Client, ClosedReason, ConnectError, ConnectRequest, ConnectionId,
-        CredentialQuery, Credentials, Effect, Family, Link, Moved, OpenRequest, OpenResult, PeerConnection,
-        PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Verdict,
+        CredentialQuery, Credentials, Effect, Family, IcmpError, Link, Moved, OpenRequest, OpenResult,
+        PeerConnection, PeerRules, RelayId, RelayTransport, Seat, Server, ServerConfig, Source, Verdict,
     },
     time::Now,
     wire::{
@@ -258,10 +258,8 @@ impl Run {
     fn icmp(&mut self, input: &mut Input<'_>) {
         let (Some(allocation), to) = (self.some_allocation(input), peer(input.byte())) else { return };
         let relay = RelayId { allocation, family: family(to) };
-        let (icmp_type, code, info) = (input.below(13), input.byte(), input.u32());
-        if let Verdict::Reply { client, .. } =
-            self.server.from_icmp(self.now, relay, to, icmp_type, code, info)
-        {
+        let error = IcmpError { icmp_type: input.below(13), code: input.byte(), info: input.u32() };
+        if let Verdict::Reply { client, .. } = self.server.from_icmp(self.now, relay, to, error) {
             let session = self.session(allocation);
             assert!(client == session.client && session.permissions.contains_key(&to.ip()));
         }

@@ -9,7 +9,7 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, GrantedAllocates, Link, LookupId, PeerConnection, RelayId,
+        DropReason, Effect, Family, GrantedAllocates, IcmpError, Link, LookupId, PeerConnection, RelayId,
         RelayTransport, Seat, Server, ServerConfig, Source, Stats, Verdict,
     },
     time::Now,
@@ -447,8 +447,9 @@ impl Network {
         let Some(peer) = self.sending_peer(peer, at, relay) else { return };
         let peer = self.model.workers[at].rules.reached(peer);
         let expected = self.model.from_icmp(at, relay, peer, error);
-        let (now, (kind, code, info)) = (self.now(at), error);
-        let done = self.workers[at].server.from_icmp(now, relay, peer, kind, code, info).into();
+        let (now, (icmp_type, code, info)) = (self.now(at), error);
+        let error = IcmpError { icmp_type, code, info };
+        let done = self.workers[at].server.from_icmp(now, relay, peer, error).into();
         self.judge(at, expected, &done, &Datagram::Noise);
     }
 

@@ -10,7 +10,7 @@ use std::{
 use turnpike_turn::ip_range::{self, IpRange};
 
 use crate::{
-    StoredKey, UserSecret,
+    Settings, StoredKey, UserSecret,
     import::Note,
     key::show::{quoted, strings},
     settings::User,
@@ -116,9 +116,9 @@ impl Draft {
         };
         self.server(&mut file);
         self.tls(&mut file, &mut note);
-        self.relay(&mut file, &mut note);
+        let ports = self.relay(&mut file, &mut note);
         self.auth(&mut file, &mut note);
-        self.limits(&mut file);
+        self.limits(&mut file, ports);
         self.peers(&mut file, &mut note);
         self.discovery(&mut file, &mut note);
         if self.prometheus {
@@ -214,7 +214,8 @@ impl Draft {
         }
     }
 
-    fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+    /// How many relayed addresses there can be is given back.
+    fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) -> usize {
         let addresses = self.relay_addresses(note);
         if !addresses.is_empty() {
             let shown = addresses.iter().map(|(local, public)| match public {
@@ -223,8 +224,8 @@ impl Draft {
             });
             file.key("relay", "addresses", strings(&shown.collect::<Vec<_>>()));
         }
+        let (first, last) = (self.min_port.unwrap_or(49_152), self.max_port.unwrap_or(65_535));
         if self.min_port.is_some() || self.max_port.is_some() {
-            let (first, last) = (self.min_port.unwrap_or(49_152), self.max_port.unwrap_or(65_535));
             file.key("relay", "ports", quoted(&format!("{first}-{last}")));
         }
         file.some("relay", "listener_buffer", self.buffer);
@@ -234,6 +235,9 @@ impl Draft {
             file.key("relay", "tcp", false);
         }
         file.some("relay", "mobility", self.mobility);
+        // Where none is named, one of each family may be found.
+        let addresses = if addresses.is_empty() { 2 } else { addresses.len() };
+        (usize::from(last.saturating_sub(first)) + 1) * addresses
     }
 
     /// Local addresses to relay on, with those that clients are told.
@@ -335,10 +339,13 @@ impl Draft {
         file.some("auth", "nonce_lifetime", self.nonce_lifetime);
     }
 
-    fn limits(&self, file: &mut Writer) {
+    /// A quota that can never be reached is none that turnpike takes: there is a port for each allocation.
+    fn limits(&self, file: &mut Writer, ports: usize) {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
-        file.some("limits", "allocations", no_zero(self.total_quota));
-        file.some("limits", "allocations_per_user", no_zero(self.user_quota));
+        let total = no_zero(self.total_quota).map(|total| total.min(ports));
+        let most = total.unwrap_or(Settings::default().max_allocations);
+        file.some("limits", "allocations", total);
+        file.some("limits", "allocations_per_user", no_zero(self.user_quota).map(|user| user.min(most)));
         file.some("limits", "bits_per_second", self.bps_capacity);
         file.some("limits", "bits_per_second_per_allocation", self.max_bps);
         file.some("limits", "idle", self.idle);

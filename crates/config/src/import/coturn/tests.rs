@@ -61,6 +61,29 @@ fn every_option_comes_to_what_the_files_say() {
     read(TOML);
 }
 
+/// What several options together come to is told by the line of the one that it is named after.
+#[test]
+fn what_is_told_has_the_line_of_its_option() {
+    let (_, notes) = translated(
+        "relay-ip=10.0.0.5\nexternal-ip=203.0.113.7/10.0.0.7\nexternal-ip=203.0.113.5/10.0.0.5\ncert=c.pem\npkey=/k.pem\nuser=a:b",
+    );
+    assert!(told(&notes, "line 2, external-ip: 10.0.0.7 is none of relay-ip"), "{notes:?}");
+    assert!(told(&notes, "line 4, cert: c.pem is looked for"), "{notes:?}");
+    let (_, notes) = translated("user=a:b");
+    assert!(notes.iter().all(|note| !note.starts_with("line ")), "{notes:?}");
+}
+
+#[test]
+fn quotas_that_cannot_be_reached_become_those_that_can() {
+    let (settings, notes) = translated(
+        "relay-ip=10.0.0.5\nmin-port=45000\nmax-port=45999\ntotal-quota=1200\nuser-quota=1100\nallowed-peer-ip=10.1.0.0-10.1.0.9\nuser=a:b",
+    );
+    assert_eq!((settings.max_allocations, settings.max_allocations_per_user), (1000, 1000));
+    assert_eq!(notes, [""; 0]);
+    let (settings, _) = translated("user-quota=50000\nuser=a:b");
+    assert_eq!(settings.max_allocations_per_user, Settings::default().max_allocations);
+}
+
 /// No option disappears: it changes the result, or is told.
 #[test]
 fn each_option_alone_changes_something_or_is_told() {

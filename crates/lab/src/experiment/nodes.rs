@@ -1,0 +1,182 @@
+//! A subject that is several processes at once: the nodes of a fleet, each with a place and names of its own.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{Service, fill::Variables};
+use crate::{error::LabError, record};
+
+/// One process of a service that has several; whatever it does not say itself the service says for all.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Node {
+    /// `{node}` in what the service says.
+    pub(crate) name: String,
+    pub(crate) cpus: Option<String>,
+    pub(crate) namespace: Option<String>,
+    /// Names for use in what the service says.
+    #[serde(default)]
+    pub(crate) vars: BTreeMap<String, toml::Value>,
+}
+
+impl Service {
+    /// These names, and its own. A subject's are the workload's too, while it is measured.
+    pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
+        variables.with(&self.vars)
+    }
+
+    /// What its processes are called.
+    pub(crate) fn process_names(&self) -> Vec<String> {
+        match &self.node[..] {
+            [] => vec![self.name.clone()],
+            nodes => nodes.iter().map(|node| self.name_of(node)).collect(),
+        }
+    }
+
+    fn name_of(&self, node: &Node) -> String {
+        format!("{}-{}", self.name, node.name)
+    }
+
+    /// Each process of it as a service that has no nodes, with all variables replaced.
+    pub(crate) fn processes(&self, variables: &Variables) -> Result<Vec<Self>, LabError> {
+        let own = self.scope(variables)?;
+        if self.node.is_empty() {
+            return Ok(vec![self.fill(&own)?]);
+        }
+        let process = |node: &Node| {
+            let mut filled = self.fill(&node.scope(&own)?)?;
+            filled.name = self.name_of(node);
+            filled.namespace = node.namespace.clone().or(filled.namespace);
+            filled.cpus = node.cpus.clone().or(filled.cpus);
+            filled.node.clear();
+            Ok::<_, LabError>(filled)
+        };
+        self.node.iter().map(process).collect()
+    }
+
+    /// As a record has it: the commands of several processes one behind the other, as a shell takes them.
+    pub(crate) fn describe(&self, variables: &Variables) -> Result<record::Subject, LabError> {
+        let (mut commands, mut cpus) = (Vec::new(), Vec::new());
+        for process in self.processes(variables)? {
+            commands.push(process.command.words()?);
+            cpus.extend(process.cpus);
+        }
+        cpus.dedup();
+        Ok(record::Subject {
+            name: self.name.clone(),
+            command: commands.join(&"&".to_owned()),
+            cpus: (!cpus.is_empty()).then(|| cpus.join(",")),
+        })
+    }
+}
+
+impl Node {
+    /// The names of the service, and its own.
+    pub(crate) fn scope(&self, variables: &Variables) -> Result<Variables, LabError> {
+        let mut own = variables.with(&self.vars)?;
+        own.set("node", &self.name);
+        Ok(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::Experiment;
+    use super::*;
+
+    const FLEET: &str = "
+name = 'x'
+metric = 'delivered_pps'
+[vars]
+port = 7
+[[subject]]
+name = 'pair'
+vars = { both = '{relay}:{port} {peer}:{port}' }
+command = 'relay --as {node} --at {own}:{port}'
+env = { NODE = '{node}' }
+files = { '{node}.toml' = 'at = {own}' }
+namespace = 'relay'
+cpus = '0'
+[[subject.node]]
+name = 'one'
+vars = { own = '{relay}' }
+[[subject.node]]
+name = 'two'
+vars = { own = '{peer}' }
+namespace = 'peer'
+[workload]
+command = 'load {both*}'
+";
+
+    fn variables(experiment: &Experiment) -> Variables {
+        let addresses = experiment.topology().unwrap().unwrap().addresses();
+        Variables::new(experiment, &addresses, &experiment.points()[0], Path::new("d"))
+    }
+
+    #[test]
+    fn a_node_is_a_process_with_names_and_a_place_of_its_own() {
+        let experiment = Experiment::parse(Path::new("x.toml"), FLEET).unwrap();
+        let variables = variables(&experiment);
+        let [pair] = &experiment.subject[..] else { panic!("one subject") };
+        let processes = pair.processes(&variables).unwrap();
+        let [one, two] = &processes[..] else { panic!("two processes") };
+        assert_eq!((one.name.as_str(), two.name.as_str()), ("pair-one", "pair-two"));
+        assert_eq!(two.command.words().unwrap(), ["relay", "--as", "two", "--at", "10.77.2.2:7"]);
+        assert_eq!((&*two.env["NODE"], &*two.files["two.toml"]), ("two", "at = 10.77.2.2"));
+        let places = [one, two].map(|node| (node.namespace.as_deref(), node.cpus.as_deref()));
+        assert_eq!(places, [(Some("relay"), Some("0")), (Some("peer"), Some("0"))]);
+
+        let load = pair.scope(&variables).unwrap().command(&experiment.workload.command).unwrap();
+        assert_eq!(load, ["load", "10.77.1.1:7", "10.77.2.2:7"]);
+        let described = pair.describe(&variables).unwrap();
+        assert_eq!(
+            described.command.join(" "),
+            "relay --as one --at 10.77.1.1:7 & relay --as two --at 10.77.2.2:7"
+        );
+        assert_eq!(described.cpus.as_deref(), Some("0"));
+    }
+
+    #[test]
+    fn a_service_without_nodes_is_one_process() {
+        let start = FLEET.find("[[subject.node]]").unwrap();
+        let text = [&FLEET[..start], &FLEET[FLEET.find("[workload]").unwrap()..]].concat();
+        let text = text.replace("{node}", "it").replace("{own}", "{relay}");
+        let experiment = Experiment::parse(Path::new("x.toml"), &text).unwrap();
+        let variables = variables(&experiment);
+        let processes = experiment.subject[0].processes(&variables).unwrap();
+        let [one] = &processes[..] else { panic!("one process") };
+        assert_eq!((one.name.as_str(), one.cpus.as_deref()), ("pair", Some("0")));
+        assert_eq!(one.command.words().unwrap()[4], "10.77.1.1:7");
+    }
+
+    #[test]
+    fn mistakes_of_nodes_are_told_at_their_places() {
+        let changes = [
+            ("name = 'one'", "name = 'O ne'\nkpus = '1'"),
+            ("name = 'two'", "name = 'two'\ncpus = '1-0'"),
+            ("own = '{peer}'", "own = '{peeer}'"),
+            ("namespace = 'peer'", "namespace = 'pear'"),
+        ];
+        let text = changes.iter().fold(FLEET.to_owned(), |text, (from, to)| text.replace(from, to));
+        let told = Experiment::parse(Path::new("x.toml"), &text).unwrap_err().to_string();
+        for part in [
+            "x.toml:15:8: name \"O ne\": expected at most 32 lower case letters",
+            "x.toml:16:1: unknown key \"kpus\"; did you mean \"cpus\"?",
+            "x.toml:20:8: pair-two: cpus \"1-0\": expected a list",
+            "x.toml:21:16: {peeer} stands for nothing; did you mean {peer}?",
+            "x.toml:22:13: no namespace \"pear\"; did you mean \"peer\"?",
+        ] {
+            assert!(told.contains(part), "{part} is missing: {told}");
+        }
+        let twice = FLEET.replace("'two'", "'one'");
+        let told = Experiment::parse(Path::new("x.toml"), &twice).unwrap_err().to_string();
+        assert_eq!(told, "x.toml:18:8: \"pair-one\" is named twice");
+        // What only one node has is no name for the workload.
+        let text = FLEET.replace("load {both*}", "load {own}");
+        let told = Experiment::parse(Path::new("x.toml"), &text).unwrap_err().to_string();
+        assert!(told.starts_with("x.toml:22:11: {own} stands for nothing"), "{told}");
+    }
+}

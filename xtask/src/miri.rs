@@ -1,0 +1,60 @@
+//! `cargo xtask miri`: the parts of `net` and `offload` that compute and call no kernel, under Miri, which sees undefined behaviour that
+//! a processor forgives. It needs a nightly toolchain with Miri, and says so where there is none.
+
+use std::process::{Command, ExitCode};
+
+use crate::Failure;
+
+/// Crates, and which of their tests: those that make no system call which Miri does not have, and take no hours by it.
+const PURE: [(&str, &[&str]); 2] = [
+    (
+        "turnpike-net",
+        &[
+            "sys::",
+            "a_buffer_comes_apart_at_the_segment_size",
+            "an_empty_datagram_is_one",
+            "foreign_bytes_have_no_span",
+            "what_was_held_joins_what_is_filled_in",
+            "send::tests::a_full_device_queue",
+            "send::tests::a_large_segment",
+            "send::tests::a_message_is_no_longer",
+            "send::tests::adjacent_datagrams",
+            "send::tests::an_interrupted_call",
+            "send::tests::empty_datagrams",
+            "send::tests::other_sockets",
+        ],
+    ),
+    (
+        "turnpike-offload",
+        &["layout::", "slots::", "emptied::", "ports::", "a_place_rests_before_it_is_anothers"],
+    ),
+];
+
+pub(crate) fn run() -> Result<ExitCode, Failure> {
+    let version = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
+    let Some(version) = version.ok().filter(|output| output.status.success()) else {
+        println!(
+            "skipped: there is no nightly with Miri (rustup toolchain install nightly --component miri,rust-src)"
+        );
+        return Ok(ExitCode::SUCCESS);
+    };
+    println!("{}", String::from_utf8_lossy(&version.stdout).trim());
+    for (package, tests) in PURE {
+        let mut command = Command::new("cargo");
+        // Cargo's own variables are those of the toolchain that runs us.
+        for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
+            command.env_remove(variable);
+        }
+        command
+            .args(["+nightly", "miri", "test", "--locked", "--package", package, "--lib", "--"])
+            .args(tests);
+        command.env("MIRIFLAGS", "-Zmiri-strict-provenance");
+        if !command.status()?.success() {
+            return Err(format!(
+                "Miri has found something in {package}, or one of its tests calls the kernel"
+            )
+            .into());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

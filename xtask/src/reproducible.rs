@@ -1,0 +1,82 @@
+//! `cargo xtask reproducible`: builds the binary of a release in two directories of different names and compares the bytes. Where they differ,
+//! both are kept.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use clap::Args;
+
+use crate::{Failure, repository};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Where to build; some gigabytes, which are removed afterwards
+    #[arg(long, default_value = "target/reproducible")]
+    dir: PathBuf,
+}
+
+/// Of different lengths, so that no path fits into the place of the other.
+const PLACES: [&str; 2] = ["a", "another/place"];
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let root = repository()?;
+    let dir = root.join(&options.dir);
+    let trees = PLACES.map(|place| dir.join(place));
+    // Both before one is built, and their time: whoever works here goes on meanwhile.
+    for tree in &trees {
+        copy_of_the_tree(&root, tree)?;
+    }
+    let time = Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(&root).output()?;
+    let time = String::from_utf8(time.stdout)?;
+    let mut built = Vec::new();
+    for (tree, kept) in trees.into_iter().zip(["one", "other"]) {
+        println!("building in {}", tree.display());
+        let target = tree.join("target");
+        let status = Command::new(tree.join("deploy/build"))
+            .current_dir(&tree)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("SOURCE_DATE_EPOCH", time.trim())
+            .status()?;
+        if !status.success() {
+            return Err(format!("the build in {} failed", tree.display()).into());
+        }
+        let kept = dir.join(kept);
+        fs::rename(target.join("release/turnpike"), &kept)?;
+        fs::remove_dir_all(&tree)?;
+        Command::new("sha256sum").arg(&kept).status()?;
+        built.push(kept);
+    }
+    let [one, other] = [fs::read(&built[0])?, fs::read(&built[1])?];
+    if one == other {
+        println!("the same {} bytes", one.len());
+        fs::remove_dir_all(&dir)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let first = one.iter().zip(&other).position(|(one, other)| one != other);
+    println!("{} and {} bytes, which differ from byte {first:?} on", one.len(), other.len());
+    Ok(ExitCode::FAILURE)
+}
+
+/// What git knows of, as it lies here.
+fn copy_of_the_tree(root: &Path, to: &Path) -> Result<(), Failure> {
+    if to.exists() {
+        fs::remove_dir_all(to)?;
+    }
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?;
+    if !listed.status.success() {
+        return Err("git does not know this tree".into());
+    }
+    for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
+        let (from, to) = (root.join(name), to.join(name));
+        // A file that has been removed, but not committed so.
+        if !from.is_file() {
+            continue;
+        }
+        fs::create_dir_all(to.parent().ok_or("a file without a directory")?)?;
+        fs::copy(&from, &to)?;
+    }
+    Ok(())
+}
