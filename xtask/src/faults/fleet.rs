@@ -55,7 +55,8 @@ impl Figures {
     pub(super) fn row(&self, name: &str, what: &str, clients: u64, told: &[String]) -> String {
         let cells: Vec<String> = self.lines(clients).into_iter().map(|(_, words)| words).collect();
         let [rest @ .., whole] = cells.as_slice() else { return String::new() };
-        let last: Vec<&str> = told.iter().map(String::as_str).chain([whole.as_str()]).filter(|w| !w.is_empty()).collect();
+        let last: Vec<&str> =
+            told.iter().map(String::as_str).chain([whole.as_str()]).filter(|w| !w.is_empty()).collect();
         format!("| `{name}` | {what} | {} | {} |\n", rest.join(" | "), last.join("; "))
     }
 
@@ -65,24 +66,26 @@ impl Figures {
             Some(most) => format!("{} of the {most} there, of {clients}", self.sessions_lost),
             None => format!("{} of {clients}", self.sessions_lost),
         };
-        let others = format!("{} of {}; longest silence {:.2} s", self.lost_of_others, self.sent, self.longest_silence);
+        let others = format!(
+            "{} of {}; longest silence {:.2} s",
+            self.lost_of_others, self.sent, self.longest_silence
+        );
         let mut times = String::new();
         for Reconnect { transport, lost, p50, p99 } in self.reconnect.iter().filter(|part| part.lost > 0) {
             let between = if times.is_empty() { "" } else { "; " };
             let _ = write!(times, "{between}{lost} over {transport}: {p50:.2} s, {p99:.2} s");
         }
         let quota = if self.were_alone {
-            format!("{} of {}: nodes without the store go by their own limits", self.most_of_one_user, self.quota)
+            format!(
+                "{} of {}: nodes without the store go by their own limits",
+                self.most_of_one_user, self.quota
+            )
         } else {
             format!("{} of {}: {:.1} % beyond", self.most_of_one_user, self.quota, self.beyond)
         };
         let listed = |counts: &[u64]| counts.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let herd = format!(
-            "{}; {} %; {}",
-            self.most_in_a_second,
-            listed(&self.shares),
-            listed(&self.newcomers)
-        );
+        let herd =
+            format!("{}; {} %; {}", self.most_in_a_second, listed(&self.shares), listed(&self.newcomers));
         vec![
             ("sessions", lost),
             ("others", others),

@@ -57,7 +57,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         return if options.list { Ok(ExitCode::SUCCESS) } else { Err(none.into()) };
     }
     if options.write && all.iter().any(|name| name.starts_with(FLEET) && !chosen.contains(&name)) {
-        return Err("a table that is written has all rows of a fleet: cargo xtask faults fleet --write".into());
+        return Err(
+            "a table that is written has all rows of a fleet: cargo xtask faults fleet --write".into()
+        );
     }
     let program = crate::program(&repository, options.program.as_deref())?;
     let found = crate::target(&repository).join("faults");

@@ -68,6 +68,7 @@ impl Network {
         let clients = linked("c", "c", 0);
         // A port whose node is gone is still led there for some minutes. With many ports hardly a client draws one of these.
         clients.inside(&["sh", "-c", "echo 1024 65535 >/proc/sys/net/ipv4/ip_local_port_range"]);
+        as_many(&clients);
         let nodes = std::array::from_fn(|node| linked(&device(node), "n", number(node)));
         let haproxy = balance_streams(&dir.file("haproxy.cfg", haproxy_configuration()));
         Self { nodes, clients, router: Router::start(), _haproxy: haproxy }
@@ -121,6 +122,21 @@ fn linked(ours: &str, theirs: &str, link: u8) -> Namespace {
     namespace
 }
 
+/// Has clients come from a hundred addresses, as they do in life: of one address only so many requests wait for the users' database at a time.
+fn as_many(clients: &Namespace) {
+    let addresses: Vec<String> = (0..100).map(|number| format!("{number} : 10.78.4.{number}")).collect();
+    run("ip", &["route", "add", "10.78.4.0/24", "via", "10.78.0.2"]);
+    clients.inside(&[
+        "nft",
+        &format!(
+            "add table ip many; add chain ip many postrouting {{ type nat hook postrouting priority 100; }}; \
+             add rule ip many postrouting meta l4proto {{ tcp, udp }} th dport {PORT} \
+             snat to numgen inc mod 100 map {{ {} }}",
+            addresses.join(", ")
+        ),
+    ]);
+}
+
 fn nft(script: &str) {
     run("nft", &[script]);
 }
@@ -134,7 +150,9 @@ struct Router {
 impl Router {
     /// Asks each node five times a second; who has not answered three times is dead.
     fn start() -> Arc<Self> {
-        nft("add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }");
+        nft(
+            "add table ip balancer; add chain ip balancer prerouting { type nat hook prerouting priority -100; }",
+        );
         let router = Arc::new(Self { alive: Mutex::new([true; NODES]), ends: AtomicBool::new(false) });
         lead_to(&[true; NODES]);
         for node in 0..NODES {
@@ -189,7 +207,8 @@ fn lead_to(alive: &[bool; NODES]) {
 fn answers(node: usize) -> bool {
     const BINDING: u16 = 0x0001;
     let Ok(socket) = UdpSocket::bind((balancer_of(node), 0)) else { return false };
-    let asked = socket.connect(node_address(node)).and_then(|()| socket.send(&stun::message(BINDING, 1, &[])));
+    let asked =
+        socket.connect(node_address(node)).and_then(|()| socket.send(&stun::message(BINDING, 1, &[])));
     socket.set_read_timeout(Some(Duration::from_millis(150))).expect("not zero");
     let answered = asked.is_ok() && socket.recv(&mut [0; 512]).is_ok();
     // Asked as often, whether refused at once or silent.

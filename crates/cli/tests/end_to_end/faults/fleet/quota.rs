@@ -35,7 +35,7 @@ struct Shared {
 struct Held {
     /// Sockets with an allocation, by node.
     sockets: [Vec<UdpSocket>; NODES],
-    /// What each process has granted him.
+    /// What each node has granted him.
     granted: [u64; NODES],
     /// How often each node has lost them.
     losses: [u32; NODES],
@@ -77,7 +77,7 @@ impl Greedy {
         std::mem::replace(&mut held.most, now)
     }
 
-    /// How many each process has granted him, node by node, to be asked by another thread.
+    /// How many each node has granted him so far, to be asked by another thread.
     pub(super) fn granted(&self) -> impl Fn(usize) -> u64 + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |node| shared.held().granted[node]
@@ -87,7 +87,6 @@ impl Greedy {
     pub(super) fn has_lost(&self, node: usize) {
         let mut held = self.shared.held();
         held.sockets[node].clear();
-        held.granted[node] = 0;
         held.losses[node] += 1;
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct World {
     pub(super) network: Network,
     /// By which nodes reach the Redis.
     pub(super) store: Proxy,
+    /// The Redis has forgotten what users have: what they get until all nodes have told it again is counted, and no mistake of the test.
+    pub(super) has_forgotten: bool,
     _reflect: Reflect,
     _users: Proxy,
     _certificate: Certificate,
@@ -59,6 +61,7 @@ impl World {
             postgres,
             network,
             store,
+            has_forgotten: false,
             _reflect: reflect,
             _users: users,
             _certificate: certificate,
@@ -69,9 +72,12 @@ impl World {
         Ok(world)
     }
 
-    /// Waits until every node says that all are there, knows the same keys, and serves; and the balancer finds them.
+    /// Waits until the store knows all nodes, every node says that all are there, knows the same keys, and serves; and the balancer finds them.
     pub(super) fn is_whole(&self) {
         within(SOON * 2, "the fleet is whole", || {
+            if self.redis.say("HLEN turnpike:{turnpike}:nodes") != format!(":{NODES}\r\n") {
+                return false;
+            }
             let tell = |node| self.metrics(node);
             let all: Option<Vec<Metrics>> = (0..NODES).map(tell).collect();
             let Some(all) = all else { return false };

@@ -31,8 +31,10 @@ struct Sample {
 
 #[derive(Clone, Copy)]
 struct Node {
-    /// Allocations that this process has granted to others than the greedy user.
-    granted: u64,
+    /// Allocations that this process has granted.
+    granted: i64,
+    /// Those that the greedy user has got here, from all processes.
+    greedy: i64,
     is_alone: bool,
 }
 
@@ -48,7 +50,8 @@ impl Watch {
                     let metrics = Metrics::new(text);
                     let granted = metrics.maybe("turnpike_allocations_opened_total")?;
                     let is_alone = metrics.maybe("turnpike_fleet_up")? == 0;
-                    Some(Node { granted: granted.saturating_sub(greedy(node)), is_alone })
+                    let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+                    Some(Node { granted: count(granted), greedy: count(greedy(node)), is_alone })
                 });
                 watching.samples().push(Sample { at: Instant::now(), nodes });
                 thread::sleep(Duration::from_millis(200));
@@ -59,23 +62,37 @@ impl Watch {
 
     /// The most allocations that one node has granted within a second, the greedy user's not counted.
     pub(super) fn most_in_a_second(&self) -> u64 {
-        let samples = self.shared.samples();
         let of_node = |node: usize| {
-            let mut grants: Vec<(Instant, u64)> = Vec::new();
-            let mut before = None;
-            for sample in samples.iter() {
-                let Some(Node { granted, .. }) = sample.nodes[node] else { continue };
-                // Another process has begun at zero.
-                let new = before.replace(granted).map_or(0, |before| granted.checked_sub(before).unwrap_or(granted));
-                grants.push((sample.at, new));
-            }
-            let within_a_second = |(place, (end, _)): (usize, &(Instant, u64))| -> u64 {
-                let recent = |(at, _): &&(Instant, u64)| end.duration_since(*at) < Duration::from_secs(1);
+            let grants = self.grants(node);
+            let within_a_second = |(place, (end, _)): (usize, &(Instant, i64))| -> i64 {
+                let recent = |(at, _): &&(Instant, i64)| end.duration_since(*at) < Duration::from_secs(1);
                 grants[..=place].iter().rev().take_while(recent).map(|(_, new)| new).sum()
             };
             grants.iter().enumerate().map(within_a_second).max().unwrap_or_default()
         };
-        (0..NODES).map(of_node).max().unwrap_or_default()
+        (0..NODES).map(of_node).max().and_then(|most| u64::try_from(most).ok()).unwrap_or_default()
+    }
+
+    /// How many each node has granted since then, likewise.
+    pub(super) fn granted_since(&self, begin: Instant) -> [u64; NODES] {
+        std::array::from_fn(|node| {
+            let grants = self.grants(node);
+            let new: i64 = grants.iter().filter(|(at, _)| *at >= begin).map(|(_, new)| new).sum();
+            u64::try_from(new).unwrap_or_default()
+        })
+    }
+
+    /// What a node has granted from one sample to the next.
+    fn grants(&self, node: usize) -> Vec<(Instant, i64)> {
+        let mut before: Option<Node> = None;
+        let new = |sample: &Sample| {
+            let now = sample.nodes[node]?;
+            let before = before.replace(now)?;
+            // Another process has begun at zero.
+            let begun = if now.granted < before.granted { 0 } else { before.granted };
+            Some((sample.at, now.granted - begun - (now.greedy - before.greedy)))
+        };
+        self.shared.samples().iter().filter_map(new).collect()
     }
 
     /// Whether a node was without the store for so long that it went by limits of its own.
