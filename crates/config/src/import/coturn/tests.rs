@@ -268,12 +268,8 @@ fn what_cannot_work_together_is_told() {
     assert!(told(&notes, "tls-listening-port: there is no cert"), "{notes:?}");
     let (_, notes) = translated("tls-listening-port=5350\nno-tls");
     assert!(!told(&notes, "there is no cert"), "{notes:?}");
-    let imported = translate("t.conf", "total-quota=10\nuser-quota=20\nuser=a:b");
-    assert!(
-        imported.notes.iter().any(|note| note.option == "limits.allocations_per_user"),
-        "{:?}",
-        imported.notes
-    );
+    let (settings, _) = translated("total-quota=10\nuser-quota=20\nuser=a:b");
+    assert_eq!((settings.max_allocations, settings.max_allocations_per_user), (10, 10));
 }
 
 proptest::proptest! {
