@@ -49,8 +49,9 @@ fn on_a_fleet(test: &str, what: &'static str, may: Notice, fault: impl FnOnce(&m
     in_network_namespace(test, || {
         let mut world = need!(World::up());
         let row = Row::new(name, what);
-        // Where nobody has to come back, a machine with other things to do shall not make anybody.
-        let crowd = Crowd::begin(&world.network, if may == Notice::End { "1" } else { "5" });
+        // Where nobody has to come back, or it is not about the time, a machine with other things to do shall not make anybody.
+        let patience = if may == Notice::End { or_thorough("3", "1") } else { "5" };
+        let crowd = Crowd::begin(&world.network, patience);
         world.are_served(clients().into());
         crowd.flows();
         let outcome = Outcome::of(&mut world, crowd, row, fault);
@@ -78,6 +79,7 @@ impl Outcome {
     fn of(world: &mut World, crowd: Crowd, mut row: Row, fault: impl FnOnce(&mut World, &mut Row)) -> Self {
         let before = world.all_allocations();
         world.greedy.most();
+        let alone = world.times_alone();
         let watch = Watch::start(world);
         fault(world, &mut row);
         let mended = Instant::now();
@@ -100,7 +102,7 @@ impl Outcome {
         let seen = crowd.end();
         world.quota_is_used();
         let most_of_one_user = world.greedy.most();
-        let were_alone = watch.has_seen_one_alone();
+        let were_alone = world.times_alone() > alone;
         // What was given up while a node could not be told ends by itself, later.
         let kept: u64 = seen.iter().map(|seen| seen.count("sessions_lost")).sum();
         within(SOON, "no session is left", || {

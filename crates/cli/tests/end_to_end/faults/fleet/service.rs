@@ -129,6 +129,12 @@ impl World {
         });
     }
 
+    /// How often nodes have said that they go by limits of their own, without the store.
+    pub(super) fn times_alone(&self) -> usize {
+        let lines = self.nodes.iter().flat_map(Server::lines);
+        lines.filter(|line| line.contains("this node is alone")).count()
+    }
+
     /// Ends a node at once.
     pub(super) fn kill(&mut self, node: usize) {
         self.nodes[node].kill();

@@ -1,4 +1,4 @@
-//! Looks at all nodes, some times a second: who gets how many allocations when, and who is without the store.
+//! Looks at all nodes, some times a second: who gets how many allocations when.
 
 use std::{
     path::PathBuf,
@@ -35,7 +35,6 @@ struct Node {
     granted: i64,
     /// Those that the greedy user has got here, from all processes.
     greedy: i64,
-    is_alone: bool,
 }
 
 impl Watch {
@@ -49,9 +48,8 @@ impl Watch {
                     let (_, text) = get_unix(&sockets[node], "/metrics").ok()?;
                     let metrics = Metrics::new(text);
                     let granted = metrics.maybe("turnpike_allocations_opened_total")?;
-                    let is_alone = metrics.maybe("turnpike_fleet_up")? == 0;
                     let count = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-                    Some(Node { granted: count(granted), greedy: count(greedy(node)), is_alone })
+                    Some(Node { granted: count(granted), greedy: count(greedy(node)) })
                 });
                 watching.samples().push(Sample { at: Instant::now(), nodes });
                 thread::sleep(Duration::from_millis(200));
@@ -93,12 +91,6 @@ impl Watch {
             Some((sample.at, now.granted - begun - (now.greedy - before.greedy)))
         };
         self.shared.samples().iter().filter_map(new).collect()
-    }
-
-    /// Whether a node was without the store for so long that it went by limits of its own.
-    pub(super) fn has_seen_one_alone(&self) -> bool {
-        let samples = self.shared.samples();
-        samples.iter().any(|sample| sample.nodes.iter().flatten().any(|node| node.is_alone))
     }
 }
 
