@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Asked, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, RequestRefusal,
+    Asked, Client, ClosedReason, CredentialQuery, CredentialRefusal, DropReason, Effect, RequestRefusal,
     ServerConfig, StoreFailure, Transport,
 };
 use turnpike_turn::wire::integrity::{Key, KeyAlgorithm, userhash};
@@ -169,6 +169,35 @@ fn a_store_that_cannot_tell_is_a_500_or_silence() {
         assert_eq!((world.server.allocations(), world.server.poll_timeout()), (0, None));
         // And when it can tell again, nothing is in the way.
         answered(&mut world, &Ask::allocate().signed(&bob)).success();
+    }
+}
+
+#[test]
+fn who_finds_no_place_is_told_so_over_a_stream_and_repeats_over_udp() {
+    for (at, store_failure, is_told) in [
+        (stream as fn(u16) -> Client, StoreFailure::Answer, true),
+        (stream, StoreFailure::Drop, false),
+        (client, StoreFailure::Answer, false),
+    ] {
+        let mut world = later(ServerConfig { store_failure, ..streams() });
+        world.client = at(1);
+        let alice = world.credentials("alice", Scheme::Md5);
+        let mut asked = Vec::new();
+        for port in 1..=32 {
+            world.client = at(port);
+            asked.push(query(world.feed(&Ask::allocate().signed(&alice).bytes())));
+        }
+        world.client = at(33);
+        match world.feed(&Ask::allocate().signed(&alice).bytes()) {
+            Outcome::Reply(bytes) => assert_eq!((Reply(bytes).code(), is_told), (Some(500), true)),
+            outcome => assert_eq!((outcome, is_told), (Outcome::Drop(DropReason::LookupLimit), false)),
+        }
+        // Each answer makes room.
+        let first = asked.remove(0);
+        world.client = at(1);
+        assert!(matches!(world.found(first.lookup, found(&first)), Outcome::Open(_)));
+        world.client = at(33);
+        query(world.feed(&Ask::allocate().signed(&alice).bytes()));
     }
 }
 

@@ -169,6 +169,12 @@ impl<G: Gate> Server<G> {
                 self.effects.push_back(Effect::LookUp(CredentialQuery { lookup, user, realm, algorithm }));
                 Answer::Later
             }
+            // Nothing is repeated over a stream: who is told of nothing waits for long.
+            Err(DropReason::LookupLimit)
+                if self.is_stream(context.client()) && self.config.store_failure == StoreFailure::Answer =>
+            {
+                self.store_failed(context, user, realm)
+            }
             Err(reason) => Answer::Drop(reason),
         }
     }

@@ -179,7 +179,7 @@ impl Model {
             Verdict::Later if standing != Standing::Fresh => {
                 return Err(self.challenge(asking, 438, claim.realm));
             }
-            Verdict::Later => return Err(Err(self.look_up(asking))),
+            Verdict::Later => return Err(self.look_up(asking)),
             Verdict::Unavailable if self.workers[at].rules.store_drops => {
                 return Err(Err(Expected::Drop(DropReason::LookupOver)));
             }
@@ -204,24 +204,29 @@ impl Model {
         Ok(Answer { transaction: asking.request.transaction, said: Said::ByNobody, told })
     }
 
-    fn look_up(&mut self, asking: &Asking<'_>) -> Expected {
+    fn look_up(&mut self, asking: &Asking<'_>) -> Outcome {
         let Asking { at, source, delivery, request, .. } = *asking;
         let is_same =
             |it: &Waiting| (it.source.client, it.request.transaction) == (source.client, request.transaction);
         let of_network = network(source.client.address.ip());
         let waiting = &mut self.workers[at].waiting;
         if waiting.iter().any(is_same) {
-            return Expected::Drop(DropReason::LookupPending);
+            return Err(Expected::Drop(DropReason::LookupPending));
         }
         let of_network = |it: &&Waiting| network(it.source.client.address.ip()) == of_network;
         if waiting.iter().filter(of_network).count() >= WAITING_EACH {
-            return Expected::Drop(DropReason::LookupLimit);
+            let is_told = Self::is_stream(&source.client) && !self.workers[at].rules.store_drops;
+            return if is_told {
+                Ok(self.fail(asking, 500))
+            } else {
+                Err(Expected::Drop(DropReason::LookupLimit))
+            };
         }
         let (asked, until) = (self.ms, self.ms + 10_000);
         let waits = Waiting { source, delivery, request: request.clone(), asked, until, lookup: None };
         self.workers[at].waiting.push(waits);
         let claim = request.claim.as_ref().expect("whoever is looked up has a name");
-        Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm })
+        Err(Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm }))
     }
 
     fn standing(&mut self, asking: &Asking<'_>) -> Standing {
