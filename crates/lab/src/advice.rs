@@ -97,6 +97,7 @@ fn stolen(record: &Record) -> Option<Advice> {
         ),
         tries: vec![
             "another time of the day, or a machine whose CPUs are not shared".to_owned(),
+            idle_that_polls(record),
             "more rounds (--rounds): void ones are made again, up to half as many as were wanted".to_owned(),
             format!(
                 "where that is good enough: --max-steal {enough}, or steal_percent = {enough} under [limits] in the \
@@ -104,6 +105,17 @@ fn stolen(record: &Record) -> Option<Advice> {
             ),
         ],
     })
+}
+
+fn idle_that_polls(record: &Record) -> String {
+    let now = match record.environment.idle.as_str() {
+        "" => String::new(),
+        idle => format!(" (now: {idle})"),
+    };
+    format!(
+        "idle CPUs that poll before they halt, so that the host does not take them away{now}: see \"In a virtual machine\" of \
+         docs/lab.md"
+    )
 }
 
 fn shared(record: &Record) -> Option<Advice> {

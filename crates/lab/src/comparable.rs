@@ -34,6 +34,9 @@ pub fn comparable(a: &Record, b: &Record) -> Vec<Difference> {
     compare("cores", here.cores.to_string(), there.cores.to_string(), true);
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
     compare("memory", gib(here.memory_bytes), gib(there.memory_bytes), false);
+    if !here.idle.is_empty() && !there.idle.is_empty() {
+        compare("idle CPUs", here.idle.clone(), there.idle.clone(), true);
+    }
     let interfaces: BTreeSet<&String> = here.offloads.keys().chain(there.offloads.keys()).collect();
     for interface in interfaces {
         let (first, second) = offload_difference(here.offloads.get(interface), there.offloads.get(interface));
@@ -119,10 +122,11 @@ mod tests {
     fn each_difference_of_machine_or_question_forbids_the_comparison() {
         type Alter = fn(&mut Record);
         let base = record("x", &[(1.0, 1.0, 1.0)]);
-        let changes: [(&str, Alter); 9] = [
+        let changes: [(&str, Alter); 10] = [
             ("kernel", |r| r.environment.kernel = "6.1.0".to_owned()),
             ("CPU model", |r| r.environment.cpu_model = "Other".to_owned()),
             ("cores", |r| r.environment.cores = 64),
+            ("idle CPUs", |r| r.environment.idle = "driver none, governor menu".to_owned()),
             ("offloads of veth0", |r| {
                 r.environment.offloads.insert("veth0".to_owned(), [("gso".to_owned(), false)].into());
             }),
@@ -147,6 +151,8 @@ mod tests {
         let mut other = base.clone();
         other.experiment.rounds = 20;
         other.environment.tools.remove("perf");
+        // Of a record from before it was asked for nothing is known.
+        other.environment.idle.clear();
         let differences = comparable(&base, &other);
         assert_eq!(differences.len(), 2);
         assert!(differences.iter().all(|difference| !difference.forbids));

@@ -1,6 +1,6 @@
 //! The machine that a run was made on, for the record: without it a figure means nothing.
 
-use std::{collections::BTreeMap, fs, thread};
+use std::{collections::BTreeMap, fs, path::Path, thread};
 
 use jiff::Timestamp;
 use procfs::{Current as _, Meminfo};
@@ -31,6 +31,7 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
         cores: thread::available_parallelism()
             .map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
         memory_bytes: Meminfo::current().map_or(0, |memory| memory.mem_total),
+        idle: idle(Path::new("/sys")),
         offloads: topology.offloads.clone(),
         tools: versions(experiment, variables),
         commit,
@@ -93,9 +94,42 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
+/// How CPUs idle, by what is below `sys`. A virtual machine's that halt at once give themselves up each time: how long it then takes
+/// to wake them is the host's affair. Those that poll first do not.
+fn idle(sys: &Path) -> String {
+    let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
+    let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));
+    let Some(driver) = cpuidle("current_driver") else { return "no driver".to_owned() };
+    let governor = cpuidle("current_governor_ro").or_else(|| cpuidle("current_governor"));
+    let governor = governor.as_deref().unwrap_or("unknown");
+    let polls =
+        value(GUEST_HALT_POLL).and_then(|text| text.parse::<u64>().ok()).filter(|_| governor == "haltpoll");
+    let polls = polls
+        .map_or_else(String::new, |nanoseconds| format!(", polls for {} µs at most", nanoseconds / 1_000));
+    format!("driver {driver}, governor {governor}{polls}")
+}
+
+/// Nanoseconds that an idle CPU of a guest polls for at most before it halts.
+const GUEST_HALT_POLL: &str = "module/haltpoll/parameters/guest_halt_poll_ns";
+
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::Dir;
+
     use super::*;
+
+    #[test]
+    fn what_idle_cpus_do_is_told() {
+        let sys = Dir::new();
+        assert_eq!(idle(sys.path()), "no driver");
+        let cpuidle = |name: &str| format!("devices/system/cpu/cpuidle/{name}");
+        sys.file(&cpuidle("current_driver"), "intel_idle\n");
+        sys.file(&cpuidle("current_governor_ro"), "menu\n");
+        sys.file(GUEST_HALT_POLL, "200000\n");
+        assert_eq!(idle(sys.path()), "driver intel_idle, governor menu");
+        sys.file(&cpuidle("current_governor_ro"), "haltpoll\n");
+        assert_eq!(idle(sys.path()), "driver intel_idle, governor haltpoll, polls for 200 µs at most");
+    }
 
     #[test]
     fn the_machine_is_described() {

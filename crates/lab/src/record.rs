@@ -132,6 +132,9 @@ pub struct Environment {
     pub cores: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
+    /// What CPUs do that have nothing to do, and for how long a guest's poll first; empty in records of before it was asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub idle: String,
     /// Interface to feature to on or off (`tx-udp-segmentation`, `generic-receive-offload`).
     pub offloads: BTreeMap<String, BTreeMap<String, bool>>,
     /// Tool (`iperf3`, `perf`, a subject) to version.

@@ -18,6 +18,7 @@ pub(crate) fn record(metric: &str, values: &[(f64, f64, f64)]) -> Record {
         environment: Environment {
             kernel: "6.12.1".to_owned(),
             cpu_model: "Test CPU".to_owned(),
+            idle: "driver none, governor haltpoll, polls for 200 µs at most".to_owned(),
             cores: 2,
             memory_bytes: 8 << 30,
             offloads: [("veth0".to_owned(), [("gso".to_owned(), true), ("gro".to_owned(), true)].into())]

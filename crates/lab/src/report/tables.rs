@@ -248,6 +248,7 @@ pub(super) fn environment(record: &Record) -> Markup {
     let mut rows = vec![
         line("kernel", environment.kernel.clone()),
         line("CPU", format!("{}, {} cores", environment.cpu_model, environment.cores)),
+        line("idle CPUs", environment.idle.clone()),
         line("memory", format!("{:.1} GiB", environment.memory_bytes as f64 / f64::from(1 << 30))),
         line(
             "commit",

@@ -210,8 +210,10 @@ fn origin(records: &[&Record]) -> Vec<String> {
     let commit = machine.commit.as_ref().map_or_else(String::new, |commit| {
         format!(", commit {commit}{}", if machine.dirty { " with changes" } else { "" })
     });
+    let idle = Some(&machine.idle).filter(|idle| idle.contains("polls"));
+    let idle = idle.map_or_else(String::new, |idle| format!(" (idle: {idle})"));
     let mut sentences = vec![format!(
-        "{}{commit}; Linux {}, {} × {}; {} rounds of {} s, seed {}.",
+        "{}{commit}; Linux {}, {} × {}{idle}; {} rounds of {} s, seed {}.",
         first.started,
         machine.kernel,
         machine.cores,
