@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, end_to_end, program, repository};
+use crate::{Failure, document::with_table, end_to_end, program, repository};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -86,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         };
         let table = format!("{head}\n{line}\n{}\n", rows.join("\n"));
         println!("\n{table}");
-        document = replaced(&document, name, &table)?;
+        document = with_table(&document, name, "cargo xtask attack", &table)?;
     }
     if !status.success() {
         return Err("some tests failed: the tables are not written".into());
@@ -95,13 +95,4 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         fs::write(root.join(DOCUMENT), document)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The document with another table between the marks of this name.
-fn replaced(document: &str, name: &str, table: &str) -> Result<String, Failure> {
-    let (begin, end) =
-        (format!("<!-- {name}: written by cargo xtask attack -->\n"), format!("<!-- end of {name} -->"));
-    let (before, rest) = document.split_once(&begin).ok_or(format!("{DOCUMENT} has no {}", begin.trim()))?;
-    let (_, after) = rest.split_once(&end).ok_or(format!("{DOCUMENT} has no {end}"))?;
-    Ok(format!("{before}{begin}{table}{end}{after}"))
 }

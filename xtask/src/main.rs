@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
 
 mod attack;
+mod document;
 mod faults;
 mod fuzz;
 mod instructions;

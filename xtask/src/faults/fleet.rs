@@ -4,12 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use crate::Failure;
-
 /// Where the table stands, between two marks.
 pub(super) const DOCUMENT: &str = "docs/fleet.md";
-const BEGIN: &str = "<!-- faults: written by cargo xtask faults fleet --write -->\n";
-const END: &str = "<!-- end of faults -->";
 
 pub(super) const HEAD: &str = "\
 | `cargo xtask faults` | what happens | sessions lost | datagrams lost of all others | until another allocation: p50, p99 | one user, of a quota | \
@@ -97,14 +93,6 @@ impl Figures {
     }
 }
 
-/// The document with another table between the marks.
-pub(super) fn replaced(document: &str, table: &str) -> Result<String, Failure> {
-    let missing = |mark: &str| format!("{DOCUMENT} has no {}", mark.trim());
-    let (before, rest) = document.split_once(BEGIN).ok_or_else(|| missing(BEGIN))?;
-    let (_, after) = rest.split_once(END).ok_or_else(|| missing(END))?;
-    Ok(format!("{before}{BEGIN}{table}{END}{after}"))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -136,14 +124,5 @@ mod tests {
         let cells = |line: &str| line.matches(" | ").count();
         assert_eq!(HEAD.lines().next().map(cells), row.lines().next().map(cells));
         assert!(figures(true).row("a", "b", 1, &[]).contains("303 of 300: nodes without the store"));
-    }
-
-    #[test]
-    fn a_table_takes_the_place_of_the_one_before() {
-        let document = format!("a\n{BEGIN}old\n{END}\nb\n");
-        let new = replaced(&document, "new\n").expect("it has the marks");
-        assert_eq!(new, format!("a\n{BEGIN}new\n{END}\nb\n"));
-        assert_eq!(replaced(&new, "new\n").expect("it has them still"), new);
-        assert!(replaced("a", "new").is_err());
     }
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::fleet;
-use crate::Failure;
+use crate::{Failure, document::with_table};
 
 #[derive(Default)]
 pub(super) struct Table {
@@ -92,7 +92,10 @@ impl Table {
         }
         let file = repository.join(fleet::DOCUMENT);
         let document = fs::read_to_string(&file)?;
-        fs::write(file, fleet::replaced(&document, &self.of_fleets())?)?;
+        fs::write(
+            file,
+            with_table(&document, "faults", "cargo xtask faults fleet --write", &self.of_fleets())?,
+        )?;
         Ok(())
     }
 

@@ -1,10 +1,12 @@
 //! `cargo xtask soak`: allocations and datagrams over all transports and data paths for as long as is asked for, in pieces, with reloads and
-//! upgrades; then whether anything has grown that should not. What is done is kept, so that the next run goes on from there.
+//! upgrades; then whether anything has grown that should not. What is done is kept in the repository, so that the next run, on whatever machine,
+//! goes on from there.
 
 mod slope;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{ExitCode, Stdio},
@@ -16,13 +18,16 @@ use serde::Deserialize;
 use serde_json::json;
 
 use self::slope::{Series, Trend};
-use crate::{Failure, LIMIT_EXCEEDED, program};
+use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program};
 
 /// In turns, so that each has its share of what is done.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::a_piece";
 /// Slices of a server's life in which it gets what it then keeps.
 const WARM_UP: u64 = 2;
+/// What every slice has left, a line each; committed.
+const MEMORY: &str = "soak/slices.jsonl";
+const DOCUMENT: &str = "docs/reliability.md";
 /// What a figure may grow by in a million allocations, as a share of what it is, before that is called a leak.
 const TOLERATED: f64 = 0.02;
 
@@ -47,6 +52,10 @@ pub(crate) struct Options {
     /// Run nothing, and tell what earlier runs have found
     #[arg(long)]
     report: bool,
+
+    /// Write what all runs have found into docs/reliability.md
+    #[arg(long)]
+    write: bool,
 
     /// The program to test [default: a release build of this repository]
     #[arg(long, value_name = "FILE")]
@@ -85,7 +94,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let repository = crate::repository()?;
     let dir = crate::target(&repository).join("soak");
     fs::create_dir_all(&dir)?;
-    let file = dir.join("slices.jsonl");
+    let file = repository.join(MEMORY);
+    fs::create_dir_all(repository.join("soak"))?;
     if options.fresh && file.exists() {
         fs::remove_file(&file)?;
     }
@@ -94,7 +104,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let until = Instant::now() + Duration::from_secs(60 * options.minutes);
         soak(options, &repository, &program, (&dir, &file), until)?;
     }
-    report(&read(&file)?, options)
+    let slices = read(&file)?;
+    let (text, grows) = report(&slices);
+    let sum = |figure: fn(&Slice) -> u64| slices.iter().map(figure).sum::<u64>();
+    let (allocations, datagrams) = (sum(|slice| slice.allocations), sum(|slice| slice.datagrams));
+    println!("{text}");
+    println!(
+        "{allocations} of {} allocations and {datagrams} of {} datagrams are done.",
+        options.allocations, options.datagrams
+    );
+    if options.write {
+        let document = repository.join(DOCUMENT);
+        let written =
+            with_table(&fs::read_to_string(&document)?, "hours", "cargo xtask soak --write", &text)?;
+        fs::write(document, written)?;
+    }
+    Ok(if grows { ExitCode::from(LIMIT_EXCEEDED) } else { ExitCode::SUCCESS })
 }
 
 fn soak(
@@ -165,32 +190,15 @@ const FIGURES: [Figure; 9] = [
     ("kernel memory of the process, KiB", 1024.0, |slice| slice.kernel_memory),
 ];
 
-fn report(slices: &[Slice], options: &Options) -> Result<ExitCode, Failure> {
+/// Two tables in Markdown, and whether anything grows.
+fn report(slices: &[Slice]) -> (String, bool) {
     let mut by_path: BTreeMap<&str, Vec<&Slice>> = BTreeMap::new();
     slices.iter().for_each(|slice| by_path.entry(&slice.datapath).or_default().push(slice));
-    println!(
-        "| data path | slices | with an upgrade | allocations | datagrams | by the kernel | lost | counters |"
+    let mut text = done(slices, &by_path);
+    text.push_str(
+        "\n| what is left when everybody has gone | data path | first half | second half | by a million allocations (95 %) | |\n\
+         | --- | --- | ---: | ---: | ---: | --- |\n",
     );
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |");
-    for (name, slices) in &by_path {
-        let sum = |figure: fn(&Slice) -> u64| slices.iter().map(|slice| figure(slice)).sum::<u64>();
-        let exact = slices.iter().filter(|slice| slice.lost == 0).count();
-        println!(
-            "| `{name}` | {} | {} | {} | {} | {} | {} | both ends the same in {exact} of {} slices{} |",
-            slices.len(),
-            sum(|slice| slice.upgraded.into()),
-            sum(|slice| slice.allocations),
-            sum(|slice| slice.datagrams),
-            sum(|slice| slice.across),
-            sum(|slice| slice.lost),
-            slices.len(),
-            if exact == slices.len() { "" } else { "; in the others each lost datagram is counted once" },
-        );
-    }
-    println!(
-        "\n| what is left when everybody has gone | data path | first half | second half | by a million allocations (95 %) | |"
-    );
-    println!("| --- | --- | ---: | ---: | ---: | --- |");
     let mut grows = false;
     for (what, unit, figure) in FIGURES {
         for (name, slices) in &by_path {
@@ -206,20 +214,44 @@ fn report(slices: &[Slice], options: &Options) -> Result<ExitCode, Failure> {
             grows |= leaks;
             let Trend { first, second, slope, interval } = trend;
             let verdict = if leaks { "**grows**" } else { "flat" };
-            println!(
-                "| {what} | `{name}` | {first:.1} | {second:.1} | {slope:+.1} ({:+.1} to {:+.1}) | {verdict} |",
-                slope - interval,
-                slope + interval
+            let (low, high) = (slope - interval, slope + interval);
+            let _ = writeln!(
+                text,
+                "| {what} | `{name}` | {first:.1} | {second:.1} | {slope:+.1} ({low:+.1} to {high:+.1}) | {verdict} |"
             );
         }
     }
-    let sum = |figure: fn(&Slice) -> u64| slices.iter().map(figure).sum::<u64>();
-    println!(
-        "\n{} of {} allocations and {} of {} datagrams are done.",
-        sum(|slice| slice.allocations),
-        options.allocations,
-        sum(|slice| slice.datagrams),
-        options.datagrams
-    );
-    Ok(if grows { ExitCode::from(LIMIT_EXCEEDED) } else { ExitCode::SUCCESS })
+    (text, grows)
+}
+
+/// What was done on each data path, and whether both ends agreed.
+fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
+    let mut text = "| data path | lives | slices | with an upgrade | allocations | datagrams | by the kernel | lost | counters |\n\
+                    | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n"
+        .to_owned();
+    let mut row = |name: &str, slices: &[&Slice]| {
+        let sum = |figure: fn(&Slice) -> u64| slices.iter().map(|slice| figure(slice)).sum::<u64>();
+        let exact = slices.iter().filter(|slice| slice.lost == 0).count();
+        let lives: BTreeSet<(&str, u64)> =
+            slices.iter().map(|slice| (slice.datapath.as_str(), slice.life)).collect();
+        let rest =
+            if exact == slices.len() { "" } else { "; in the others each lost datagram is counted once" };
+        let _ = writeln!(
+            text,
+            "| {name} | {} | {} | {} | {} | {} | {} | {} | both ends the same in {exact} of {} slices{rest} |",
+            lives.len(),
+            slices.len(),
+            sum(|slice| slice.upgraded.into()),
+            sum(|slice| slice.allocations),
+            sum(|slice| slice.datagrams),
+            sum(|slice| slice.across),
+            sum(|slice| slice.lost),
+            slices.len(),
+        );
+    };
+    for (name, slices) in by_path {
+        row(&format!("`{name}`"), slices);
+    }
+    row("all", &slices.iter().collect::<Vec<_>>());
+    text
 }

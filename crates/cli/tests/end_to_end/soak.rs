@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use serde::Deserialize;
@@ -120,7 +120,9 @@ impl<'l> Soak<'l> {
             .append(true)
             .open(&piece.file)
             .expect("xtask has made its directory");
-        let (life, begin) = (self.server.pid(), Instant::now());
+        // Of this life alone, on whatever machine.
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that was set");
+        let (life, begin) = (since_1970.as_secs(), Instant::now());
         let mut all = Totals::default();
         for slice in 0.. {
             let share =
@@ -211,7 +213,6 @@ impl<'l> Soak<'l> {
         json!({
             "allocations": granted, "datagrams": sent + received, "lost": lost,
             "across": self.across() - across,
-            "by_talker": TALKERS.iter().zip(&talked).map(|((name, ..), result)| json!({ "talker": name, "sent": result["sent"], "lost": result["lost"] })).collect::<Vec<_>>(),
             "idle_ms": cpu_ms(self.server.pid()) - spent,
             "flows": self.server.metrics().maybe("turnpike_kernel_flows").unwrap_or_default(),
             "sockets": figure("sockets:", "used"), "tcp_pages": figure("TCP:", "mem"), "udp_pages": figure("UDP:", "mem"),

@@ -1,0 +1,28 @@
+//! Tables of the documentation that chores write, each between two marks.
+
+use crate::Failure;
+
+/// The text with another table of this name, which the chore `by` writes.
+pub(crate) fn with_table(text: &str, name: &str, by: &str, table: &str) -> Result<String, Failure> {
+    let (begin, end) = (format!("<!-- {name}: written by {by} -->\n"), format!("<!-- end of {name} -->"));
+    let (before, rest) =
+        text.split_once(&begin).ok_or(format!("there is no {} in the document", begin.trim()))?;
+    let (_, after) = rest.split_once(&end).ok_or(format!("there is no {end} in the document"))?;
+    Ok(format!("{before}{begin}{table}{end}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_takes_the_place_of_the_one_before() {
+        let document =
+            |table: &str| format!("a\n<!-- x: written by cargo xtask y -->\n{table}<!-- end of x -->\nb\n");
+        let new = with_table(&document("old\n"), "x", "cargo xtask y", "new\n");
+        assert_eq!(new.expect("both marks are there"), document("new\n"));
+        for wrong in ["a\n", "<!-- x: written by cargo xtask y -->\n", "<!-- end of x -->\n"] {
+            assert!(with_table(wrong, "x", "cargo xtask y", "new\n").is_err(), "{wrong}");
+        }
+    }
+}
