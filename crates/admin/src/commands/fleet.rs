@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{CommandError, List, PAGE, Sessions, encoded, row, write_json};
+use super::{CommandError, List, Sessions, each_page, encoded, row, write_json};
 use crate::{
     client::Client,
     model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
@@ -68,23 +68,14 @@ pub fn list_fleet_sessions(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let mut left = wanted.limit.unwrap_or(usize::MAX);
-    let mut query = wanted.query();
     let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = List::new(json, head);
     let mut silent = Vec::new();
-    while left > 0 {
-        query.limit = Some(left.min(PAGE));
-        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
-        let page: FleetSessions = client.get(&format!("/v1/fleet/sessions?{words}"))?;
-        left = left.saturating_sub(page.sessions.len());
+    each_page(client, "/v1/fleet/sessions", wanted, |page: FleetSessions| {
         list.show(out, &page.sessions, row_with_node)?;
         silent.extend(page.silent);
-        if page.next.is_none() {
-            break;
-        }
-        query.cursor = page.next;
-    }
+        Ok((page.sessions.len(), page.next))
+    })?;
     list.end(out, "no sessions")?;
     // An array has no place for it.
     if !json {
