@@ -9,6 +9,9 @@ use crate::{
     table::{Table, bytes, span},
 };
 
+/// The page has the same words.
+const RECOVERING: &str = "the store does not know yet what all nodes have: until then whoever has used half of a quota gets hardly more";
+
 /// Shows all nodes, as one of them sees them.
 ///
 /// # Errors
@@ -18,10 +21,13 @@ pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<()
     if json {
         return Ok(write_json(out, &fleet)?);
     }
-    let Fleet { name, node, store, alone, nodes, .. } = &fleet;
+    let Fleet { name, node, store, alone, recovering, nodes, .. } = &fleet;
     writeln!(out, "fleet {name} in {store}, as node {node} sees it")?;
     if let Some(why) = alone {
         writeln!(out, "this node is alone, and what follows is old: {why}")?;
+    }
+    if *recovering {
+        writeln!(out, "{RECOVERING}")?;
     }
     let head = ["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
     let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
