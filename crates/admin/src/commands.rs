@@ -7,7 +7,7 @@ mod keeper;
 
 use std::io::{self, Write};
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
@@ -100,21 +100,12 @@ pub fn list_sessions(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let mut left = wanted.limit.unwrap_or(usize::MAX);
-    let mut query = wanted.query();
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = List::new(json, head);
-    while left > 0 {
-        query.limit = Some(left.min(PAGE));
-        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
-        let page: SessionPage = client.get(&format!("/v1/sessions?{words}"))?;
-        left = left.saturating_sub(page.sessions.len());
+    each_page(client, "/v1/sessions", wanted, |page: SessionPage| {
         list.show(out, &page.sessions, row)?;
-        if page.next.is_none() {
-            break;
-        }
-        query.cursor = page.next;
-    }
+        Ok((page.sessions.len(), page.next))
+    })?;
     Ok(list.end(out, "no sessions")?)
 }
 
@@ -185,6 +176,27 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
     }
     if changed.is_empty() {
         writeln!(out, "reloaded; nothing has changed that a reload takes")?;
+    }
+    Ok(())
+}
+
+/// Asks for page after page, as many sessions as are wanted. `show` says how many were on one, and where the next begins.
+fn each_page<P: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    wanted: Sessions,
+    mut show: impl FnMut(P) -> Result<(usize, Option<String>), CommandError>,
+) -> Result<(), CommandError> {
+    let mut left = wanted.limit.unwrap_or(usize::MAX);
+    let mut query = wanted.query();
+    while left > 0 {
+        query.limit = Some(left.min(PAGE));
+        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
+        let (count, next) = show(client.get(&format!("{path}?{words}"))?)?;
+        if next.is_none() {
+            break;
+        }
+        (left, query.cursor) = (left.saturating_sub(count), next);
     }
     Ok(())
 }

@@ -194,6 +194,9 @@ pub struct Fleet {
     pub store: String,
     /// Why the node that was asked knows nothing of the others as of late, where it does not: then what follows is old.
     pub alone: Option<String>,
+    /// Whether the store was emptied or is another server, and grants nothing of shared limits before it knows again what all nodes have.
+    #[serde(default)]
+    pub recovering: bool,
     /// The version of the keys that all nodes share.
     pub keys: u64,
     /// All of them by name, the one that was asked included.

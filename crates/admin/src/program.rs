@@ -111,6 +111,8 @@ pub enum Standing {
     Well,
     /// It takes clients, and does not know how the others are.
     Alone,
+    /// It takes clients, but hardly more of whom has used half of what he may: the store does not know yet what all nodes have.
+    Recovering,
     /// Somebody has it take nobody new.
     Cordoned,
 }

@@ -128,6 +128,7 @@ fn who_looks_after_a_node_hears_whether_it_is_alone_or_drained() {
     for (standing, status, text) in [
         (Standing::Well, 200, "ok\n"),
         (Standing::Alone, 200, "alone\n"),
+        (Standing::Recovering, 200, "recovering\n"),
         (Standing::Cordoned, 503, "draining\n"),
     ] {
         *nodes[0].member().standing.lock().unwrap() = standing;
@@ -204,6 +205,10 @@ fn the_commands_show_a_fleet_and_steer_it() {
     );
     commands::order_node(&client, None, false, false, &mut out).unwrap();
     assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
+    *nodes[0].member().standing.lock().unwrap() = Standing::Recovering;
+    commands::show_fleet(&client, false, &mut out).unwrap();
+    let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
+    assert!(text.contains("\nthe store does not know yet what all nodes have: "), "{text}");
     together.silence("c");
     commands::list_fleet_sessions(&client, Sessions::default(), false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();

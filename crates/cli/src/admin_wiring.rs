@@ -217,6 +217,8 @@ impl Fleet for Others {
             Standing::Cordoned
         } else if self.0.is_alone() {
             Standing::Alone
+        } else if self.0.is_recovering() {
+            Standing::Recovering
         } else {
             Standing::Well
         }
@@ -281,8 +283,9 @@ fn refusal(error: FleetError) -> FleetRefusal {
 }
 
 fn fleet_of(status: FleetStatus) -> model::Fleet {
-    let FleetStatus { name, node, store, alone, keys, nodes, .. } = status;
-    model::Fleet { name, node, store, alone, keys, nodes: nodes.into_iter().map(node_of).collect() }
+    let FleetStatus { name, node, store, alone, recovering, keys, nodes, .. } = status;
+    let nodes = nodes.into_iter().map(node_of).collect();
+    model::Fleet { name, node, store, alone, recovering, keys, nodes }
 }
 
 fn node_of(status: NodeStatus) -> model::FleetNode {

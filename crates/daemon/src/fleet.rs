@@ -23,6 +23,7 @@ mod node;
 mod orders;
 mod publishing;
 mod quotas;
+mod recovering;
 mod spreading;
 mod watching;
 

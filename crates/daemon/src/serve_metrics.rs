@@ -256,6 +256,11 @@ impl Families<'_, '_, WorkerSnapshot> {
                 is(node.is_up),
             ),
             (
+                "fleet_recovering",
+                "1 while the fleet's store does not know again what all nodes hold, and grants nothing of shared limits.",
+                is(node.is_recovering),
+            ),
+            (
                 "fleet_node_number",
                 "The number of this node, which CONNECTION-IDs and mobility tickets hold; 0 for none.",
                 f64::from(node.number),
@@ -712,6 +717,7 @@ mod tests {
             ("turnpike_draining", 0.0),
             ("turnpike_bans", 9.0),
             ("turnpike_fleet_up", 1.0),
+            ("turnpike_fleet_recovering", 0.0),
             ("turnpike_fleet_nodes{state=\"serving\"}", 3.0),
             ("turnpike_fleet_redirects_total{reason=\"own_address\"}", 4.0),
             ("turnpike_fleet_exchanges_total{result=\"done\"}", 8.0),

@@ -16,6 +16,9 @@
 //! exception: a user may open a few at once on a node that has not heard of any, and on several such nodes before they have told of it.
 //!
 //! All that is told is absolute: what a node uses, not what has changed. So any telling repairs what was lost before it.
+//!
+//! What a node holds it holds whatever becomes of the store. While that does not know what all of them hold ([`Books`]), it grants nothing: each node
+//! claims again what it has ([`reclaim`]), and goes on with it.
 
 use foldhash::quality::RandomState;
 use hashbrown::{HashMap, HashSet};
@@ -68,6 +71,26 @@ pub fn grant(limit: u32, nodes: u32, sum: u32, old: u32, used: u32, want: u32) -
     (held, sum, Level::of(sum, limit))
 }
 
+/// The same while the store does not know yet what all nodes hold: it grants nothing, and what a node has it keeps.
+#[must_use]
+pub fn reclaim(limit: u32, sum: u32, old: u32, used: u32, want: u32) -> (u32, u32, Level) {
+    let held = used.max(want);
+    let sum = sum.saturating_sub(old).saturating_add(held);
+    (held, sum, Level::of(sum, limit))
+}
+
+/// Whether the store knows what all nodes hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Books {
+    /// It does, and can grant.
+    Whole,
+    /// Not again yet. This node knows what was granted to it, and how much was left.
+    Recovering,
+    /// Not again yet, or it has not been asked; and this node has just begun and knows nothing of what others hold.
+    #[default]
+    Unknown,
+}
+
 /// What holds for all buckets now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -75,6 +98,8 @@ pub struct Terms {
     pub nodes: u32,
     /// False while the store is away: everybody then counts, and nobody is refused for the sake of the fleet.
     pub enforced: bool,
+    /// What the store knows.
+    pub books: Books,
 }
 
 /// What a node wants to be told of a bucket.
@@ -129,6 +154,10 @@ struct Share {
     told: u32,
     /// It is being told, and may have heard it although it has not answered.
     asked: bool,
+    /// The least that it has asked for since the last answer.
+    wanted: u32,
+    /// The store has lost it, and was not told again yet.
+    is_lost: bool,
     limit: u32,
     /// What was left for all, then.
     room: u32,
@@ -138,11 +167,16 @@ struct Share {
 
 impl Share {
     /// Whether one more may be taken.
-    fn allows(&self, level: Level, nodes: u32) -> bool {
-        let unasked = match level {
-            Level::Calm => (self.limit / (2 * nodes.max(1))).max(BURST.min(self.limit / 2 + 1)),
-            Level::Heavy => self.told.saturating_add(1).max(untold(self.limit, nodes)),
-            Level::Full => 0,
+    fn allows(&self, level: Level, Terms { nodes, books, .. }: Terms) -> bool {
+        let untold = untold(self.limit, nodes);
+        let unasked = match (books, level) {
+            (_, Level::Full) => 0,
+            // All of it may be used elsewhere.
+            (Books::Unknown, _) => untold.max(1),
+            (_, Level::Calm) => (self.limit / (2 * nodes.max(1))).max(BURST.min(self.limit / 2 + 1)),
+            (Books::Whole, Level::Heavy) => self.told.saturating_add(1).max(untold),
+            // Nobody says when it is full: one more each, and only of a limit that does not notice.
+            (Books::Recovering, Level::Heavy) => self.told.saturating_add(untold.min(1)).max(untold),
         };
         self.used < self.held.max(unasked)
     }
@@ -157,9 +191,14 @@ impl Share {
         self.held == 0 && self.used <= untold(self.limit, nodes)
     }
 
-    /// What it would like to hold: as much more as it took lately, twice, and a little of what is left.
-    fn want(&self, level: Level, nodes: u32) -> u32 {
-        self.used.saturating_add(self.reserve(level, nodes).max(self.recent.saturating_mul(2)))
+    /// What it would like to hold: as much more as it took lately, twice, and a little of what is left. Where nothing is granted, what it has.
+    fn want(&self, level: Level, Terms { nodes, books, .. }: Terms) -> u32 {
+        match books {
+            Books::Whole => {
+                self.used.saturating_add(self.reserve(level, nodes).max(self.recent.saturating_mul(2)))
+            }
+            Books::Recovering | Books::Unknown => self.used.max(self.held),
+        }
     }
 
     /// What it keeps though nobody takes it. A calm bucket needs none, and of a full one each is needed elsewhere.
@@ -185,6 +224,13 @@ impl Levels {
     #[must_use]
     pub fn get(&self, bucket: &Bucket) -> Level {
         self.0.get(bucket).copied().unwrap_or_default()
+    }
+
+    /// A store says so that does not know yet what all nodes hold: it can be no less.
+    pub fn raise(&mut self, bucket: Bucket, level: Level) {
+        if level > self.get(&bucket) {
+            self.put(bucket, level);
+        }
     }
 
     /// The store says so.
@@ -220,6 +266,8 @@ pub struct Ledger {
     shares: HashMap<Bucket, Share, RandomState>,
     /// Those that the store shall hear of.
     dirty: HashSet<Bucket, RandomState>,
+    /// How many of them it has lost.
+    lost: usize,
 }
 
 impl Ledger {
@@ -227,9 +275,9 @@ impl Ledger {
     pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> bool {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
-        if terms.enforced && !share.allows(level, terms.nodes) {
+        if terms.enforced && !share.allows(level, terms) {
             if share.used == 0 && !share.is_known() {
-                self.shares.remove(&bucket);
+                self.forget(&bucket);
             } else if level != Level::Full {
                 // It held too little for as many as came: it asks for more.
                 share.recent = share.recent.saturating_add(1);
@@ -252,7 +300,13 @@ impl Ledger {
         if share.is_known() {
             self.dirty.insert(bucket);
         } else if share.used == 0 {
-            self.shares.remove(&bucket);
+            self.forget(&bucket);
+        }
+    }
+
+    fn forget(&mut self, bucket: &Bucket) {
+        if self.shares.remove(bucket).is_some_and(|share| share.is_lost) {
+            self.lost -= 1;
         }
     }
 
@@ -263,8 +317,9 @@ impl Ledger {
         for bucket in now {
             self.dirty.remove(&bucket);
             let Some(share) = self.shares.get_mut(&bucket) else { continue };
-            let want = share.want(levels.get(&bucket), terms.nodes);
+            let want = share.want(levels.get(&bucket), terms);
             asks.push(Ask { bucket, limit: share.limit, used: share.used, want });
+            share.wanted = if share.asked { share.wanted.min(want) } else { want };
             (share.recent, share.asked) = (0, true);
         }
         asks
@@ -274,12 +329,19 @@ impl Ledger {
     pub fn granted(&mut self, grant: Grant, levels: &Levels, terms: Terms) {
         let Grant { bucket, told, held, sum } = grant;
         let Some(share) = self.shares.get_mut(&bucket) else { return };
-        (share.told, share.held, share.asked) = (told, held, false);
-        share.room = share.limit.saturating_sub(sum);
+        (share.held, share.asked) = (held, false);
+        if std::mem::take(&mut share.is_lost) {
+            self.lost -= 1;
+        }
         if share.used == 0 && held == 0 {
-            self.shares.remove(&bucket);
+            self.forget(&bucket);
             return;
         }
+        // Until all is known, neither what is left nor one more than what was told means anything.
+        if terms.books != Books::Whole {
+            return;
+        }
+        (share.told, share.room) = (told, share.limit.saturating_sub(sum));
         // Nobody has taken any since the ask: what is held beyond the reserve is given back by another.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
@@ -301,14 +363,42 @@ impl Ledger {
         }
     }
 
-    /// The store has lost what it was told: everything is told anew.
+    /// The store has lost what it was told: everything is told anew. If the others tell it too and nothing is granted meanwhile, what is held stays;
+    /// else it may be another's by now.
     pub fn tell_all(&mut self, terms: Terms) {
-        let all = self.shares.iter_mut();
-        let told = all.filter_map(|(bucket, share)| {
-            (share.held, share.told) = (0, 0);
-            (!share.is_small(terms.nodes)).then_some(*bucket)
-        });
-        self.dirty.extend(told);
+        self.lost = 0;
+        for (bucket, share) in &mut self.shares {
+            if terms.books == Books::Whole {
+                (share.held, share.told) = (0, 0);
+            } else {
+                // What it wanted no more may have become another's, though nobody has heard the answer.
+                if share.asked {
+                    share.held = share.held.min(share.wanted.max(share.used));
+                }
+                share.told = share.told.min(share.held.max(share.used));
+            }
+            share.is_lost = !share.is_small(terms.nodes);
+            if share.is_lost {
+                self.dirty.insert(*bucket);
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// How much is to be told anew still.
+    #[must_use]
+    pub fn lost(&self) -> usize {
+        self.lost
+    }
+
+    /// The store knows again what all nodes hold: who has more than he uses asks how much he may keep.
+    pub fn settle(&mut self) {
+        for (bucket, share) in &mut self.shares {
+            share.told = share.used.min(share.held);
+            if share.held > share.used || share.recent > 0 {
+                self.dirty.insert(*bucket);
+            }
+        }
     }
 
     /// What the store has been told, or may have been, and has granted.
@@ -323,7 +413,7 @@ impl Ledger {
     /// Another process of this node has told so much. What it used is counted by [`Self::acquire`] if it comes here, and what has not come
     /// is given back when the store is told of it.
     pub fn take_over(&mut self, Told { bucket, limit, told, held }: Told) {
-        let share = Share { held, told, limit, asked: true, ..Share::default() };
+        let share = Share { held, told, limit, asked: true, wanted: held, ..Share::default() };
         self.shares.insert(bucket, share);
         self.dirty.insert(bucket);
     }
@@ -373,7 +463,7 @@ mod tests {
                 held: vec![HashMap::default(); nodes],
                 sums: HashMap::default(),
                 levels: Levels::default(),
-                terms: Terms { nodes: count, enforced: true },
+                terms: Terms { nodes: count, enforced: true, books: Books::Whole },
             }
         }
 
@@ -386,11 +476,17 @@ mod tests {
                 let Ask { bucket, limit, used, want } = ask;
                 let old = self.held[node].get(&bucket).copied().unwrap_or_default();
                 let sum = self.sums.get(&bucket).copied().unwrap_or_default();
-                let (held, sum, level) = grant(limit, self.terms.nodes, sum, old, used, want);
+                let (held, sum, level) = match self.terms.books {
+                    Books::Whole => grant(limit, self.terms.nodes, sum, old, used, want),
+                    _ => reclaim(limit, sum, old, used, want),
+                };
                 self.held[node].insert(bucket, held);
                 self.sums.insert(bucket, sum);
                 if self.levels.get(&bucket) != level {
-                    self.levels.put(bucket, level);
+                    match self.terms.books {
+                        Books::Whole => self.levels.put(bucket, level),
+                        _ => self.levels.raise(bucket, level),
+                    }
                     self.nodes.iter_mut().for_each(|node| node.level_changed(bucket, level));
                 }
                 let grant = Grant { bucket, told: used, held, sum };
@@ -400,6 +496,19 @@ mod tests {
 
         fn exchange_all(&mut self) {
             (0..self.nodes.len()).for_each(|node| self.exchange(node));
+        }
+
+        /// The store is empty, and all nodes know it.
+        fn lose_all(&mut self) {
+            self.sums.clear();
+            self.held.iter_mut().for_each(HashMap::clear);
+            self.terms.books = Books::Recovering;
+            let terms = self.terms;
+            self.nodes.iter_mut().for_each(|node| node.tell_all(terms));
+        }
+
+        fn held(&self) -> u32 {
+            self.nodes.iter().map(|node| node.totals().2).sum::<u64>().try_into().unwrap()
         }
 
         fn used(&self) -> u32 {
@@ -529,6 +638,95 @@ mod tests {
         world.exchange_all();
         assert!(world.sums[&B] >= 80, "{}", world.sums[&B]);
         assert_eq!(world.used(), 80);
+    }
+
+    #[test]
+    fn the_first_one_to_tell_an_empty_store_gets_no_more_than_it_had() {
+        let mut world = World::new(2);
+        for _ in 0..60 {
+            for node in [0, 1] {
+                assert!(world.acquire(node, 200));
+                world.exchange(node);
+            }
+        }
+        let (held, used) = (world.held(), world.used());
+        assert!(held <= 200 && used == 120 && world.levels.get(&B) == Level::Heavy);
+        world.lose_all();
+        assert!(world.nodes.iter().all(|node| node.lost() == 1));
+        for _ in 0..50 {
+            while world.acquire(0, 200) {}
+            world.exchange(0);
+        }
+        assert!((used..=held + 1).contains(&world.used()), "{} of {held} held", world.used());
+        assert_eq!((world.nodes[0].lost(), world.nodes[1].lost()), (0, 1));
+        world.exchange(1);
+        assert_eq!(world.sums[&B], world.held());
+        world.terms.books = Books::Whole;
+        world.nodes.iter_mut().for_each(Ledger::settle);
+        for _ in 0..50 {
+            while world.acquire(1, 200) {}
+            world.exchange_all();
+        }
+        assert!((195..=202).contains(&world.used()), "{}", world.used());
+    }
+
+    #[test]
+    fn what_is_full_stays_full_and_what_ends_can_be_had_again_where_it_was() {
+        let mut world = World::new(2);
+        while world.acquire(0, 100) {
+            world.exchange_all();
+        }
+        world.lose_all();
+        assert!(!world.acquire(0, 100) && !world.acquire(1, 100));
+        (0..10).for_each(|_| world.nodes[0].release(B));
+        world.exchange(0);
+        assert_eq!(
+            (world.sums[&B], world.levels.get(&B)),
+            (100, Level::Full),
+            "it is kept for who asks there"
+        );
+        assert_eq!((0..20).filter(|_| world.acquire(0, 100)).count(), 10);
+        assert!(!world.acquire(1, 100));
+    }
+
+    #[test]
+    fn who_knows_nothing_takes_next_to_nothing_and_what_is_calm_is_taken_as_ever() {
+        for (limit, books, most) in [
+            (10, Books::Unknown, 1),
+            (400, Books::Unknown, 5),
+            (10, Books::Recovering, 6),
+            (400, Books::Recovering, 100),
+            (400, Books::Whole, 100),
+        ] {
+            let mut world = World::new(2);
+            world.terms.books = books;
+            assert_eq!((0..400).filter(|_| world.acquire(0, limit)).count(), most, "{books:?} of {limit}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_wanted_any_more_is_not_claimed_although_nobody_has_heard_the_answer() {
+        let mut world = World::new(2);
+        for _ in 0..60 {
+            assert!(world.acquire(0, 100));
+            world.exchange(0);
+        }
+        (0..60).for_each(|_| world.nodes[0].release(B));
+        let asks = world.nodes[0].asks(usize::MAX, &world.levels, world.terms);
+        assert_eq!((asks[0].used, asks[0].want), (0, 0));
+        world.lose_all();
+        assert_eq!(world.held(), 0, "it may be another's by now");
+    }
+
+    #[test]
+    fn what_ends_before_it_is_told_anew_is_told_no_more() {
+        let mut world = World::new(2);
+        let all = Terms { enforced: false, ..world.terms };
+        (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, Level::Calm, all)));
+        world.lose_all();
+        assert_eq!(world.nodes[0].lost(), 1);
+        (0..20).for_each(|_| world.nodes[0].release(B));
+        assert_eq!((world.nodes[0].lost(), world.nodes[0].totals()), (0, (0, 0, 0)));
     }
 
     #[test]

@@ -4,11 +4,13 @@
 //! ```text
 //!  records of all nodes ──▶ Members ──▶ View ──▶ where a client goes               (spread)
 //!  allocations that come and go ──▶ Ledger ──▶ asks ──▶ the store: [`grant`] ──▶ Ledger    (lease)
+//!  a store that has lost something ──▶ Recovery ──▶ nothing is granted until all have told it again  (era)
 //!  keys of all nodes ──▶ KeyRing · notices between nodes ──▶ Bans, questions · all of it sealed
 //! ```
 #![forbid(unsafe_code)]
 
 mod bans;
+mod era;
 mod keyring;
 mod lease;
 mod members;
@@ -20,8 +22,12 @@ mod sent;
 mod spread;
 
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Subject};
+pub use era::{
+    Chronicle, Era, EraState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, TELLING_MS,
+    Turn,
+};
 pub use keyring::{Key, KeyRing};
-pub use lease::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant};
+pub use lease::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
 pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
 pub use notice::{Answer, Message, Notice, Question, Rights};

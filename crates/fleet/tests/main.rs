@@ -4,4 +4,5 @@
 
 mod chance;
 mod quotas;
+mod recovery;
 mod spreading;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Sealer, Terms, grant};
+use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Sealer, Terms, grant};
 
 use crate::chance::Chance;
 
@@ -30,7 +30,7 @@ struct Node {
 
 impl Fleet {
     fn new(nodes: usize) -> Self {
-        let terms = Terms { nodes: u32::try_from(nodes).unwrap(), enforced: true };
+        let terms = Terms { nodes: u32::try_from(nodes).unwrap(), enforced: true, books: Books::Whole };
         let nodes = std::iter::repeat_with(Node::default).take(nodes).collect();
         Self { nodes, sums: HashMap::new(), levels: HashMap::new(), terms, asked: Vec::new() }
     }

@@ -16,8 +16,10 @@ mod scripts;
 
 use std::time::Duration;
 
-use redis::Cmd;
-use turnpike_fleet::{Ask, Beat, Bucket, GONE_MS, Grant, Level, Load, NodeName, Record, Subject};
+use redis::{Cmd, Value};
+use turnpike_fleet::{
+    Ask, Beat, Bucket, Era, EraState, GONE_MS, Grant, Level, Load, NodeName, Record, Report, Subject,
+};
 
 pub use address::FleetAddress;
 pub use news::{Heard, News};
@@ -70,6 +72,8 @@ pub enum Beaten {
         known: bool,
         /// Of the key ring; 0 if there is none.
         ring: u64,
+        /// In which era the store is.
+        era: EraState,
     },
     /// Another process has this name, by this record.
     Taken(String),
@@ -101,6 +105,17 @@ pub struct Beating<'a> {
     pub load: &'a Load,
     /// The record of another process of that name which is to be overwritten.
     pub take_over: Option<&'a str>,
+    /// How far it is with telling what it holds.
+    pub report: Report,
+}
+
+/// What the store says to asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// In which era it is.
+    pub era: EraState,
+    /// What is granted, in the order of the asks; `None` if that is another than the node knows: then nothing was heard.
+    pub grants: Option<Vec<Grant>>,
 }
 
 impl FleetStore {
@@ -121,11 +136,12 @@ impl FleetStore {
     /// # Errors
     /// The store does not answer.
     pub async fn beat(&self, beating: Beating<'_>) -> Result<Beaten, StoreError> {
-        let Beating { name, incarnation, number, draining, load, take_over } = beating;
-        let keys = ["nodes", "numbers", "ring"].map(|key| self.keys.of(key));
+        let Beating { name, incarnation, number, draining, load, take_over, report } = beating;
+        let keys = ["nodes", "numbers", "ring", "era", "told"].map(|key| self.keys.of(key));
         let mut script = scripts::eval(scripts::BEAT, &keys);
         script.arg(name.as_str()).arg(format!("{incarnation:x}")).arg(GONE_MS).arg(number);
         script.arg(Beat::rest(draining, load)).arg(take_over.unwrap_or_default()).arg(self.keys.of("held:"));
+        script.arg(report.era.number).arg(report.era.since_ms).arg(report.members).arg(report.progress as u8);
         let answer = list(self.link.ask(&script).await?);
         let number_at = |at: usize| answer.get(at).and_then(int).unwrap_or_default();
         let small = |at: usize| u16::try_from(number_at(at)).unwrap_or_default();
@@ -134,6 +150,7 @@ impl FleetStore {
                 number: small(1),
                 known: number_at(2) == 1,
                 ring: u64::try_from(number_at(3)).unwrap_or_default(),
+                era: era_of(answer.get(4..).unwrap_or_default()),
             },
             2 => Beaten::Full,
             _ => Beaten::Taken(answer.get(1).and_then(text).unwrap_or_default()),
@@ -186,25 +203,44 @@ impl FleetStore {
         Ok(cards.into_iter().filter_map(bytes).collect())
     }
 
-    /// Asks for parts of quotas for the node of this number; what it is granted, in the same order.
+    /// In which era the store is, for a node that knows of this one.
     ///
     /// # Errors
     /// The store does not answer.
-    pub async fn exchange(&self, number: u16, nodes: u32, asks: &[Ask]) -> Result<Vec<Grant>, StoreError> {
-        let keys =
-            [self.keys.of("sums"), self.keys.of("levels"), self.keys.held(number), self.keys.of("events")];
+    pub async fn era(&self, known: Era) -> Result<EraState, StoreError> {
+        let mut script = scripts::eval(scripts::LOOK_AT_ERA, &["era", "told"].map(|key| self.keys.of(key)));
+        script.arg(known.number);
+        Ok(era_of(&list(self.link.ask(&script).await?)))
+    }
+
+    /// Asks for parts of quotas for the node of this number, which knows of this era.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn exchange(
+        &self,
+        number: u16,
+        nodes: u32,
+        known: Era,
+        asks: &[Ask],
+    ) -> Result<Exchanged, StoreError> {
+        let [sums, levels, events, era, told] =
+            ["sums", "levels", "events", "era", "told"].map(|key| self.keys.of(key));
+        let keys = [sums, levels, self.keys.held(number), events, era, told];
         let mut script = scripts::eval(scripts::EXCHANGE, &keys);
-        script.arg(nodes.max(1));
+        script.arg(nodes.max(1)).arg(known.number).arg(known.since_ms);
         for Ask { bucket, limit, used, want } in asks {
             script.arg(&bucket.0[..]).arg(*limit).arg(*used).arg(*want);
         }
         let answer = list(self.link.ask(&script).await?);
-        let number = |value: &redis::Value| int(value).and_then(|number| u32::try_from(number).ok());
+        let (era, answer) = answer.split_at(answer.len().min(3));
+        let era = era_of(era);
+        let number = |value: &Value| int(value).and_then(|number| u32::try_from(number).ok());
         let granted = asks.iter().zip(answer.chunks_exact(2)).filter_map(|(ask, pair)| {
             let (held, sum) = (number(&pair[0])?, number(&pair[1])?);
             Some(Grant { bucket: ask.bucket, told: ask.used, held, sum })
         });
-        Ok(granted.collect())
+        Ok(Exchanged { era, grants: (era.era == known).then(|| granted.collect()) })
     }
 
     /// All buckets that are not calm.
@@ -359,6 +395,13 @@ impl FleetStore {
         }
         Ok(())
     }
+}
+
+/// Its number, when it began, and whether the store is whole.
+fn era_of(answer: &[Value]) -> EraState {
+    let number = |at: usize| answer.get(at).and_then(int).and_then(|number| u64::try_from(number).ok());
+    let era = Era { number: number(0).unwrap_or_default(), since_ms: number(1).unwrap_or_default() };
+    EraState { era, is_whole: number(2) == Some(1) }
 }
 
 fn command(name: &str, arguments: &[&str]) -> Cmd {

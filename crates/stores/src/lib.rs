@@ -40,7 +40,7 @@ pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};
 pub use error::{Fault, StoreError};
-pub use fleet::{Beaten, Beating, FleetAddress, FleetStore, Heard, Look, News};
+pub use fleet::{Beaten, Beating, Exchanged, FleetAddress, FleetStore, Heard, Look, News};
 pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, StoredTokenKey};
 pub use secrets::{Secrets, StoredSecret, signing};

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::{runtime::Runtime, time::sleep};
-use turnpike_fleet::{Ask, Bucket, Level, Load, NodeName, grant};
+use turnpike_fleet::{
+    Ask, Bucket, Era, EraState, Grant, Level, Load, NodeName, Progress, Report, SETTLE_MS, SHORTEST_MS,
+    TELLING_MS, grant, reclaim,
+};
 use turnpike_stores::{Beaten, Beating, Fault, FleetAddress, FleetStore, Heard, News};
 use turnpike_testkit::{
     PATIENCE,
@@ -22,6 +25,23 @@ impl World {
         let server = Server::redis().map_err(|why| skip(&why)).ok()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Some(Self { runtime, server })
+    }
+
+    /// Has the store know what all nodes hold.
+    fn is_whole(&self, store: &FleetStore) {
+        let era = self.wait(store.era(Era::default())).unwrap().era;
+        self.put_into_era("whole", 1);
+        assert_eq!(self.wait(store.era(era)).unwrap(), EraState { era, is_whole: true });
+    }
+
+    fn put_into_era(&self, field: &str, value: u64) {
+        let put = self.server.say(&format!("HSET turnpike:{{f}}:era {field} {value}"));
+        assert_eq!(put, ":0\r\n", "it was there before");
+    }
+
+    fn of_era(&self, field: &str) -> u64 {
+        let told = self.server.say(&format!("HGET turnpike:{{f}}:era {field}"));
+        told.lines().nth(1).and_then(|line| line.parse().ok()).expect("a number")
     }
 
     fn store(&self) -> FleetStore {
@@ -59,12 +79,38 @@ async fn beat(
     number: u16,
     take_over: Option<&str>,
 ) -> Beaten {
-    let beating = Beating { name: &name(of), incarnation, number, draining: false, load: &LOAD, take_over };
-    store.beat(beating).await.unwrap()
+    let report = Report::default();
+    let name = &name(of);
+    let beating = Beating { name, incarnation, number, draining: false, load: &LOAD, take_over, report };
+    match store.beat(beating).await.unwrap() {
+        // Which era it is is another question.
+        Beaten::Written { number, known, ring, .. } => {
+            Beaten::Written { number, known, ring, era: EraState::default() }
+        }
+        other => other,
+    }
 }
 
 fn written(number: u16, known: bool) -> Beaten {
-    Beaten::Written { number, known, ring: 0 }
+    Beaten::Written { number, known, ring: 0, era: EraState::default() }
+}
+
+/// What is granted in the era that it is.
+async fn exchange(store: &FleetStore, number: u16, nodes: u32, asks: &[Ask]) -> Vec<Grant> {
+    let known = store.era(Era::default()).await.unwrap().era;
+    store.exchange(number, nodes, known, asks).await.unwrap().grants.expect("that is its era")
+}
+
+/// What a node hears that reports of what it holds.
+async fn report(store: &FleetStore, of: &str, report: Report) -> EraState {
+    let (name, incarnation) = (&name(of), u64::from(of.as_bytes()[0]));
+    let number = u16::from(of.as_bytes()[0]);
+    let beating =
+        Beating { name, incarnation, number, draining: false, load: &LOAD, take_over: None, report };
+    match store.beat(beating).await.unwrap() {
+        Beaten::Written { era, .. } => era,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -154,6 +200,42 @@ fn of_two_that_rotate_the_keys_at_once_one_succeeds() {
     });
 }
 
+#[test]
+fn the_rights_that_the_documentation_names_are_enough() {
+    let Some(world) = World::new() else { return };
+    let documentation = include_str!("../../../docs/fleet.md");
+    let line = documentation.lines().find(|line| line.starts_with("ACL SETUSER turnpike ")).unwrap();
+    let line = line.replace(">PASSWORD", &format!(">{PASSWORD}"));
+    // What the program of this machine knows is another question.
+    let older = line.replace(" +client|setinfo", "");
+    assert!([line, older].iter().any(|line| world.server.say(line).contains("OK")));
+    let url = world.server.url(world.server.address, "");
+    let store = store(&url.replacen("redis://:", "redis://turnpike:", 1), "turnpike");
+    world.wait(async {
+        let mut news = store.news();
+        assert!(hear(&mut news).await.anew);
+        assert_eq!(beat(&store, "a", 1, 1, None).await, written(1, false));
+        assert_eq!(store.look().await.unwrap().records.len(), 1);
+        store.put_card(&name("a"), b"card").await.unwrap();
+        assert_eq!(store.cards(&[name("a")]).await.unwrap().len(), 1);
+        assert!(store.put_ring(0, 1, b"ring").await.unwrap() && store.ring().await.unwrap().is_some());
+        let subject = "user alice@here".parse().unwrap();
+        store.put_ban(&subject, b"ban").await.unwrap();
+        assert_eq!(store.bans().await.unwrap().len(), 1);
+        store.remove_ban(&subject).await.unwrap();
+        exchange(&store, 1, 1, &[Ask { bucket: bucket(1), limit: 2, used: 2, want: 2 }]).await;
+        assert_eq!(store.levels().await.unwrap(), [(bucket(1), Level::Full)]);
+        store.say(b"hello").await.unwrap();
+        while hear(&mut news).await.messages.is_empty() {}
+        store.answer(7, b"answer").await.unwrap();
+        assert!(store.answered(7).await.unwrap().is_some());
+        for kept_s in [Some(60), Some(0)] {
+            store.publish(&[("turn/realm/here".to_owned(), "line".to_owned(), kept_s)]).await.unwrap();
+        }
+        assert!(!store.reap(&name("a"), 1, true).await.unwrap());
+    });
+}
+
 fn bucket(byte: u8) -> Bucket {
     // With all bytes that could mean something to somebody on the way.
     Bucket([byte, 0, b'\r', b'\n', b' ', b'*', 255, b'"', 1, 2, 3, 4, 5, 6, 7, 8])
@@ -183,8 +265,13 @@ fn the_store_grants_what_the_rule_grants() {
     let mut sums: BTreeMap<Bucket, u32> = BTreeMap::new();
     let mut held: BTreeMap<(u16, Bucket), u32> = BTreeMap::new();
     let mut levels: BTreeMap<Bucket, Level> = BTreeMap::new();
+    let era = world.wait(store.era(Era::default())).unwrap().era;
     world.wait(async {
         for round in 0..300 {
+            let is_whole = below(3) > 0;
+            world.put_into_era("whole", is_whole.into());
+            // However long this takes.
+            world.put_into_era("until", era.since_ms + 3_600_000);
             let (node, nodes) = (1 + u16::try_from(below(3)).unwrap(), 1 + below(5));
             let asks: Vec<Ask> = (0..1 + below(4))
                 .map(|at| {
@@ -198,12 +285,18 @@ fn the_store_grants_what_the_rule_grants() {
                     }
                 })
                 .collect();
-            let granted = store.exchange(node, nodes, &asks).await.unwrap();
+            let exchanged = store.exchange(node, nodes, era, &asks).await.unwrap();
+            assert_eq!(exchanged.era, EraState { era, is_whole });
+            let granted = exchanged.grants.expect("it is the same era");
             assert_eq!(granted.len(), asks.len(), "round {round}");
             for (ask, granted) in asks.iter().zip(granted) {
                 let old = held.get(&(node, ask.bucket)).copied().unwrap_or_default();
                 let sum = sums.get(&ask.bucket).copied().unwrap_or_default();
-                let (now, sum, level) = grant(ask.limit, nodes, sum, old, ask.used, ask.want);
+                let (now, sum, level) = if is_whole {
+                    grant(ask.limit, nodes, sum, old, ask.used, ask.want)
+                } else {
+                    reclaim(ask.limit, sum, old, ask.used, ask.want)
+                };
                 assert_eq!((granted.held, granted.sum), (now, sum), "round {round}: {ask:?}, {old} before");
                 assert_eq!((granted.bucket, granted.told), (ask.bucket, ask.used));
                 held.insert((node, ask.bucket), now);
@@ -217,18 +310,100 @@ fn the_store_grants_what_the_rule_grants() {
     });
 }
 
+/// What an era is told, and when it is over, is the rule of `turnpike_fleet::Chronicle`; how long things last, a test of the scripts.
+#[test]
+fn a_store_grants_again_when_all_have_told_that_anybody_knew_or_nobody_is_to_be_waited_for() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let look = |known| world.wait(store.era(Era { number: known, since_ms: 0 })).unwrap();
+    let tell = |of, era, members, progress| world.wait(report(&store, of, Report { era, members, progress }));
+    let another_server = |number: u64| {
+        world.put_into_era("run", number);
+        look(0)
+    };
+    let first = look(0);
+    assert_eq!((first.era.number, first.is_whole), (1, false));
+    assert_eq!(look(1), first);
+    assert_eq!(look(7).era.number, 8, "somebody knows a later one");
+    let era = another_server(1);
+    assert_eq!((era.era.number, era.is_whole), (9, false));
+    assert_eq!(look(9), era);
+
+    // A moment later all come, one that has just begun among them.
+    world.put_into_era("since", era.era.since_ms - SHORTEST_MS);
+    let (before, era) = (era.era, look(9).era);
+    for (of, known, members, progress, is_whole) in [
+        ("a", era, 2, Progress::Done, false),
+        ("a", era, 2, Progress::Done, false),
+        ("d", era, 0, Progress::Done, false),
+        ("b", era, 3, Progress::Done, false),
+        ("c", before, 3, Progress::Done, false),
+        ("c", era, 3, Progress::None, false),
+        ("c", era, 3, Progress::Telling, false),
+        ("c", era, 3, Progress::Done, true),
+    ] {
+        assert_eq!(tell(of, known, members, progress), EraState { era, is_whole }, "{of}: {progress:?}");
+    }
+    assert!(look(9).is_whole);
+
+    // One does not come.
+    assert_eq!(another_server(2).era.number, 10);
+    assert_eq!(world.server.say("HLEN turnpike:{f}:told"), ":0\r\n", "all are to tell it again");
+    world.put_into_era("until", 1);
+    assert!(look(10).is_whole);
+    // The clock was set back.
+    another_server(3);
+    let far = look(11).era.since_ms + 3_600_000;
+    world.put_into_era("until", far);
+    assert!(!look(11).is_whole && world.of_era("until") < far);
+    // Who tells is waited for. Where this test itself stood still, once more.
+    for number in 4.. {
+        let era = another_server(number).era;
+        let soon = era.since_ms + TELLING_MS - 100;
+        world.put_into_era("until", soon);
+        if !tell("a", era, 2, Progress::Telling).is_whole {
+            assert!(world.of_era("until") > soon);
+            break;
+        }
+    }
+    assert!(world.of_era("until") <= world.of_era("since") + SETTLE_MS + TELLING_MS);
+}
+
+#[test]
+fn what_is_asked_in_another_era_is_not_heard() {
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    world.wait(async {
+        let ask = [Ask { bucket: bucket(1), limit: 10, used: 4, want: 6 }];
+        let era = store.era(Era::default()).await.unwrap();
+        for known in [Era::default(), Era { since_ms: 1, ..era.era }] {
+            let answer = store.exchange(1, 1, known, &ask).await.unwrap();
+            assert_eq!((answer.era, answer.grants), (era, None));
+        }
+        assert_eq!(world.server.say("EXISTS turnpike:{f}:sums turnpike:{f}:held:1"), ":0\r\n");
+        let answer = store.exchange(1, 1, era.era, &ask).await.unwrap();
+        let kept = Grant { bucket: bucket(1), told: 4, held: 6, sum: 6 };
+        assert_eq!(
+            (answer.era, answer.grants),
+            (era, Some(vec![kept])),
+            "it keeps what it says that it holds"
+        );
+    });
+}
+
 #[test]
 fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
     let Some(world) = World::new() else { return };
     let store = world.store();
+    world.is_whole(&store);
     world.wait(async {
         let mut news = store.news();
         assert!(hear(&mut news).await.anew);
         beat(&store, "a", 1, 1, None).await;
         beat(&store, "b", 2, 2, None).await;
         let ask = |used, want| [Ask { bucket: bucket(1), limit: 10, used, want }];
-        store.exchange(1, 2, &ask(4, 4)).await.unwrap();
-        store.exchange(2, 2, &ask(6, 6)).await.unwrap();
+        exchange(&store, 1, 2, &ask(4, 4)).await;
+        exchange(&store, 2, 2, &ask(6, 6)).await;
         let heard = hear(&mut news).await;
         assert_eq!(heard.levels.last(), Some(&(bucket(1), Level::Full)), "{heard:?}");
         // More buckets than are given back at a time, none of which is anybody else's.
@@ -238,16 +413,16 @@ fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
             used: 1,
             want: 1,
         });
-        store.exchange(2, 2, &many.collect::<Vec<_>>()).await.unwrap();
+        exchange(&store, 2, 2, &many.collect::<Vec<_>>()).await;
 
         assert!(!store.reap(&name("b"), 2, false).await.unwrap(), "it is there");
-        assert_eq!(store.exchange(1, 2, &ask(4, 4)).await.unwrap()[0].sum, 10);
+        assert_eq!(exchange(&store, 1, 2, &ask(4, 4)).await[0].sum, 10);
         let mut times = 1;
         while store.reap(&name("b"), 2, true).await.unwrap() {
             times += 1;
         }
         assert_eq!(times, 3, "1201 buckets, 500 at a time");
-        assert_eq!(store.exchange(1, 2, &ask(4, 9)).await.unwrap()[0].sum, 5, "and a share of what is left");
+        assert_eq!(exchange(&store, 1, 2, &ask(4, 9)).await[0].sum, 5, "and a share of what is left");
         let look = store.look().await.unwrap();
         assert_eq!(look.records.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), ["a"]);
         assert_eq!(
@@ -277,7 +452,7 @@ fn a_number_is_not_given_away_before_all_is_given_back() {
                 })
             })
             .collect();
-        store.exchange(1, 1, &asks).await.unwrap();
+        exchange(&store, 1, 1, &asks).await;
         assert!(store.reap(&name("a"), 1, true).await.unwrap(), "there is more");
         assert_eq!(beat(&store, "b", 2, 1, None).await, written(2, false));
         let records = store.look().await.unwrap().records;
@@ -341,9 +516,10 @@ fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
     let address: FleetAddress = world.server.url(proxy.address, "").parse().unwrap();
     let store = FleetStore::new(&address, "f", Duration::from_millis(300));
     let mut news = store.news();
-    world.wait(async {
+    let known = world.wait(async {
         assert!(hear(&mut news).await.anew);
         beat(&store, "a", 1, 5, None).await;
+        let known = store.era(Era::default()).await.unwrap();
         proxy.refuse(true);
         assert_eq!(fails(&store).await, Fault::Unreachable);
         assert!(news.next().await.is_err());
@@ -354,6 +530,8 @@ fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
         assert_eq!(fails(&store).await, Fault::Slow);
         proxy.hold(false);
         heals(&store).await;
+        assert_eq!(store.era(known.era).await.unwrap(), known, "it has lost nothing");
+        known
     });
     world.server.stop();
     world.server.start();
@@ -361,6 +539,8 @@ fn a_store_that_is_gone_slow_or_emptied_is_told_of_and_found_again() {
     world.wait(async {
         heals(&store).await;
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false), "it keeps its number");
+        let era = store.era(known.era).await.unwrap();
+        assert!(era.era != known.era && !era.is_whole, "it has lost everything");
         while news.next().await.is_err() {
             sleep(Duration::from_millis(20)).await;
         }
@@ -390,6 +570,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     let store = store(&url, "f");
     world.wait(async {
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, false));
+        assert_eq!(store.era(Era::default()).await.unwrap().era.number, 1);
         let error =
             crate::fleet::store(&url.replace("/main", "/other"), "f").look().await.expect_err("no such");
         assert!(error.to_string().contains("\"other\""), "{error}");
@@ -407,6 +588,8 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     world.wait(async {
         heals(&store).await;
         assert_eq!(beat(&store, "a", 1, 5, None).await, written(5, true), "the replica had it");
+        let era = store.era(Era::default()).await.unwrap();
+        assert_eq!((era.era.number, era.is_whole), (2, false), "nobody knows how much the replica had heard");
     });
     assert!(replica.say("ROLE").contains("master"));
 }
@@ -428,7 +611,7 @@ fn of_a_cluster_the_server_that_has_the_keys_is_found() {
             store.say(b"hello").await.unwrap();
             assert_eq!(hear(&mut news).await.messages, [b"hello".to_vec()]);
             let ask = Ask { bucket: bucket(1), limit: 10, used: 1, want: 1 };
-            assert_eq!(store.exchange(5, 1, &[ask]).await.unwrap().len(), 1);
+            assert_eq!(exchange(&store, 5, 1, &[ask]).await.len(), 1);
             assert!(!store.reap(&name("n"), 5, true).await.unwrap());
         }
     });

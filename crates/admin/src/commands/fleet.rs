@@ -2,12 +2,15 @@
 
 use std::io::Write;
 
-use super::{CommandError, List, PAGE, Sessions, encoded, row, write_json};
+use super::{CommandError, List, Sessions, each_page, encoded, row, write_json};
 use crate::{
     client::Client,
     model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
     table::{Table, bytes, span},
 };
+
+/// The page has the same words.
+const RECOVERING: &str = "the store does not know yet what all nodes have: until then whoever has used half of a quota gets hardly more";
 
 /// Shows all nodes, as one of them sees them.
 ///
@@ -18,10 +21,13 @@ pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<()
     if json {
         return Ok(write_json(out, &fleet)?);
     }
-    let Fleet { name, node, store, alone, nodes, .. } = &fleet;
+    let Fleet { name, node, store, alone, recovering, nodes, .. } = &fleet;
     writeln!(out, "fleet {name} in {store}, as node {node} sees it")?;
     if let Some(why) = alone {
         writeln!(out, "this node is alone, and what follows is old: {why}")?;
+    }
+    if *recovering {
+        writeln!(out, "{RECOVERING}")?;
     }
     let head = ["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
     let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
@@ -68,23 +74,14 @@ pub fn list_fleet_sessions(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let mut left = wanted.limit.unwrap_or(usize::MAX);
-    let mut query = wanted.query();
     let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = List::new(json, head);
     let mut silent = Vec::new();
-    while left > 0 {
-        query.limit = Some(left.min(PAGE));
-        let words = serde_urlencoded::to_string(&query).unwrap_or_default();
-        let page: FleetSessions = client.get(&format!("/v1/fleet/sessions?{words}"))?;
-        left = left.saturating_sub(page.sessions.len());
+    each_page(client, "/v1/fleet/sessions", wanted, |page: FleetSessions| {
         list.show(out, &page.sessions, row_with_node)?;
         silent.extend(page.silent);
-        if page.next.is_none() {
-            break;
-        }
-        query.cursor = page.next;
-    }
+        Ok((page.sessions.len(), page.next))
+    })?;
     list.end(out, "no sessions")?;
     // An array has no place for it.
     if !json {

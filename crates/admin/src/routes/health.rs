@@ -30,7 +30,7 @@ const END: &str = "# EOF\n";
 /// What there is to look at.
 pub(super) const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
      /livez         ok: it runs\n\
-     /readyz        ok, alone, or draining; /healthz is the same\n\
+     /readyz        ok, alone, recovering, or draining; /healthz is the same\n\
      /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page that shows all that\n";
 
@@ -46,18 +46,18 @@ pub(super) async fn live() -> &'static str {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, and the fleet's store grants nothing of shared limits before it knows again what all nodes have.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
     let standing = app.program.fleet().map_or(Standing::Well, |fleet| fleet.standing());
-    if app.program.is_draining() || standing == Standing::Cordoned {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
-    } else if standing == Standing::Alone {
-        (StatusCode::OK, "alone\n")
-    } else {
-        (StatusCode::OK, "ok\n")
+    let drains = app.program.is_draining() || standing == Standing::Cordoned;
+    match standing {
+        _ if drains => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        Standing::Alone => (StatusCode::OK, "alone\n"),
+        Standing::Recovering => (StatusCode::OK, "recovering\n"),
+        Standing::Well | Standing::Cordoned => (StatusCode::OK, "ok\n"),
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, and the fleet's store grants nothing of shared limits before it knows again what all nodes have.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]

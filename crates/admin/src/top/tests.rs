@@ -168,6 +168,7 @@ fn fleet() -> Fleet {
         node: "one".to_owned(),
         store: "redis://h".to_owned(),
         alone: None,
+        recovering: false,
         keys: 1,
         nodes: vec![node("one", NodeState::Serving, 0.25), node("two", NodeState::Draining, 0.99)],
     }

@@ -171,7 +171,9 @@ function server() {
     { title: "Busiest worker", number: true, cell: (row) => percent(row.cpu) },
   ], "No node is known.");
   const alone = h("p", { class: "warning", hidden: true });
-  const fleet = wide(panel("Fleet", "Servers that are one service, as this one sees them.", alone, nodes.element));
+  const recovering = h("p", { class: "warning", hidden: true },
+    "The store does not know yet what all nodes have: until then whoever has used half of a quota gets hardly more.");
+  const fleet = wide(panel("Fleet", "Servers that are one service, as this one sees them.", alone, recovering, nodes.element));
   fleet.hidden = true;
   let node = null;
 
@@ -179,6 +181,7 @@ function server() {
     const told = await ask("/v1/fleet");
     nodes.update(told.nodes);
     alone.hidden = !told.alone;
+    recovering.hidden = !told.recovering;
     setText(alone, told.alone ? `This node is alone, and what follows is old: ${told.alone}` : "");
     fleet.hidden = false;
   }

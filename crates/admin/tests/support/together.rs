@@ -106,6 +106,7 @@ impl Fleet for Member {
             node: self.name.clone(),
             store: "redis://h".to_owned(),
             alone: None,
+            recovering: *self.standing.lock().unwrap() == Standing::Recovering,
             keys: 1,
             nodes: nodes.keys().enumerate().map(node).collect(),
         })

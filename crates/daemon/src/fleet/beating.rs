@@ -117,14 +117,17 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 BEAT_MS
             }
         };
-        sleep(Duration::from_millis(pause)).await;
+        node.recovery.wait(Duration::from_millis(pause)).await;
     }
 }
 
 impl Beater {
     async fn beat(&mut self, node: &Node, load: &Load) -> Result<Heard, KeyError> {
         let (mut number, known, mut ring) = match self.ask(node, load).await? {
-            Beaten::Written { number, known, ring } => (number, known, ring),
+            Beaten::Written { number, known, ring, era } => {
+                node.hear_era(era);
+                (number, known, ring)
+            }
             Beaten::Full => {
                 node.answered();
                 node.lose_number();
@@ -148,11 +151,13 @@ impl Beater {
         };
         self.claim.granted();
         self.take_over = None;
-        let anew = !known || node.is_to_rejoin();
+        let era = node.recovery.era();
+        let anew = !known || node.recovery.is_to_clear();
         if anew {
             // What an earlier process of this name held, or this one before the store forgot it, is nobody's.
             while node.store.reap(&node.name, number, true).await? {}
-            if let Beaten::Written { number: new, ring: now, .. } = self.ask(node, load).await? {
+            if let Beaten::Written { number: new, ring: now, era, .. } = self.ask(node, load).await? {
+                node.hear_era(era);
                 (number, ring) = (new, now);
             }
             node.card_is_put.store(false, Ordering::Relaxed);
@@ -162,6 +167,9 @@ impl Beater {
         node.answered();
         let had = node.number();
         node.set_number(number);
+        if anew {
+            node.recovery.cleared(era);
+        }
         if anew && had != 0 {
             if !known {
                 tracing::warn!(
@@ -181,6 +189,7 @@ impl Beater {
             draining: node.is_draining(),
             load,
             take_over: self.take_over.as_deref(),
+            report: node.recovery.report(node.quotas.lost()),
         };
         node.store.beat(beating).await
     }

@@ -66,6 +66,8 @@ pub(crate) struct FleetCounts {
 pub(crate) struct NodeCounts {
     /// Whether the store answers, and this node is one of the fleet.
     pub(crate) is_up: bool,
+    /// Whether the store grants nothing, because it does not know yet what all nodes hold.
+    pub(crate) is_recovering: bool,
     pub(crate) number: u16,
     pub(crate) is_cordoned: bool,
     /// Of all nodes: those that take clients, that drain, that are silent.
@@ -99,6 +101,7 @@ impl NodeCounts {
         let exchange_seconds = get(exchange_us) as f64 / 1e6;
         Self {
             is_up: !node.is_alone(),
+            is_recovering: node.is_recovering(),
             number: node.number(),
             is_cordoned: node.is_cordoned(),
             nodes,

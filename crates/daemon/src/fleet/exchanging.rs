@@ -7,6 +7,7 @@ use std::{
 
 use tokio::time::sleep;
 use turnpike_fleet::{Pauses, exchange_period_ms};
+use turnpike_stores::Exchanged;
 
 use super::node::Node;
 
@@ -34,7 +35,8 @@ async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
     let period = exchange_period_ms(usize::try_from(nodes).unwrap_or(usize::MAX));
     let number = node.number();
     let _alone = node.exchanging.lock().await;
-    if number == 0 || node.is_quiet() || node.rests() {
+    // What is told before all that is left of this node is given back would be given back with it.
+    if number == 0 || node.is_quiet() || node.rests() || node.recovery.is_to_clear() {
         return period;
     }
     let most = most(nodes);
@@ -43,13 +45,19 @@ async fn exchange(node: &Node, pauses: &mut Pauses) -> u64 {
         return period;
     }
     let begun = Instant::now();
-    let answer = node.store.exchange(number, nodes, &asks).await;
+    let answer = node.store.exchange(number, nodes, node.recovery.era(), &asks).await;
     node.tallies.exchanged(begun.elapsed().as_micros(), answer.is_ok());
     match answer {
-        Ok(grants) => {
+        Ok(Exchanged { era, grants }) => {
             node.answered();
             pauses.reset();
+            node.hear_era(era);
+            let grants = grants.unwrap_or_default();
+            let lost = node.quotas.lost();
             node.quotas.granted(&grants, node.terms());
+            if lost > 0 && node.quotas.lost() == 0 {
+                node.recovery.speak_soon();
+            }
             // An answer that is too short says nothing of the rest.
             node.quotas.unheard(asks.get(grants.len()..).unwrap_or_default());
             if asks.len() == most { soon(most, nodes) } else { period }

@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{Ban, NodeName, Told};
+use turnpike_fleet::{Ban, Era, NodeName, Told};
 
 use super::{Fleet, node::Node};
 
@@ -32,6 +32,9 @@ pub(super) struct NodeOffer {
     /// Whether clients may have something that was made with the server's own key.
     pub(super) own_is_used: bool,
     pub(super) told: Vec<Told>,
+    /// The era of the store and the nodes that are known, if the store knows what all of them hold.
+    #[serde(default)]
+    pub(super) era: Option<(Era, u32)>,
 }
 
 /// Which node of which fleet.

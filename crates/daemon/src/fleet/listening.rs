@@ -16,7 +16,6 @@ const RULES_MS: u64 = 500;
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
     let mut pauses = Pauses::default();
-    let mut was_connected = false;
     while !node.is_deaf() {
         let heard = match news.next().await {
             Ok(heard) => heard,
@@ -28,10 +27,6 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
         };
         node.answered();
         pauses.reset();
-        if heard.anew && was_connected {
-            node.rejoin_soon();
-        }
-        was_connected |= heard.anew;
         if let Err(error) = take(&node, &users, heard).await {
             node.failed(&error);
             node.rereads.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -42,10 +37,13 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
 async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(), StoreError> {
     let Heard { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
-        node.quotas.set_levels(&node.store.levels().await?);
+        let all = node.store.levels().await?;
+        // Whether they are those of all nodes is known when it is known whose they were.
+        node.hear_era(node.store.era(node.recovery.era()).await?);
+        node.quotas.set_levels(&all, node.recovery.books());
         node.read_bans().await?;
     }
-    node.quotas.put_levels(&levels);
+    node.quotas.put_levels(&levels, node.recovery.books());
     let now = unix();
     let opened: Vec<Message> =
         messages.iter().filter_map(|sealed| Message::open(&node.sealer, now, sealed)).collect();

@@ -13,7 +13,8 @@ use std::{
 use tokio::time::timeout;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
+    Books, Card, Charges, EraState, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer,
+    SentAway, Terms, Turn, View,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -29,6 +30,7 @@ use super::{
     load::Room,
     orders::QuestionSender,
     quotas::{Buckets, Quotas},
+    recovering::Recovering,
     unix,
 };
 use crate::DaemonError;
@@ -37,10 +39,9 @@ use crate::DaemonError;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a node that goes takes to say so.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-/// Before a store that may have lost something is told everything anew.
+/// Before a store that has lost something is told everything anew: the more nodes there are, the longer some of them wait.
 const REJOIN_MS: u64 = 2000;
-/// So many buckets it is told of in a second then, by all nodes together.
-const TOLD_A_SECOND: u64 = 100_000;
+const REJOIN_MS_A_NODE: u64 = 10;
 /// What is sealed as one of these opens as nothing else.
 const RING: &str = "ring";
 pub(super) const CARD: &str = "card";
@@ -56,6 +57,7 @@ pub(super) struct Node {
     pub(super) banned: Arc<Banned>,
     pub(super) health: Health,
     pub(super) quotas: Quotas,
+    pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<SentAway>,
@@ -86,8 +88,6 @@ pub(super) struct Node {
     rests: AtomicBool,
     /// Held by an exchange about quotas.
     pub(super) exchanging: tokio::sync::Mutex<()>,
-    /// When the store is to be told everything anew, by our clock, though it knows us.
-    rejoins_at: AtomicU64,
     /// Until then it is told nothing of quotas.
     quiet_until: AtomicU64,
     cordoned: AtomicBool,
@@ -158,6 +158,7 @@ impl Node {
             banned: Arc::default(),
             health: Health::default(),
             quotas,
+            recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
             sight: RwLock::default(),
             sent: Mutex::default(),
@@ -177,7 +178,6 @@ impl Node {
             goes_on: same.is_some(),
             rests: AtomicBool::new(false),
             exchanging: tokio::sync::Mutex::default(),
-            rejoins_at: AtomicU64::new(u64::MAX),
             quiet_until: AtomicU64::new(0),
             cordoned: AtomicBool::new(offered.is_some_and(|offered| offered.is_cordoned)),
             stops: AtomicBool::new(false),
@@ -377,29 +377,52 @@ impl Node {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// The connection to the store was lost, and it may have lost something with that: it is told everything anew. So are the others, and the
-    /// more there is to tell, the longer they take about it.
-    pub(super) fn rejoin_soon(&self) {
-        let buckets = self.quotas.counts().buckets * u64::from(self.nodes());
-        let within = REJOIN_MS + buckets * 1000 / TOLD_A_SECOND;
-        self.rejoins_at.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);
-    }
-
-    /// Whether it is time for that; once.
-    pub(super) fn is_to_rejoin(&self) -> bool {
-        let is_due = self.rejoins_at.load(Ordering::Relaxed) <= self.now_ms();
-        if is_due {
-            self.rejoins_at.store(u64::MAX, Ordering::Relaxed);
+    /// The store says in which era it is.
+    pub(super) fn hear_era(&self, era: EraState) {
+        match self.recovery.hear(era) {
+            Turn::Nothing => {}
+            Turn::Begins => {
+                let number = era.era.number;
+                match self.recovery.books() {
+                    Books::Whole => {
+                        tracing::info!(era = number, "the fleet's store has lost what this node had told it");
+                    }
+                    Books::Recovering => tracing::warn!(
+                        era = number,
+                        "the fleet's store was emptied, or is another server: it grants nothing of quotas before all nodes have told it again what they have"
+                    ),
+                    Books::Unknown => tracing::info!(
+                        era = number,
+                        "the fleet's store is empty: it grants little of quotas before all nodes had time to come back that may have something"
+                    ),
+                }
+                self.recovery.speak_soon();
+            }
+            Turn::Ends => {
+                tracing::info!(
+                    era = era.era.number,
+                    "the fleet's store knows what all nodes have, and grants quotas"
+                );
+                self.quotas.settle();
+                self.rereads.store(true, Ordering::Relaxed);
+            }
         }
-        is_due
     }
 
     /// After a moment, in which others begin with the same.
     pub(super) fn tell_all_anew(&self) {
-        self.rejoins_at.store(u64::MAX, Ordering::Relaxed);
-        self.quiet_until.store(self.now_ms() + rand::random::<u64>() % REJOIN_MS, Ordering::Relaxed);
+        let within = (u64::from(self.nodes()) * REJOIN_MS_A_NODE).clamp(1, REJOIN_MS);
+        self.quiet_until.store(self.now_ms() + rand::random::<u64>() % within, Ordering::Relaxed);
         self.rereads.store(true, Ordering::Relaxed);
         self.quotas.tell_all(self.terms());
+        if self.quotas.lost() == 0 {
+            self.recovery.speak_soon();
+        }
+    }
+
+    /// Whether the store answers, and does not know yet what all nodes hold.
+    pub(super) fn is_recovering(&self) -> bool {
+        !self.is_alone() && self.recovery.books() != Books::Whole
     }
 
     pub(super) fn is_quiet(&self) -> bool {
@@ -407,7 +430,11 @@ impl Node {
     }
 
     pub(super) fn terms(&self) -> Terms {
-        Terms { nodes: self.nodes(), enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed) }
+        Terms {
+            nodes: self.nodes(),
+            enforced: !self.is_alone() && !self.inherits.load(Ordering::Relaxed),
+            books: self.recovery.books(),
+        }
     }
 
     pub(super) fn acquire(&self, asked: SharedQuota<'_>) -> Result<(), QuotaRefusal> {
@@ -499,6 +526,7 @@ impl Node {
             ring: custody.ring().map(|ring| self.seal(RING, &ring.to_bytes())),
             own_is_used: custody.own().1,
             told: self.quotas.told(),
+            era: self.recovery.offer(),
         }
     }
 
@@ -569,6 +597,7 @@ fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
+    use turnpike_fleet::{Era, Grant, Level};
 
     use super::*;
     use crate::fleet::orders;
@@ -607,6 +636,7 @@ mod tests {
         assert!(node.is_alone(), "the store has not answered");
         node.answered();
         assert!(!node.is_alone() && node.terms().enforced);
+        assert_eq!(node.terms().books, Books::Unknown, "it has not said in which era it is");
     }
 
     #[test]
@@ -620,16 +650,54 @@ mod tests {
         assert!(node.is_draining() && !node.is_cordoned());
     }
 
+    fn era(number: u64, is_whole: bool) -> EraState {
+        EraState { era: Era { number, since_ms: 7 }, is_whole }
+    }
+
+    /// A node that knows of the others.
+    fn settled(name: &str) -> Node {
+        let node = node(name);
+        node.set_number(7);
+        node.answered();
+        node.hear_era(era(1, true));
+        node.recovery.looked(3);
+        node
+    }
+
     #[test]
-    fn what_is_to_be_told_anew_is_told_once() {
-        let node = node("a");
-        assert!(!node.is_to_rejoin());
-        node.rejoins_at.store(0, Ordering::Relaxed);
-        assert!(node.is_to_rejoin() && !node.is_to_rejoin());
-        node.rejoin_soon();
+    fn what_a_node_holds_it_keeps_until_a_store_that_was_emptied_grants_again() {
+        let node = settled("a");
+        node.set_nodes(3);
+        (0..6).for_each(|_| assert!(node.acquire(asked(10)).is_ok()));
+        let bucket = node.buckets("here", "alice").user;
+        let asks = node.quotas.asks(10, node.terms());
+        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("it is told");
+        let grant = Grant { bucket, told: ask.used, held: 7, sum: 7 };
+        node.quotas.granted(&[grant], node.terms());
+        node.quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
+        node.hear_era(era(2, false));
+        assert!(node.is_recovering() && node.recovery.is_to_clear());
+        node.quotas.set_levels(&[], node.recovery.books());
+        assert_eq!([node.acquire(asked(10)), node.acquire(asked(10))], [Ok(()), Err(QuotaRefusal::User)]);
+        node.recovery.cleared(era(2, false).era);
         node.tell_all_anew();
-        assert_eq!(node.rejoins_at.load(Ordering::Relaxed), u64::MAX);
-        assert!(node.rereads.load(Ordering::Relaxed));
+        assert!(node.quotas.lost() > 0 && node.rereads.load(Ordering::Relaxed));
+        let asks = node.quotas.asks(10, node.terms());
+        let ask = asks.iter().find(|ask| ask.bucket == bucket).expect("it is told again");
+        assert_eq!((ask.used, ask.want), (7, 7));
+        node.hear_era(era(2, true));
+        assert!(!node.is_recovering());
+    }
+
+    #[test]
+    fn a_node_that_begins_while_the_store_recovers_takes_next_to_nothing() {
+        let node = node("a");
+        node.set_number(7);
+        node.answered();
+        node.hear_era(era(1, false));
+        assert_eq!([node.acquire(asked(30)), node.acquire(asked(30))], [Ok(()), Err(QuotaRefusal::User)]);
+        node.hear_era(era(1, true));
+        assert_eq!(node.acquire(asked(30)), Ok(()));
     }
 
     fn asked(of_user: usize) -> SharedQuota<'static> {
@@ -643,9 +711,7 @@ mod tests {
 
     #[test]
     fn the_process_that_takes_a_nodes_place_is_the_same_node() {
-        let before = node("a");
-        before.set_number(7);
-        before.answered();
+        let before = settled("a");
         before.set_cordoned(true);
         let _ = before.keys();
         before.custody().take(KeyRing::first(100, [1; 32]).rotated(100, [2; 32]));
@@ -656,6 +722,8 @@ mod tests {
         assert!(before.rests(), "nothing is told beside the other process");
         let after = in_place_of("a", Some(&offer));
         assert!(after.goes_on() && after.is_cordoned());
+        assert_eq!(after.recovery.era(), before.recovery.era());
+        assert_eq!(after.terms().books, Books::Whole);
         assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));
         let keys = |node: &Node| node.keys().keys.iter().map(|key| key.0).collect::<Vec<_>>();
         assert_eq!(keys(&after), keys(&before));

@@ -75,6 +75,8 @@ pub struct FleetStatus {
     pub store: String,
     /// Why this node knows nothing of the others as of late, where it does not.
     pub alone: Option<String>,
+    /// Whether the store was emptied or is another server, and does not know yet what all nodes hold.
+    pub recovering: bool,
     /// Whether this node takes nobody new because somebody wants it so.
     pub cordoned: bool,
     /// The version of the keys that all share.
@@ -147,6 +149,7 @@ impl FleetOrders {
             node: node.name.to_string(),
             store: node.store.name().to_owned(),
             alone: alone(node),
+            recovering: node.is_recovering(),
             cordoned: node.is_cordoned(),
             keys: node.ring_version(),
             nodes: members.iter().map(|(name, member)| NodeStatus::of(name, member)).collect(),
@@ -157,6 +160,12 @@ impl FleetOrders {
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.fleet.node.as_ref().is_some_and(|node| node.is_alone())
+    }
+
+    /// Whether the fleet's store grants nothing, because it does not know yet what all nodes hold.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.fleet.node.as_ref().is_some_and(|node| node.is_recovering())
     }
 
     /// Whether somebody has this node take nobody new.

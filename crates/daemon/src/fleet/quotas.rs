@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use turnpike_fleet::{Ask, Bucket, Grant, Ledger, Level, Levels, Terms, Told};
+use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Terms, Told};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::QuotaRefusal;
 
@@ -105,28 +105,45 @@ impl Quotas {
         }
     }
 
-    /// The store says so.
-    pub(super) fn put_levels(&self, changed: &[(Bucket, Level)]) {
+    /// The store says so, and knows that much.
+    pub(super) fn put_levels(&self, changed: &[(Bucket, Level)], books: Books) {
         if changed.is_empty() {
             return;
         }
         let mut levels = self.levels.write().unwrap_or_else(PoisonError::into_inner);
-        changed.iter().for_each(|(bucket, level)| levels.put(*bucket, *level));
+        for (bucket, level) in changed {
+            match books {
+                Books::Whole => levels.put(*bucket, *level),
+                Books::Recovering | Books::Unknown => levels.raise(*bucket, *level),
+            }
+        }
         drop(levels);
         for (bucket, level) in changed {
             self.shard(bucket).level_changed(*bucket, *level);
         }
     }
 
-    /// The store has these and no others.
-    pub(super) fn set_levels(&self, all: &[(Bucket, Level)]) {
-        self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();
-        self.put_levels(all);
+    /// The store has these and no others, and knows that much.
+    pub(super) fn set_levels(&self, all: &[(Bucket, Level)], books: Books) {
+        if books == Books::Whole {
+            self.levels.write().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        self.put_levels(all, books);
     }
 
     /// The store is told of everything anew.
     pub(super) fn tell_all(&self, terms: Terms) {
         self.shards.iter().for_each(|shard| lock(shard).tell_all(terms));
+    }
+
+    /// How much of that is to be told still.
+    pub(super) fn lost(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).lost()).sum()
+    }
+
+    /// The store grants again.
+    pub(super) fn settle(&self) {
+        self.shards.iter().for_each(|shard| lock(shard).settle());
     }
 
     /// What the store knows, for the process that takes this one's place.
@@ -168,7 +185,7 @@ fn lock(shard: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 mod tests {
     use super::*;
 
-    const TERMS: Terms = Terms { nodes: 1, enforced: true };
+    const TERMS: Terms = Terms { nodes: 1, enforced: true, books: Books::Whole };
 
     fn buckets(user: u8) -> Buckets {
         Buckets { total: Bucket([0; 16]), realm: Bucket([1; 16]), user: Bucket([user; 16]) }
@@ -186,7 +203,7 @@ mod tests {
             .map(|ask| {
                 let (held, sum, level) =
                     turnpike_fleet::grant(ask.limit, 1, ask.used, ask.used, ask.used, ask.want);
-                quotas.put_levels(&[(ask.bucket, level)]);
+                quotas.put_levels(&[(ask.bucket, level)], Books::Whole);
                 Grant { bucket: ask.bucket, told: ask.used, held, sum }
             })
             .collect();
@@ -237,6 +254,24 @@ mod tests {
         quotas.unheard(&[Ask { bucket: Bucket([9; 16]), limit: 30, used: 3, want: 3 }]);
         assert_eq!(quotas.counts().waiting, 1);
         quotas.tell_all(TERMS);
-        assert_eq!(quotas.counts().waiting, 256);
+        assert_eq!((quotas.counts().waiting, quotas.lost()), (256, 256));
+    }
+
+    #[test]
+    fn a_level_is_not_lowered_by_a_store_that_does_not_know_all() {
+        let quotas = Quotas::default();
+        let bucket = Bucket([1; 16]);
+        let level = || quotas.levels.read().expect("nobody has failed").get(&bucket);
+        quotas.put_levels(&[(bucket, Level::Heavy)], Books::Whole);
+        quotas.set_levels(&[], Books::Recovering);
+        assert_eq!(level(), Level::Heavy);
+        quotas.put_levels(&[(bucket, Level::Calm)], Books::Recovering);
+        assert_eq!(level(), Level::Heavy);
+        quotas.put_levels(&[(bucket, Level::Full)], Books::Recovering);
+        assert_eq!(level(), Level::Full);
+        quotas.set_levels(&[(bucket, Level::Heavy)], Books::Whole);
+        assert_eq!(level(), Level::Heavy);
+        quotas.set_levels(&[], Books::Whole);
+        assert_eq!(level(), Level::Calm);
     }
 }

@@ -61,6 +61,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
         let mut members = node.members();
         cards.iter().filter_map(|sealed| read_card(node, sealed)).for_each(|card| members.put_card(card));
     }
+    node.recovery.looked(node.members().iter().filter(|(_, member)| member.is_heard()).count());
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {

@@ -1,4 +1,4 @@
-//! What has to happen at once to several keys. Each script is sent whole: the longest has two thousand bytes, and a server that has forgotten it
+//! What has to happen at once to several keys. Each script is sent whole: the longest has three thousand bytes, and a server that has forgotten it
 //! needs no second round.
 
 use redis::Cmd;
@@ -13,11 +13,61 @@ pub(super) fn eval(script: &str, keys: &[String]) -> Cmd {
     command
 }
 
-/// nodes, numbers, ring; name, incarnation, time after which a record is nobody's, wanted number, record, record to be overwritten, prefix of what
-/// nodes hold. A number is free when its node is gone and nothing is left of what that held; a new process of a name has the number of the last one.
-pub(super) const BEAT: &str = r"
+/// Before each script that grants something or asks whether it could: in which era the store is, who began it if that is over, and whether it knows
+/// what all nodes hold. The rule is `turnpike_fleet::Chronicle`; a test holds the two together. Which server this is, and which start of it, says its
+/// `run_id`: of a replica that has taken over it is another.
+macro_rules! chronicle {
+    () => {
+        r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function keep(key, field, value)
+  redis.call('HSET', key, field, string.format('%.0f', value))
+end
+local function look(key, told, known)
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or '-'
+  local kept = redis.call('HMGET', key, 'number', 'since', 'until', 'whole', 'run')
+  local function field(at) return tonumber(kept[at] or '0') end
+  local era = {number = field(1), since = field(2), ends = field(3), whole = kept[4] == '1'}
+  if era.number == 0 or kept[5] ~= run or known > era.number then
+    era = {number = math.max(era.number, known) + 1, since = now, ends = now + 5000, whole = false}
+    redis.call('DEL', told)
+    redis.call('HSET', key, 'run', run, 'whole', '0', 'expected', '0')
+    keep(key, 'number', era.number)
+    keep(key, 'since', era.since)
+    keep(key, 'until', era.ends)
+  end
+  if not era.whole then
+    if era.ends > now + 5000 then
+      era.ends = now + 5000
+      keep(key, 'until', era.ends)
+    end
+    if now >= era.ends then
+      era.whole = true
+      redis.call('HSET', key, 'whole', '1')
+    end
+  end
+  return era
+end
+"
+    };
+}
+
+/// era, who has told all; number of the era that the node knows.
+pub(super) const LOOK_AT_ERA: &str = concat!(
+    chronicle!(),
+    r"
+local era = look(KEYS[1], KEYS[2], tonumber(ARGV[1]))
+return {era.number, era.since, era.whole and 1 or 0}
+"
+);
+
+/// nodes, numbers, ring, era, who has told all; name, incarnation, time after which a record is nobody's, wanted number, record, record to be
+/// overwritten, prefix of what nodes hold, number and beginning of the era that the node knows, nodes that it knew, how far it is. A number is free
+/// when its node is gone and nothing is left of what that held; a new process of a name has the number of the last one.
+pub(super) const BEAT: &str = concat!(
+    chronicle!(),
+    r"
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 local known = 0
 local number = tonumber(ARGV[4])
@@ -43,8 +93,28 @@ while not free(number) do
 end
 redis.call('HSET', KEYS[2], number, ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %d %s %s', now, number, ARGV[2], ARGV[5]))
-return {1, number, known, tonumber(redis.call('HGET', KEYS[3], 'version') or '0')}
-";
+local era = look(KEYS[4], KEYS[5], tonumber(ARGV[8]))
+local members, progress = tonumber(ARGV[10]), tonumber(ARGV[11])
+if not era.whole and era.number == tonumber(ARGV[8]) and era.since == tonumber(ARGV[9]) and progress > 0 then
+  local expected = math.max(tonumber(redis.call('HGET', KEYS[4], 'expected') or '0'), members)
+  keep(KEYS[4], 'expected', expected)
+  local age = math.max(now - era.since, 0)
+  if progress == 1 then
+    if age < 120000 then
+      keep(KEYS[4], 'until', math.max(era.ends, now + 3000))
+    end
+  elseif members > 0 then
+    redis.call('HSET', KEYS[5], ARGV[1], '1')
+  end
+  if expected > 0 and redis.call('HLEN', KEYS[5]) >= expected and age >= 1000 then
+    era.whole = true
+    redis.call('HSET', KEYS[4], 'whole', '1')
+  end
+end
+local ring = tonumber(redis.call('HGET', KEYS[3], 'version') or '0')
+return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
+"
+);
 
 /// nodes.
 pub(super) const LOOK: &str = r"
@@ -52,12 +122,17 @@ local time = redis.call('TIME')
 return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('HGETALL', KEYS[1])}
 ";
 
-/// sums, levels, what this node holds, events; number of nodes, and for each bucket its name, the limit, what is used, what is wanted. The rule is
-/// `turnpike_fleet::grant`; a test holds the two together.
-pub(super) const EXCHANGE: &str = r"
+/// sums, levels, what this node holds, events, era, who has told all; number of nodes, number and beginning of the era that the node knows, and for
+/// each bucket its name, the limit, what is used, what is wanted. Of another era nothing is heard. The rules are `turnpike_fleet::grant` and `reclaim`;
+/// a test holds them together.
+pub(super) const EXCHANGE: &str = concat!(
+    chronicle!(),
+    r"
 local nodes = tonumber(ARGV[1])
-local answer, changed = {}, {}
-for at = 2, #ARGV, 4 do
+local era = look(KEYS[5], KEYS[6], tonumber(ARGV[2]))
+local answer, changed = {era.number, era.since, era.whole and 1 or 0}, {}
+if era.number ~= tonumber(ARGV[2]) or era.since ~= tonumber(ARGV[3]) then return answer end
+for at = 4, #ARGV, 4 do
   local bucket = ARGV[at]
   local limit, used, want = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local old = tonumber(redis.call('HGET', KEYS[3], bucket) or '0')
@@ -65,7 +140,9 @@ for at = 2, #ARGV, 4 do
   local others = math.max(sum - old, 0)
   local room = math.max(math.max(limit - others, 0) - used, 0)
   local spare = 0
-  if room > 0 then
+  if not era.whole then
+    spare = math.max(want - used, 0)
+  elseif room > 0 then
     spare = math.min(math.max(want - used, 0), math.max(math.floor(room / (2 * nodes)), 1))
   end
   local held = used + spare
@@ -97,7 +174,8 @@ if #changed > 0 then
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', 100000, '*', 'l', table.concat(changed))
 end
 return answer
-";
+"
+);
 
 /// ring; version that is expected, new version, sealed.
 pub(super) const RING: &str = r"
@@ -161,7 +239,21 @@ return left
 
 #[cfg(test)]
 mod tests {
+    use turnpike_fleet::{LONGEST_MS, SETTLE_MS, SHORTEST_MS, TELLING_MS};
+
     use super::*;
+
+    #[test]
+    fn the_scripts_wait_as_long_as_the_rule() {
+        for script in [BEAT, EXCHANGE, LOOK_AT_ERA] {
+            assert_eq!(script.matches(&format!("now + {SETTLE_MS}")).count(), 3);
+        }
+        for text in
+            [format!("now + {TELLING_MS})"), format!("age < {LONGEST_MS} "), format!("age >= {SHORTEST_MS} ")]
+        {
+            assert!(BEAT.contains(&text), "{text}");
+        }
+    }
 
     #[test]
     fn the_scripts_keep_as_many_events_as_the_rest() {

@@ -90,13 +90,14 @@ impl Node {
             .collect()
     }
 
+    /// Waits until it knows these in these states, and the store grants quotas.
     #[track_caller]
     fn waits_for(&self, nodes: &[(&str, &str)]) {
         let wanted: Vec<_> =
             nodes.iter().map(|(name, state)| ((*name).to_owned(), (*state).to_owned())).collect();
         eventually(&format!("{nodes:?} are seen"), || {
             thread::sleep(Duration::from_millis(50));
-            (self.sees() == wanted).then_some(())
+            (self.sees() == wanted && self.readiness().1 != "recovering\n").then_some(())
         });
     }
 
@@ -223,6 +224,7 @@ fn what_a_node_held_that_is_killed_is_given_back_by_another() {
     let world = need!(World::new());
     let limits = "[limits]\nallocations_per_user = 2";
     let (a, b) = (world.node("a", limits), world.node("b", limits));
+    a.waits_for(&BOTH);
     b.waits_for(&BOTH);
     assert_eq!([a.allocate(USER, PASSWORD), a.allocate(USER, PASSWORD)], [None, None]);
     eventually("the other one hears of it", || {
@@ -326,23 +328,34 @@ fn a_store_that_was_emptied_is_told_everything_again() {
     let limits = "[limits]\nallocations_per_user = 4";
     let (mut a, b) = (world.node("a", limits), world.node("b", limits));
     a.waits_for(&BOTH);
+    b.waits_for(&BOTH);
     let mut taken = 0;
     eventually("as many as there may be", || {
         thread::sleep(Duration::from_millis(50));
         taken += u32::from(a.allocate(USER, PASSWORD).is_none());
         (taken == 4).then_some(())
     });
+    eventually("the other node hears of it", || {
+        thread::sleep(Duration::from_millis(50));
+        (b.allocate(USER, PASSWORD) == Some(486)).then_some(())
+    });
     let (status, body) = a.ask("POST", "/v1/bans", "{\"client\":\"192.0.2.0/24\",\"seconds\":600}");
     assert_eq!(status, 201, "{body}");
     let nonce = |node: &Node| Stun::new(node.address()).challenge().2;
     let before = nonce(&a);
     assert!(world.server.say("FLUSHALL").contains("OK"));
-    a.serve.program.line_with("did not know this node any more");
-    a.waits_for(&BOTH);
-    eventually("the other node knows what this one has", || {
+    a.serve.program.line_with("it grants nothing of quotas before");
+    let is_whole = || world.server.say("HGET turnpike:{turnpike}:era whole") == "$1\r\n1\r\n";
+    eventually("the store knows what all have", || {
+        assert_eq!(b.allocate(USER, PASSWORD), Some(486), "nobody gets what another node has");
         thread::sleep(Duration::from_millis(50));
-        (b.allocate(USER, PASSWORD) == Some(486)).then_some(())
+        (is_whole() && a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n").then_some(())
     });
+    a.waits_for(&BOTH);
+    for _ in 0..10 {
+        assert_eq!(b.allocate(USER, PASSWORD), Some(486));
+        thread::sleep(Duration::from_millis(50));
+    }
     eventually("the ban is kept again", || {
         thread::sleep(Duration::from_millis(50));
         world.server.say("HLEN turnpike:{turnpike}:bans").starts_with(":1").then_some(())

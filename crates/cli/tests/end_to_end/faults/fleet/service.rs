@@ -33,8 +33,6 @@ pub(super) struct World {
     pub(super) network: Network,
     /// By which nodes reach the Redis.
     pub(super) store: Proxy,
-    /// The Redis has forgotten what users have: what they get until all nodes have told it again is counted, and no mistake of the test.
-    pub(super) has_forgotten: bool,
     _reflect: Reflect,
     _users: Proxy,
     _certificate: Certificate,
@@ -61,7 +59,6 @@ impl World {
             postgres,
             network,
             store,
-            has_forgotten: false,
             _reflect: reflect,
             _users: users,
             _certificate: certificate,

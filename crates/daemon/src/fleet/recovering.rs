@@ -1,0 +1,107 @@
+//! In which era the store is, as this node has heard last: what it may take of quotas until the store knows again what all nodes hold. Written by the
+//! control thread, read by workers.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::timeout};
+use turnpike_fleet::{Books, Era, EraState, Recovery, Report, Turn};
+
+pub(super) struct Recovering {
+    recovery: Mutex<Recovery>,
+    /// The same as there.
+    books: AtomicU8,
+    /// There is something to say before the next beat.
+    soon: Notify,
+}
+
+impl Recovering {
+    /// `before` is what a process knew whose place this one takes: era and nodes of a store that was whole.
+    pub(super) fn new(before: Option<(Era, u32)>) -> Self {
+        let recovery = before.map(|(era, members)| Recovery::after(era, members)).unwrap_or_default();
+        let books = AtomicU8::new(recovery.books() as u8);
+        Self { recovery: Mutex::new(recovery), books, soon: Notify::new() }
+    }
+
+    pub(super) fn hear(&self, era: EraState) -> Turn {
+        let mut recovery = self.lock();
+        let turn = recovery.hear(era);
+        self.books.store(recovery.books() as u8, Ordering::Relaxed);
+        turn
+    }
+
+    pub(super) fn books(&self) -> Books {
+        let books = self.books.load(Ordering::Relaxed);
+        let all = [Books::Whole, Books::Recovering, Books::Unknown];
+        all.into_iter().find(|it| *it as u8 == books).unwrap_or_default()
+    }
+
+    /// So many nodes are there, this one included.
+    pub(super) fn looked(&self, nodes: usize) {
+        self.lock().looked(u32::try_from(nodes).unwrap_or(u32::MAX));
+    }
+
+    pub(super) fn era(&self) -> Era {
+        self.lock().era()
+    }
+
+    /// What the store had of this node in that era is given back.
+    pub(super) fn cleared(&self, era: Era) {
+        self.lock().cleared(era);
+    }
+
+    pub(super) fn is_to_clear(&self) -> bool {
+        self.lock().is_to_clear()
+    }
+
+    pub(super) fn report(&self, lost: usize) -> Report {
+        self.lock().report(lost)
+    }
+
+    /// For the process that takes the place of this one.
+    pub(super) fn offer(&self) -> Option<(Era, u32)> {
+        let recovery = self.lock();
+        (recovery.books() == Books::Whole).then(|| (recovery.era(), recovery.members()))
+    }
+
+    /// The next beat comes at once.
+    pub(super) fn speak_soon(&self) {
+        self.soon.notify_one();
+    }
+
+    /// Waits for that long, or until there is something to say.
+    pub(super) async fn wait(&self, pause: Duration) {
+        let _ = timeout(pause, self.soon.notified()).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recovery> {
+        self.recovery.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_see_what_the_control_thread_has_heard() {
+        let said = |number, is_whole| EraState { era: Era { number, since_ms: 0 }, is_whole };
+        let recovering = Recovering::new(None);
+        assert_eq!((recovering.books(), recovering.offer()), (Books::Unknown, None));
+        recovering.hear(said(1, true));
+        recovering.looked(2);
+        assert_eq!((recovering.books(), recovering.offer()), (Books::Whole, Some((said(1, true).era, 2))));
+        recovering.hear(said(2, false));
+        assert_eq!((recovering.books(), recovering.offer()), (Books::Recovering, None));
+        let heir = Recovering::new(Some((said(2, true).era, 2)));
+        assert_eq!(
+            (heir.books(), heir.hear(said(3, false)), heir.books()),
+            (Books::Whole, Turn::Begins, Books::Recovering)
+        );
+    }
+}

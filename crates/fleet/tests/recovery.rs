@@ -1,0 +1,495 @@
+//! A store that loses what it knew: it is emptied, or a replica takes over that lags. Nodes find it again one after the other, some never, and some
+//! have just begun. How far quotas are exceeded meanwhile, and how soon all is as before. Ledgers, eras and the rules of the store are the real
+//! ones; a tick is a tenth of a second, in which each node may speak to the store once.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use turnpike_fleet::{
+    Ask, Books, Bucket, Chronicle, EraState, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS, Terms, Turn,
+    grant, reclaim,
+};
+
+use crate::chance::Chance;
+
+const TICK_MS: u64 = 100;
+/// Ticks between two beats.
+const BEAT: u64 = 10;
+/// Ticks within which all must be as before, once the last node has found the store: the time that nodes are waited for, and two beats.
+const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
+
+/// One server, and what it has.
+#[derive(Clone, Default)]
+struct Store {
+    chronicle: Chronicle,
+    run: String,
+    sums: HashMap<Bucket, u32>,
+    levels: HashMap<Bucket, Level>,
+    held: HashMap<usize, HashMap<Bucket, u32>>,
+    /// Since the last tick.
+    changed: Vec<(Bucket, Level)>,
+}
+
+impl Store {
+    fn put(&mut self, bucket: Bucket, sum: u32, level: Level) {
+        self.sums.insert(bucket, sum);
+        if self.levels.insert(bucket, level).unwrap_or_default() != level {
+            self.changed.push((bucket, level));
+        }
+    }
+
+    fn exchange(&mut self, node: usize, nodes: u32, whole: bool, ask: Ask) -> Grant {
+        let Ask { bucket, limit, used, want } = ask;
+        let held = self.held.entry(node).or_default();
+        let old = held.get(&bucket).copied().unwrap_or_default();
+        let sum = self.sums.get(&bucket).copied().unwrap_or_default();
+        let (now, sum, level) = if whole {
+            grant(limit, nodes, sum, old, used, want)
+        } else {
+            reclaim(limit, sum, old, used, want)
+        };
+        held.insert(bucket, now);
+        self.put(bucket, sum, level);
+        Grant { bucket, told: used, held: now, sum }
+    }
+
+    fn give_back(&mut self, node: usize) {
+        for (bucket, held) in self.held.remove(&node).unwrap_or_default() {
+            let sum = self.sums.get(&bucket).copied().unwrap_or_default().saturating_sub(held);
+            let level = match self.levels.get(&bucket) {
+                _ if sum == 0 => Level::Calm,
+                Some(Level::Full) => Level::Heavy,
+                level => level.copied().unwrap_or_default(),
+            };
+            self.put(bucket, sum, level);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Node {
+    ledger: Ledger,
+    levels: Levels,
+    recovery: Recovery,
+    /// It does not find the store before that tick.
+    away_until: u64,
+    was_away: bool,
+    speaks_soon: bool,
+    rereads: bool,
+    is_dead: bool,
+    /// It has beaten once: clients come after that.
+    has_joined: bool,
+}
+
+impl Node {
+    fn terms(&self, nodes: u32) -> Terms {
+        Terms { nodes, enforced: true, books: self.recovery.books() }
+    }
+
+    fn hear(&mut self, era: EraState) {
+        match self.recovery.hear(era) {
+            Turn::Nothing => {}
+            Turn::Begins => self.speaks_soon = true,
+            Turn::Ends => {
+                self.ledger.settle();
+                self.rereads = true;
+            }
+        }
+    }
+
+    fn put_level(&mut self, bucket: Bucket, level: Level) {
+        if self.recovery.books() == Books::Whole {
+            self.levels.put(bucket, level);
+        } else {
+            self.levels.raise(bucket, level);
+        }
+        self.ledger.level_changed(bucket, level);
+    }
+}
+
+/// What becomes of the store.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// Started again with nothing in it.
+    Emptied,
+    /// The same server is told to forget everything.
+    Flushed,
+    /// Another one takes over, which has heard nothing for so many ticks.
+    Lags(usize),
+}
+
+struct World {
+    store: Store,
+    nodes: Vec<Node>,
+    chance: Chance,
+    tick: u64,
+    /// The store in the ticks before, the last one last.
+    past: Vec<Store>,
+    /// How far back that goes.
+    remembers: usize,
+    runs: u32,
+}
+
+impl World {
+    fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
+        let nodes = std::iter::repeat_with(Node::default).take(nodes).collect();
+        let mut world = Self {
+            store: Store { run: "0".to_owned(), ..Store::default() },
+            nodes,
+            chance: Chance::new(seed),
+            tick: 0,
+            past: Vec::new(),
+            remembers,
+            runs: 0,
+        };
+        // Nothing is there yet that could be forgotten.
+        for _ in 0..BACK {
+            world.step();
+        }
+        world.is_whole();
+        world
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.nodes.iter().filter(|node| !node.is_dead).count()).unwrap()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.tick * TICK_MS
+    }
+
+    fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
+        let terms = self.nodes[node].terms(self.count());
+        let Node { ledger, levels, is_dead, has_joined, .. } = &mut self.nodes[node];
+        if *is_dead || !*has_joined {
+            return false;
+        }
+        for (at, (bucket, limit)) in quotas.iter().enumerate() {
+            if !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
+                quotas[..at].iter().for_each(|(bucket, _)| ledger.release(*bucket));
+                return false;
+            }
+        }
+        true
+    }
+
+    fn used(&self, bucket: &Bucket) -> u32 {
+        self.nodes.iter().filter(|node| !node.is_dead).map(|node| node.ledger.used(bucket)).sum()
+    }
+
+    /// Everybody who finds the store speaks to it and hears of it.
+    fn step(&mut self) {
+        self.tick += 1;
+        if self.remembers > 0 {
+            self.past.push(self.store.clone());
+            let forgotten = self.past.len().saturating_sub(self.remembers);
+            self.past.drain(..forgotten);
+        }
+        let (count, first) = (self.nodes.len(), usize::try_from(self.tick).unwrap());
+        for at in (first..first + count).map(|at| at % count) {
+            let node = &mut self.nodes[at];
+            if node.is_dead {
+                continue;
+            }
+            if self.tick < node.away_until {
+                node.was_away = true;
+                continue;
+            }
+            if std::mem::take(&mut node.was_away) {
+                self.reread(at);
+            }
+            // Which of the two comes first is chance.
+            let beats = (self.tick + at as u64).is_multiple_of(BEAT) || self.nodes[at].speaks_soon;
+            let first = self.chance.below(2) == 0;
+            if beats && first {
+                self.beat(at);
+            }
+            self.exchange(at, true);
+            if beats && !first {
+                self.beat(at);
+            }
+            if std::mem::take(&mut self.nodes[at].rereads) {
+                self.reread(at);
+            }
+        }
+        let changed = std::mem::take(&mut self.store.changed);
+        for node in self.nodes.iter_mut().filter(|node| !node.was_away && !node.is_dead) {
+            changed.iter().for_each(|(bucket, level)| node.put_level(*bucket, *level));
+        }
+    }
+
+    fn look(&mut self, at: usize) -> EraState {
+        let (now, known) = (self.now_ms(), self.nodes[at].recovery.era().number);
+        let run = self.store.run.clone();
+        self.store.chronicle.look(now, &run, known)
+    }
+
+    fn reread(&mut self, at: usize) {
+        let era = self.look(at);
+        let node = &mut self.nodes[at];
+        node.hear(era);
+        if node.recovery.books() == Books::Whole {
+            node.levels.clear();
+        }
+        let levels: Vec<_> = self.store.levels.iter().map(|(bucket, level)| (*bucket, *level)).collect();
+        levels.into_iter().for_each(|(bucket, level)| node.put_level(bucket, level));
+    }
+
+    fn beat(&mut self, at: usize) {
+        let (now, count) = (self.now_ms(), self.count());
+        self.look(at);
+        let report = self.nodes[at].recovery.report(self.nodes[at].ledger.lost());
+        let era = self.store.chronicle.report(now, &at.to_string(), report);
+        let node = &mut self.nodes[at];
+        node.speaks_soon = false;
+        node.hear(era);
+        if !node.has_joined || node.recovery.is_to_clear() {
+            self.store.give_back(at);
+            node.recovery.cleared(era.era);
+            node.ledger.tell_all(node.terms(count));
+            (node.speaks_soon, node.has_joined) = (true, true);
+        }
+        // Who is there is known with each look.
+        node.recovery.looked(count);
+    }
+
+    fn exchange(&mut self, at: usize, is_answered: bool) {
+        let count = self.count();
+        let node = &mut self.nodes[at];
+        if !node.has_joined || node.recovery.is_to_clear() {
+            return;
+        }
+        let asks = node.ledger.asks(500, &node.levels, node.terms(count));
+        if asks.is_empty() {
+            return;
+        }
+        let era = self.look(at);
+        let is_heard = era.era == self.nodes[at].recovery.era();
+        let store = &mut self.store;
+        let grants: Vec<Grant> = if is_heard {
+            asks.iter().map(|ask| store.exchange(at, count, era.is_whole, *ask)).collect()
+        } else {
+            Vec::new()
+        };
+        let node = &mut self.nodes[at];
+        if !is_answered {
+            return node.ledger.unheard(&asks);
+        }
+        node.hear(era);
+        let (terms, lost) = (node.terms(count), node.ledger.lost());
+        grants.iter().for_each(|grant| node.ledger.granted(*grant, &node.levels, terms));
+        node.ledger.unheard(&asks[grants.len()..]);
+        node.speaks_soon |= lost > 0 && node.ledger.lost() == 0;
+    }
+
+    /// The store goes, with answers on their way, and comes back after so many ticks; each node finds it some ticks after that.
+    fn lose(&mut self, loss: Loss, outage: u64, mut found_after: impl FnMut(usize, &mut Chance) -> u64) {
+        for at in 0..self.nodes.len() {
+            if !self.nodes[at].is_dead && self.chance.below(3) == 0 {
+                self.exchange(at, false);
+            }
+        }
+        self.runs += 1;
+        let run = self.runs.to_string();
+        self.store = match loss {
+            Loss::Emptied => Store { run, ..Store::default() },
+            Loss::Flushed => Store { run: self.store.run.clone(), ..Store::default() },
+            Loss::Lags(ticks) => {
+                let at = self.past.len().saturating_sub(ticks.max(1));
+                Store { run, changed: Vec::new(), ..self.past[at].clone() }
+            }
+        };
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            node.away_until = self.tick + 1 + outage + found_after(at, &mut self.chance);
+        }
+    }
+
+    /// A process ends, and another begins that knows nothing.
+    fn begins_anew(&mut self, at: usize) {
+        let away_until = self.nodes[at].away_until;
+        self.nodes[at] = Node { away_until, was_away: true, ..Node::default() };
+    }
+
+    fn is_whole(&self) {
+        for node in self.nodes.iter().filter(|node| !node.is_dead) {
+            assert_eq!((node.recovery.books(), node.ledger.lost()), (Books::Whole, 0));
+        }
+    }
+}
+
+const USER: Bucket = Bucket([7; 16]);
+
+/// A twentieth, or one a node where that is more.
+fn most(limit: u32, nodes: usize) -> u32 {
+    limit + (limit / 20).max(u32::try_from(nodes).unwrap())
+}
+
+/// What is asked of a user's quota in each tick.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    limit: u32,
+    /// Allocations, at nodes by chance.
+    asked: usize,
+    /// Of those that there are, in thousandths.
+    ended: usize,
+}
+
+impl Demand {
+    fn step(&self, world: &mut World) {
+        for _ in 0..self.asked {
+            let at = world.chance.below(world.nodes.len());
+            world.acquire(at, &[(USER, self.limit)]);
+        }
+        for at in 0..world.nodes.len() {
+            for _ in 0..world.nodes[at].ledger.used(&USER) {
+                if world.chance.below(1000) < self.ended {
+                    world.nodes[at].ledger.release(USER);
+                }
+            }
+        }
+        world.step();
+        let (used, most) = (world.used(&USER), most(self.limit, world.nodes.len()));
+        assert!(used <= most, "tick {}: {used} of {}", world.tick, self.limit);
+    }
+
+    /// Whether it can be used up.
+    fn is_met(&self, world: &mut World) -> bool {
+        let wanted = Self { asked: self.asked.max(10), ended: 0, ..*self };
+        for _ in 0..self.limit {
+            wanted.step(world);
+            if world.used(&USER) * 20 >= self.limit * 19 {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn losses() -> impl Strategy<Value = Loss> {
+    prop_oneof![Just(Loss::Emptied), Just(Loss::Flushed), (1_usize..30).prop_map(Loss::Lags)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever is lost, for however long it is away, whoever comes back when: the quota is exceeded by a twentieth at most, and some seconds
+    /// after the last one has come back all is as before.
+    #[test]
+    fn a_store_that_has_lost_something_grants_no_more_than_there_is(
+        nodes in 2_usize..8,
+        limit in 100_u32..2000,
+        asked in 1_usize..60,
+        ended in 0_usize..30,
+        before in 5_u64..120,
+        what in prop::collection::vec((losses(), 0_u64..30, 1_u64..20, 0_u64..60), 1..3),
+        seed: u64,
+    ) {
+        let mut world = World::new(nodes, seed, 30);
+        let demand = Demand { limit, asked, ended };
+        (0..before).for_each(|_| demand.step(&mut world));
+        for (loss, outage, found, pause) in what {
+            world.lose(loss, outage, |_, chance| chance.next() % found);
+            (0..outage + found + pause).for_each(|_| demand.step(&mut world));
+        }
+        (0..BACK).for_each(|_| demand.step(&mut world));
+        world.is_whole();
+        prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
+    }
+
+    /// The same where one of them has just begun, or begins while the others come back.
+    #[test]
+    fn a_node_that_has_just_begun_gives_away_nothing_that_others_hold(
+        nodes in 2_usize..8,
+        limit in 100_u32..2000,
+        asked in 1_usize..60,
+        loss in losses(),
+        outage in 0_u64..30,
+        found in 1_u64..20,
+        begins in 0_u64..40,
+        seed: u64,
+    ) {
+        let mut world = World::new(nodes, seed, 30);
+        let demand = Demand { limit, asked, ended: 5 };
+        (0..80).for_each(|_| demand.step(&mut world));
+        world.lose(loss, outage, |at, chance| if at == 0 { 0 } else { chance.next() % found });
+        for tick in 0..outage + found + begins + 1 {
+            if tick == begins {
+                world.begins_anew(0);
+            }
+            demand.step(&mut world);
+        }
+        (0..BACK).for_each(|_| demand.step(&mut world));
+        world.is_whole();
+        prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
+    }
+
+    /// One is gone for good: after some seconds the others have its part.
+    #[test]
+    fn nobody_is_waited_for_that_does_not_come_back(
+        nodes in 2_usize..8,
+        limit in 100_u32..2000,
+        asked in 10_usize..60,
+        outage in 0_u64..30,
+        seed: u64,
+    ) {
+        let mut world = World::new(nodes, seed, 0);
+        let demand = Demand { limit, asked, ended: 5 };
+        (0..80).for_each(|_| demand.step(&mut world));
+        world.lose(Loss::Emptied, outage, |_, chance| chance.next() % 10);
+        world.nodes[0].is_dead = true;
+        (0..outage + 10 + BACK).for_each(|_| demand.step(&mut world));
+        world.is_whole();
+        prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
+    }
+}
+
+/// Ten thousand allocations a second at a thousand nodes, and half of what nodes hold is in reserve.
+#[test]
+fn a_thousand_nodes_come_back_to_an_empty_store_and_to_one_that_lags() {
+    const NODES: usize = 1000;
+    const LIMIT: u32 = 100_000;
+    for loss in [Loss::Emptied, Loss::Lags(10)] {
+        let mut world = World::new(NODES, 5, 0);
+        let realm = (Bucket([1; 16]), LIMIT);
+        let users: Vec<Bucket> = (0..1000_u16)
+            .map(|user| Bucket(std::array::from_fn(|at| user.to_be_bytes()[at % 2] ^ 0x55)))
+            .collect();
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        let mut step = |world: &mut World, asked: usize| {
+            for _ in 0..asked {
+                let (at, user) = (world.chance.below(NODES), world.chance.below(users.len()));
+                if world.acquire(at, &[realm, (users[user], 200)]) {
+                    open.push((at, user));
+                }
+            }
+            for _ in 0..50 {
+                if !open.is_empty() {
+                    let (at, user) = open.swap_remove(world.chance.below(open.len()));
+                    for bucket in [realm.0, users[user]] {
+                        world.nodes[at].ledger.release(bucket);
+                    }
+                }
+            }
+            world.step();
+            let used = world.used(&realm.0);
+            assert!(used <= LIMIT + LIMIT / 20, "tick {}: {used} in the realm", world.tick);
+            if world.tick.is_multiple_of(10) {
+                for user in users.iter().step_by(50) {
+                    let used = world.used(user);
+                    assert!(used <= most(200, NODES), "tick {}: {used} of 200", world.tick);
+                }
+            }
+            used
+        };
+        (0..110).for_each(|_| _ = step(&mut world, 1000));
+        world.remembers = 11;
+        (0..15).for_each(|_| _ = step(&mut world, 1000));
+        world.remembers = 0;
+        world.lose(loss, 5, |_, chance| chance.next() % 10);
+        world.past.clear();
+        (0..15 + BACK).for_each(|_| _ = step(&mut world, 1000));
+        world.is_whole();
+        let used = (0..100).map(|_| step(&mut world, 1000)).last().unwrap();
+        assert!(f64::from(used) > 0.93 * f64::from(LIMIT), "{used}");
+    }
+}
