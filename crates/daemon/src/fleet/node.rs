@@ -13,8 +13,7 @@ use std::{
 use tokio::time::timeout;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Books, Card, Charges, EraState, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer,
-    SentAway, Terms, Turn, View,
+    Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -377,38 +376,6 @@ impl Node {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// The store says in which era it is.
-    pub(super) fn hear_era(&self, era: EraState) {
-        match self.recovery.hear(era) {
-            Turn::Nothing => {}
-            Turn::Begins => {
-                let number = era.era.number;
-                match self.recovery.books() {
-                    Books::Whole => {
-                        tracing::info!(era = number, "the fleet's store has lost what this node had told it");
-                    }
-                    Books::Recovering => tracing::warn!(
-                        era = number,
-                        "the fleet's store was emptied, or is another server: it grants nothing of quotas before all nodes have told it again what they have"
-                    ),
-                    Books::Unknown => tracing::info!(
-                        era = number,
-                        "the fleet's store is empty: it grants little of quotas before all nodes had time to come back that may have something"
-                    ),
-                }
-                self.recovery.speak_soon();
-            }
-            Turn::Ends => {
-                tracing::info!(
-                    era = era.era.number,
-                    "the fleet's store knows what all nodes have, and grants quotas"
-                );
-                self.quotas.settle();
-                self.rereads.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
     /// After a moment, in which others begin with the same.
     pub(super) fn tell_all_anew(&self) {
         let within = (u64::from(self.nodes()) * REJOIN_MS_A_NODE).clamp(1, REJOIN_MS);
@@ -418,11 +385,6 @@ impl Node {
         if self.quotas.lost() == 0 {
             self.recovery.speak_soon();
         }
-    }
-
-    /// Whether the store answers, and does not know yet what all nodes hold.
-    pub(super) fn is_recovering(&self) -> bool {
-        !self.is_alone() && self.recovery.books() != Books::Whole
     }
 
     pub(super) fn is_quiet(&self) -> bool {
@@ -597,7 +559,7 @@ fn name_of_machine(settings: &Settings) -> Result<NodeName, Mistakes> {
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
-    use turnpike_fleet::{Era, Grant, Level};
+    use turnpike_fleet::{Books, Era, EraState, Grant, Level};
 
     use super::*;
     use crate::fleet::orders;

@@ -12,6 +12,8 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 use turnpike_fleet::{Books, Era, EraState, Recovery, Report, Turn};
 
+use super::node::Node;
+
 pub(super) struct Recovering {
     recovery: Mutex<Recovery>,
     /// The same as there.
@@ -81,6 +83,45 @@ impl Recovering {
 
     fn lock(&self) -> MutexGuard<'_, Recovery> {
         self.recovery.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    /// The store says in which era it is.
+    pub(super) fn hear_era(&self, era: EraState) {
+        match self.recovery.hear(era) {
+            Turn::Nothing => {}
+            Turn::Begins => {
+                let number = era.era.number;
+                match self.recovery.books() {
+                    Books::Whole => {
+                        tracing::info!(era = number, "the fleet's store has lost what this node had told it");
+                    }
+                    Books::Recovering => tracing::warn!(
+                        era = number,
+                        "the fleet's store was emptied, or is another server: it grants nothing of quotas before all nodes have told it again what they have"
+                    ),
+                    Books::Unknown => tracing::info!(
+                        era = number,
+                        "the fleet's store is empty: it grants little of quotas before all nodes had time to come back that may have something"
+                    ),
+                }
+                self.recovery.speak_soon();
+            }
+            Turn::Ends => {
+                tracing::info!(
+                    era = era.era.number,
+                    "the fleet's store knows what all nodes have, and grants quotas"
+                );
+                self.quotas.settle();
+                self.rereads.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether the store answers, and does not know yet what all nodes hold.
+    pub(super) fn is_recovering(&self) -> bool {
+        !self.is_alone() && self.recovery.books() != Books::Whole
     }
 }
 
