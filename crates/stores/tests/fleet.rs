@@ -391,6 +391,52 @@ fn what_is_asked_in_another_era_is_not_heard() {
     });
 }
 
+/// Whoever can write there can delete everything; but a text in the place of a number stops nobody.
+#[test]
+fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
+    const BUCKET: &str = "abcdefghijklmnop";
+    let Some(world) = World::new() else { return };
+    let store = world.store();
+    let bucket = Bucket(BUCKET.as_bytes().try_into().unwrap());
+    let mut known = 0;
+    for put in [
+        "HSET turnpike:{f}:era number x",
+        "HSET turnpike:{f}:era number nan",
+        "HSET turnpike:{f}:era number inf",
+        "HSET turnpike:{f}:era number -1",
+        "HSET turnpike:{f}:era number 1e300",
+        "HSET turnpike:{f}:era since x until x whole 0 expected x",
+        "SET turnpike:{f}:era x",
+        "RPUSH turnpike:{f}:era x",
+        &format!("HSET turnpike:{{f}}:sums {BUCKET} x"),
+        &format!("HSET turnpike:{{f}}:held:1 {BUCKET} x"),
+        "HSET turnpike:{f}:ring version x",
+    ] {
+        world.wait(async {
+            known = store.era(Era { number: known, since_ms: 0 }).await.unwrap().era.number;
+            if !put.starts_with("HSET") {
+                // A list is put only where nothing is.
+                world.server.say("DEL turnpike:{f}:era");
+            }
+            let told = world.server.say(put);
+            assert!(told.starts_with([':', '+']), "{put}: {told}");
+            let era = store.era(Era { number: known, since_ms: 0 }).await.unwrap().era;
+            assert!(era.number >= known && era.number < known + 3, "{put}: {era:?} after {known}");
+            known = era.number;
+            let written = beat(&store, "a", 1, 1, None).await;
+            assert!(matches!(written, Beaten::Written { number: 1, ring: 0, .. }), "{put}: {written:?}");
+            let ask = [Ask { bucket, limit: 10, used: 4, want: 4 }];
+            let granted = store.exchange(1, 1, era, &ask).await.unwrap().grants.expect("that is its era");
+            assert!(granted[0].held == 4 && granted[0].sum >= 4, "{put}: {granted:?}");
+        });
+    }
+    world.wait(async {
+        assert!(store.put_ring(0, 1, b"ring").await.unwrap());
+        world.server.say(&format!("HSET turnpike:{{f}}:held:1 {BUCKET} x"));
+        assert!(!store.reap(&name("a"), 1, true).await.unwrap());
+    });
+}
+
 #[test]
 fn a_node_that_is_gone_gives_back_what_it_held_and_all_hear_of_it() {
     let Some(world) = World::new() else { return };

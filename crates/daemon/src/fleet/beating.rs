@@ -83,7 +83,7 @@ pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
             }
             Err(KeyError::Store(error)) if !error.may_pass() => return Err(DaemonError::Store(error)),
             Err(KeyError::Store(error)) => {
-                node.failed(&error);
+                node.unbeaten(&error);
                 return Ok(beater);
             }
         }
@@ -104,11 +104,11 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
                 BEAT_MS
             }
             Err(KeyError::Store(error)) => {
-                node.failed(&error);
+                node.unbeaten(&error);
                 pauses.next_ms(rand::random())
             }
             Err(error @ KeyError::Sealed) => {
-                node.failed(&StoreError {
+                node.unbeaten(&StoreError {
                     store: node.store.name().to_owned(),
                     setting: "fleet.secret",
                     fault: Fault::Other,
@@ -129,12 +129,12 @@ impl Beater {
                 (number, known, ring)
             }
             Beaten::Full => {
-                node.answered();
+                node.beaten();
                 node.lose_number();
                 return Ok(Heard::Full);
             }
             Beaten::Taken(record) => {
-                node.answered();
+                node.beaten();
                 return Ok(match self.claim.refused(node.now_ms(), &record) {
                     Verdict::Wait => Heard::Waits,
                     Verdict::TakeOver(record) => {
@@ -164,7 +164,7 @@ impl Beater {
         }
         put_card(node).await?;
         node.look_after_keys(ring).await?;
-        node.answered();
+        node.beaten();
         let had = node.number();
         node.set_number(number);
         if anew {

@@ -5,10 +5,13 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
+use turnpike_fleet::GONE_MS;
 use turnpike_stores::StoreError;
 
 /// After so long without an answer a node is alone.
 const ALONE_MS: u64 = 3000;
+/// And when it has taken no beat for so long, whatever else it answers: by then the others hold this node for gone.
+const UNKNOWN_MS: u64 = GONE_MS;
 /// The same trouble is told again after that.
 const AGAIN_MS: u64 = 60_000;
 const NEVER: u64 = u64::MAX;
@@ -17,6 +20,8 @@ const NEVER: u64 = u64::MAX;
 pub(super) struct Health {
     /// When it answered last.
     answered: AtomicU64,
+    /// Since when each beat has failed.
+    unbeaten: AtomicU64,
     /// Since when it has answered whatever it was asked.
     since: AtomicU64,
     /// Whether the log was told that we are alone.
@@ -35,6 +40,7 @@ impl Default for Health {
     fn default() -> Self {
         Self {
             answered: AtomicU64::new(NEVER),
+            unbeaten: AtomicU64::new(NEVER),
             since: AtomicU64::new(NEVER),
             said: AtomicBool::new(false),
             trouble: Mutex::default(),
@@ -46,10 +52,22 @@ impl Health {
     pub(super) fn answered(&self, now_ms: u64) {
         self.answered.store(now_ms, Ordering::Relaxed);
         let _ = self.since.compare_exchange(NEVER, now_ms, Ordering::Relaxed, Ordering::Relaxed);
-        if self.said.swap(false, Ordering::Relaxed) {
+        if !self.is_alone(now_ms) && self.said.swap(false, Ordering::Relaxed) {
             *self.trouble() = Trouble::default();
             tracing::info!("the fleet's store answers again: this node is one of the fleet");
         }
+    }
+
+    /// It has taken a beat, or has said why not.
+    pub(super) fn beaten(&self, now_ms: u64) {
+        self.unbeaten.store(NEVER, Ordering::Relaxed);
+        self.answered(now_ms);
+    }
+
+    /// A beat has failed.
+    pub(super) fn unbeaten(&self, now_ms: u64, error: &StoreError) {
+        let _ = self.unbeaten.compare_exchange(NEVER, now_ms, Ordering::Relaxed, Ordering::Relaxed);
+        self.failed(now_ms, error);
     }
 
     pub(super) fn failed(&self, now_ms: u64, error: &StoreError) {
@@ -76,10 +94,15 @@ impl Health {
 
     /// Whether this node knows nothing of the others as of late.
     pub(super) fn is_alone(&self, now_ms: u64) -> bool {
-        match self.answered.load(Ordering::Relaxed) {
-            NEVER => true,
-            at => now_ms.saturating_sub(at) > ALONE_MS,
-        }
+        let answers = match self.answered.load(Ordering::Relaxed) {
+            NEVER => false,
+            at => now_ms.saturating_sub(at) <= ALONE_MS,
+        };
+        let is_unknown = match self.unbeaten.load(Ordering::Relaxed) {
+            NEVER => false,
+            since => now_ms.saturating_sub(since) >= UNKNOWN_MS,
+        };
+        !answers || is_unknown
     }
 
     /// For how long the store has answered whatever it was asked.
@@ -128,6 +151,24 @@ mod tests {
         assert_eq!(health.trouble_of(4500), Some(error().to_string()));
         health.answered(5000);
         assert_eq!((health.is_alone(5000), health.trouble_of(5000)), (false, None));
+    }
+
+    #[test]
+    fn a_node_is_alone_when_the_store_answers_but_takes_no_beats() {
+        let health = Health::default();
+        health.beaten(1000);
+        for now in (2000..2000 + UNKNOWN_MS).step_by(1000) {
+            health.unbeaten(now, &error());
+            health.answered(now);
+            assert!(!health.is_alone(now), "{now}");
+        }
+        let late = 2000 + UNKNOWN_MS;
+        health.answered(late);
+        assert!(health.is_alone(late));
+        health.unbeaten(late, &error());
+        assert_eq!(health.trouble_of(late), Some(error().to_string()));
+        health.beaten(late);
+        assert_eq!((health.is_alone(late), health.trouble_of(late)), (false, None));
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
                 continue;
             }
         };
+        if node.is_alone() {
+            node.recovery.speak_soon();
+        }
         node.answered();
         pauses.reset();
         if let Err(error) = take(&node, &users, heard).await {

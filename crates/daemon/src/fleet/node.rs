@@ -249,6 +249,15 @@ impl Node {
         self.health.answered(self.now_ms());
     }
 
+    /// The store has taken a beat, or has said why not.
+    pub(super) fn beaten(&self) {
+        self.health.beaten(self.now_ms());
+    }
+
+    pub(super) fn unbeaten(&self, error: &StoreError) {
+        self.health.unbeaten(self.now_ms(), error);
+    }
+
     pub(super) fn failed(&self, error: &StoreError) {
         self.health.failed(self.now_ms(), error);
     }

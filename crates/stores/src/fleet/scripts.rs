@@ -13,12 +13,27 @@ pub(super) fn eval(script: &str, keys: &[String]) -> Cmd {
     command
 }
 
+/// A number that is kept, or none: what somebody else has put there counts for 0, so that no text in it stops every node.
+macro_rules! count {
+    () => {
+        r"
+local function count(kept)
+  local number = tonumber(kept or '0') or 0
+  if number >= 0 and number < 4503599627370496 then return math.floor(number) end
+  return 0
+end
+"
+    };
+}
+
 /// Before each script that grants something or asks whether it could: in which era the store is, who began it if that is over, and whether it knows
 /// what all nodes hold. The rule is `turnpike_fleet::Chronicle`; a test holds the two together. Which server this is, and which start of it, says its
 /// `run_id`: of a replica that has taken over it is another.
 macro_rules! chronicle {
     () => {
-        r"
+        concat!(
+            count!(),
+            r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function keep(key, field, value)
@@ -26,9 +41,12 @@ local function keep(key, field, value)
 end
 local function look(key, told, known)
   local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or '-'
-  local kept = redis.call('HMGET', key, 'number', 'since', 'until', 'whole', 'run')
-  local function field(at) return tonumber(kept[at] or '0') end
-  local era = {number = field(1), since = field(2), ends = field(3), whole = kept[4] == '1'}
+  local kept = redis.pcall('HMGET', key, 'number', 'since', 'until', 'whole', 'run')
+  if kept.err then
+    redis.call('DEL', key)
+    kept = {}
+  end
+  local era = {number = count(kept[1]), since = count(kept[2]), ends = count(kept[3]), whole = kept[4] == '1'}
   if era.number == 0 or kept[5] ~= run or known > era.number then
     era = {number = math.max(era.number, known) + 1, since = now, ends = now + 5000, whole = false}
     redis.call('DEL', told)
@@ -50,6 +68,7 @@ local function look(key, told, known)
   return era
 end
 "
+        )
     };
 }
 
@@ -96,7 +115,7 @@ redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %d %s %s', now, number,
 local era = look(KEYS[4], KEYS[5], tonumber(ARGV[8]))
 local members, progress = tonumber(ARGV[10]), tonumber(ARGV[11])
 if not era.whole and era.number == tonumber(ARGV[8]) and era.since == tonumber(ARGV[9]) and progress > 0 then
-  local expected = math.max(tonumber(redis.call('HGET', KEYS[4], 'expected') or '0'), members)
+  local expected = math.max(count(redis.call('HGET', KEYS[4], 'expected')), members)
   keep(KEYS[4], 'expected', expected)
   local age = math.max(now - era.since, 0)
   if progress == 1 then
@@ -111,7 +130,7 @@ if not era.whole and era.number == tonumber(ARGV[8]) and era.since == tonumber(A
     redis.call('HSET', KEYS[4], 'whole', '1')
   end
 end
-local ring = tonumber(redis.call('HGET', KEYS[3], 'version') or '0')
+local ring = count(redis.call('HGET', KEYS[3], 'version'))
 return {1, number, known, ring, era.number, era.since, era.whole and 1 or 0}
 "
 );
@@ -135,8 +154,8 @@ if era.number ~= tonumber(ARGV[2]) or era.since ~= tonumber(ARGV[3]) then return
 for at = 4, #ARGV, 4 do
   local bucket = ARGV[at]
   local limit, used, want = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local old = tonumber(redis.call('HGET', KEYS[3], bucket) or '0')
-  local sum = tonumber(redis.call('HGET', KEYS[1], bucket) or '0')
+  local old = count(redis.call('HGET', KEYS[3], bucket))
+  local sum = count(redis.call('HGET', KEYS[1], bucket))
   local others = math.max(sum - old, 0)
   local room = math.max(math.max(limit - others, 0) - used, 0)
   local spare = 0
@@ -178,18 +197,23 @@ return answer
 );
 
 /// ring; version that is expected, new version, sealed.
-pub(super) const RING: &str = r"
-if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then
+pub(super) const RING: &str = concat!(
+    count!(),
+    r"
+if count(redis.call('HGET', KEYS[1], 'version')) ~= tonumber(ARGV[1]) then
   return 0
 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'sealed', ARGV[3])
 return 1
-";
+"
+);
 
 /// nodes, cards, sums, levels, events, what the node holds; name, number, time after which a record is nobody's, buckets at a time, whether the node
 /// itself asks. How many buckets are left; below 0 for a node that is there. Until the last is given back, a record of nobody stands in its place: so
 /// whoever begins need not be the one who ends, and the node learns of it if it comes back.
-pub(super) const REAP: &str = r"
+pub(super) const REAP: &str = concat!(
+    count!(),
+    r"
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local record = redis.call('HGET', KEYS[1], ARGV[1])
@@ -209,8 +233,8 @@ end
 local part = redis.call('HRANDFIELD', KEYS[6], ARGV[4], 'WITHVALUES')
 local changed = {}
 for at = 1, #part, 2 do
-  local bucket, held = part[at], tonumber(part[at + 1])
-  local sum = tonumber(redis.call('HGET', KEYS[3], bucket) or '0') - held
+  local bucket, held = part[at], count(part[at + 1])
+  local sum = count(redis.call('HGET', KEYS[3], bucket)) - held
   if sum > 0 then
     redis.call('HSET', KEYS[3], bucket, string.format('%.0f', sum))
   else
@@ -235,7 +259,8 @@ if own and left == 0 then
   redis.call('HDEL', KEYS[1], ARGV[1])
 end
 return left
-";
+"
+);
 
 #[cfg(test)]
 mod tests {
