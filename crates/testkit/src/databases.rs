@@ -12,14 +12,17 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
+use self::template::Template;
 use crate::{PATIENCE, certificates::Certificate, eventually, free_address};
+
+mod template;
 
 /// User and database of every server here.
 pub const USER: &str = "turn";
@@ -79,18 +82,10 @@ impl Server {
     /// When it is installed and does not start.
     pub fn postgres() -> Result<Self, String> {
         let programs = postgres_programs().ok_or("initdb and postgres are not installed")?;
+        static DATA: OnceLock<Template> = OnceLock::new();
         let mut server = Self::new(Kind::Postgres);
-        let password = server.file("password", PASSWORD);
-        run(server
-            .command(&programs.join("initdb"))
-            .args(["-D", "data", "-U", USER, "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--locale=C"])
-            .arg(format!("--pwfile={}", password.display())));
+        DATA.get_or_init(|| postgres_data(&programs)).copy_to(&server.dir);
         server.start();
-        let psql = installed("psql").ok_or("psql is not installed")?;
-        let mut create = server.command(&psql);
-        create.env("PGPASSWORD", PASSWORD).args(["-X", "-q", "-h", &server.dir.display().to_string()]);
-        create.args(["-p", &server.address.port().to_string(), "-U", USER, "-d", "postgres"]);
-        run(create.args(["-c", &format!("create database {DATABASE}")]));
         Ok(server)
     }
 
@@ -105,7 +100,9 @@ impl Server {
         let missing = |name: &str| format!("{name} is not installed");
         let install = installed("mariadb-install-db").ok_or_else(|| missing("mariadb-install-db"))?;
         installed("mariadbd").ok_or_else(|| missing("mariadbd"))?;
+        static DATA: OnceLock<Template> = OnceLock::new();
         let mut server = Self::new(Kind::Mariadb);
+        DATA.get_or_init(|| mariadb_data(&install)).copy_to(&server.dir);
         server.file(
             "init.sql",
             &format!(
@@ -113,15 +110,6 @@ impl Server {
                  grant all on {DATABASE}.* to {USER}@'%';\n"
             ),
         );
-        run(server.command(&install).args([
-            "--no-defaults",
-            // One that is relative would be below the directory of the program.
-            &format!("--datadir={}", server.dir.join("data").display()),
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-            "--skip-name-resolve",
-            MARIADB_LOG,
-        ]));
         server.start();
         // The statements of the file are run once; at the next start there is everything already.
         server.file("init.sql", "");
@@ -230,9 +218,7 @@ impl Server {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("turnpike-store-{}-{number}", std::process::id()));
-        fs::create_dir(&dir).expect("the directory for temporary files can be written");
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
-        give(&dir);
+        make_dir(&dir);
         let address = free_address();
         let authority = dir.join("ca.pem");
         let server =
@@ -399,27 +385,11 @@ impl Server {
 
     /// Writes a file that only the server may read, as keys must be.
     fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.dir.join(name);
-        fs::write(&path, content).expect("a fresh directory can be written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is our own");
-        give(&path);
-        path
+        file_in(&self.dir, name, content)
     }
 
-    /// A program run by who has its files.
     fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command
-            .current_dir(&self.dir)
-            .env_clear()
-            .env("LC_ALL", "C")
-            // MariaDB, when it starts, removes all temporary tables there, those of other servers too.
-            .env("TMPDIR", &self.dir)
-            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
-        if is_root() {
-            command.uid(NOBODY).gid(NOBODY);
-        }
-        command
+        command_in(&self.dir, program)
     }
 }
 
@@ -578,6 +548,67 @@ impl State {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
+}
+
+/// A PostgreSQL's files, with an empty database.
+fn postgres_data(programs: &Path) -> Template {
+    Template::new("postgres", |dir| {
+        let password = file_in(dir, "password", PASSWORD);
+        run(command_in(dir, &programs.join("initdb"))
+            .args(["-D", "data", "-U", USER, "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--locale=C"])
+            .arg(format!("--pwfile={}", password.display())));
+        let create = file_in(dir, "create.sql", &format!("create database {DATABASE}\n"));
+        let create = fs::File::open(create).expect("it is there");
+        let mut alone = command_in(dir, &programs.join("postgres"));
+        run(alone.args(["--single", "-D", "data", "-c", "fsync=off", "postgres"]).stdin(create));
+    })
+}
+
+/// A MariaDB's files, without any database but its own.
+fn mariadb_data(install: &Path) -> Template {
+    Template::new("mariadb", |dir| {
+        run(command_in(dir, install).args([
+            "--no-defaults",
+            // One that is relative would be below the directory of the program.
+            &format!("--datadir={}", dir.join("data").display()),
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            MARIADB_LOG,
+        ]));
+    })
+}
+
+/// An empty directory for who has the servers' files.
+fn make_dir(dir: &Path) {
+    fs::create_dir(dir).expect("the directory for temporary files can be written");
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("it is our own");
+    give(dir);
+}
+
+/// Writes a file that only the server may read, as keys must be.
+fn file_in(dir: &Path, name: &str, content: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, content).expect("a fresh directory can be written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is our own");
+    give(&path);
+    path
+}
+
+/// A program run by who has the servers' files.
+fn command_in(dir: &Path, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .current_dir(dir)
+        .env_clear()
+        .env("LC_ALL", "C")
+        // MariaDB, when it starts, removes all temporary tables there, those of other servers too.
+        .env("TMPDIR", dir)
+        .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
 }
 
 /// Where a program of this name is on the PATH, or where servers are, which the PATH of an ordinary user leaves out.
