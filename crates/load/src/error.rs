@@ -216,7 +216,9 @@ fn hint(code: u16) -> &'static str {
         405 => {
             "; allow mobility there (turnpike: relay.mobility = true; coturn: --mobility), or leave out --migrate"
         }
-        437 => "; an allocation of an earlier run still exists on this port: wait until it expires",
+        437 => {
+            "; allocations of an earlier run still exist on this port and on those tried after it: wait until they expire"
+        }
         440 | 443 => "; server and peer are of different address families",
         486 => "; the user's allocation quota is reached: raise it on the server or use fewer clients",
         508 => {

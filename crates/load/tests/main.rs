@@ -14,5 +14,6 @@ mod turn;
 mod turn_alternate;
 mod turn_migrate;
 mod turn_return;
+mod turn_taken_port;
 mod turn_token;
 mod udp;

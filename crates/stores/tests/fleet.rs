@@ -434,6 +434,12 @@ fn what_somebody_else_has_put_in_the_place_of_a_number_counts_for_none() {
         assert!(store.put_ring(0, 1, b"ring").await.unwrap());
         world.server.say(&format!("HSET turnpike:{{f}}:held:1 {BUCKET} x"));
         assert!(!store.reap(&name("a"), 1, true).await.unwrap());
+        // A key that is something else altogether has to be mended by somebody.
+        world.server.say("DEL turnpike:{f}:nodes");
+        world.server.say("SET turnpike:{f}:nodes x");
+        let error = store.look().await.unwrap_err();
+        assert_eq!((error.fault, error.may_pass()), (Fault::Row, false));
+        assert!(error.to_string().ends_with("; correct it there"), "{error}");
     });
 }
 

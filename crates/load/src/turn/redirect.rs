@@ -1,5 +1,5 @@
 //! 300 (Try Alternate): clients go where the server sends them (RFC 8489 section 10), a bounded number of times, and never twice
-//! to the same server.
+//! to the same server. And 437 (Allocation Mismatch): a client goes on from another port (RFC 8656 section 5), as often.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -10,6 +10,13 @@ use crate::LoadError;
 
 /// Servers that one client is sent on to, one after the other.
 const MAX_HOPS: usize = 5;
+/// Ports that one client takes instead of its first, one after the other.
+const MAX_PORTS: usize = 5;
+
+/// Whether the client's port is of another allocation.
+pub(super) fn is_taken_port(request: Request, failure: &Failure) -> bool {
+    request == Request::Allocate && matches!(failure, Failure::Refused { code: 437, .. })
+}
 
 /// Where a client stands.
 pub(super) struct Course {
@@ -17,11 +24,13 @@ pub(super) struct Course {
     pub(super) server: SocketAddr,
     /// Those that sent it on.
     left: Vec<SocketAddr>,
+    /// On so many of its ports a server had an allocation of somebody before, one after the other.
+    taken_ports: usize,
 }
 
 impl Course {
     pub(super) fn new(server: SocketAddr) -> Self {
-        Self { server, left: Vec::new() }
+        Self { server, left: Vec::new(), taken_ports: 0 }
     }
 
     /// The next server, if it is one to go to.
@@ -69,6 +78,29 @@ impl Engine {
         let _ = self.endpoints[index].client.allocate(now);
         self.pump(index);
         Ok(())
+    }
+
+    /// Has a client ask from another port, where this one is of an allocation that the server has not forgotten yet: of an earlier run, or of
+    /// a client that came back before. False if it has done so often enough.
+    pub(super) fn take_another_port(&mut self, index: usize) -> Result<bool, LoadError> {
+        let course = &mut self.endpoints[index].course;
+        let server = course.server;
+        if course.taken_ports == MAX_PORTS {
+            return Ok(false);
+        }
+        course.taken_ports += 1;
+        self.reopen(index, 0).map_err(|source| self.blame(index, LoadError::Socket { server, source }))?;
+        self.renew(index, Arc::clone(&self.endpoints[index].settings));
+        let now = self.now_ms();
+        // A new client can allocate.
+        let _ = self.endpoints[index].client.allocate(now);
+        self.pump(index);
+        Ok(true)
+    }
+
+    /// It has an allocation.
+    pub(super) fn has_a_port(&mut self, index: usize) {
+        self.endpoints[index].course.taken_ports = 0;
     }
 
     /// Has a client begin at its first server again.

@@ -10,7 +10,7 @@ use std::{mem, sync::Arc, sync::Mutex};
 use turnpike_measure::{Latency, Report};
 use turnpike_turn::client::{Event, Failure, Request};
 
-use super::{Config, allocate, engine::Engine, set_up};
+use super::{Config, allocate, engine::Engine, redirect::is_taken_port, set_up};
 use crate::{clock::nanos, run::Schedule, traffic::Carrier as _};
 
 /// Those who notice at once all come within this time.
@@ -248,6 +248,13 @@ impl Engine {
             } => {
                 if let Err(error) = self.follow(index, *server, domain.as_deref()) {
                     self.returns.failed(|| error.to_string());
+                }
+            }
+            Event::Failed { request, failure } if is_taken_port(*request, failure) => {
+                match self.take_another_port(index) {
+                    Ok(true) => {}
+                    Ok(false) => self.stay_away(*request, failure),
+                    Err(error) => self.returns.failed(|| error.to_string()),
                 }
             }
             Event::Failed { request, failure } => self.stay_away(*request, failure),

@@ -7,6 +7,7 @@ use turnpike_turn::client::{Event, Failure, Relayed, Request};
 use super::{
     Config, Shared,
     engine::{Endpoint, Engine},
+    redirect::is_taken_port,
 };
 use crate::{
     LoadError,
@@ -74,6 +75,9 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
                     engine.follow(index, server, domain.as_deref())?;
                 }
                 Event::Failed { request, failure } => {
+                    if is_taken_port(request, &failure) && engine.take_another_port(index)? {
+                        continue;
+                    }
                     return Err(engine.failure(config, index, request, failure, (ready, total)));
                 }
                 _ => {}
@@ -94,6 +98,7 @@ pub(super) fn set_up(engine: &mut Engine, shared: &Shared<'_>) -> Result<(), Loa
 
 /// Has a client that got its allocation ask for what it needs to reach its peer.
 pub(super) fn begin(engine: &mut Engine, index: usize) {
+    engine.has_a_port(index);
     let now = engine.now_ms();
     let Endpoint { peer, client, .. } = &mut engine.endpoints[index];
     let peer = *peer;

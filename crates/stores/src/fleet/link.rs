@@ -166,7 +166,12 @@ impl Finder {
 
     /// What is wrong.
     pub(super) fn told(&self, error: &RedisError) -> StoreError {
-        told(&self.name, error).of_fleet()
+        let told = told(&self.name, error).of_fleet();
+        match told.fault {
+            // Whoever reads it needs no tables of coturn's.
+            Fault::Schema => StoreError { fault: Fault::Row, detail: error.to_string(), ..told },
+            _ => told,
+        }
     }
 
     async fn open(
