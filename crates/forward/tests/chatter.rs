@@ -5,14 +5,14 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use turnpike_forward::{CopyMode, EndReason, Rule, RuleSnapshot, Settings};
 
 use crate::support::{
-    Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly, reset,
-    rule, settings,
+    PATIENCE, Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly,
+    reset, rule, settings,
 };
 
 fn start(workers: usize, change: impl FnOnce(&mut Rule)) -> (Running, TcpListener) {
@@ -67,6 +67,19 @@ fn booked(running: &Running) -> RuleSnapshot {
     running.snapshot("r")
 }
 
+/// Waits until so much is counted, to the target and to the client.
+fn counted(running: &Running, said: [u64; 2]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = booked(running);
+        if [now.to_target_bytes, now.to_client_bytes] == said {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{said:?} were said: {now:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn chatter_goes_across_and_totals_are_exact() {
     if !kernel_passes_on() {
@@ -114,9 +127,7 @@ fn bulk_brings_it_back_and_chatter_across_again() {
         // Where others have the CPUs, what was written as bulk may come in pieces so late that it is chatter.
         let is_back = (0..10).any(|_| {
             let in_kernel = || booked(&running).kernel.bytes.iter().sum::<u64>();
-            eventually("the beginning is counted", || {
-                [booked(&running).to_target_bytes, booked(&running).to_client_bytes] == said
-            });
+            counted(&running, said);
             let before = in_kernel();
             if round % 2 == 0 {
                 transfer(client.try_clone().unwrap(), &mut server, total, round);
@@ -125,9 +136,7 @@ fn bulk_brings_it_back_and_chatter_across_again() {
                 transfer(server.try_clone().unwrap(), &mut client, total, round);
                 said[1] += total as u64;
             }
-            eventually("all is counted", || {
-                [booked(&running).to_target_bytes, booked(&running).to_client_bytes] == said
-            });
+            counted(&running, said);
             in_kernel() - before < total as u64 / 2
         });
         assert!(is_back, "bulk stays in the kernel");
