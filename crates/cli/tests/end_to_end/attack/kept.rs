@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     is_thorough, row,
-    strangers::{Packet, pour_in},
+    strangers::{Packet, pour_in_as_read},
 };
 use crate::harness::{Certificate, Serve, V4, eventually};
 
@@ -59,7 +59,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
         };
         let flood = |first| {
             let before = arrived(&serve);
-            pour_in(packet, server, first, count);
+            pour_in_as_read(packet, server, first, count);
             // What the kernel had no room for has left nothing either, but proves nothing.
             eventually("most have arrived", || {
                 (arrived(&serve) - before > u64::from(count) * 9 / 10).then_some(())

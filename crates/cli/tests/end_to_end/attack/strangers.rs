@@ -1,12 +1,11 @@
 //! Packets of strangers, each with a source address of its own: all of 127.0.0.0/8 is this machine's.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
-    thread,
-    time::Duration,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
 };
 
-use crate::harness::{allocate_request, forged_request};
+use crate::harness::{allocate_request, eventually, forged_request};
 
 /// What a stranger sends.
 #[derive(Clone, Copy, Debug)]
@@ -49,15 +48,38 @@ impl Packet {
 /// So many of a kind, each from an address of its own, the first of which has this number.
 pub(super) fn pour_in(packet: Packet, server: SocketAddr, first: u32, count: u32) {
     for number in first..first + count {
-        // As fast as they are read, about.
-        if number % 50 == 0 {
-            thread::sleep(Duration::from_millis(2));
-        }
         // Above 127.1.0.0, where nobody else is; no last byte of 0 or 255.
         let source = Ipv4Addr::from_bits(0x7F01_0001 + ((number / 250) << 8) + number % 250);
         let socket = UdpSocket::bind((source, 0)).expect("each address of loopback is ours");
         socket.send_to(&packet.bytes(number), server).expect("loopback takes it");
     }
+}
+
+/// The same, no faster than they are read: a socket that nobody has given more room holds a hundred or two.
+pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, count: u32) {
+    const AT_ONCE: u32 = 50;
+    for from in (first..first + count).step_by(AT_ONCE as usize) {
+        pour_in(packet, server, from, AT_ONCE.min(first + count - from));
+        eventually("they are read", || waiting(server) == 0);
+    }
+}
+
+/// Bytes that the sockets of a server have not read yet, by the kernel's table of UDP sockets (proc(5), `/proc/net/udp`).
+fn waiting(server: SocketAddr) -> u64 {
+    let IpAddr::V4(address) = server.ip() else { panic!("{server}: strangers have IPv4 addresses") };
+    let server = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.octets()), server.port());
+    let table = fs::read_to_string("/proc/thread-self/net/udp").expect("every Linux has it");
+    let mut sum = 0;
+    for line in table.lines().skip(1) {
+        // The number of the line, the local address, the remote one, the state, and `tx_queue:rx_queue`.
+        let fields: Vec<&str> = line.split_whitespace().take(5).collect();
+        let [_, local, _, _, queues] = fields[..] else { panic!("five fields: {line}") };
+        if local == server {
+            let (_, unread) = queues.split_once(':').expect("two queues");
+            sum += u64::from_str_radix(unread, 16).expect("in hexadecimal");
+        }
+    }
+    sum
 }
 
 /// DTLS 1.2 (RFC 6347 section 4.2.2, RFC 5246 section 7.4.1.2), with one suite and no cookie.
