@@ -141,6 +141,26 @@ fn auto_moves_bulk_to_a_pipe_and_chatter_stays_off_it() {
     assert!(running.snapshot("r").spliced_bytes > total as u64 / 64, "{:?}", running.snapshot("r"));
 }
 
+/// The end of what comes at once is moved in a turn of which no event tells.
+#[test]
+fn what_was_moved_is_counted_though_nothing_comes_after_it() {
+    for copy in copy_modes() {
+        let Pair { running, client, mut server, said } = pair(copy);
+        let total = 3 << 20;
+        for round in 1..=20 {
+            // When nothing was counted for so long, what comes is counted at once, and the rest of it later.
+            thread::sleep(Duration::from_millis(110));
+            let mut to = client.try_clone().unwrap();
+            let sender = thread::spawn(move || to.write_all(&pattern(0, total, round)).unwrap());
+            assert!(read_exactly(&mut server, total) == pattern(0, total, round), "{copy:?}");
+            sender.join().unwrap();
+            eventually("all is counted", || {
+                running.snapshot("r").to_target_bytes == said + round * total as u64
+            });
+        }
+    }
+}
+
 #[test]
 fn a_client_that_has_said_all_still_hears_the_answer() {
     for mode in copy_modes() {

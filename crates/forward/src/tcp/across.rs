@@ -309,8 +309,8 @@ impl Engine {
         }
     }
 
-    /// Looks again at directions that had to wait, and reads counters. True if the kernel has passed something on.
-    pub(super) fn look_at_joined(&mut self, tick: Tick<'_>) -> bool {
+    /// Looks again at directions that had to wait, and reads counters.
+    pub(super) fn look_at_joined(&mut self, tick: Tick<'_>) {
         if self.waiting.iter().any(|(due, ..)| *due <= tick.now) {
             for (due, key, side) in std::mem::take(&mut self.waiting) {
                 if due > tick.now {
@@ -326,19 +326,17 @@ impl Engine {
             }
         }
         if self.pairs == 0 || tick.now < self.swept + SWEEP_MS {
-            return false;
+            return;
         }
         self.swept = tick.now;
         self.sweep = (self.sweep + 1) % SWEEPS;
-        let mut any = false;
         for pair in (self.sweep..self.joined.len()).step_by(SWEEPS) {
             let Some(key) = self.joined[pair] else { continue };
-            any |= self.book(key, tick.now);
+            self.book(key, tick.now);
             if self.is_raised(key) {
                 self.come_up(key, tick);
             }
         }
-        any
     }
 
     /// When [`Engine::look_at_joined`] has something to do.
@@ -368,6 +366,7 @@ impl Engine {
         }
         if any {
             connection.active = now;
+            self.any_counted = true;
         }
         any
     }

@@ -208,8 +208,8 @@ pub(crate) struct Engine {
     pub(super) starving: bool,
     any_paused: bool,
     complained: bool,
-    /// Some connection has ended since the last tick.
-    any_ended: bool,
+    /// Something was counted since the last tick: events tell of most of it, not of all.
+    pub(super) any_counted: bool,
     /// This wake-up, as far as it has been counted.
     pub(super) wake_up: WakeUp,
 }
@@ -242,7 +242,7 @@ impl Engine {
             starving: false,
             any_paused: false,
             complained: false,
-            any_ended: false,
+            any_counted: false,
             wake_up: WakeUp::default(),
         }
     }
@@ -372,15 +372,14 @@ impl Engine {
         matches!(kind, CLIENT | TARGET) && self.connections.get(key).is_some_and(|c| c.opening.is_none())
     }
 
-    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if something has changed since the
-    /// last call that no event may have told of: connections have ended, or the kernel has passed something on.
+    /// Does what is due, at most every [`TICK_MS`], and goes on with flows that had their turn. True if something was counted since the
+    /// last call, of which no event may have told: bytes of a flow that goes on, or has waited, connections that have ended.
     pub(crate) fn on_tick(&mut self, tick: Tick<'_>) -> bool {
-        let passed_on = self.do_due(tick);
-        std::mem::take(&mut self.any_ended) || passed_on
+        self.do_due(tick);
+        std::mem::take(&mut self.any_counted)
     }
 
-    /// True if the kernel has passed something on.
-    fn do_due(&mut self, tick: Tick<'_>) -> bool {
+    fn do_due(&mut self, tick: Tick<'_>) {
         if !self.again.is_empty() {
             std::mem::swap(&mut self.again, &mut self.resumed);
             for at in 0..self.resumed.len() {
@@ -393,9 +392,9 @@ impl Engine {
             self.resumed.clear();
         }
         self.pace(tick);
-        let passed_on = self.look_at_joined(tick);
+        self.look_at_joined(tick);
         if tick.now < self.ticked + TICK_MS {
-            return passed_on;
+            return;
         }
         self.ticked = tick.now;
         self.look_at_openings(tick);
@@ -404,7 +403,6 @@ impl Engine {
         }
         self.look_for_idle(tick);
         self.check_health(tick);
-        passed_on
     }
 
     /// When [`Engine::on_tick`] has next something to do, by the clock of [`Tick::now`].
@@ -572,7 +570,7 @@ impl Engine {
         }
         local.counters.count_end(reason);
         local.connections -= 1;
-        self.any_ended = true;
+        self.any_counted = true;
         // Before anybody hears of it: who does may count on the place being free.
         drop(connection.place);
         let reached = connection.opening.is_none();

@@ -87,6 +87,7 @@ impl Engine {
         let pumped = self.mover.pump(flow, from, to, copy, last);
         let (moved, end_read) = (flow.bytes - before, std::mem::take(&mut flow.end_read));
         local.moved(connection.seat.as_ref(), side, moved);
+        self.any_counted |= moved > 0;
         let turns = self.mover.take_turns();
         self.wake_up.lean += turns.lean;
         // Bulk that is acknowledged now and then stays bulk.
@@ -169,6 +170,7 @@ impl Engine {
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
+        self.any_counted = true;
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 

@@ -44,6 +44,7 @@ pub(super) fn run(
     let churn = Churn {
         free: (0..limit).collect(),
         due: vec![0; limit],
+        started: vec![0; limit],
         is_granted: vec![false; limit],
         bound: vec![0; limit],
         ports: Ports::of_thread(thread, shared.frame.threads),
@@ -68,6 +69,8 @@ struct Churn<'a> {
     free: VecDeque<usize>,
     /// When each endpoint's allocation, or channel, was due.
     due: Vec<u64>,
+    /// When it was started: later, where as many as may be are under way.
+    started: Vec<u64>,
     /// Whether each has an allocation that is to be deleted.
     is_granted: Vec<bool>,
     /// How many channels each has asked for.
@@ -127,11 +130,13 @@ impl Churn<'_> {
                 pacer.advance();
             }
             if self.shared.config.mode == Mode::Allocate {
-                let tally = self.tallies.of(due >= self.schedule.measure);
+                // A server that falls behind is measured too: by when these were due, none ever would be.
+                let tally = self.tallies.of(now >= self.schedule.measure);
                 tally.sent += 1;
                 tally.late.record((now - due) / 1_000);
             }
             self.due[index] = due;
+            self.started[index] = now;
             self.under_way += 1;
             self.engine.renew(index, self.users.next());
             // A new client can allocate.
@@ -174,10 +179,9 @@ impl Churn<'_> {
 
     /// What was due has been granted.
     fn answered(&mut self, index: usize, now: u64) {
-        let due = self.due[index];
-        let tally = self.tallies.of(due >= self.schedule.measure);
+        let tally = self.tallies.of(self.started[index] >= self.schedule.measure);
         tally.received += 1;
-        tally.record_rtt(now.saturating_sub(due) / 1_000);
+        tally.record_rtt(now.saturating_sub(self.due[index]) / 1_000);
     }
 
     /// Binds another channel, as long as there is time and the allocation has not enough.
@@ -188,6 +192,7 @@ impl Churn<'_> {
         }
         self.bound[index] = bound + 1;
         self.due[index] = now;
+        self.started[index] = now;
         self.tallies.of(now >= self.schedule.measure).sent += 1;
         let endpoint = &mut self.engine.endpoints[index];
         let peer = SocketAddr::new(endpoint.peer.ip(), 1024 + bound);

@@ -375,7 +375,7 @@ fn a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_
         "kernel_path::forwards::a_process_that_takes_its_place_has_its_programs_links_and_sessions_go_across_again",
         |links| {
             let target = bound(PEER[0]);
-            let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=2")]);
+            let mut forward = links.forward(&[&rule(at(0, 5000), &target, "idle=8")]);
             let mut upgraded = Upgraded::new(&forward.program);
             let mut session = Session::new(0, at(0, 5000), &target);
             session.settle(&forward);
