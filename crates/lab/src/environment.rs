@@ -31,7 +31,7 @@ pub(crate) fn describe(experiment: &Experiment, topology: &Topology, variables: 
         cores: thread::available_parallelism()
             .map_or(0, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
         memory_bytes: Meminfo::current().map_or(0, |memory| memory.mem_total),
-        idle: idle(Path::new("/sys")),
+        idle: idle(Path::new("/sys"), Path::new(CPU_DMA_LATENCY)),
         offloads: topology.offloads.clone(),
         tools: versions(experiment, variables),
         commit,
@@ -94,9 +94,9 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// How CPUs idle, by what is below `sys`. A virtual machine's that halt at once give themselves up each time: how long it then takes
+/// How CPUs idle, by what is below `sys`, and `latency`: [`CPU_DMA_LATENCY`]. A virtual machine's that halt at once give themselves up each time: how long it then takes
 /// to wake them is the host's affair. Those that poll first do not.
-fn idle(sys: &Path) -> String {
+fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));
     let Some(driver) = cpuidle("current_driver") else { return "no driver".to_owned() };
@@ -106,8 +106,20 @@ fn idle(sys: &Path) -> String {
         value(GUEST_HALT_POLL).and_then(|text| text.parse::<u64>().ok()).filter(|_| governor == "haltpoll");
     let polls = polls
         .map_or_else(String::new, |nanoseconds| format!(", polls for {} µs at most", nanoseconds / 1_000));
-    format!("driver {driver}, governor {governor}{polls}")
+    // Four bytes, and no text.
+    let latency = fs::read(latency).ok().and_then(|bytes| Some(i32::from_ne_bytes(bytes.try_into().ok()?)));
+    let awake = latency
+        .filter(|micros| *micros < UNLIMITED_US)
+        .map_or_else(String::new, |micros| format!(", may take {micros} µs to wake up"));
+    format!("driver {driver}, governor {governor}{polls}{awake}")
 }
+
+/// How many microseconds a CPU may take to wake up, as somebody who has this open may have written
+/// (`Documentation/power/pm_qos_interface.rst` of the kernel): with 0 it polls for as long as it is idle.
+const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
+
+/// What that says when nobody has.
+const UNLIMITED_US: i32 = 2_000_000_000;
 
 /// Nanoseconds that an idle CPU of a guest polls for at most before it halts.
 const GUEST_HALT_POLL: &str = "module/haltpoll/parameters/guest_halt_poll_ns";
@@ -121,6 +133,8 @@ mod tests {
     #[test]
     fn what_idle_cpus_do_is_told() {
         let sys = Dir::new();
+        let latency = sys.file("cpu_dma_latency", UNLIMITED_US.to_ne_bytes());
+        let idle = |sys: &Path| idle(sys, &latency);
         assert_eq!(idle(sys.path()), "no driver");
         let cpuidle = |name: &str| format!("devices/system/cpu/cpuidle/{name}");
         sys.file(&cpuidle("current_driver"), "intel_idle\n");
@@ -129,6 +143,9 @@ mod tests {
         assert_eq!(idle(sys.path()), "driver intel_idle, governor menu");
         sys.file(&cpuidle("current_governor_ro"), "haltpoll\n");
         assert_eq!(idle(sys.path()), "driver intel_idle, governor haltpoll, polls for 200 µs at most");
+        sys.file("cpu_dma_latency", 0_i32.to_ne_bytes());
+        sys.file(&cpuidle("current_governor_ro"), "menu\n");
+        assert_eq!(idle(sys.path()), "driver intel_idle, governor menu, may take 0 µs to wake up");
     }
 
     #[test]
