@@ -5,14 +5,14 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use turnpike_forward::{CopyMode, EndReason, Rule, RuleSnapshot, Settings};
 
 use crate::support::{
-    PATIENCE, Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly,
-    reset, rule, settings,
+    Running, accept, chat, eventually, kernel_passes_on, listener, pattern, read_all, read_exactly, reset,
+    rule, settings,
 };
 
 fn start(workers: usize, change: impl FnOnce(&mut Rule)) -> (Running, TcpListener) {
@@ -69,15 +69,9 @@ fn booked(running: &Running) -> RuleSnapshot {
 
 /// Waits until so much is counted, to the target and to the client.
 fn counted(running: &Running, said: [u64; 2]) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let now = booked(running);
-        if [now.to_target_bytes, now.to_client_bytes] == said {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{said:?} were said: {now:?}");
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually(&format!("{said:?} are counted"), || {
+        [booked(running).to_target_bytes, booked(running).to_client_bytes] == said
+    });
 }
 
 #[test]

@@ -94,8 +94,8 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
 }
 
-/// How CPUs idle, by what is below `sys`, and `latency`: [`CPU_DMA_LATENCY`]. A virtual machine's that halt at once give themselves up each time: how long it then takes
-/// to wake them is the host's affair. Those that poll first do not.
+/// How CPUs idle, by what is below `sys` and in `latency`, which is [`CPU_DMA_LATENCY`]. A virtual machine's that halt at once give
+/// themselves up each time: how long it then takes to wake them is the host's affair. Those that poll first do not.
 fn idle(sys: &Path, latency: &Path) -> String {
     let value = |path: &str| Some(fs::read_to_string(sys.join(path)).ok()?.trim().to_owned());
     let cpuidle = |name: &str| value(&format!("devices/system/cpu/cpuidle/{name}"));

@@ -31,6 +31,19 @@ impl Pacer {
     pub(crate) fn advance(&mut self) {
         self.index += 1;
     }
+
+    /// Leaves out all that was due before that time.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "exact up to 2^53 ns, 104 days"
+    )]
+    pub(crate) fn skip_to(&mut self, ns: u64) {
+        if self.due() < ns {
+            self.index = ((ns - self.start_ns) as f64 / self.interval_ns).ceil() as u64;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -44,5 +57,19 @@ mod tests {
             pacer.advance();
         }
         assert_eq!(pacer.due(), 1_000 + 3_000_000_000);
+    }
+
+    #[test]
+    fn what_is_left_out_was_due_before() {
+        let mut pacer = Pacer::new(1_000, 1_000.0);
+        pacer.skip_to(1_000);
+        assert_eq!(pacer.due(), 1_000);
+        for time in [2_500_000, 4_001_000] {
+            pacer.skip_to(time);
+            assert!((time..time + 1_000_000).contains(&pacer.due()), "{pacer:?}");
+        }
+        let due = pacer.due();
+        pacer.skip_to(3_000_000);
+        assert_eq!(pacer.due(), due, "it does not go back");
     }
 }

@@ -139,6 +139,17 @@ fn allocations_are_made_and_deleted() {
     wait_until_empty(&relay);
 }
 
+/// What was due before the measured time and was not started is left out, or there would be nothing else until the end.
+#[test]
+fn allocations_of_a_server_that_falls_behind_are_measured() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    let config = Config { mode: Mode::Allocate, rate: Rate::Pps(1e6), ..load(&relay, &reflector) };
+    let report = quiet(&config).unwrap().report;
+    assert!(report.sent > 0, "{report:?}");
+    assert_eq!((report.lost, report.received), (0, report.sent), "{report:?}");
+    wait_until_empty(&relay);
+}
+
 /// Whoever knows the password, and who that was.
 #[derive(Default)]
 struct Everybody(Mutex<Vec<String>>);

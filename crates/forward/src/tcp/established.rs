@@ -170,7 +170,6 @@ impl Engine {
         // Whatever this says, the connection ends now.
         let _ = self.mover.pump(flow, from, to, copy, false);
         local.moved(connection.seat.as_ref(), side, flow.bytes - before);
-        self.any_counted = true;
         local.counters.spliced_bytes += self.mover.take_spliced();
     }
 

@@ -44,7 +44,6 @@ pub(super) fn run(
     let churn = Churn {
         free: (0..limit).collect(),
         due: vec![0; limit],
-        started: vec![0; limit],
         is_granted: vec![false; limit],
         bound: vec![0; limit],
         ports: Ports::of_thread(thread, shared.frame.threads),
@@ -69,8 +68,6 @@ struct Churn<'a> {
     free: VecDeque<usize>,
     /// When each endpoint's allocation, or channel, was due.
     due: Vec<u64>,
-    /// When it was started: later, where as many as may be are under way.
-    started: Vec<u64>,
     /// Whether each has an allocation that is to be deleted.
     is_granted: Vec<bool>,
     /// How many channels each has asked for.
@@ -120,6 +117,12 @@ impl Churn<'_> {
         if now < self.schedule.start {
             return Duration::from_nanos(self.schedule.start - now).min(LONGEST_SLEEP);
         }
+        if let Some(pacer) = pacer.as_mut()
+            && now >= self.schedule.measure
+        {
+            // A server that falls behind during the warmup would be busy with that until the end, and nothing would be measured.
+            pacer.skip_to(self.schedule.measure);
+        }
         while self.under_way < self.limit {
             let due = pacer.as_ref().map_or(now, |pacer| pacer.due());
             if due > now {
@@ -130,13 +133,11 @@ impl Churn<'_> {
                 pacer.advance();
             }
             if self.shared.config.mode == Mode::Allocate {
-                // A server that falls behind is measured too: by when these were due, none ever would be.
-                let tally = self.tallies.of(now >= self.schedule.measure);
+                let tally = self.tallies.of(due >= self.schedule.measure);
                 tally.sent += 1;
                 tally.late.record((now - due) / 1_000);
             }
             self.due[index] = due;
-            self.started[index] = now;
             self.under_way += 1;
             self.engine.renew(index, self.users.next());
             // A new client can allocate.
@@ -179,9 +180,10 @@ impl Churn<'_> {
 
     /// What was due has been granted.
     fn answered(&mut self, index: usize, now: u64) {
-        let tally = self.tallies.of(self.started[index] >= self.schedule.measure);
+        let due = self.due[index];
+        let tally = self.tallies.of(due >= self.schedule.measure);
         tally.received += 1;
-        tally.record_rtt(now.saturating_sub(self.due[index]) / 1_000);
+        tally.record_rtt(now.saturating_sub(due) / 1_000);
     }
 
     /// Binds another channel, as long as there is time and the allocation has not enough.
@@ -192,7 +194,6 @@ impl Churn<'_> {
         }
         self.bound[index] = bound + 1;
         self.due[index] = now;
-        self.started[index] = now;
         self.tallies.of(now >= self.schedule.measure).sent += 1;
         let endpoint = &mut self.engine.endpoints[index];
         let peer = SocketAddr::new(endpoint.peer.ip(), 1024 + bound);

@@ -1,9 +1,6 @@
 //! Packets of strangers, each with a source address of its own: all of 127.0.0.0/8 is this machine's.
 
-use std::{
-    fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
 use crate::harness::{allocate_request, eventually, forged_request};
 
@@ -60,26 +57,14 @@ pub(super) fn pour_in_as_read(packet: Packet, server: SocketAddr, first: u32, co
     const AT_ONCE: u32 = 50;
     for from in (first..first + count).step_by(AT_ONCE as usize) {
         pour_in(packet, server, from, AT_ONCE.min(first + count - from));
-        eventually("they are read", || waiting(server) == 0);
+        eventually("they are read", || !is_waiting(server));
     }
 }
 
-/// Bytes that the sockets of a server have not read yet, by the kernel's table of UDP sockets (proc(5), `/proc/net/udp`).
-fn waiting(server: SocketAddr) -> u64 {
-    let IpAddr::V4(address) = server.ip() else { panic!("{server}: strangers have IPv4 addresses") };
-    let server = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.octets()), server.port());
-    let table = fs::read_to_string("/proc/thread-self/net/udp").expect("every Linux has it");
-    let mut sum = 0;
-    for line in table.lines().skip(1) {
-        // The number of the line, the local address, the remote one, the state, and `tx_queue:rx_queue`.
-        let fields: Vec<&str> = line.split_whitespace().take(5).collect();
-        let [_, local, _, _, queues] = fields[..] else { panic!("five fields: {line}") };
-        if local == server {
-            let (_, unread) = queues.split_once(':').expect("two queues");
-            sum += u64::from_str_radix(unread, 16).expect("in hexadecimal");
-        }
-    }
-    sum
+/// Whether a socket of the server has something to read (proc(5), `/proc/net/udp`).
+fn is_waiting(server: SocketAddr) -> bool {
+    let sockets = procfs::net::udp().expect("every Linux has this table");
+    sockets.iter().any(|socket| socket.local_address == server && socket.rx_queue > 0)
 }
 
 /// DTLS 1.2 (RFC 6347 section 4.2.2, RFC 5246 section 7.4.1.2), with one suite and no cookie.
