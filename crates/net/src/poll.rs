@@ -31,6 +31,9 @@ pub struct Event {
 /// what they bring.
 const BATCH: usize = 256;
 
+/// What need not be as exact as a time-out of epoll_pwait2(2) is.
+const COARSE: Duration = Duration::from_millis(1);
+
 /// The token of a poller's own timer; callers must not use it.
 const TIMER: u64 = u64::MAX - 1;
 
@@ -191,7 +194,7 @@ impl Poller {
         self.wait_until_within(now, due, None)
     }
 
-    /// The same, but no longer than `at_most`, which is finer than the clock's milliseconds; zero only looks.
+    /// The same, but no longer than `at_most`, which may be finer than the clock's milliseconds; zero only looks.
     ///
     /// # Errors
     /// As for [`Poller::wait_until`].
@@ -201,6 +204,14 @@ impl Poller {
         due: Option<u64>,
         at_most: Option<Duration>,
     ) -> io::Result<&[Event]> {
+        let (due, at_most) =
+            match at_most.map(|time| (time, u64::try_from(time.as_nanos().div_ceil(1_000_000)))) {
+                // Not so fine: that goes by the timer too.
+                Some((time, Ok(ms))) if time >= COARSE => {
+                    (Some(due.map_or(now + ms, |due| due.min(now + ms))), None)
+                }
+                _ => (due, at_most),
+            };
         if due.is_some_and(|due| due <= now) || at_most.is_some_and(|time| time.is_zero()) {
             self.wait(Some(Duration::ZERO))?;
             self.lively = !self.events.is_empty();

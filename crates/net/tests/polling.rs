@@ -148,6 +148,27 @@ fn a_wait_within_less_than_a_millisecond_ends_by_itself_and_keeps_the_deadline()
 }
 
 #[test]
+fn a_wait_within_some_milliseconds_ends_by_the_timer() {
+    let mut poller = Poller::new().unwrap();
+    let started = Instant::now();
+    let due = since(started) + 60_000;
+    let at_most = Duration::from_millis(5);
+    for round in 0..3 {
+        let (began, mut wake_ups) = (Instant::now(), 0);
+        while began.elapsed() < at_most {
+            assert!(poller.wait_until_within(since(started), Some(due), Some(at_most)).unwrap().is_empty());
+            wake_ups += 1;
+        }
+        assert!(began.elapsed() < PATIENCE, "round {round} went on until the deadline");
+        assert!(wake_ups <= 3, "round {round}: woke up {wake_ups} times");
+    }
+    // What comes ends it sooner.
+    let waker = Waker::new(&poller, 7).unwrap();
+    waker.wake();
+    assert_eq!(poller.wait_until_within(since(started), Some(due), LONG).unwrap()[0].token, 7);
+}
+
+#[test]
 fn busy_polling_brings_the_same_events_and_ends_in_sleep() {
     let socket = bind(V4, &UdpOptions::default());
     let mut poller = Poller::new().unwrap();
