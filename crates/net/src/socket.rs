@@ -181,6 +181,13 @@ impl UdpSocket {
         }
     }
 
+    /// How much waits to be received, in bytes of the kernel's memory (SO_MEMINFO, Linux 4.12); 0 where the kernel does not tell.
+    pub fn backlog(&self) -> usize {
+        // Of the numbers that it has the first alone: SK_MEMINFO_RMEM_ALLOC.
+        let bytes = sys::get_option(self.as_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO);
+        bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
+    }
+
     /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local

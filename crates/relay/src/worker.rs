@@ -302,7 +302,8 @@ impl Worker {
             self.counted.wakeups += u64::from(at_most != Some(Duration::ZERO) || !events.is_empty());
             self.dirty |= !events.is_empty();
             if let Some(offload) = &mut self.offload {
-                offload.after_wait(&events, events.len() < Poller::FULL, self.rx.stats().kernel_drops);
+                let (are_all, lost) = (events.len() < Poller::FULL, self.rx.stats().kernel_drops);
+                offload.after_wait(&events, are_all, lost, &self.sockets);
                 self.dirty |= offload.sweep(now.ms, &mut self.server);
             }
             self.walk_offload();

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{Rx, SocketId, poll::Event, rx::Received};
+use turnpike_net::{Rx, SocketId, UdpSocket, poll::Event, rx::Received};
 use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_wire::address::canonical;
 
@@ -216,7 +216,8 @@ impl Engine {
         let of_ours = events.iter().filter(|event| event.token & TOKENS != 0);
         let ready = of_ours.filter_map(|event| socket_of(&self.listeners, &self.sessions, event.token));
         let lost = self.rx.stats().kernel_drops;
-        emptied.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, lost, flows);
+        let backlog = |socket| self.sockets.get(SocketId(socket)).map_or(0, UdpSocket::backlog);
+        emptied.after_wait(now_ns(), ready.map(|socket| socket.0), are_all, (lost, backlog), flows);
         self.sweep(tick)
     }
 

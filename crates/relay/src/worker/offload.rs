@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{Rx, SocketId, poll::Event, rx::Received};
+use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
 use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
 use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
@@ -396,10 +396,11 @@ impl Offload {
     }
 
     /// What the worker was told, and how much its sockets have lost so far. `are_all` says that there is nothing else ready.
-    pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64) {
+    pub(super) fn after_wait(&mut self, events: &[Event], are_all: bool, lost: u64, sockets: &Sockets) {
         // The tokens of sockets for datagrams are their numbers.
         let ready = events.iter().filter_map(|event| u32::try_from(event.token).ok());
-        self.emptied.after_wait(now_ns(), ready, are_all, lost, &self.flows);
+        let backlog = |socket| sockets.get(SocketId(socket)).map_or(0, UdpSocket::backlog);
+        self.emptied.after_wait(now_ns(), ready, are_all, (lost, backlog), &self.flows);
     }
 
     /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
