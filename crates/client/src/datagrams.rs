@@ -1,34 +1,52 @@
 //! UDP sockets of one thread: datagrams in batches, by the step of the ladder that was asked for.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
-use turnpike_net::{Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
+use turnpike_net::{Buffer, Datapath, Route, Rx, SocketId, Sockets, Tx, UdpOptions, UdpSocket, poll::Poller};
 
 use crate::Errors;
 
-/// Some sockets, by index. Each is of one client, and connected to its server, or of many.
+/// Some sockets, by index. Each is of one client, and connected to its server, or of many; or all clients share one, and are told apart by
+/// their addresses, which are this machine's.
 pub struct Datagrams {
     tx: Tx,
     rx: Rx,
     sockets: Sockets,
     /// By client.
     ids: Vec<SocketId>,
+    /// Where clients that share a socket are, and whom they send to; empty where each has its own.
+    ends: Vec<End>,
     options: UdpOptions,
     /// Datagrams that the kernel has not taken, by reason, as last seen.
     refused: [u64; 3],
 }
 
+/// A client on a shared socket.
+#[derive(Clone, Copy)]
+struct End {
+    own: IpAddr,
+    server: SocketAddr,
+}
+
+/// Receive buffers of all sockets together, as far as the kernel allows.
+const ALL_BUFFERS: usize = 128 << 20;
+
 impl Datagrams {
+    /// The token of a socket that clients share.
+    pub const SHARED: u64 = 1 << 33;
+
     /// No socket yet. `clients` of them, of all threads, will share the memory for buffers.
     pub fn new(datapath: Datapath, clients: usize) -> Self {
-        /// Receive buffers of all sockets together, as far as the kernel allows.
-        const ALL_BUFFERS: usize = 128 << 20;
         let buffer = (ALL_BUFFERS / clients.max(1)).clamp(256 << 10, 8 << 20);
         Self {
             tx: Tx::new(datapath),
             rx: Rx::new(datapath),
             sockets: Sockets::default(),
             ids: Vec::new(),
+            ends: Vec::new(),
             options: UdpOptions {
                 recv_buffer: Some(buffer),
                 send_buffer: Some(buffer.min(4 << 20)),
@@ -49,6 +67,31 @@ impl Datagrams {
         Ok(())
     }
 
+    /// Adds a client that sends to this server from this address, the next one behind that of the client before, by the socket of the others before it: its token is
+    /// [`Datagrams::SHARED`]. What comes by it, [`Datagrams::receive_shared`] receives.
+    ///
+    /// # Errors
+    /// Those of socket(2), bind(2) and epoll_ctl(2); EADDRNOTAVAIL where the address is not this machine's.
+    pub fn share(&mut self, own: IpAddr, server: SocketAddr, poller: &Poller) -> io::Result<()> {
+        // Sending from there would tell no more than EINVAL.
+        drop(std::net::UdpSocket::bind((own, 0))?);
+        let id = match self.ids.first() {
+            Some(id) => *id,
+            None => {
+                let anywhere: IpAddr =
+                    if own.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                let buffer = Some(ALL_BUFFERS / 4);
+                let options = UdpOptions { packet_info: true, recv_buffer: buffer, ..self.options.clone() };
+                let socket = UdpSocket::bind((anywhere, 0).into(), &options)?;
+                poller.add(&socket, Self::SHARED)?;
+                self.sockets.insert(socket)
+            }
+        };
+        self.ids.push(id);
+        self.ends.push(End { own, server });
+        Ok(())
+    }
+
     /// Opens another socket, connected to nobody, which listens on this address.
     ///
     /// # Errors
@@ -61,11 +104,16 @@ impl Datagrams {
         Ok(address)
     }
 
-    /// Replaces a socket by another, connected to this server, from this source port. Nothing may be queued for the old one.
+    /// Replaces a socket by another, connected to this server, from this source port; a shared one stays, and its client sends there from now on.
+    /// Nothing may be queued for the old one.
     ///
     /// # Errors
     /// As [`Datagrams::add`].
     pub fn reopen(&mut self, index: usize, server: SocketAddr, poller: &Poller, port: u16) -> io::Result<()> {
+        if let Some(end) = self.ends.get_mut(index) {
+            end.server = server;
+            return Ok(());
+        }
         let new = self.open(server, poller, index, port)?;
         self.sockets.remove(std::mem::replace(&mut self.ids[index], new));
         Ok(())
@@ -86,7 +134,11 @@ impl Datagrams {
         (count, len): (usize, usize),
         mut fill: impl FnMut(&mut [u8]),
     ) {
-        let route = Route { socket: self.ids[index], to, from: None, tos: 0, ttl: 0, dont_fragment: false };
+        let (to, from) = match self.ends.get(index) {
+            Some(end) => (Some(to.unwrap_or(end.server)), Some(end.own)),
+            None => (to, None),
+        };
+        let route = Route { socket: self.ids[index], to, from, tos: 0, ttl: 0, dont_fragment: false };
         self.tx.push_run(&route, count, len, |all| all.chunks_exact_mut(len.max(1)).for_each(&mut fill));
     }
 
@@ -126,6 +178,30 @@ impl Datagrams {
         errors: &mut Errors,
         mut each: impl FnMut(Option<(&[u8], SocketAddr)>),
     ) -> bool {
+        self.receive_with(index, errors, |received| {
+            each(received.map(|(datagram, buffer)| (datagram, buffer.from)));
+        })
+    }
+
+    /// The same from the socket that clients share: with each datagram comes whose it is, if it is anybody's.
+    pub fn receive_shared(
+        &mut self,
+        errors: &mut Errors,
+        mut each: impl FnMut(Option<(&[u8], Option<usize>)>),
+    ) {
+        let ends = std::mem::take(&mut self.ends);
+        self.receive_with(0, errors, |received| {
+            each(received.map(|(datagram, buffer)| (datagram, buffer.local.and_then(|own| of(&ends, own)))));
+        });
+        self.ends = ends;
+    }
+
+    fn receive_with(
+        &mut self,
+        index: usize,
+        errors: &mut Errors,
+        mut each: impl FnMut(Option<(&[u8], &Buffer<'_>)>),
+    ) -> bool {
         /// Receive calls before the other sockets, and sending, have their turn.
         const CALLS: usize = 4;
         let mut unreachable = false;
@@ -145,7 +221,7 @@ impl Datagrams {
             each(None);
             for buffer in self.rx.buffers(received) {
                 for datagram in buffer.datagrams() {
-                    each(Some((datagram, buffer.from)));
+                    each(Some((datagram, &buffer)));
                 }
             }
             if !received.more {
@@ -165,5 +241,32 @@ impl Datagrams {
         socket.connect(server)?;
         poller.add(&socket, index as u64)?;
         Ok(self.sockets.insert(socket))
+    }
+}
+
+/// Whose address this is, of clients that have one behind the other.
+fn of(ends: &[End], own: IpAddr) -> Option<usize> {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let offset = bits(own).checked_sub(bits(ends.first()?.own))?;
+    let index = usize::try_from(offset).ok()?;
+    (ends.get(index)?.own == own).then_some(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_socket_tells_clients_by_their_addresses() {
+        let server = SocketAddr::from(([192, 0, 2, 1], 3478));
+        let end = |last: u8| End { own: [10, 79, 0, last].into(), server };
+        let ends: Vec<End> = (5..9).map(end).collect();
+        let whose = |last: u8| of(&ends, [10, 79, 0, last].into());
+        assert_eq!([4, 5, 8, 9].map(whose), [None, Some(0), Some(3), None]);
+        assert_eq!(of(&ends, Ipv6Addr::LOCALHOST.into()), None);
+        assert_eq!(of(&[], [10, 79, 0, 5].into()), None);
     }
 }

@@ -106,6 +106,30 @@ fn clients_with_peers_of_their_own_go_through_one_shared_relay_port() {
 }
 
 #[test]
+fn clients_of_one_socket_have_addresses_of_their_own() {
+    let (relay, reflector) = (relay(&Wishes::default()), reflector());
+    for (via, burst, threads) in [(Via::Channel, 1, 1), (Via::Send, 8, 2), (Via::Channel, 8, 2)] {
+        let config = Config {
+            via,
+            burst: Some(burst),
+            threads: Some(threads),
+            clients: 40,
+            client_prefix: Some("127.8.0.0/16".parse().unwrap()),
+            ..load(&relay, &reflector)
+        };
+        let report = quiet(&config).unwrap().report;
+        assert_eq!((report.lost, report.received), (0, report.sent), "{via}: {report:?}");
+        assert_eq!((report.reordered, report.errors.len()), (0, 0), "{via}: {report:?}");
+        assert!(report.sent > 100, "{via}: {report:?}");
+    }
+    // Addresses that nobody has.
+    let elsewhere =
+        Config { client_prefix: Some("198.51.100.0/24".parse().unwrap()), ..load(&relay, &reflector) };
+    let error = quiet(&elsewhere).unwrap_err().to_string();
+    assert!(error.contains("198.51.100.1 (--client-prefix)"), "{error}");
+}
+
+#[test]
 fn every_data_path_works() {
     let (relay, reflector) = (relay(&Wishes::default()), reflector());
     for datapath in [Datapath::Basic, Datapath::Mmsg, Datapath::best().0] {

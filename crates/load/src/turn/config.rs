@@ -1,6 +1,11 @@
 //! What a run is told.
 
-use std::{net::SocketAddr, ops::RangeInclusive, time::Duration};
+use std::{
+    iter,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    time::Duration,
+};
 
 use strum::{Display, EnumString, VariantNames};
 use turnpike_client::UnknownName;
@@ -42,6 +47,10 @@ pub struct Config {
     /// In place of the address of `peer`: each client has one of its own, from the second address of this prefix on, all of them the
     /// reflector's. For servers whose clients share relay ports. Default none.
     pub peer_prefix: Option<Cidr>,
+    /// Over UDP, in [`Mode::Packet`] and [`Mode::Bind`], in place of a socket for each client: one for each thread, by which each client sends from an
+    /// address of its own, from the second address of this prefix on, all of them this machine's. So one call sends what is due of many
+    /// clients. Default none.
+    pub client_prefix: Option<Cidr>,
     /// Long-term username; empty for a server without authentication.
     pub user: String,
     /// Its password.
@@ -102,6 +111,7 @@ impl Default for Config {
             family: None,
             peer: SocketAddr::from(([127, 0, 0, 1], crate::reflect::DEFAULT_PORT)),
             peer_prefix: None,
+            client_prefix: None,
             user: String::new(),
             password: String::new(),
             users: 1,
@@ -148,6 +158,7 @@ impl Config {
         self.validate_migration()?;
         self.validate_return()?;
         self.validate_peers()?;
+        self.validate_clients()?;
         self.validate_profile()?;
         self.validate_users()?;
         self.validate_token()?;
@@ -210,6 +221,43 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_clients(&self) -> Result<(), LoadError> {
+        let Some(prefix) = self.client_prefix else { return Ok(()) };
+        let refused = |what: String| Err(LoadError::Config(what));
+        if self.transport != Transport::Udp {
+            return refused(format!("--client-prefix is for --transport udp, not for {}", self.transport));
+        }
+        if !matches!(self.mode, Mode::Packet | Mode::Bind) {
+            return refused(format!(
+                "--client-prefix does not go with --mode {}: each of its clients needs other ports",
+                self.mode
+            ));
+        }
+        for (flag, is_given) in
+            [("--migrate", self.migrate.is_some()), ("--reconnect", self.patience.is_some())]
+        {
+            if is_given {
+                return refused(format!(
+                    "--client-prefix does not go with {flag}: clients that move need a socket each"
+                ));
+            }
+        }
+        let last = u32::try_from(self.clients).ok().and_then(|clients| prefix.nth(clients));
+        let mut servers = iter::once(&self.server).chain(&self.also);
+        if last.is_none_or(|last| servers.any(|server| last.is_ipv6() != server.is_ipv6())) {
+            return refused(format!(
+                "--client-prefix {prefix} has no address of the servers' family for each of {} clients: give a shorter one, or another",
+                self.clients
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where the client of this number in the run sends from, if all share a socket.
+    pub(super) fn address_of_client(&self, number: usize) -> Option<IpAddr> {
+        self.client_prefix?.nth(u32::try_from(number).ok()?.checked_add(1)?)
     }
 
     /// Whom the client of this number in the run sends to.
@@ -524,6 +572,21 @@ mod tests {
                 "--peer-prefix 10.0.0.0/24",
             ),
             (Config { peer_prefix: prefix("fd00::/64"), ..base() }, "--peer-prefix fd00::/64"),
+            (
+                Config { client_prefix: prefix("10.0.0.0/8"), transport: Transport::Tcp, ..base() },
+                "--transport udp",
+            ),
+            (
+                Config { client_prefix: prefix("10.0.0.0/8"), mode: Mode::Allocate, ..base() },
+                "--mode allocate",
+            ),
+            (Config { client_prefix: prefix("10.0.0.0/8"), ..moving() }, "--migrate"),
+            (Config { client_prefix: prefix("10.0.0.0/8"), ..coming_back() }, "--reconnect"),
+            (
+                Config { client_prefix: prefix("10.0.0.0/24"), clients: 256, ..base() },
+                "--client-prefix 10.0.0.0/24",
+            ),
+            (Config { client_prefix: prefix("fd00::/64"), ..base() }, "--client-prefix fd00::/64"),
         ] {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.contains(flag), "{flag}: {error}");
@@ -535,6 +598,8 @@ mod tests {
         shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();
         Config { peer_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();
+        Config { client_prefix: prefix("10.0.0.0/24"), clients: 255, ..base() }.validate().unwrap();
+        Config { client_prefix: prefix("10.0.0.0/24"), ..shaped() }.validate().unwrap();
     }
 
     fn prefix(text: &str) -> Option<Cidr> {

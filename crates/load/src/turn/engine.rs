@@ -93,6 +93,8 @@ pub(super) struct Engine {
     clock: Clock,
     poller: Poller,
     ready: Vec<Ready>,
+    /// Clients that had an answer by the socket that they share.
+    answered: Vec<usize>,
     next_sweep_ns: u64,
     wire: Wire,
     /// On a stream ChannelData is padded as attributes are (RFC 8656 section 12.5), Send indications are everywhere.
@@ -124,7 +126,14 @@ impl Engine {
             let mut datagrams = Datagrams::new(config.datapath, config.clients);
             for number in first..first + count {
                 let server = config.server_of(number);
-                datagrams.add(server, &poller).map_err(|source| LoadError::Socket { server, source })?;
+                match config.address_of_client(number) {
+                    Some(address) => datagrams
+                        .share(address, server, &poller)
+                        .map_err(|source| LoadError::ClientAddress { address, source })?,
+                    None => datagrams
+                        .add(server, &poller)
+                        .map_err(|source| LoadError::Socket { server, source })?,
+                }
             }
             Wire::Datagrams(Box::new(datagrams))
         } else {
@@ -164,6 +173,7 @@ impl Engine {
             clock,
             poller,
             ready: Vec::new(),
+            answered: Vec::new(),
             next_sweep_ns: 0,
             wire,
             pads: config.transport.is_stream() || config.via == Via::Send,
@@ -349,6 +359,10 @@ impl Engine {
                 sink.peer_is_ready();
                 continue;
             }
+            if ready.token == Datagrams::SHARED {
+                messages += self.drain_shared(sink);
+                continue;
+            }
             let Ok(index) = usize::try_from(ready.token) else { continue };
             messages += match &mut self.wire {
                 Wire::Datagrams(_) => self.drain_socket(index, sink),
@@ -380,6 +394,34 @@ impl Engine {
             self.returns.heard(index, now_ns);
         }
         self.delivered(index, control, unexpected);
+        messages
+    }
+
+    /// The socket of all clients.
+    fn drain_shared(&mut self, sink: &mut impl Sink) -> usize {
+        let Self { wire: Wire::Datagrams(datagrams), endpoints, errors, clock, answered, .. } = self else {
+            return 0;
+        };
+        let (mut messages, mut unexpected, mut now_ns) = (0, 0, 0);
+        datagrams.receive_shared(errors, |datagram| match datagram {
+            None => now_ns = clock.ns(),
+            Some((datagram, index)) => {
+                messages += 1;
+                let delivered = match index.and_then(|index| Some((index, endpoints.get_mut(index)?))) {
+                    Some((index, endpoint)) => (index, deliver(endpoint, index, now_ns, datagram, sink)),
+                    None => (0, Delivered::Unexpected),
+                };
+                match delivered {
+                    (_, Delivered::Data) => {}
+                    (index, Delivered::Control) => answered.push(index),
+                    (_, Delivered::Unexpected) => unexpected += 1,
+                }
+            }
+        });
+        self.delivered(0, false, unexpected);
+        while let Some(index) = self.answered.pop() {
+            self.delivered(index, true, 0);
+        }
         messages
     }
 
