@@ -303,7 +303,8 @@ const REFLECT_EXAMPLES: &str = "\
 Examples:
   turnpike reflect
   turnpike reflect --listen 127.0.0.1:3480 --workers 2
-  turnpike reflect --tcp 10.0.0.2:9001 --listen 10.0.0.2:9001";
+  turnpike reflect --tcp 10.0.0.2:9001 --listen 10.0.0.2:9001
+  turnpike reflect --listen 10.0.0.2:9001 --datapath kernel";
 
 const PRINT_FIREWALL: &str = "\
 Print what a firewall has to let in: the listeners and relay ports that `serve` would have with the same flags, or the listeners of a file \

@@ -80,6 +80,12 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "CIDR", conflicts_with = "profile")]
     peer_prefix: Option<Cidr>,
 
+    /// Give each client an address of this machine of its own, from the second address of this prefix on (`ip route add local CIDR dev lo`),
+    /// and each thread one socket for all its clients, in place of a socket for each: the generator then takes far less of its core. Over UDP,
+    /// for --mode packet and bind; the server needs a route for the prefix that leads here
+    #[arg(long, value_name = "CIDR", conflicts_with_all = ["migrate", "patience"])]
+    client_prefix: Option<Cidr>,
+
     /// Long-term credential; leave it out for a server without authentication
     #[arg(long, value_name = "NAME:PASSWORD", env = "TURNPIKE_LOAD_USER", hide_env_values = true, value_parser = user)]
     user: Option<(String, String)>,
@@ -279,6 +285,7 @@ impl LoadTurnArgs {
             family: self.family,
             peer,
             peer_prefix: self.peer_prefix,
+            client_prefix: self.client_prefix,
             profile,
             user,
             password,
@@ -336,19 +343,42 @@ pub(crate) struct ReflectArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: Option<u16>,
 
-    /// How datagrams enter and leave: auto, basic, mmsg or gso
-    #[arg(long, value_name = "D", default_value = "auto")]
-    datapath: Datapath,
+    /// How datagrams enter and leave: auto, basic, mmsg or gso; kernel: sent back in the kernel where they come by Ethernet, as auto elsewhere
+    /// (as for `serve`: CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON; netfilter does not see them)
+    #[arg(long, value_name = "D", default_value = "auto", value_parser = reflecting)]
+    datapath: Reflecting,
+}
+
+/// The kernel, or a step of the ladder.
+#[derive(Clone, Copy)]
+enum Reflecting {
+    Kernel,
+    Step(Datapath),
+}
+
+fn reflecting(text: &str) -> Result<Reflecting, String> {
+    match text {
+        "kernel" => Ok(Reflecting::Kernel),
+        step => step
+            .parse()
+            .map(Reflecting::Step)
+            .map_err(|_| "expected auto, basic, mmsg, gso or kernel".to_owned()),
+    }
 }
 
 impl ReflectArgs {
     pub(crate) fn into_config(self) -> reflect::Config {
         let default = reflect::Config::default();
+        let (datapath, in_kernel) = match self.datapath {
+            Reflecting::Kernel => (default.datapath, true),
+            Reflecting::Step(step) => (step, false),
+        };
         reflect::Config {
             listen: self.listen,
             tcp: self.tcp,
             workers: self.workers.map_or(default.workers, usize::from),
-            datapath: self.datapath,
+            datapath,
+            in_kernel,
             ..default
         }
     }

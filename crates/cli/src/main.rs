@@ -234,6 +234,9 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         tell(format_args!("listening on tcp {listener}"));
     }
     tell(format_args!("data path {}; workers: {}", config.datapath, config.workers));
+    if config.in_kernel {
+        tell(format_args!("in the kernel: what comes by {}", reflector.in_kernel().join(", ")));
+    }
     if let Err(error) = wait_for_stop() {
         return fail(FAILED, &format_args!("cannot wait for signals: {error}"));
     }
@@ -242,6 +245,9 @@ fn run_reflector(args: ReflectArgs) -> ExitCode {
         "received {} datagrams, sent {} back, {} refused by the kernel, {} dropped for want of receive buffer",
         stats.received, stats.sent, stats.refused, stats.kernel_drops
     ));
+    if config.in_kernel {
+        tell(format_args!("sent back in the kernel: {}", stats.in_kernel));
+    }
     if stats.connections > 0 {
         tell(format_args!(
             "took {} TCP connections, received {} bytes, sent {}",

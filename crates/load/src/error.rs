@@ -1,8 +1,12 @@
 //! Why a load run or a reflector did not work, each with what to do about it.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_client::{InvalidSetting, Transport};
+use turnpike_offload::OffloadError;
 use turnpike_turn::client::{Failure, Request};
 
 use crate::turn;
@@ -26,9 +30,22 @@ pub enum LoadError {
     /// A socket could not be made.
     #[error("cannot open a UDP socket towards {server}: {source}")]
     Socket { server: SocketAddr, source: io::Error },
+    /// A client has no such address.
+    #[error(
+        "cannot send from {address} (--client-prefix): {source}; make all addresses of the prefix this machine's: ip route add local CIDR dev lo"
+    )]
+    ClientAddress { address: IpAddr, source: io::Error },
     /// The reflector's address is taken or not ours.
     #[error("cannot listen on {transport} {address}: {source}; {}", listen_hint(transport, source))]
     Listen { transport: &'static str, address: SocketAddr, source: io::Error },
+    /// The kernel cannot reflect.
+    #[error("--datapath kernel cannot be had: {0}")]
+    Kernel(#[from] OffloadError),
+    /// There is nothing by which the kernel could.
+    #[error(
+        "--datapath kernel: no Ethernet interface is up and has an address; name another data path, such as auto"
+    )]
+    NoEthernet,
     /// The generator's own peers have no socket.
     #[error(
         "cannot listen for the peers of --profile on udp {address}: {source}; they are the generator's own: name an address of this \

@@ -18,6 +18,7 @@ typedef long long s64;
 #define HTONS(x) __builtin_bswap16(x)
 #define NTOHS(x) __builtin_bswap16(x)
 #define HTONL(x) __builtin_bswap32(x)
+#define NTOHL(x) __builtin_bswap32(x)
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile typeof(x) *)&(x) = (value))
 
@@ -73,6 +74,23 @@ struct xdp_md {
 	u32 egress_ifindex;
 };
 
+/* struct bpf_fib_lookup, with what is asked for here. */
+struct fib_lookup {
+	u8 family, l4_protocol;
+	u16 from_port, to_port;
+	u16 total_length;
+	u32 ifindex;
+	u32 tos_or_flow;
+	/* IPv4: the first of the four. */
+	u32 from[4], to[4];
+	u16 vlan[2];
+	u8 link_from[6], link_to[6];
+};
+
+/* What it answers: it is for this machine, or this machine forwards nothing that comes by this interface. */
+enum { FIB_NOT_FORWARDED = 4, FIB_FORWARDING_DISABLED = 5 };
+enum { AF_INET = 2, AF_INET6 = 10 };
+
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_get_ns)(void) = (void *)5;
 static u32 (*get_prandom_u32)(void) = (void *)7;
@@ -88,6 +106,7 @@ static void (*set_hash_invalid)(struct __sk_buff *) = (void *)41;
 static long (*xdp_adjust_head)(struct xdp_md *, int delta) = (void *)44;
 static long (*skb_adjust_room)(struct __sk_buff *, int diff, u32 mode, u64 flags) = (void *)50;
 static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;
+static long (*fib_lookup)(void *context, struct fib_lookup *, int length, u32 flags) = (void *)69;
 static s64 (*csum_level)(struct __sk_buff *, u64 level) = (void *)135;
 static long (*redirect_neigh)(u32 ifindex, void *params, int params_len, u64 flags) = (void *)152;
 static long (*check_mtu)(void *context, u32 ifindex, u32 *mtu, int diff, u64 flags) = (void *)163;

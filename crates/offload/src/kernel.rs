@@ -18,24 +18,23 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
-    programs::{SchedClassifier, Xdp},
-    util::KernelVersion,
+    programs::Xdp,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
 use crate::{
-    error::{OffloadError, chain},
+    error::OffloadError,
     flows::{Flows, now_ns},
     layout::{self, Count, FlowKey, HOP_WORDS, STATE_WORDS},
     lent::{Inherited, Lent, LentLink, LentWay, MAPS},
-    links::{self, Filter, Kind},
+    links::{self, Link},
     netlink::{Interface, NeighbourNews, Netlink, News},
     ports::Ports,
     routes::Routes,
     slots::Slots,
-    verification::load_program,
+    verification::{classifier, load_classifier, load_program},
     words::Words,
     xdp,
 };
@@ -47,9 +46,6 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 const PROGRAM: &str = "turnpike";
 /// The program for XDP.
 const XDP_PROGRAM: &str = "turnpike_xdp";
-
-/// Since when programs are attached to TC by links.
-const LINKS: KernelVersion = KernelVersion::new(6, 6, 0);
 
 /// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
@@ -221,7 +217,7 @@ impl Kernel {
         let shared = Arc::new(Shared::new(settings, &mut object)?);
         let at_tc = match settings.hook {
             asked @ (Hook::Tcx | Hook::Clsact) => asked,
-            _ if KernelVersion::current().is_ok_and(|it| it >= LINKS) => Hook::Tcx,
+            _ if links::reach_tc() => Hook::Tcx,
             _ => Hook::Clsact,
         };
         // News first: what changes in between is then seen once more, and not missed.
@@ -468,25 +464,9 @@ struct Attached {
     is_lent: bool,
 }
 
-/// Those with a descriptor end when the last one of them is closed.
-enum Link {
-    Tcx(OwnedFd),
-    Xdp(OwnedFd),
-    Filter(Filter),
-}
-
 impl Attached {
     fn new(told: Option<Attachment>, link: Link) -> Self {
         Self { told, link, is_lent: false }
-    }
-}
-
-impl Link {
-    fn detach(self) {
-        match self {
-            Self::Tcx(link) | Self::Xdp(link) => drop(link),
-            Self::Filter(filter) => filter.detach(),
-        }
     }
 }
 
@@ -571,7 +551,7 @@ impl Watcher {
                 Ok(Link::Tcx(link))
             }
             (LentWay::Filter(filter), _) if at_tc && self.at_tc == Hook::Clsact => {
-                let replaced = filter.replace(program(&mut self.object)?);
+                let replaced = filter.replace(classifier(&mut self.object, PROGRAM)?);
                 replaced.map(Link::Filter).map_err(OffloadError::program)
             }
             (LentWay::Filter(filter), _) => {
@@ -663,15 +643,8 @@ impl Watcher {
     }
 
     fn attach_to_tc(&mut self, interface: &Interface) -> Result<Link, OffloadError> {
-        let Interface { number, name, .. } = interface;
-        let refused = |said| OffloadError::Attach { interface: name.clone(), said };
-        if self.at_tc == Hook::Tcx {
-            let link = links::create(tc_descriptor(&mut self.object)?, *number, Kind::Tcx);
-            link.map(Link::Tcx).map_err(|error| refused(error.to_string()))
-        } else {
-            let filter = Filter::attach(program(&mut self.object)?, name, PROGRAM);
-            filter.map(Link::Filter).map_err(|error| refused(chain(&error)))
-        }
+        let program = classifier(&mut self.object, PROGRAM)?;
+        links::attach_to_tc(program, PROGRAM, interface, self.at_tc == Hook::Tcx)
     }
 }
 
@@ -693,23 +666,13 @@ fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, 
     }
     drop(lent);
     // Before its maps are taken from the object: the program names them by descriptors that are open.
-    let program = program(&mut object)?;
-    load_program(|| program.load())?;
-    // What the kernel does not tell is no reason to refuse.
-    if program.info().is_ok_and(|info| info.size_jitted() == 0) {
-        return Err(OffloadError::Interpreted);
-    }
+    load_classifier(&mut object, PROGRAM)?;
     if settings.hook.is_xdp() {
         xdp::check_kernel()?;
         let program = xdp_program(&mut object)?;
         load_program(|| program.load())?;
     }
     Ok(object)
-}
-
-fn program(object: &mut Ebpf) -> Result<&mut SchedClassifier, OffloadError> {
-    let program = object.program_mut(PROGRAM).ok_or_else(|| OffloadError::Object(format!("no {PROGRAM}")))?;
-    program.try_into().map_err(OffloadError::program)
 }
 
 fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
@@ -719,7 +682,7 @@ fn xdp_program(object: &mut Ebpf) -> Result<&mut Xdp, OffloadError> {
 }
 
 fn tc_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {
-    Ok(program(object)?.fd().map_err(OffloadError::program)?.as_fd())
+    Ok(classifier(object, PROGRAM)?.fd().map_err(OffloadError::program)?.as_fd())
 }
 
 fn xdp_descriptor(object: &mut Ebpf) -> Result<BorrowedFd<'_>, OffloadError> {

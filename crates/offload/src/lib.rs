@@ -10,9 +10,11 @@
 //!
 //! - [`Kernel`] loads the programs (`bpf/`), attaches them, and follows interfaces, routes and neighbours.
 //! - [`Flows`] is a worker's way to its flows; [`Emptied`] tells the programs what has been sent.
+//! - [`Echo`] is a reflector's: what comes goes back.
 //! - [`Sockmap`] is for TCP: the kernel passes chatter from socket to socket.
 //! - [`mirror`] decides in Rust what the programs decide, for tests and for readers.
 
+pub mod echo;
 pub mod emptied;
 pub mod error;
 pub mod flows;
@@ -30,6 +32,7 @@ mod verification;
 mod words;
 mod xdp;
 
+pub use echo::{Echo, Echoed};
 pub use emptied::Emptied;
 pub use error::OffloadError;
 pub use flows::{Counted, Flows, Full, Installed, NewFlow, State, now_ns};

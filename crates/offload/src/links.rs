@@ -7,11 +7,22 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
-use aya::programs::{
-    ProgramError, SchedClassifier, TcAttachType,
-    tc::{NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcHandle},
+use aya::{
+    programs::{
+        ProgramError, SchedClassifier, TcAttachType,
+        tc::{NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcHandle},
+    },
+    util::KernelVersion,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{OffloadError, chain},
+    netlink::Interface,
+};
+
+/// Since when programs are attached to TC by links.
+const REACH_TC: KernelVersion = KernelVersion::new(6, 6, 0);
 
 /// Commands of bpf(2).
 const LINK_CREATE: c_long = 28;
@@ -39,6 +50,45 @@ impl Kind {
             // XDP_FLAGS_SKB_MODE.
             Self::Generic => [37, 1 << 1],
         }
+    }
+}
+
+/// A program at an interface. Those with a descriptor end when the last one of them is closed.
+pub(crate) enum Link {
+    Tcx(OwnedFd),
+    Xdp(OwnedFd),
+    Filter(Filter),
+}
+
+impl Link {
+    pub(crate) fn detach(self) {
+        match self {
+            Self::Tcx(link) | Self::Xdp(link) => drop(link),
+            Self::Filter(filter) => filter.detach(),
+        }
+    }
+}
+
+/// Whether this kernel attaches to TC by links.
+pub(crate) fn reach_tc() -> bool {
+    KernelVersion::current().is_ok_and(|it| it >= REACH_TC)
+}
+
+/// Attaches the program of this `name` to an interface's TC ingress; by a link, or as a filter.
+pub(crate) fn attach_to_tc(
+    program: &mut SchedClassifier,
+    name: &str,
+    interface: &Interface,
+    by_link: bool,
+) -> Result<Link, OffloadError> {
+    let refused = |said| OffloadError::Attach { interface: interface.name.clone(), said };
+    if by_link {
+        let program = program.fd().map_err(OffloadError::program)?.as_fd();
+        let link = create(program, interface.number, Kind::Tcx);
+        link.map(Link::Tcx).map_err(|error| refused(error.to_string()))
+    } else {
+        let filter = Filter::attach(program, &interface.name, name);
+        filter.map(Link::Filter).map_err(|error| refused(chain(&error)))
     }
 }
 

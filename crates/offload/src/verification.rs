@@ -2,13 +2,39 @@
 
 use std::{thread, time::Duration};
 
-use aya::programs::ProgramError;
+use aya::{
+    Ebpf,
+    programs::{ProgramError, SchedClassifier},
+};
 
 use crate::error::{OffloadError, is_passing};
 
 /// How often, and after which pause: memory may be back after a while.
 const ATTEMPTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// Has an object's program for TC verified, and compiled.
+///
+/// # Errors
+/// [`OffloadError`], which says what to change.
+pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> Result<(), OffloadError> {
+    let program = classifier(object, name)?;
+    load_program(|| program.load())?;
+    // What the kernel does not tell is no reason to refuse.
+    if program.info().is_ok_and(|info| info.size_jitted() == 0) {
+        return Err(OffloadError::Interpreted);
+    }
+    Ok(())
+}
+
+/// An object's program for TC.
+pub(crate) fn classifier<'o>(
+    object: &'o mut Ebpf,
+    name: &str,
+) -> Result<&'o mut SchedClassifier, OffloadError> {
+    let program = object.program_mut(name).ok_or_else(|| OffloadError::Object(format!("no {name}")))?;
+    program.try_into().map_err(OffloadError::program)
+}
 
 /// Has a program verified. The kernel gives up half-way where a signal is pending for the thread (EAGAIN) or memory is short; the library then
 /// asks a second time with room for the verifier's log, which must not be too small (ENOSPC): all of that passes, so it is asked again.

@@ -19,6 +19,7 @@ use turnpike_net::{
     poll::Poller,
     worker::{self, Workers},
 };
+use turnpike_offload::{Echo, Echoed};
 
 use crate::LoadError;
 
@@ -39,6 +40,8 @@ pub struct Config {
     pub workers: usize,
     /// Step of the ladder; default: the best.
     pub datapath: Datapath,
+    /// Whether the kernel itself sends back what comes by Ethernet; the rest goes by the step. Default no.
+    pub in_kernel: bool,
     /// Receive and send buffer of each UDP socket in bytes. Default 8 MiB.
     pub buffer: usize,
 }
@@ -50,6 +53,7 @@ impl Default for Config {
             tcp: Vec::new(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             datapath: Datapath::best().0,
+            in_kernel: false,
             buffer: 8 << 20,
         }
     }
@@ -64,6 +68,8 @@ pub struct Stats {
     pub received_bytes: u64,
     /// Datagrams sent back.
     pub sent: u64,
+    /// Those of them that the kernel sent back itself.
+    pub in_kernel: u64,
     /// Datagrams that the kernel did not take.
     pub refused: u64,
     /// Datagrams that the kernel dropped before they could be received.
@@ -80,6 +86,7 @@ pub struct Stats {
 pub struct Reflector {
     listeners: Vec<SocketAddr>,
     tcp_listeners: Vec<SocketAddr>,
+    echo: Option<Echo>,
     workers: Workers<Stop, Counters>,
 }
 
@@ -141,6 +148,7 @@ impl Reflector {
         let mut reflector = Self {
             listeners: datagrams.addresses,
             tcp_listeners: streams.addresses,
+            echo: None,
             workers: Workers::default(),
         };
         for (number, sockets) in datagrams.sockets.into_iter().enumerate() {
@@ -149,6 +157,13 @@ impl Reflector {
         }
         for (number, listeners) in streams.sockets.into_iter().enumerate() {
             reflector.spawn(format!("reflect-tcp-{number}"), tcp::Worker::new(listeners))?;
+        }
+        if config.in_kernel {
+            let echo = Echo::start(&reflector.listeners)?;
+            if echo.interfaces().is_empty() {
+                return Err(LoadError::NoEthernet);
+            }
+            reflector.echo = Some(echo);
         }
         Ok(reflector)
     }
@@ -163,9 +178,20 @@ impl Reflector {
         &self.tcp_listeners
     }
 
-    /// What all workers together have done.
+    /// The interfaces by which the kernel itself sends datagrams back, by name.
+    pub fn in_kernel(&self) -> &[String] {
+        self.echo.as_ref().map_or(&[], Echo::interfaces)
+    }
+
+    /// What all workers together have done, and the kernel.
     pub fn stats(&self) -> Stats {
         let mut total = Stats::default();
+        if let Some(Echoed { datagrams, bytes }) = self.echo.as_ref().map(Echo::echoed) {
+            total.in_kernel = datagrams;
+            total.received = datagrams;
+            total.received_bytes = bytes;
+            total.sent = datagrams;
+        }
         for counters in self.workers.shared() {
             total.received += counters.received.load(Relaxed);
             total.received_bytes += counters.received_bytes.load(Relaxed);

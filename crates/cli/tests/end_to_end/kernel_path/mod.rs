@@ -1,4 +1,4 @@
-//! `serve` with `--datapath kernel` and `xdp`, and `forward` with `kernel`, on links of their own: what goes across is what user space would have
+//! `serve` with `--datapath kernel` and `xdp`, `forward` and `reflect` with `kernel`, on links of their own: what goes across is what user space would have
 //! sent, and nothing else.
 //!
 //! ```text
@@ -15,6 +15,7 @@ mod foreign;
 mod forwards;
 mod operator;
 mod order;
+mod reflector;
 mod relays;
 mod spoofed;
 mod untouched;

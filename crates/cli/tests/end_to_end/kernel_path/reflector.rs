@@ -1,0 +1,155 @@
+//! `reflect --datapath kernel`: what comes by a link goes back in the kernel, and only what is the reflector's.
+
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    time::Duration,
+};
+
+use turnpike_testkit::alone::run;
+
+use crate::harness::{Finished, Program, SOON, turnpike};
+
+use super::{CLIENT, Links, SERVER, on_links, operator::unprivileged};
+
+/// More than the links' MTU: it comes in fragments.
+const FRAGMENTED: usize = 4000;
+
+fn reflect(links: &Links, more: &[&str]) -> Program {
+    let mut command = links.command(&turnpike(&[&["reflect", "--datapath", "kernel"], more].concat()));
+    Program::start(&mut command)
+}
+
+/// Ends it; what it said last.
+fn end(program: Program) -> Finished {
+    program.signal("TERM");
+    program.wait(SOON)
+}
+
+/// The number behind `text` in what was said.
+fn number(said: &str, text: &str) -> u64 {
+    let rest = said.split(text).nth(1).unwrap_or_else(|| panic!("no {text:?} in {said}"));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number behind {text:?} in {said}"))
+}
+
+fn client(from: IpAddr, to: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind((from, 0)).unwrap();
+    socket.connect(to).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket
+}
+
+/// Whether it comes back, whole.
+fn comes_back(socket: &UdpSocket, payload: &[u8]) -> bool {
+    socket.send(payload).unwrap();
+    let mut buffer = [0; 1 << 16];
+    match socket.recv(&mut buffer) {
+        Ok(length) => &buffer[..length] == payload,
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn what_comes_by_a_link_goes_back_in_the_kernel() {
+    on_links("kernel_path::reflector::what_comes_by_a_link_goes_back_in_the_kernel", |links| {
+        let mut program = reflect(links, &["--listen", "10.77.1.1:9001", "--listen", "[fd77:1::1]:9001"]);
+        let line = program.line_with("in the kernel");
+        assert!(line.ends_with("what comes by c, p"), "{line}");
+        let (mut lone, mut fragmented) = (0, 0);
+        // Also where the checksums are written by the sender, as on a wire.
+        for offload in ["on", "off"] {
+            run("ethtool", &["-K", "c", "tx", offload]);
+            for family in 0..2 {
+                let socket = client(CLIENT[family], SocketAddr::new(SERVER[family], 9001));
+                for size in [0, 1, 2, 7, 120, 161, 1200, 1452] {
+                    let payload: Vec<u8> = (0..=u8::MAX).cycle().skip(size).take(size).collect();
+                    assert!(comes_back(&socket, &payload), "{size} bytes, family {family}, tx {offload}");
+                    lone += 1;
+                }
+                // Put together in user space's socket, and sent back from there.
+                assert!(comes_back(&socket, &[7; FRAGMENTED]), "family {family}, tx {offload}");
+                fragmented += 1;
+            }
+        }
+        let said = end(program).output();
+        assert_eq!(number(&said, "sent back in the kernel: "), lone, "{said}");
+        assert_eq!(number(&said, "received "), lone + fragmented, "{said}");
+        // It has taken its program along.
+        let nobody = client(CLIENT[0], SocketAddr::new(SERVER[0], 9001));
+        nobody.send(b"anybody?").unwrap();
+        assert_eq!(nobody.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
+    on_links("kernel_path::reflector::a_generator_gets_all_back_also_what_gro_has_coalesced", |links| {
+        links.inside(&["ethtool", "-K", "c", "gro", "on"]);
+        let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
+        program.line_with("in the kernel");
+        for burst in ["1", "16"] {
+            let load =
+                ["load", "udp", "10.77.1.1:9001", "--clients", "4", "--rate", "4000", "--duration", "1"];
+            let run = Program::run(&mut turnpike(&[&load[..], &["--burst", burst, "--json", "-"]].concat()));
+            assert_eq!(run.code, Some(0), "{}", run.output());
+            let result: serde_json::Value = serde_json::from_str(&run.stdout).expect("JSON");
+            assert_eq!(result["received"], result["sent"], "{result}");
+            assert!(result["sent"].as_u64().is_some_and(|sent| sent > 1000), "{result}");
+            assert_eq!(result["reordered"], 0, "{result}");
+        }
+        let said = end(program).output();
+        let in_kernel = number(&said, "sent back in the kernel: ");
+        assert!(in_kernel > 2000, "{said}");
+        assert_eq!(number(&said, "received "), in_kernel, "{said}");
+    });
+}
+
+/// A listener on all addresses has those of this machine, and nobody else's that it forwards to.
+#[test]
+fn what_is_for_others_passes_by() {
+    on_links("kernel_path::reflector::what_is_for_others_passes_by", |links| {
+        // To a third machine, behind the reflector's: this one, by its other link.
+        links.inside(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
+        links.inside(&["ip", "addr", "add", "10.78.0.1/32", "dev", "lo"]);
+        links.inside(&["ip", "route", "add", "10.99.0.0/16", "via", "10.77.2.2"]);
+        run("ip", &["route", "add", "10.78.0.0/16", "via", "10.77.1.1"]);
+        run("ip", &["route", "add", "10.99.0.0/16", "via", "10.77.1.1"]);
+        let mut program = reflect(links, &["--listen", "0.0.0.0:9001"]);
+        program.line_with("in the kernel");
+        for own in ["10.77.1.1", "10.77.2.1", "10.78.0.1"] {
+            let socket = client(CLIENT[0], SocketAddr::new(own.parse().unwrap(), 9001));
+            assert!(comes_back(&socket, b"mine"), "{own}");
+        }
+        for (other, port) in [("10.99.0.1", 9001), ("10.77.1.1", 9002)] {
+            let socket = UdpSocket::bind((CLIENT[0], 0)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            socket.send_to(b"not mine", (other, port)).unwrap();
+            assert!(socket.recv(&mut [0; 64]).is_err(), "{other}:{port}");
+        }
+        let said = end(program).output();
+        assert_eq!(number(&said, "sent back in the kernel: "), 3, "{said}");
+        assert_eq!(number(&said, "received "), 3, "{said}");
+    });
+}
+
+#[test]
+fn a_kernel_that_cannot_says_why_at_the_start() {
+    on_links("kernel_path::reflector::a_kernel_that_cannot_says_why_at_the_start", |links| {
+        let refused = |command: &mut Command, why: &str| {
+            let run = Program::run(command);
+            assert_eq!(run.code, Some(1), "{}", run.output());
+            assert!(run.stderr.contains(why), "{}", run.output());
+        };
+        let reflect = turnpike(&["reflect", "--datapath", "kernel", "--listen", "127.0.0.1:9001"]);
+        let mut without = unprivileged(links, "");
+        without.arg(reflect.get_program()).args(reflect.get_args());
+        refused(&mut without, "lacks CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON");
+        for link in ["c", "p"] {
+            links.inside(&["ip", "link", "set", link, "down"]);
+        }
+        refused(&mut links.command(&reflect), "no Ethernet interface is up and has an address");
+    });
+}

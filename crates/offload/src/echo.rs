@@ -1,0 +1,124 @@
+//! A reflector's datagrams, sent back in the kernel (`bpf/echo.bpf.c`) by each Ethernet interface that there was at the start: a far end that
+//! takes no more of a core than it must leaves more of it to the generator.
+
+use std::net::SocketAddr;
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, MapData, PerCpuArray},
+};
+
+use crate::{
+    error::OffloadError,
+    kernel::{map_error, take},
+    layout::mapped,
+    links::{self, Link},
+    netlink::{Interface, Netlink},
+    verification::{classifier, load_classifier},
+};
+
+/// Built by `bpf/build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/echo.o");
+
+const PROGRAM: &str = "turnpike_echo";
+
+/// `struct listener`.
+type Listener = [u8; 20];
+
+/// Attached as long as it is there.
+pub struct Echo {
+    interfaces: Vec<String>,
+    links: Vec<Link>,
+    echoed: PerCpuArray<MapData, u64>,
+    /// The program, which keeps its other map.
+    object: Ebpf,
+}
+
+/// What has been sent back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Echoed {
+    /// Datagrams, also those of super-packets.
+    pub datagrams: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+impl Echo {
+    /// From now on datagrams to these addresses go back where they came from, from all Ethernet interfaces that are up and have an address.
+    ///
+    /// # Errors
+    /// [`OffloadError`], which says what to change; then nothing is left attached.
+    pub fn start(listeners: &[SocketAddr]) -> Result<Self, OffloadError> {
+        let room = u32::try_from(listeners.len()).unwrap_or(u32::MAX).max(1);
+        let mut object = EbpfLoader::new()
+            .btf(None)
+            .map_max_entries("listeners", room)
+            .load(OBJECT)
+            .map_err(OffloadError::load)?;
+        // Before its maps are taken from the object: the program names them by descriptors that are open.
+        load_classifier(&mut object, PROGRAM)?;
+        let mut map: HashMap<_, Listener, u32> =
+            HashMap::try_from(take(&mut object, "listeners")?).map_err(map_error)?;
+        for listener in listeners {
+            map.insert(key(*listener), 1, 0).map_err(map_error)?;
+        }
+        let echoed = PerCpuArray::try_from(take(&mut object, "echoed")?).map_err(map_error)?;
+        let mut echo = Self { interfaces: Vec::new(), links: Vec::new(), echoed, object };
+        let mut netlink = Netlink::new()?;
+        let addressed = netlink.with_addresses()?;
+        let serves =
+            |it: &Interface| it.is_up && it.is_ethernet && !it.is_port && addressed.contains(&it.number);
+        for interface in netlink.interfaces()?.into_iter().filter(serves) {
+            let program = classifier(&mut echo.object, PROGRAM)?;
+            echo.links.push(links::attach_to_tc(program, PROGRAM, &interface, links::reach_tc())?);
+            echo.interfaces.push(interface.name);
+        }
+        Ok(echo)
+    }
+
+    /// Where it is attached, by name.
+    #[must_use]
+    pub fn interfaces(&self) -> &[String] {
+        &self.interfaces
+    }
+
+    /// What has been sent back so far.
+    #[must_use]
+    pub fn echoed(&self) -> Echoed {
+        let sum = |index| self.echoed.get(&index, 0).map_or(0, |values| values.iter().sum());
+        Echoed { datagrams: sum(0), bytes: sum(1) }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.links.drain(..).for_each(Link::detach);
+    }
+}
+
+fn key(listener: SocketAddr) -> Listener {
+    let mut key = [0; 20];
+    // All addresses of a family are that without a number behind its prefix, in IPv6 all zeros.
+    key[..16].copy_from_slice(&mapped(listener.ip()));
+    key[16..18].copy_from_slice(&listener.port().to_be_bytes());
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_laid_out_as_the_program_has_it() {
+        let source = include_str!("../bpf/echo.bpf.c");
+        let fields = source.split("struct listener {").nth(1).and_then(|rest| rest.split("};").next());
+        let fields: Vec<&str> =
+            fields.expect("it is there").lines().filter_map(|line| line.trim().strip_suffix(';')).collect();
+        assert_eq!(fields, ["u32 address[4]", "u16 port", "u16 zero"]);
+        assert!(source.contains("enum { ECHOED_DATAGRAMS, ECHOED_BYTES, ECHOED };"));
+        let at = |text: &str| key(text.parse().expect("an address"));
+        assert_eq!(at("192.0.2.1:258"), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 192, 0, 2, 1, 1, 2, 0, 0]);
+        assert_eq!(at("0.0.0.0:9")[..18], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0, 0, 9]);
+        assert_eq!(at("[::]:9")[..18], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    }
+}
