@@ -14,7 +14,7 @@ use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
 /// instead of what the text says.
-const KNOWN: [(&str, &str, &[Change]); 6] = [
+const KNOWN: [(&str, &str, &[Change]); 7] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
@@ -27,8 +27,15 @@ const KNOWN: [(&str, &str, &[Change]); 6] = [
         WIRE,
         &[Change::Mitigation("relay", Mitigation { gro_flush_timeout_us: 100, napi_defer_hard_irqs: 2 })],
     ),
+    // Waking up the far ends is then not the relay's work, as it is nobody's on a wire.
+    (
+        "wire-far-mitigated",
+        WIRE,
+        &[Change::Mitigation("client", FAR_MITIGATION), Change::Mitigation("peer", FAR_MITIGATION)],
+    ),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
+const FAR_MITIGATION: Mitigation = Mitigation { gro_flush_timeout_us: 200, napi_defer_hard_irqs: 2 };
 const WIRE: &str = include_str!("wire.toml");
 
 /// Of the devices of a namespace.
@@ -301,7 +308,7 @@ mod tests {
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
             told("something"),
-            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, fleet, or a file"
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, wire-far-mitigated, fleet, or a file"
         );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
@@ -323,6 +330,10 @@ mod tests {
         for (end, plain) in mitigated.ends().zip(wire.ends()) {
             assert_eq!(end.mitigation.is_some(), end.namespace == "relay", "{}", end.device);
             assert_eq!(plain.mitigation, None);
+        }
+        let far = Spec::load("wire-far-mitigated", Path::new(".")).unwrap();
+        for end in far.ends() {
+            assert_eq!(end.mitigation.is_some(), end.namespace != "relay", "{}", end.device);
         }
         let with_sums = Spec::load("wire-with-sums", Path::new(".")).unwrap();
         for end in with_sums.ends() {
