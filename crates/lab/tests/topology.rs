@@ -250,7 +250,7 @@ fn is_root_of_the_machine() -> bool {
 
 #[test]
 fn a_wire_carries_a_super_packet_in_pieces_and_receives_in_pinned_threads() {
-    if !can_run(&["python3", "ethtool", "renice", "taskset"]) {
+    if !can_run(&["python3", "ethtool", "chrt", "taskset"]) {
         return;
     }
     if !is_root_of_the_machine() || std::thread::available_parallelism().unwrap().get() < 2 {

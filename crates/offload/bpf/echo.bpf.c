@@ -61,6 +61,11 @@ INLINE int is_anybody(u32 address) {
 	return first != 0 && first != 127 && first < 224;
 }
 
+/* Its length is that of what it came in, and no more than there is. Whatever else a packet says, the kernel decides. */
+INLINE int is_whole(struct __sk_buff *skb, struct udp *udp, u32 header, u32 length) {
+	return length >= UDP_LEN && NTOHS(udp->length) == length && ETH_LEN + header + length <= skb->len;
+}
+
 INLINE void turn_around(struct ethernet *ethernet, struct udp *udp) {
 	u8 link[6];
 	u16 port = udp->from;
@@ -84,6 +89,8 @@ INLINE struct udp *echo_ipv4(struct __sk_buff *skb, struct ethernet *ethernet, v
 		return 0;
 	/* No options, no fragment, and whole: its header sums up to nothing. */
 	if (ip->version_length != 0x45 || ip->protocol != IPPROTO_UDP || (ip->fragment & HTONS(0x3fff)) || ip->ttl < 2)
+		return 0;
+	if (!is_whole(skb, udp, IPV4_LEN, NTOHS(ip->total_length) - IPV4_LEN))
 		return 0;
 	sum = csum_diff(0, 0, ip, sizeof(*ip), 0);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -117,6 +124,8 @@ INLINE struct udp *echo_ipv6(struct __sk_buff *skb, struct ethernet *ethernet, v
 	if ((void *)(udp + 1) > end)
 		return 0;
 	if (ip->next != IPPROTO_UDP || ip->hop_limit < 2 || !udp->from || !udp->check)
+		return 0;
+	if (!is_whole(skb, udp, IPV6_LEN, NTOHS(ip->payload_length)))
 		return 0;
 	__builtin_memcpy(from, ip->from, sizeof(from));
 	/* Multicast, and what has no address yet, or is loopback. */

@@ -14,8 +14,9 @@ use crate::{
     tools::{self, words},
 };
 
-/// Before all programs: packets are received although those keep their CPUs busy, as an interrupt would have it.
-const NICE: &str = "-19";
+/// By SCHED_FIFO before all programs, at once: packets are received although those keep their CPUs busy, as an interrupt would have it. Whoever is
+/// only nicer than they are waits for the end of their slice, some milliseconds, in which a veth's ring of 256 packets overflows.
+const PRIORITY: &str = "1";
 /// Looks for the threads of a device, and the time between two of them.
 const LOOKS: usize = 200;
 const LOOK: Duration = Duration::from_millis(5);
@@ -30,7 +31,7 @@ pub(super) fn require(spec: &Spec) -> Result<(), LabError> {
     }
     tools::require("ethtool", "for the offloads of this topology")?;
     tools::require("taskset", "to pin threads of the kernel")?;
-    tools::require("renice", "to rank threads of the kernel")?;
+    tools::require("chrt", "to rank threads of the kernel")?;
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     match spec.ends().filter_map(|end| end.napi_cpu).find(|cpu| *cpu >= cpus) {
         Some(cpu) => Err(LabError::usage(format!(
@@ -64,7 +65,7 @@ pub(super) fn pin(entry: &[String], device: &str, cpu: usize) -> Result<Vec<u32>
     }
     for pid in ours.iter().map(i32::to_string) {
         tools::output(&words(["taskset", "-pc", &cpu.to_string(), &pid]))?;
-        tools::output(&words(["renice", "-n", NICE, "-p", &pid]))?;
+        tools::output(&words(["chrt", "--fifo", "--pid", PRIORITY, &pid]))?;
     }
     let is_pinned = |pid: &i32| {
         let allowed = Process::new(*pid).and_then(|thread| thread.status()).ok()?.cpus_allowed_list?;

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use socket2::{Domain, Protocol, Socket, Type};
 use turnpike_testkit::alone::run;
 
 use crate::harness::{Finished, Program, SOON, turnpike};
@@ -104,6 +105,42 @@ fn a_generator_gets_all_back_also_what_gro_has_coalesced() {
         let in_kernel = number(&said, "sent back in the kernel: ");
         assert!(in_kernel > 2000, "{said}");
         assert_eq!(number(&said, "received "), in_kernel, "{said}");
+    });
+}
+
+/// The kernel drops what is longer than what it came in, and cuts what is shorter.
+#[test]
+fn lengths_that_do_not_agree_go_up() {
+    on_links("kernel_path::reflector::lengths_that_do_not_agree_go_up", |links| {
+        let to: SocketAddr = "10.77.1.1:9001".parse().unwrap();
+        let mut program = reflect(links, &["--listen", "10.77.1.1:9001"]);
+        program.line_with("in the kernel");
+        let socket = client(CLIENT[0], to);
+        let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).unwrap();
+        let says = |length: u16| {
+            let mut packet = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0];
+            for address in [CLIENT[0], SERVER[0]] {
+                let IpAddr::V4(address) = address else { panic!("the first is of IPv4") };
+                packet.extend(address.octets());
+            }
+            for word in [socket.local_addr().unwrap().port(), to.port(), length, 0] {
+                packet.extend(word.to_be_bytes());
+            }
+            packet.extend(b"payload");
+            raw.send_to(&packet, &to.into()).unwrap();
+        };
+        // The last two are what there is, and less.
+        for length in [0, 7, 16, u16::MAX, 15, 11] {
+            says(length);
+        }
+        let mut buffer = [0; 64];
+        for expected in [&b"payload"[..], b"pay"] {
+            let length = socket.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], expected);
+        }
+        let said = end(program).output();
+        assert_eq!(number(&said, "sent back in the kernel: "), 1, "{said}");
+        assert_eq!(number(&said, "received "), 2, "{said}");
     });
 }
 

@@ -11,9 +11,12 @@ use serde_json::{Value, json};
 
 use turnpike_testkit::tests;
 
-use crate::harness::{
-    Certificate, Dir, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port, loopback_of,
-    need, turnpike,
+use crate::{
+    harness::{
+        Certificate, Dir, Metrics, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
+        loopback_of, need, turnpike,
+    },
+    kernel_path::{SERVER, on_links},
 };
 
 use browser::{Browser, Chromium, Firefox};
@@ -60,16 +63,8 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
         "username": USER,
         "credential": PASSWORD,
     }));
-    let (browser, report) = shown::<B>(&page, &certificate, &serve);
-    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
-    let mut received = 0;
-    for end in report["ends"].as_array().expect("two of them") {
-        assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
-        assert_eq!(end["relay_protocol"], over.name(), "{report:#}");
-        assert!(number(&end["frames"]) >= 10 && number(&end["video_bytes"]) > 1_000, "{report:#}");
-        assert!(number(&end["audio_packets"]) >= 10 && number(&end["audio_bytes"]) > 0, "{report:#}");
-        received += number(&end["audio_packets"]);
-    }
+    let (browser, report) = shown::<B>(&page, &certificate, || serve.metrics());
+    let received = audio_heard(&report, over);
 
     // What is sent to a peer, the other allocation, comes back from it: each datagram counts there and back.
     let metrics = serve.metrics();
@@ -95,8 +90,45 @@ fn calls_itself<B: Browser>(over: Over, family: IpAddr) {
     browser.close();
 }
 
+/// Both ends met through relayed addresses alone, saw and heard each other; how many packets of audio they got.
+fn audio_heard(report: &Value, over: Over) -> u64 {
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
+    let mut received = 0;
+    for end in report["ends"].as_array().expect("two of them") {
+        assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
+        assert_eq!(end["relay_protocol"], over.name(), "{report:#}");
+        assert!(number(&end["frames"]) >= 10 && number(&end["video_bytes"]) > 1_000, "{report:#}");
+        assert!(number(&end["audio_packets"]) >= 10 && number(&end["audio_bytes"]) > 0, "{report:#}");
+        received += number(&end["audio_packets"]);
+    }
+    received
+}
+
+/// The same through a server on links of its own, whose kernel relays what comes on channels, from one allocation of its own to the
+/// other. `channels` says whether the browser binds any.
+fn calls_itself_in_the_kernel<B: Browser>(test: &str, channels: bool) {
+    need!(B::available(false));
+    on_links(test, |links| {
+        let server = links.serve(&["--realm", REALM, "--user", &format!("{USER}:{PASSWORD}")]);
+        let certificate = Certificate::of_authority(&["localhost"]);
+        let page = Page::serve(json!({
+            "urls": [format!("turn:{}:3478?transport=udp", SERVER[0])],
+            "username": USER,
+            "credential": PASSWORD,
+        }));
+        let (browser, report) = shown::<B>(&page, &certificate, || server.metrics());
+        let received = audio_heard(&report, Over::Udp);
+        if channels {
+            eventually("most went across", || server.across() > received);
+        } else {
+            assert_eq!(server.across(), 0);
+        }
+        browser.close();
+    });
+}
+
 /// Opens the page, and waits for what it reports: that all messages came back.
-fn shown<B: Browser>(page: &Page, certificate: &Certificate, serve: &Serve) -> (B, Value) {
+fn shown<B: Browser>(page: &Page, certificate: &Certificate, metrics: impl Fn() -> Metrics) -> (B, Value) {
     let mut browser = B::open(&page.url(), certificate);
     let report = eventually("the page reports", || {
         if browser.program().has_ended() {
@@ -104,7 +136,7 @@ fn shown<B: Browser>(page: &Page, certificate: &Certificate, serve: &Serve) -> (
         }
         page.report()
     });
-    assert!(report.get("error").is_none(), "{report:#}\n{}", serve.metrics().text());
+    assert!(report.get("error").is_none(), "{report:#}\n{}", metrics().text());
     assert_eq!(report["echoed"], report["messages"], "{report:#}");
     assert!(report["echoed"].as_u64() > Some(10), "{report:#}");
     (browser, report)
@@ -133,7 +165,7 @@ fn gets_its_credentials<B: Browser>() {
     let serve = Serve::start_secured(&certificate, &arguments);
     let settings = json!({ "api": format!("http://{api}"), "key": key, "user": "carol" });
     let page = Page::serve_at(listener, settings);
-    let (browser, report) = shown::<B>(&page, &certificate, &serve);
+    let (browser, report) = shown::<B>(&page, &certificate, || serve.metrics());
     for end in report["ends"].as_array().expect("two of them") {
         assert_eq!((&end["local"], &end["remote"]), (&json!("relay"), &json!("relay")), "{report:#}");
     }
@@ -163,5 +195,8 @@ tests! {
     firefox_over_tcp: calls_itself::<Firefox>(Over::Tcp, V4);
     firefox_over_tcp_and_ipv6: calls_itself::<Firefox>(Over::Tcp, V6);
     firefox_over_tls: calls_itself::<Firefox>(Over::Tls, V4);
+    chromium_in_the_kernel: calls_itself_in_the_kernel::<Chromium>("interop::browsers::chromium_in_the_kernel", true);
+    /// It sends by Send indications alone.
+    firefox_in_the_kernel: calls_itself_in_the_kernel::<Firefox>("interop::browsers::firefox_in_the_kernel", false);
     firefox_over_tls_and_ipv6: calls_itself::<Firefox>(Over::Tls, V6);
 }
