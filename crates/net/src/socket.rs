@@ -188,6 +188,14 @@ impl UdpSocket {
         bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
 
+    /// Has super-packets received, or only datagrams; as [`UdpOptions::gro`], at any time.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2): ENOPROTOOPT before Linux 5.0.
+    pub fn set_gro(&self, on: bool) -> io::Result<()> {
+        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, i32::from(on))
+    }
+
     /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local

@@ -120,6 +120,12 @@ impl Emptied {
         place.map(|place| place.slot)
     }
 
+    /// Whether flows need this socket.
+    #[must_use]
+    pub fn is_needed(&self, socket: u32) -> bool {
+        matches!(self.places.get(socket as usize), Some(Some(_)))
+    }
+
     /// The socket is about to be closed; gives back its number.
     pub fn forget(&mut self, socket: u32) -> Option<u32> {
         let place = self.places.get_mut(socket as usize).and_then(Option::take)?;

@@ -15,7 +15,9 @@ use turnpike_wire::channel_data::ChannelNumber;
 use crate::{
     error::OffloadError,
     kernel::{Shared, map_error},
-    layout::{BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, address, mapped},
+    layout::{
+        BEHIND, BYTES, CALM, DATAGRAMS, Flow, FlowKey, Kind, STATE_WORDS, UP, XDP_GAP_NS, address, mapped,
+    },
 };
 
 /// The kernel's monotonic clock in nanoseconds, as the program reads it (bpf_ktime_get_ns).
@@ -132,6 +134,12 @@ impl Flows {
         let word = &self.shared.drained[socket as usize];
         let time = word.load(Ordering::Relaxed) & !BEHIND;
         word.store(if is_behind { time | BEHIND } else { time }, Ordering::Release);
+    }
+
+    /// Whether the program sees what comes before the kernel has gathered any of it.
+    #[must_use]
+    pub fn come_before_gro(&self) -> bool {
+        self.shared.gap_ns == XDP_GAP_NS
     }
 
     /// How long, after the program has seen a packet, it may take that into its socket, in nanoseconds.

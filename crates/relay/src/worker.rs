@@ -51,7 +51,7 @@ use handoff::Handoff;
 pub(crate) use handoff::Mailbox;
 use listeners::Lingering;
 pub(crate) use listeners::Reconfigure;
-use offload::Offload;
+use offload::{Offload, Side};
 use out::Out;
 use relays::Holder;
 use shared::SharedPorts;
@@ -304,7 +304,8 @@ impl Worker {
             if let Some(offload) = &mut self.offload {
                 let (are_all, lost) = (events.len() < Poller::FULL, self.rx.stats().kernel_drops);
                 offload.after_wait(&events, are_all, lost, &self.sockets);
-                self.dirty |= offload.sweep(now.ms, &mut self.server);
+                let sockets = (&self.sockets, &self.out.listeners[..]);
+                self.dirty |= offload.sweep(now.ms, &mut self.server, sockets);
             }
             self.walk_offload();
             let first = self.out.streams.begin_tick(&events);
@@ -387,7 +388,7 @@ impl Worker {
             let Some(listening) = self.sockets.get(socket) else { return };
             let Ok(received) = self.rx.recv(listening) else { return };
             if let Some(offload) = &mut self.offload {
-                offload.received(socket, received, received.emptied, &self.rx);
+                offload.received((socket, Side::Clients), received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 self.route_client_buffer(now, place, index);

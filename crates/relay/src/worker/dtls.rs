@@ -3,7 +3,7 @@
 use turnpike_net::{Buffer, Span};
 use turnpike_turn::{server::Client, time::Now};
 
-use super::{NOTHING, SHARE, Worker};
+use super::{NOTHING, SHARE, Worker, offload::Side};
 use crate::dtls::Associations;
 
 impl Worker {
@@ -19,7 +19,7 @@ impl Worker {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             if let Some(offload) = &mut self.offload {
-                offload.received(id, received, received.emptied, &self.rx);
+                offload.received((id, Side::Clients), received, received.emptied, &self.rx);
             }
             for index in received.first..received.first + received.count {
                 let Some(buffer) = self.rx.buffer(index) else { return };

@@ -9,9 +9,14 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
-use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns};
+use turnpike_offload::{
+    Counted, Emptied, Flows, Gathering, Installed, Kind, NewFlow, State, layout::FlowKey, now_ns,
+};
 use turnpike_turn::server::{AllocationId, Client, Effect, Family, Gate, Link, RelayId, Server};
-use turnpike_wire::channel_data::{ChannelNumber, ChannelRange};
+use turnpike_wire::{
+    channel_data::{ChannelNumber, ChannelRange},
+    demux,
+};
 
 use super::out::side;
 use crate::link::Way;
@@ -19,6 +24,8 @@ use crate::link::Way;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
+const HEAVY: u64 = 20_000;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
 const WALK: usize = 256;
 /// Channels whose flows are installed between two ticks. Each takes several system calls, and other datagrams wait meanwhile.
@@ -49,6 +56,13 @@ impl Across {
     }
 }
 
+/// Who sends what comes to a socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Clients,
+    Peers,
+}
+
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
@@ -60,6 +74,8 @@ pub(super) struct Offload {
     open: usize,
     relays: Vec<[Option<RelaySocket>; 2]>,
     emptied: Emptied,
+    /// `None` where that makes no difference to the program.
+    gathering: Option<Gathering>,
     across: Across,
     swept_ms: u64,
     sweep: usize,
@@ -122,6 +138,7 @@ impl Offload {
     /// `is_active` unless the program is still to be attached.
     pub(super) fn new(flows: Flows, base_ns: u64, range: ChannelRange, is_active: bool) -> Self {
         let emptied = Emptied::new(flows.gap_ns());
+        let gathering = (!flows.come_before_gro()).then(Gathering::default);
         Self {
             flows,
             base_ns,
@@ -129,6 +146,7 @@ impl Offload {
             open: 0,
             relays: Vec::new(),
             emptied,
+            gathering,
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
@@ -191,15 +209,16 @@ impl Offload {
     pub(super) fn relay_closed(&mut self, relay: RelayId, closes: bool) {
         let pair = self.relays.get_mut(relay.allocation.index as usize);
         let socket = pair.and_then(|pair| pair[side(relay.family)].take());
-        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes)
-            && let Some(number) = self.emptied.forget(id.0)
-        {
-            self.flows.give_back_socket(number);
+        if let Some(RelaySocket { id, .. }) = socket.filter(|_| closes) {
+            self.socket_closed(id);
         }
     }
 
-    /// A listener is about to be closed.
+    /// A listener, or a relay socket, is about to be closed.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
+        if let Some(gathering) = &mut self.gathering {
+            gathering.forget(id.0);
+        }
         if let Some(number) = self.emptied.forget(id.0) {
             self.flows.give_back_socket(number);
         }
@@ -327,6 +346,9 @@ impl Offload {
         let key = |channel| FlowKey::new(client.address, client.local, channel);
         let Some(own) = flows.adopt(&key(None), client.address) else { return };
         emptied.slot(listener.0, || Some(flows.adopt_socket(&own)));
+        if let Some(gathering) = &mut self.gathering {
+            gathering.adopted(listener.0);
+        }
         // Something may have come to it since the other process rested.
         emptied.touch(listener.0);
         let state = flows.adopt_state(&own, lent.own);
@@ -342,6 +364,9 @@ impl Offload {
             let key = FlowKey::new(channel.peer, relay.bound, None);
             let Some(flow) = flows.adopt(&key, client.address) else { continue };
             emptied.slot(relay.id.0, || Some(flows.adopt_socket(&flow)));
+            if let Some(gathering) = &mut self.gathering {
+                gathering.adopted(relay.id.0);
+            }
             emptied.touch(relay.id.0);
             let state = flows.adopt_state(&flow, *seen);
             channel.to_client = Some((flow, state));
@@ -403,9 +428,26 @@ impl Offload {
         self.emptied.after_wait(now_ns(), ready, are_all, (lost, backlog), &self.flows);
     }
 
-    /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
-    pub(super) fn received(&mut self, socket: SocketId, received: Received, empties: bool, rx: &Rx) {
-        if rx.buffers(received).any(|buffer| buffer.count() > 1) {
+    /// What a receive call has brought through this socket, of `side`, which is still to be sent. `empties` says whether it shows that there was
+    /// no more.
+    pub(super) fn received(
+        &mut self,
+        (socket, side): (SocketId, Side),
+        received: Received,
+        empties: bool,
+        rx: &Rx,
+    ) {
+        let mut gathering = self.gathering.as_mut().filter(|_| self.emptied.is_needed(socket.0));
+        let mut is_bulk = false;
+        for buffer in rx.buffers(received) {
+            is_bulk |= buffer.count() > 1;
+            if let Some(gathering) = &mut gathering {
+                let goes_across =
+                    side == Side::Peers || demux::classify(buffer.bytes) == demux::Kind::ChannelData;
+                gathering.saw(socket.0, buffer.count(), goes_across);
+            }
+        }
+        if is_bulk {
             self.emptied.bulk(socket.0);
         }
         if empties {
@@ -426,8 +468,13 @@ impl Offload {
         }
     }
 
-    /// Reads the counters of some sessions. True if there was something.
-    pub(super) fn sweep<G: Gate>(&mut self, now_ms: u64, server: &mut Server<G>) -> bool {
+    /// Reads the counters of some sessions, and has sockets gather or not. True if there was something.
+    pub(super) fn sweep<G: Gate>(
+        &mut self,
+        now_ms: u64,
+        server: &mut Server<G>,
+        (sockets, listeners): (&Sockets, &[Option<(SocketId, bool)>]),
+    ) -> bool {
         if now_ms < self.swept_ms + SWEEP_MS {
             return false;
         }
@@ -437,12 +484,31 @@ impl Offload {
         for index in (self.sweep..self.sessions.len()).step_by(SWEEPS) {
             let Some(session) = &mut self.sessions[index] else { continue };
             let (allocation, counted) = (session.allocation, session.counted(&self.flows));
+            if let Some(gathering) = &mut self.gathering {
+                if counted.to_peer.datagrams > HEAVY
+                    && let Some((listener, _)) = session.listener(listeners)
+                {
+                    gathering.is_heavy(listener.0);
+                }
+                if counted.to_client.datagrams > HEAVY {
+                    let relays = self.relays.get(index).into_iter().flatten().flatten();
+                    relays.for_each(|relay| gathering.is_heavy(relay.id.0));
+                }
+            }
             if !counted.is_zero() {
                 self.across.add(&counted);
                 let [to_peer, to_client] = counted.pairs();
                 server.count_across(allocation, to_peer, to_client);
                 any = true;
             }
+        }
+        if let Some(gathering) = &mut self.gathering {
+            gathering.judge(now_ms, |socket, gathers| {
+                if let Some(socket) = sockets.get(SocketId(socket)) {
+                    // Where it cannot be changed nothing is gathered.
+                    let _ = socket.set_gro(gathers);
+                }
+            });
         }
         any
     }
@@ -515,9 +581,7 @@ impl Offload {
         if !session.channels.iter().any(which) || is_link_local(client.address) {
             return;
         }
-        let Some((listener, _)) = listeners.get(usize::from(client.listener.0)).copied().flatten() else {
-            return;
-        };
+        let Some((listener, _)) = session.listener(listeners) else { return };
         let (flows, emptied) = (&mut self.flows, &mut self.emptied);
         let Some(socket) = emptied.slot(listener.0, || flows.socket()) else { return };
         let mut installer = Installer { flows, emptied, client, listener, socket };
@@ -651,6 +715,11 @@ impl Across {
 }
 
 impl Session {
+    /// By which its client is reached.
+    fn listener(&self, listeners: &[Option<(SocketId, bool)>]) -> Option<(SocketId, bool)> {
+        listeners.get(usize::from(self.client?.listener.0)).copied().flatten()
+    }
+
     /// What was counted since the last time.
     fn counted(&mut self, flows: &Flows) -> Across {
         let mut sum = Across::default();

@@ -12,7 +12,7 @@ use turnpike_turn::{
     time::Now,
 };
 
-use super::{Role, SHARE, Worker, out::side};
+use super::{Role, SHARE, Worker, offload::Side, out::side};
 use crate::{
     link::Way,
     ports::{Opened, Refusal},
@@ -146,7 +146,12 @@ impl Worker {
             let Some(socket) = self.sockets.get(id) else { return };
             let Ok(received) = self.rx.recv(socket) else { return };
             if let Some(offload) = &mut self.offload {
-                offload.received(id, received, received.emptied && received.count == 0, &self.rx);
+                offload.received(
+                    (id, Side::Peers),
+                    received,
+                    received.emptied && received.count == 0,
+                    &self.rx,
+                );
             }
             if received.count == 0 {
                 return;

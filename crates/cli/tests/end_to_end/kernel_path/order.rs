@@ -3,11 +3,12 @@
 use std::{net::SocketAddr, thread, time::Duration};
 
 use serde_json::Value;
+use turnpike_testkit::alone::run;
 
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
     client::{Client, bound, received},
-    reason_of_bulk,
+    on_links, reason_of_bulk,
 };
 use crate::harness::{Load, Reflect, SOON, eventually};
 
@@ -39,6 +40,43 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
         // XDP takes what begins a burst, and a generator that was held up begins anew.
         let most = if datapath == "xdp" { received } else { received / 10 };
         assert!(across < most, "{across} of {result}");
+    });
+}
+
+/// The frames of a call. Where a sender's super-packets come whole, as here on plain links, nothing can be done about them.
+#[test]
+fn short_bursts_go_across_unless_they_come_as_one() {
+    on_links("kernel_path::order::short_bursts_go_across_unless_they_come_as_one", |links| {
+        for come_whole in [false, true] {
+            for device in ["c", "p"] {
+                let segments = if come_whole { "on" } else { "off" };
+                run("ethtool", &["-K", device, "tx-udp-segmentation", segments]);
+                links.inside(&["ethtool", "-K", device, "gro", "on"]);
+            }
+            let server = links.serve(&[]);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let run = load(&["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "3"])
+                .to(reflect.address)
+                .run();
+            let result = run.result();
+            assert_eq!(
+                (result["lost"].as_u64(), result["reordered"].as_u64()),
+                (Some(0), Some(0)),
+                "{result}"
+            );
+            let received = result["received"].as_u64().expect("a number");
+            let across = across_of_all(&server);
+            let metrics = server.metrics();
+            let [datagrams, buffers] = ["turnpike_rx_datagrams_total", "turnpike_rx_buffers_total"]
+                .map(|name| metrics.sum(name, ""));
+            if come_whole {
+                assert!(across < received / 10, "{across} of {result}");
+                assert!(datagrams > buffers * 2, "{datagrams} in {buffers}");
+            } else {
+                assert!(across > received, "{across} of {result}");
+                assert!(server.passes("super_packet") > 0);
+            }
+        }
     });
 }
 

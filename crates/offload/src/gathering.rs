@@ -1,0 +1,273 @@
+//! Whether what comes to a socket is gathered (UDP_GRO). What is gathered goes up, which is cheap where many datagrams come at once; a few of them, as
+//! a video frame of a call has, cost less where nothing gathers them and each goes across by itself. So a socket whose super-packets are
+//! short does without for a while, and is then looked at again.
+
+/// What goes up whole costs as much as about so many datagrams that go across.
+const WORTH: u64 = 8;
+/// So many super-packets tell how long they are.
+const ENOUGH: u64 = 4;
+/// How long a socket does without: at first, and at most, each time twice as long as before, in milliseconds.
+const FIRST_MS: u64 = 1_000;
+const MOST_MS: u64 = 8_000;
+/// How long it does not, once that did not help.
+const USELESS_MS: u64 = 60_000;
+
+/// The sockets of one worker, by numbers that are small and the worker's own.
+#[derive(Default)]
+pub struct Gathering {
+    places: Vec<Place>,
+    /// Those of which super-packets were seen that are not judged yet.
+    seen: Vec<u32>,
+    /// Those that do without, or gather whatever comes, until a time.
+    waiting: Vec<u32>,
+    /// When they were last judged.
+    now_ms: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Place {
+    state: State,
+    /// What came since then: super-packets, and datagrams of them; where nothing is gathered, those that came all the same.
+    super_packets: u64,
+    datagrams: u64,
+    since_ms: u64,
+    /// How often it has done without, one time after the other.
+    times: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+enum State {
+    #[default]
+    Gathers,
+    /// Until then; before, so many datagrams came in so many milliseconds.
+    Without { until_ms: u64, datagrams: u64, in_ms: u64 },
+    /// Until then, whatever comes.
+    Gives { until_ms: u64 },
+}
+
+impl Gathering {
+    /// A buffer of so many datagrams was received from this socket; `goes_across` says whether they would have been relayed by the kernel alone.
+    pub fn saw(&mut self, socket: u32, datagrams: usize, goes_across: bool) {
+        let at = socket as usize;
+        if self.places.len() <= at {
+            self.places.resize(at + 1, Place::default());
+        }
+        let place = &mut self.places[at];
+        match place.state {
+            State::Gathers if datagrams > 1 => {
+                if place.super_packets == 0 {
+                    place.since_ms = self.now_ms;
+                    self.seen.push(socket);
+                }
+                place.super_packets += 1;
+                // What user space handles anyway is worth gathering, whatever its length.
+                place.datagrams += if goes_across { datagrams as u64 } else { 2 * WORTH };
+            }
+            State::Without { .. } if goes_across => place.datagrams += datagrams as u64,
+            _ => {}
+        }
+    }
+
+    /// So much goes across of what comes to this socket that it may be worth gathering after all.
+    pub fn is_heavy(&mut self, socket: u32) {
+        if let Some(Place { state: State::Without { until_ms, .. }, .. }) =
+            self.places.get_mut(socket as usize)
+        {
+            *until_ms = 0;
+        }
+    }
+
+    /// Somebody else had this socket before, and may have had it do without.
+    pub fn adopted(&mut self, socket: u32) {
+        self.forget(socket);
+        let at = socket as usize;
+        if self.places.len() <= at {
+            self.places.resize(at + 1, Place::default());
+        }
+        self.places[at].state = State::Without { until_ms: 0, datagrams: u64::MAX, in_ms: 1 };
+        self.waiting.push(socket);
+    }
+
+    /// The socket is closed.
+    pub fn forget(&mut self, socket: u32) {
+        let Some(place) = self.places.get_mut(socket as usize) else { return };
+        match std::mem::take(place) {
+            Place { state: State::Gathers, super_packets: 0, .. } => {}
+            Place { state: State::Gathers, .. } => self.seen.retain(|seen| *seen != socket),
+            _ => self.waiting.retain(|waiting| *waiting != socket),
+        }
+    }
+
+    /// Calls `set` with each socket for which that changes, and whether it gathers from now on.
+    pub fn judge(&mut self, now_ms: u64, mut set: impl FnMut(u32, bool)) {
+        self.now_ms = now_ms;
+        let Self { places, seen, waiting, .. } = self;
+        waiting.retain(|socket| {
+            let Some(place) = places.get_mut(*socket as usize) else { return false };
+            let does_without = matches!(place.state, State::Without { .. });
+            place.wait(now_ms);
+            if does_without && !matches!(place.state, State::Without { .. }) {
+                set(*socket, true);
+            }
+            !matches!(place.state, State::Gathers)
+        });
+        seen.retain(|socket| {
+            let Some(place) = places.get_mut(*socket as usize) else { return false };
+            if place.super_packets < ENOUGH {
+                return true;
+            }
+            if place.begins_without(now_ms) {
+                set(*socket, false);
+                waiting.push(*socket);
+            }
+            false
+        });
+    }
+}
+
+impl Place {
+    /// Whether what was seen says that it had better do without.
+    fn begins_without(&mut self, now_ms: u64) -> bool {
+        let is_worth_it = self.datagrams >= WORTH * self.super_packets;
+        let (datagrams, in_ms) = (self.datagrams, now_ms.saturating_sub(self.since_ms));
+        (self.super_packets, self.datagrams, self.since_ms) = (0, 0, now_ms);
+        if is_worth_it {
+            self.times = 0;
+            return false;
+        }
+        let pause_ms = FIRST_MS.checked_shl(self.times).unwrap_or(MOST_MS).min(MOST_MS);
+        self.times = (self.times + 1).min(8);
+        self.state = State::Without { until_ms: now_ms + pause_ms, datagrams, in_ms };
+        true
+    }
+
+    /// Lets it gather when its time is over, or doing without is useless: where half as much comes as before, that goes up for another reason than
+    /// that this machine has gathered it.
+    fn wait(&mut self, now_ms: u64) {
+        self.state = match self.state {
+            State::Without { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
+                State::Gives { until_ms: now_ms + USELESS_MS }
+            }
+            State::Without { until_ms, .. } | State::Gives { until_ms } if until_ms <= now_ms => {
+                State::Gathers
+            }
+            _ => return,
+        };
+        (self.super_packets, self.datagrams, self.since_ms) = (0, 0, now_ms);
+    }
+
+    fn is_useless(&self, now_ms: u64, datagrams: u64, in_ms: u64) -> bool {
+        let elapsed_ms = now_ms.saturating_sub(self.since_ms);
+        let (came, before) = (
+            u128::from(self.datagrams) * u128::from(in_ms.max(1)),
+            u128::from(datagrams) * u128::from(elapsed_ms),
+        );
+        self.datagrams >= datagrams && came * 2 >= before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOCKET: u32 = 3;
+
+    /// What a look at this time changes.
+    fn look(gathering: &mut Gathering, now_ms: u64) -> Vec<(u32, bool)> {
+        let mut changes = Vec::new();
+        gathering.judge(now_ms, |socket, gathers| changes.push((socket, gathers)));
+        changes
+    }
+
+    fn bring(gathering: &mut Gathering, super_packets: u64, datagrams: usize) {
+        for _ in 0..super_packets {
+            gathering.saw(SOCKET, datagrams, true);
+        }
+    }
+
+    #[test]
+    fn short_super_packets_are_not_gathered_for_longer_and_longer() {
+        let mut gathering = Gathering::default();
+        let (mut now_ms, mut pauses) = (0, Vec::new());
+        for _ in 0..6 {
+            bring(&mut gathering, ENOUGH, 4);
+            assert_eq!(look(&mut gathering, now_ms), [(SOCKET, false)]);
+            let since = now_ms;
+            while look(&mut gathering, now_ms).is_empty() {
+                now_ms += 100;
+            }
+            pauses.push(now_ms - since);
+        }
+        assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 8_000, 8_000]);
+        // Long ones end that.
+        bring(&mut gathering, ENOUGH, 32);
+        assert_eq!(look(&mut gathering, now_ms), []);
+        bring(&mut gathering, ENOUGH, 4);
+        assert_eq!(look(&mut gathering, now_ms), [(SOCKET, false)]);
+        assert_eq!(look(&mut gathering, now_ms + 999), []);
+        assert_eq!(look(&mut gathering, now_ms + 1_000), [(SOCKET, true)]);
+    }
+
+    #[test]
+    fn few_long_or_foreign_ones_are_gathered() {
+        let mut gathering = Gathering::default();
+        bring(&mut gathering, ENOUGH - 1, 2);
+        assert_eq!(look(&mut gathering, 0), []);
+        bring(&mut gathering, 1, 64);
+        assert_eq!(look(&mut gathering, 100), [], "the mean counts");
+        bring(&mut gathering, ENOUGH, 2);
+        (0..ENOUGH).for_each(|_| gathering.saw(SOCKET, 2, false));
+        assert_eq!(look(&mut gathering, 200), [], "half of it would not go across");
+    }
+
+    #[test]
+    fn what_turns_heavy_is_looked_at_at_once() {
+        let mut gathering = Gathering::default();
+        gathering.is_heavy(SOCKET);
+        bring(&mut gathering, ENOUGH, 2);
+        assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
+        // Of before.
+        bring(&mut gathering, 1, 2);
+        assert_eq!(look(&mut gathering, 100), []);
+        gathering.is_heavy(SOCKET);
+        assert_eq!(look(&mut gathering, 200), [(SOCKET, true)]);
+        assert_eq!(look(&mut gathering, 300), []);
+    }
+
+    #[test]
+    fn where_as_much_comes_as_before_it_is_gathered_again() {
+        let mut gathering = Gathering::default();
+        assert_eq!(look(&mut gathering, 5_000), []);
+        // A lone datagram is nothing to gather.
+        bring(&mut gathering, 100, 1);
+        bring(&mut gathering, ENOUGH, 4);
+        assert_eq!(look(&mut gathering, 5_100), [(SOCKET, false)]);
+        bring(&mut gathering, 15, 1);
+        assert_eq!(look(&mut gathering, 5_200), [], "it may have been on its way");
+        (0..100).for_each(|_| gathering.saw(SOCKET, 1, false));
+        assert_eq!(look(&mut gathering, 5_300), [], "it would not go across in any case");
+        bring(&mut gathering, 12, 1);
+        assert_eq!(look(&mut gathering, 5_400), [(SOCKET, true)]);
+        // For a while that is that.
+        bring(&mut gathering, ENOUGH, 4);
+        assert_eq!(look(&mut gathering, 65_300), []);
+        assert_eq!(look(&mut gathering, 65_400), []);
+        bring(&mut gathering, ENOUGH, 4);
+        assert_eq!(look(&mut gathering, 65_500), [(SOCKET, false)]);
+    }
+
+    #[test]
+    fn whoever_comes_next_begins_anew() {
+        let mut gathering = Gathering::default();
+        bring(&mut gathering, ENOUGH, 2);
+        assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
+        gathering.forget(SOCKET);
+        assert_eq!(look(&mut gathering, 60_000), []);
+        bring(&mut gathering, ENOUGH - 1, 2);
+        gathering.forget(SOCKET);
+        bring(&mut gathering, 1, 2);
+        assert_eq!(look(&mut gathering, 60_000), []);
+        gathering.adopted(SOCKET);
+        assert_eq!(look(&mut gathering, 60_000), [(SOCKET, true)]);
+    }
+}
