@@ -188,12 +188,30 @@ impl UdpSocket {
         bytes.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
     }
 
-    /// Has super-packets received, or only datagrams; as [`UdpOptions::gro`], at any time.
+    /// Has super-packets received from now on, as [`UdpOptions::gro`] does.
     ///
     /// # Errors
     /// Those of setsockopt(2): ENOPROTOOPT before Linux 5.0.
-    pub fn set_gro(&self, on: bool) -> io::Result<()> {
-        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, i32::from(on))
+    pub fn start_gro(&self) -> io::Result<()> {
+        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, 1)
+    }
+
+    /// Has single datagrams received from now on; false where that has to wait, since something is to be received first: the kernel
+    /// tells the segment size of a super-packet when it is received, and then only if the socket still takes such. One that comes later it
+    /// segments.
+    ///
+    /// # Errors
+    /// As for [`UdpSocket::start_gro`].
+    pub fn stop_gro(&self) -> io::Result<bool> {
+        if self.backlog() > 0 {
+            return Ok(false);
+        }
+        sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, 0)?;
+        if self.backlog() > 0 {
+            self.start_gro()?;
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// The bound address.

@@ -2,8 +2,12 @@
 //! a video frame of a call has, cost less where nothing gathers them and each goes across by itself. So a socket whose super-packets are
 //! short does without for a while, and is then looked at again.
 
-/// What goes up whole costs as much as about so many datagrams that go across.
-const WORTH: u64 = 8;
+/// What a super-packet costs that goes up, in datagrams that go across: to be handled, and for a worker to be woken up, which all that it finds then
+/// share. So a few datagrams are worth gathering only where the worker is busy anyway.
+const HANDLING: u64 = 3;
+const WAKE_UP: u64 = 9;
+/// What user space handles anyway is worth gathering, whatever its length.
+const FOREIGN: u64 = 2 * (HANDLING + WAKE_UP);
 /// So many super-packets tell how long they are.
 const ENOUGH: u64 = 4;
 /// How long a socket does without: at first, and at most, each time twice as long as before, in milliseconds.
@@ -22,6 +26,10 @@ pub struct Gathering {
     waiting: Vec<u32>,
     /// When they were last judged.
     now_ms: u64,
+    /// Super-packets of all since then, those of this tick, and the ticks that brought any.
+    super_packets: u64,
+    of_tick: u64,
+    ticks: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -53,6 +61,7 @@ impl Gathering {
             self.places.resize(at + 1, Place::default());
         }
         let place = &mut self.places[at];
+        self.of_tick += u64::from(datagrams > 1);
         match place.state {
             State::Gathers if datagrams > 1 => {
                 if place.super_packets == 0 {
@@ -60,12 +69,18 @@ impl Gathering {
                     self.seen.push(socket);
                 }
                 place.super_packets += 1;
-                // What user space handles anyway is worth gathering, whatever its length.
-                place.datagrams += if goes_across { datagrams as u64 } else { 2 * WORTH };
+                place.datagrams += if goes_across { datagrams as u64 } else { FOREIGN };
             }
             State::Without { .. } if goes_across => place.datagrams += datagrams as u64,
             _ => {}
         }
+    }
+
+    /// All that a wake-up brought has been handled.
+    pub fn end_tick(&mut self) {
+        let of_tick = std::mem::take(&mut self.of_tick);
+        self.super_packets += of_tick;
+        self.ticks += u64::from(of_tick > 0);
     }
 
     /// So much goes across of what comes to this socket that it may be worth gathering after all.
@@ -101,6 +116,8 @@ impl Gathering {
     /// Calls `set` with each socket for which that changes, and whether it gathers from now on.
     pub fn judge(&mut self, now_ms: u64, mut set: impl FnMut(u32, bool)) {
         self.now_ms = now_ms;
+        let ticks = std::mem::take(&mut self.ticks).max(1);
+        let super_packets = std::mem::take(&mut self.super_packets).max(ticks);
         let Self { places, seen, waiting, .. } = self;
         waiting.retain(|socket| {
             let Some(place) = places.get_mut(*socket as usize) else { return false };
@@ -116,7 +133,8 @@ impl Gathering {
             if place.super_packets < ENOUGH {
                 return true;
             }
-            if place.begins_without(now_ms) {
+            let worth = (HANDLING * super_packets + WAKE_UP * ticks, super_packets);
+            if place.begins_without(now_ms, worth) {
                 set(*socket, false);
                 waiting.push(*socket);
             }
@@ -126,9 +144,9 @@ impl Gathering {
 }
 
 impl Place {
-    /// Whether what was seen says that it had better do without.
-    fn begins_without(&mut self, now_ms: u64) -> bool {
-        let is_worth_it = self.datagrams >= WORTH * self.super_packets;
+    /// Whether what was seen says that it had better do without: super-packets of `worth.0` datagrams in `worth.1` would be worth it.
+    fn begins_without(&mut self, now_ms: u64, worth: (u64, u64)) -> bool {
+        let is_worth_it = self.datagrams * worth.1 >= worth.0 * self.super_packets;
         let (datagrams, in_ms) = (self.datagrams, now_ms.saturating_sub(self.since_ms));
         (self.super_packets, self.datagrams, self.since_ms) = (0, 0, now_ms);
         if is_worth_it {
@@ -206,6 +224,19 @@ mod tests {
         assert_eq!(look(&mut gathering, now_ms), [(SOCKET, false)]);
         assert_eq!(look(&mut gathering, now_ms + 999), []);
         assert_eq!(look(&mut gathering, now_ms + 1_000), [(SOCKET, true)]);
+    }
+
+    #[test]
+    fn short_ones_are_gathered_where_each_wake_up_brings_many() {
+        let mut gathering = Gathering::default();
+        for super_packets in [16, 1] {
+            for _ in 0..10 {
+                bring(&mut gathering, super_packets, 4);
+                gathering.end_tick();
+            }
+            let expected = if super_packets == 1 { &[(SOCKET, false)][..] } else { &[] };
+            assert_eq!(look(&mut gathering, 0), expected, "{super_packets} at once");
+        }
     }
 
     #[test]

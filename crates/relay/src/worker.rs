@@ -436,7 +436,7 @@ impl Worker {
         self.out.dtls.flushed();
         self.rx.reset();
         if let Some(offload) = &mut self.offload {
-            offload.flushed(&self.out.listeners);
+            offload.flushed(&self.sockets, &self.out.listeners);
         }
     }
 

@@ -24,6 +24,8 @@ use crate::link::Way;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Sockets that are looked at between two ticks, whether they are empty.
+const UNGATHER: usize = 16;
 /// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
 const HEAVY: u64 = 20_000;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
@@ -76,6 +78,8 @@ pub(super) struct Offload {
     emptied: Emptied,
     /// `None` where that makes no difference to the program.
     gathering: Option<Gathering>,
+    /// Sockets that are to gather nothing as soon as they are empty.
+    ungathered: Vec<u32>,
     across: Across,
     swept_ms: u64,
     sweep: usize,
@@ -147,6 +151,7 @@ impl Offload {
             relays: Vec::new(),
             emptied,
             gathering,
+            ungathered: Vec::new(),
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
@@ -218,6 +223,7 @@ impl Offload {
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         if let Some(gathering) = &mut self.gathering {
             gathering.forget(id.0);
+            self.ungathered.retain(|socket| *socket != id.0);
         }
         if let Some(number) = self.emptied.forget(id.0) {
             self.flows.give_back_socket(number);
@@ -456,8 +462,18 @@ impl Offload {
     }
 
     /// All that was received has been sent: time for the flows of channels that came into use.
-    pub(super) fn flushed(&mut self, listeners: &[Option<(SocketId, bool)>]) {
+    pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
         self.emptied.flushed(&self.flows);
+        if let Some(gathering) = &mut self.gathering {
+            gathering.end_tick();
+        }
+        // From the end: others go on waiting, and are not moved.
+        for at in (self.ungathered.len().saturating_sub(UNGATHER)..self.ungathered.len()).rev() {
+            let socket = sockets.get(SocketId(self.ungathered[at]));
+            if socket.is_none_or(|socket| socket.stop_gro().unwrap_or(true)) {
+                self.ungathered.swap_remove(at);
+            }
+        }
         let mut left = BEGIN;
         while left > 0
             && let Some((allocation, begun)) = self.begun.pop_front()
@@ -503,10 +519,16 @@ impl Offload {
             }
         }
         if let Some(gathering) = &mut self.gathering {
+            let ungathered = &mut self.ungathered;
             gathering.judge(now_ms, |socket, gathers| {
+                if !gathers {
+                    ungathered.push(socket);
+                    return;
+                }
+                ungathered.retain(|ungathered| *ungathered != socket);
                 if let Some(socket) = sockets.get(SocketId(socket)) {
                     // Where it cannot be changed nothing is gathered.
-                    let _ = socket.set_gro(gathers);
+                    let _ = socket.start_gro();
                 }
             });
         }
