@@ -60,7 +60,10 @@ pub fn serve(
         let loaded = sources.load()?;
         check_store(&loaded.settings)?;
         let (level, format) = (loaded.settings.log_level.clone(), loaded.settings.log_format);
-        sandbox::enter(&loaded.settings.sandbox, || Needs::of_server(&sources, &loaded.settings));
+        let datapath = loaded.settings.datapath;
+        let datapath = before.as_ref().map_or(datapath, |before| before.kept_datapath(datapath).0);
+        let needs = || Needs::of_server(&sources, &Settings { datapath, ..loaded.settings.clone() });
+        sandbox::enter(&loaded.settings.sandbox, needs);
         let found = Found { sources, loaded, passed: Arc::new(passed), before };
         control::run((&level, format), async |control| {
             TurnServer::start(found, control, out, interface, heir).await

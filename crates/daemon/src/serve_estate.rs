@@ -116,26 +116,31 @@ impl ServeInheritance {
 
     /// Sockets are bound to workers, and what waits in them is of one data path: these stay, whatever is configured.
     pub(crate) fn keep(&self, settings: &mut Settings) {
-        let Offer { workers, kernel, .. } = self.offer.relay;
+        let workers = self.offer.relay.workers;
         let mut kept = Vec::new();
         if plan::workers(settings) != workers {
             kept.push("server.workers");
         }
-        let step = DatapathChoice::Step(self.datapath);
-        // Where in the kernel its program is, each process has for itself.
-        let (stays, datapath) = match settings.datapath {
-            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
-                (kernel, if kernel { it } else { step })
-            }
-            _ if kernel => (false, DatapathChoice::Kernel),
-            it => (it == DatapathChoice::Auto || it == step, step),
-        };
+        let (datapath, stays) = self.kept_datapath(settings.datapath);
         if !stays {
             kept.push("server.datapath");
         }
         Reloaded::default().need_restart(&kept);
         settings.workers = Some(workers);
         settings.datapath = datapath;
+    }
+
+    /// The data path that there will be where this one is configured, and whether that is it.
+    pub(crate) fn kept_datapath(&self, configured: DatapathChoice) -> (DatapathChoice, bool) {
+        let (step, kernel) = (DatapathChoice::Step(self.datapath), self.offer.relay.kernel);
+        // Where in the kernel its program is, each process has for itself.
+        match configured {
+            it @ (DatapathChoice::Kernel | DatapathChoice::Xdp | DatapathChoice::XdpGeneric) => {
+                (if kernel { it } else { step }, kernel)
+            }
+            _ if kernel => (DatapathChoice::Kernel, false),
+            it => (step, it == DatapathChoice::Auto || it == step),
+        }
     }
 
     /// What the plan of this process must find as it was.

@@ -29,7 +29,7 @@ pub(crate) const EXPERIMENTS: Shelf = Shelf {
     folder: "",
     texts: texts!["":
         "relay-thin" "relay-burst" "relay-flood" "relay-rate" "relay-stream" "relay-stream-rate" "relay-allocate"
-        "relay-allocate-tls" "relay-memory" "relay-store" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "kernel-rate" "kernel-xdp"
+        "relay-allocate-tls" "relay-memory" "relay-store" "relay-load" "relay-calls" "relay-shared" "relay-coalesce" "relay-builds" "kernel-rate" "kernel-xdp"
         "kernel-calls" "kernel-burst" "kernel-flood" "kernel-mixed" "kernel-bind" "forward-throughput" "forward-rr" "forward-connect"
         "forward-udp" "forward-udp-thin" "forward-memory" "fleet" "fleet-allocate" "fleet-idle" "net-sockets" "net-spread" "net-zerocopy" "net-io-uring" "net-lookup"
     ],
@@ -46,7 +46,7 @@ pub(crate) const PARTS: Shelf = Shelf {
 pub(crate) const SUITES: Shelf = Shelf {
     kind: "suite",
     folder: "suites",
-    texts: texts!["suites/": "relay" "relay-thin-user-space" "kernel" "forward" "forward-kernel" "fleet" "net"],
+    texts: texts!["suites/": "relay" "relay-thin-user-space" "builds" "kernel" "forward" "forward-kernel" "fleet" "net"],
 };
 
 /// A file as it was read, or would be if there were one.

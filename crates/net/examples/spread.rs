@@ -15,12 +15,9 @@
 mod bare;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -36,9 +33,18 @@ const UPSTREAM: u64 = 1;
 struct Flow {
     listener: UdpSocket,
     upstream: UdpSocket,
-    /// Known from its first datagram on.
-    client: OnceLock<SocketAddr>,
+    /// Whoever sent last, for a generator comes back from another port: address and port, 0 for nobody.
+    client: AtomicU64,
     relayed: AtomicU64,
+}
+
+impl Flow {
+    #[expect(clippy::cast_possible_truncation, reason = "32 bits, and 16 below them")]
+    fn client(&self) -> Option<SocketAddr> {
+        let client = self.client.load(Ordering::Relaxed);
+        let address = SocketAddrV4::new(Ipv4Addr::from_bits((client >> 16) as u32), client as u16);
+        (client != 0).then_some(address.into())
+    }
 }
 
 /// What one call takes in and sends on.
@@ -117,13 +123,12 @@ fn work(flow: &Flow, run: &Run, batch: usize) {
                 continue;
             }
             let name = batch.names[0];
-            let came_from = (Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes()), u16::from_be(name.sin_port));
-            let to = match event.token {
-                LISTENER => {
-                    flow.client.get_or_init(|| came_from.into());
-                    None
-                }
-                _ => flow.client.get().copied(),
+            let to = if event.token == LISTENER {
+                let ip = u64::from(u32::from_be(name.sin_addr.s_addr));
+                flow.client.store(ip << 16 | u64::from(u16::from_be(name.sin_port)), Ordering::Relaxed);
+                None
+            } else {
+                flow.client()
             };
             let sent = batch.send(count, by, to);
             flow.relayed.fetch_add(sent, Ordering::Relaxed);
@@ -139,7 +144,7 @@ fn main() {
     let flow = Flow {
         listener: UdpSocket::bind(listen).unwrap(),
         upstream: UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap(),
-        client: OnceLock::new(),
+        client: AtomicU64::new(0),
         relayed: AtomicU64::new(0),
     };
     flow.upstream.connect(to).unwrap();

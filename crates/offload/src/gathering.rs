@@ -15,15 +15,19 @@ const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
 /// How long it does not, once that did not help.
 const USELESS_MS: u64 = 60_000;
+/// Sockets that are asked at the end of a tick whether they are empty.
+const STOPS: usize = 16;
 
 /// The sockets of one worker, by numbers that are small and the worker's own.
 #[derive(Default)]
 pub struct Gathering {
     places: Vec<Place>,
-    /// Those of which super-packets were seen that are not judged yet.
+    /// Those of which super-packets were seen that are not judged yet, and some that were closed meanwhile.
     seen: Vec<u32>,
-    /// Those that do without, or gather whatever comes, until a time.
+    /// Those that do without, or gather whatever comes, until a time, and some that were closed meanwhile.
     waiting: Vec<u32>,
+    /// Those that are to do without as soon as they are empty.
+    stopping: Vec<u32>,
     /// When they were last judged.
     now_ms: u64,
     /// Super-packets of all since then, those of this tick, and the ticks that brought any.
@@ -35,6 +39,8 @@ pub struct Gathering {
 #[derive(Clone, Copy, Default)]
 struct Place {
     state: State,
+    /// It stands among those seen.
+    is_seen: bool,
     /// What came since then: super-packets, and datagrams of them; where nothing is gathered, those that came all the same.
     super_packets: u64,
     datagrams: u64,
@@ -48,9 +54,9 @@ enum State {
     #[default]
     Gathers,
     /// Until then; before, so many datagrams came in so many milliseconds.
-    Without { until_ms: u64, datagrams: u64, in_ms: u64 },
+    DoesWithout { until_ms: u64, datagrams: u64, in_ms: u64 },
     /// Until then, whatever comes.
-    Gives { until_ms: u64 },
+    GathersAnyway { until_ms: u64 },
 }
 
 impl Gathering {
@@ -66,76 +72,99 @@ impl Gathering {
             State::Gathers if datagrams > 1 => {
                 if place.super_packets == 0 {
                     place.since_ms = self.now_ms;
+                }
+                if !place.is_seen {
+                    place.is_seen = true;
                     self.seen.push(socket);
                 }
                 place.super_packets += 1;
                 place.datagrams += if goes_across { datagrams as u64 } else { FOREIGN };
             }
-            State::Without { .. } if goes_across => place.datagrams += datagrams as u64,
+            State::DoesWithout { .. } if goes_across => place.datagrams += datagrams as u64,
             _ => {}
         }
     }
 
-    /// All that a wake-up brought has been handled.
-    pub fn end_tick(&mut self) {
+    /// All that a wake-up brought has been handled. `stop` has a socket gather nothing, if it is empty; whether that is settled.
+    pub fn end_tick(&mut self, mut stop: impl FnMut(u32) -> bool) {
         let of_tick = std::mem::take(&mut self.of_tick);
         self.super_packets += of_tick;
         self.ticks += u64::from(of_tick > 0);
+        // From the end: others go on waiting, and are not moved.
+        for at in (self.stopping.len().saturating_sub(STOPS)..self.stopping.len()).rev() {
+            if stop(self.stopping[at]) {
+                self.stopping.swap_remove(at);
+            }
+        }
     }
 
     /// So much goes across of what comes to this socket that it may be worth gathering after all.
     pub fn is_heavy(&mut self, socket: u32) {
-        if let Some(Place { state: State::Without { until_ms, .. }, .. }) =
+        if let Some(Place { state: State::DoesWithout { until_ms, .. }, .. }) =
             self.places.get_mut(socket as usize)
         {
             *until_ms = 0;
         }
     }
 
-    /// Somebody else had this socket before, and may have had it do without.
+    /// Somebody else had this socket before, and may have had it do without. Told once, or with each flow of it.
     pub fn adopted(&mut self, socket: u32) {
-        self.forget(socket);
         let at = socket as usize;
         if self.places.len() <= at {
             self.places.resize(at + 1, Place::default());
         }
-        self.places[at].state = State::Without { until_ms: 0, datagrams: u64::MAX, in_ms: 1 };
-        self.waiting.push(socket);
+        let place = &mut self.places[at];
+        if let State::Gathers = place.state {
+            place.state = State::DoesWithout { until_ms: 0, datagrams: u64::MAX, in_ms: 1 };
+            self.waiting.push(socket);
+        }
     }
 
     /// The socket is closed.
     pub fn forget(&mut self, socket: u32) {
         let Some(place) = self.places.get_mut(socket as usize) else { return };
-        match std::mem::take(place) {
-            Place { state: State::Gathers, super_packets: 0, .. } => {}
-            Place { state: State::Gathers, .. } => self.seen.retain(|seen| *seen != socket),
-            _ => self.waiting.retain(|waiting| *waiting != socket),
+        if let State::DoesWithout { .. } = place.state {
+            self.stopping.retain(|stopping| *stopping != socket);
         }
+        *place = Place { is_seen: place.is_seen, ..Place::default() };
     }
 
-    /// Calls `set` with each socket for which that changes, and whether it gathers from now on.
-    pub fn judge(&mut self, now_ms: u64, mut set: impl FnMut(u32, bool)) {
+    /// From now on nothing goes across: all that do without are told to `start`.
+    pub fn end(&mut self, mut start: impl FnMut(u32)) {
+        for socket in std::mem::take(&mut self.waiting) {
+            if let Some(Place { state: State::DoesWithout { .. }, .. }) = self.places.get(socket as usize) {
+                start(socket);
+            }
+        }
+        *self = Self::default();
+    }
+
+    /// Looks at what came since the last time. `start` has a socket gather again; those that are to do without are told of by
+    /// [`Gathering::end_tick`].
+    pub fn judge(&mut self, now_ms: u64, mut start: impl FnMut(u32)) {
         self.now_ms = now_ms;
         let ticks = std::mem::take(&mut self.ticks).max(1);
         let super_packets = std::mem::take(&mut self.super_packets).max(ticks);
-        let Self { places, seen, waiting, .. } = self;
+        let Self { places, seen, waiting, stopping, .. } = self;
         waiting.retain(|socket| {
             let Some(place) = places.get_mut(*socket as usize) else { return false };
-            let does_without = matches!(place.state, State::Without { .. });
+            let does_without = matches!(place.state, State::DoesWithout { .. });
             place.wait(now_ms);
-            if does_without && !matches!(place.state, State::Without { .. }) {
-                set(*socket, true);
+            if does_without && !matches!(place.state, State::DoesWithout { .. }) {
+                stopping.retain(|stopping| stopping != socket);
+                start(*socket);
             }
             !matches!(place.state, State::Gathers)
         });
         seen.retain(|socket| {
             let Some(place) = places.get_mut(*socket as usize) else { return false };
-            if place.super_packets < ENOUGH {
+            if (1..ENOUGH).contains(&place.super_packets) {
                 return true;
             }
+            place.is_seen = false;
             let worth = (HANDLING * super_packets + WAKE_UP * ticks, super_packets);
-            if place.begins_without(now_ms, worth) {
-                set(*socket, false);
+            if place.super_packets > 0 && place.begins_without(now_ms, worth) {
+                stopping.push(*socket);
                 waiting.push(*socket);
             }
             false
@@ -155,7 +184,7 @@ impl Place {
         }
         let pause_ms = FIRST_MS.checked_shl(self.times).unwrap_or(MOST_MS).min(MOST_MS);
         self.times = (self.times + 1).min(8);
-        self.state = State::Without { until_ms: now_ms + pause_ms, datagrams, in_ms };
+        self.state = State::DoesWithout { until_ms: now_ms + pause_ms, datagrams, in_ms };
         true
     }
 
@@ -163,10 +192,10 @@ impl Place {
     /// that this machine has gathered it.
     fn wait(&mut self, now_ms: u64) {
         self.state = match self.state {
-            State::Without { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
-                State::Gives { until_ms: now_ms + USELESS_MS }
+            State::DoesWithout { datagrams, in_ms, .. } if self.is_useless(now_ms, datagrams, in_ms) => {
+                State::GathersAnyway { until_ms: now_ms + USELESS_MS }
             }
-            State::Without { until_ms, .. } | State::Gives { until_ms } if until_ms <= now_ms => {
+            State::DoesWithout { until_ms, .. } | State::GathersAnyway { until_ms } if until_ms <= now_ms => {
                 State::Gathers
             }
             _ => return,
@@ -193,7 +222,11 @@ mod tests {
     /// What a look at this time changes.
     fn look(gathering: &mut Gathering, now_ms: u64) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
-        gathering.judge(now_ms, |socket, gathers| changes.push((socket, gathers)));
+        gathering.judge(now_ms, |socket| changes.push((socket, true)));
+        gathering.end_tick(|socket| {
+            changes.push((socket, false));
+            true
+        });
         changes
     }
 
@@ -232,7 +265,7 @@ mod tests {
         for super_packets in [16, 1] {
             for _ in 0..10 {
                 bring(&mut gathering, super_packets, 4);
-                gathering.end_tick();
+                gathering.end_tick(|_| unreachable!("nothing was judged"));
             }
             let expected = if super_packets == 1 { &[(SOCKET, false)][..] } else { &[] };
             assert_eq!(look(&mut gathering, 0), expected, "{super_packets} at once");
@@ -298,7 +331,56 @@ mod tests {
         gathering.forget(SOCKET);
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 60_000), []);
-        gathering.adopted(SOCKET);
+        gathering.forget(SOCKET);
+        // However often: each flow of it tells that.
+        (0..3).for_each(|_| gathering.adopted(SOCKET));
         assert_eq!(look(&mut gathering, 60_000), [(SOCKET, true)]);
+        assert_eq!(look(&mut gathering, 60_000), []);
+    }
+
+    #[test]
+    fn sockets_that_come_and_go_leave_nothing_behind() {
+        let mut gathering = Gathering::default();
+        for now_ms in 0..1_000 {
+            for socket in 0..4 {
+                gathering.forget(socket);
+                // Too few to be judged, or enough.
+                (0..=ENOUGH * u64::from(socket % 2)).for_each(|_| gathering.saw(socket, 2, true));
+            }
+            look(&mut gathering, now_ms);
+        }
+        (0..4).for_each(|socket| gathering.forget(socket));
+        look(&mut gathering, 1_000);
+        assert_eq!([gathering.seen, gathering.waiting, gathering.stopping], [const { Vec::new() }; 3]);
+    }
+
+    #[test]
+    fn a_socket_that_is_not_empty_is_asked_until_it_is_or_has_to_gather_again() {
+        let mut gathering = Gathering::default();
+        bring(&mut gathering, ENOUGH, 2);
+        gathering.judge(0, |_| unreachable!("it never did without"));
+        for _ in 0..2 {
+            let mut asked = 0;
+            gathering.end_tick(|socket| {
+                assert_eq!(socket, SOCKET);
+                asked += 1;
+                false
+            });
+            assert_eq!(asked, 1);
+        }
+        assert_eq!(look(&mut gathering, FIRST_MS), [(SOCKET, true)]);
+        // It waited for that in vain, and so does whoever has ended.
+        for ends in [false, true] {
+            bring(&mut gathering, ENOUGH, 2);
+            gathering.judge(2 * FIRST_MS, |_| unreachable!("it gathers"));
+            if ends {
+                gathering.forget(SOCKET);
+            } else {
+                let mut started = Vec::new();
+                gathering.end(|socket| started.push(socket));
+                assert_eq!(started, [SOCKET]);
+            }
+            gathering.end_tick(|_| unreachable!("nobody has it"));
+        }
     }
 }

@@ -304,6 +304,14 @@ impl Ports {
         *plan = Arc::new(Plan { pools, ..Plan::new(config, &[], Vec::new()) }.with_former(known.ranges));
     }
 
+    /// A socket that somebody else has opened, perhaps with another data path, is to be one as those opened here.
+    pub(crate) fn prepare(&self, socket: &UdpSocket) {
+        if self.options.gro {
+            // Where it cannot be changed nothing is gathered.
+            let _ = socket.start_gro();
+        }
+    }
+
     /// A relay socket for datagrams that another process has bound is ours from now on.
     pub(crate) fn adopt(&self, bound: SocketAddr) {
         if let Some(pool) = self.plan().pools.iter().find(|pool| pool.address.bind == bound.ip()) {

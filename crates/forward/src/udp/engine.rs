@@ -521,7 +521,7 @@ impl Engine {
     pub(super) fn send_queued(&mut self) {
         self.tx.flush(&mut self.sockets, &self.rx);
         if let Some(offload) = &mut self.offload {
-            offload.flushed();
+            offload.flushed(&self.sockets);
         }
         self.copied = 0;
         for socket in self.leaving.drain(..) {

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{Rx, SocketId, UdpSocket, poll::Event, rx::Received};
-use turnpike_offload::{Counted, Emptied, Flows, Installed, Kind, NewFlow, State, now_ns};
+use turnpike_net::{Rx, SocketId, Sockets, UdpSocket, poll::Event, rx::Received};
+use turnpike_offload::{Counted, Emptied, Flows, Gathering, Installed, Kind, NewFlow, State, now_ns};
 use turnpike_wire::address::canonical;
 
 use super::{
@@ -20,11 +20,15 @@ use super::{
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
+/// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
+const HEAVY: u64 = 20_000;
 
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
     flows: Flows,
     emptied: Emptied,
+    /// `None` where that makes no difference to the program.
+    gathering: Option<Gathering>,
     /// [`now_ns`] when the worker's clock began.
     base_ns: u64,
     /// Whether sessions get flows.
@@ -48,7 +52,8 @@ impl Offload {
     fn new(flows: Flows, now: u64, is_active: bool) -> Self {
         let base_ns = now_ns().saturating_sub(now.saturating_mul(1_000_000));
         let emptied = Emptied::new(flows.gap_ns());
-        Self { flows, emptied, base_ns, is_active, open: 0, swept: now, sweep: 0 }
+        let gathering = (!flows.come_before_gro()).then(Gathering::default);
+        Self { flows, emptied, gathering, base_ns, is_active, open: 0, swept: now, sweep: 0 }
     }
 
     /// When there are counters to be read.
@@ -58,7 +63,15 @@ impl Offload {
 
     /// What a receive call has brought through this socket, which is still to be sent. `empties` says whether it shows that there was no more.
     pub(super) fn received(&mut self, socket: SocketId, received: Received, empties: bool, rx: &Rx) {
-        if rx.buffers(received).any(|buffer| buffer.count() > 1) {
+        let mut gathering = self.gathering.as_mut().filter(|_| self.emptied.is_needed(socket.0));
+        let mut is_bulk = false;
+        for buffer in rx.buffers(received) {
+            is_bulk |= buffer.count() > 1;
+            if let Some(gathering) = &mut gathering {
+                gathering.saw(socket.0, buffer.count(), true);
+            }
+        }
+        if is_bulk {
             self.emptied.bulk(socket.0);
         }
         if empties {
@@ -67,12 +80,27 @@ impl Offload {
     }
 
     /// All that was received has been sent.
-    pub(super) fn flushed(&mut self) {
+    pub(super) fn flushed(&mut self, sockets: &Sockets) {
         self.emptied.flushed(&self.flows);
+        if let Some(gathering) = &mut self.gathering {
+            let socket = |id| sockets.get(SocketId(id));
+            // Where it cannot be changed, something is gathered.
+            gathering.end_tick(|id| socket(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true)));
+        }
+    }
+
+    /// Nothing goes across from now on: all sockets gather.
+    fn gather(&mut self, sockets: &Sockets) {
+        if let Some(gathering) = &mut self.gathering {
+            gathering.end(|id| start_gro(sockets, id));
+        }
     }
 
     /// A socket is about to be closed, its flows are gone.
     pub(super) fn forget(&mut self, SocketId(socket): SocketId) {
+        if let Some(gathering) = &mut self.gathering {
+            gathering.forget(socket);
+        }
         if let Some(number) = self.emptied.forget(socket) {
             self.flows.give_back_socket(number);
         }
@@ -177,10 +205,11 @@ impl Engine {
 
     /// The kernel forwards nothing from now on, until [`Engine::resume_across`].
     pub(crate) fn suspend_across(&mut self, tick: &mut Tick<'_>) {
-        self.release_all(tick);
         if let Some(offload) = &mut self.offload {
             offload.is_active = false;
+            offload.gather(&self.sockets);
         }
+        self.release_all(tick);
     }
 
     /// The kernel forwards what it can from now on.
@@ -255,6 +284,14 @@ impl Engine {
         if to_target.is_zero() && to_client.is_zero() {
             return false;
         }
+        if let (Some(gathering), Inward::Datagrams { reply, .. }) = (&mut offload.gathering, &session.inward)
+        {
+            for (socket, counted) in [(reply.socket, to_target), (across.outward, to_client)] {
+                if counted.datagrams > HEAVY {
+                    gathering.is_heavy(socket.0);
+                }
+            }
+        }
         if !to_client.is_zero()
             && !std::mem::replace(&mut session.answered, true)
             && let Some(choice) = session.choice
@@ -268,6 +305,9 @@ impl Engine {
 
     /// All sessions take the way through user space from now on.
     pub(super) fn recall(&mut self, tick: &mut Tick<'_>) {
+        if let Some(offload) = &mut self.offload {
+            offload.gather(&self.sockets);
+        }
         self.release_all(tick);
         self.offload = None;
     }
@@ -284,16 +324,29 @@ impl Engine {
         }
     }
 
-    /// Reads the counters of some sessions.
+    /// Reads the counters of some sessions, and has sockets gather or not.
     fn sweep(&mut self, tick: &mut Tick<'_>) -> bool {
         let Some(offload) = &mut self.offload else { return false };
-        if offload.open == 0 || tick.now < offload.swept + SWEEP_MS {
+        if tick.now < offload.swept + SWEEP_MS {
             return false;
         }
         offload.swept = tick.now;
+        if let Some(gathering) = &mut offload.gathering {
+            gathering.judge(tick.now, |id| start_gro(&self.sockets, id));
+        }
+        if offload.open == 0 {
+            return false;
+        }
         offload.sweep = (offload.sweep + 1) % SWEEPS;
         let some = (offload.sweep..self.sessions.capacity()).step_by(SWEEPS);
         some.fold(false, |any, at| self.book(narrow(at), tick) | any)
+    }
+}
+
+/// Where it cannot be changed nothing is gathered.
+fn start_gro(sockets: &Sockets, id: u32) {
+    if let Some(socket) = sockets.get(SocketId(id)) {
+        let _ = socket.start_gro();
     }
 }
 

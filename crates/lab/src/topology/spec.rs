@@ -14,7 +14,7 @@ use crate::error::LabError;
 
 /// The topologies that need no file, by name; the first is the one that is used when nobody names another. What stands last holds
 /// instead of what the text says.
-const KNOWN: [(&str, &str, &[Change]); 7] = [
+const KNOWN: [(&str, &str, &[Change]); 8] = [
     ("veth", include_str!("veth.toml"), &[]),
     ("wire", WIRE, &[]),
     // Most network cards have no UDP segmentation: the kernel cuts super-packets before they reach the device.
@@ -32,6 +32,17 @@ const KNOWN: [(&str, &str, &[Change]); 7] = [
         "wire-far-mitigated",
         WIRE,
         &[Change::Mitigation("client", FAR_MITIGATION), Change::Mitigation("peer", FAR_MITIGATION)],
+    ),
+    // Nor does any packet come from a wire whose checksum somebody is still to add.
+    (
+        "wire-far-mitigated-with-sums",
+        WIRE,
+        &[
+            Change::Mitigation("client", FAR_MITIGATION),
+            Change::Mitigation("peer", FAR_MITIGATION),
+            Change::Offload("client", "tx", false),
+            Change::Offload("peer", "tx", false),
+        ],
     ),
     ("fleet", include_str!("fleet.toml"), &[]),
 ];
@@ -308,7 +319,7 @@ mod tests {
         assert_eq!(told("wirre"), "no topology \"wirre\"; did you mean \"wire\"?");
         assert_eq!(
             told("something"),
-            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, wire-far-mitigated, fleet, or a file"
+            "no topology \"something\": expected host, veth, wire, wire-without-uso, wire-with-sums, wire-mitigated, wire-far-mitigated, wire-far-mitigated-with-sums, fleet, or a file"
         );
         assert!(told("some.toml").contains("cannot read ./some.toml"), "{}", told("some.toml"));
     }
@@ -331,13 +342,17 @@ mod tests {
             assert_eq!(end.mitigation.is_some(), end.namespace == "relay", "{}", end.device);
             assert_eq!(plain.mitigation, None);
         }
-        let far = Spec::load("wire-far-mitigated", Path::new(".")).unwrap();
-        for end in far.ends() {
-            assert_eq!(end.mitigation.is_some(), end.namespace != "relay", "{}", end.device);
-        }
-        let with_sums = Spec::load("wire-with-sums", Path::new(".")).unwrap();
-        for end in with_sums.ends() {
-            assert_eq!(end.wanted(&with_sums.offloads)["tx"], end.namespace == "relay", "{}", end.device);
+        for (name, is_mitigated, has_sums) in [
+            ("wire-far-mitigated", true, false),
+            ("wire-with-sums", false, true),
+            ("wire-far-mitigated-with-sums", true, true),
+        ] {
+            let far = Spec::load(name, Path::new(".")).unwrap();
+            for end in far.ends() {
+                let is_far = end.namespace != "relay";
+                assert_eq!(end.mitigation.is_some(), is_mitigated && is_far, "{name}: {}", end.device);
+                assert_eq!(end.wanted(&far.offloads)["tx"], !(has_sums && is_far), "{name}: {}", end.device);
+            }
         }
         let without = Spec::load("wire-without-uso", Path::new(".")).unwrap();
         assert!(

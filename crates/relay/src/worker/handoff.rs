@@ -289,10 +289,8 @@ impl Worker {
         for (family, socket) in sockets {
             let bound = socket.local_addr();
             let relay = RelayId { allocation, family };
-            if self.offload.is_some() {
-                // The worker that had it may have had it do without. Where it cannot be changed nothing is gathered.
-                let _ = socket.start_gro();
-            }
+            // The worker that had it may have had it do without.
+            self.ports.prepare(&socket);
             match self.adopt(socket, Role::Relay(Holder::One(relay))) {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {

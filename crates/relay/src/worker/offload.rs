@@ -24,8 +24,6 @@ use crate::link::Way;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// Sockets that are looked at between two ticks, whether they are empty.
-const UNGATHER: usize = 16;
 /// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
 const HEAVY: u64 = 20_000;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
@@ -78,8 +76,6 @@ pub(super) struct Offload {
     emptied: Emptied,
     /// `None` where that makes no difference to the program.
     gathering: Option<Gathering>,
-    /// Sockets that are to gather nothing as soon as they are empty.
-    ungathered: Vec<u32>,
     across: Across,
     swept_ms: u64,
     sweep: usize,
@@ -151,7 +147,6 @@ impl Offload {
             relays: Vec::new(),
             emptied,
             gathering,
-            ungathered: Vec::new(),
             across: Across::default(),
             swept_ms: 0,
             sweep: 0,
@@ -223,7 +218,6 @@ impl Offload {
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         if let Some(gathering) = &mut self.gathering {
             gathering.forget(id.0);
-            self.ungathered.retain(|socket| *socket != id.0);
         }
         if let Some(number) = self.emptied.forget(id.0) {
             self.flows.give_back_socket(number);
@@ -465,14 +459,9 @@ impl Offload {
     pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
         self.emptied.flushed(&self.flows);
         if let Some(gathering) = &mut self.gathering {
-            gathering.end_tick();
-        }
-        // From the end: others go on waiting, and are not moved.
-        for at in (self.ungathered.len().saturating_sub(UNGATHER)..self.ungathered.len()).rev() {
-            let socket = sockets.get(SocketId(self.ungathered[at]));
-            if socket.is_none_or(|socket| socket.stop_gro().unwrap_or(true)) {
-                self.ungathered.swap_remove(at);
-            }
+            let socket = |id| sockets.get(SocketId(id));
+            // Where it cannot be changed, something is gathered.
+            gathering.end_tick(|id| socket(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true)));
         }
         let mut left = BEGIN;
         while left > 0
@@ -519,13 +508,7 @@ impl Offload {
             }
         }
         if let Some(gathering) = &mut self.gathering {
-            let ungathered = &mut self.ungathered;
-            gathering.judge(now_ms, |socket, gathers| {
-                if !gathers {
-                    ungathered.push(socket);
-                    return;
-                }
-                ungathered.retain(|ungathered| *ungathered != socket);
+            gathering.judge(now_ms, |socket| {
                 if let Some(socket) = sockets.get(SocketId(socket)) {
                     // Where it cannot be changed nothing is gathered.
                     let _ = socket.start_gro();

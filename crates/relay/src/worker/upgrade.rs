@@ -375,6 +375,7 @@ impl Worker {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, drops)?;
             let bound = socket.local_addr();
             self.ports.adopt(bound);
+            self.ports.prepare(&socket);
             let id = self.adopt(socket, Role::Relay(Holder::Many(port)))?;
             self.shared.adopt(port, id, bound, relayed, true);
         }

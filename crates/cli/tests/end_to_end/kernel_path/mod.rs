@@ -94,6 +94,19 @@ impl Links {
         }
     }
 
+    /// Whether super-packets cross the links as they are. Otherwise what comes to the server is single, and gathered there.
+    pub(crate) fn bursts_come_whole(&self, whole: bool) {
+        let segments = if whole { "on" } else { "off" };
+        for device in ["c", "p"] {
+            // A veth gathers nothing that comes from one that could have segmented TCP...
+            run("ethtool", &["-K", device, "tx-udp-segmentation", segments, "tso", segments]);
+            // ...and has GRO when it is turned on while both ends are up.
+            for gro in ["off", "on"] {
+                self.inside(&["ethtool", "-K", device, "gro", gro]);
+            }
+        }
+    }
+
     /// The server's link address on link `p`.
     pub(crate) fn link_address(&self) -> String {
         let said = self.inside_says(&["ip", "-o", "link", "show", "dev", "p"]);

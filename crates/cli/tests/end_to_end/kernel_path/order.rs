@@ -2,15 +2,13 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
-use serde_json::Value;
-use turnpike_testkit::alone::run;
-
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
     client::{Client, bound, received},
     on_links, reason_of_bulk,
 };
-use crate::harness::{Load, Reflect, SOON, eventually};
+use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
+use serde_json::Value;
 
 fn load(arguments: &[&str]) -> Load {
     Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
@@ -48,40 +46,48 @@ fn bursts_stay_in_user_space_and_lone_datagrams_do_not() {
 fn short_bursts_go_across_unless_they_come_as_one() {
     on_links("kernel_path::order::short_bursts_go_across_unless_they_come_as_one", |links| {
         for come_whole in [false, true] {
-            for device in ["c", "p"] {
-                let segments = if come_whole { "on" } else { "off" };
-                // A veth gathers nothing that comes from one that could have segmented TCP...
-                run("ethtool", &["-K", device, "tx-udp-segmentation", segments, "tso", segments]);
-                // ...and has GRO when it is turned on while both ends are up.
-                for gro in ["off", "on"] {
-                    links.inside(&["ethtool", "-K", device, "gro", gro]);
-                }
-            }
+            links.bursts_come_whole(come_whole);
             let server = links.serve(&[]);
             let reflect = Reflect::start(PEER[0], &[]);
             let run = load(&["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "3"])
                 .to(reflect.address)
                 .run();
-            let result = run.result();
-            assert_eq!(
-                (result["lost"].as_u64(), result["reordered"].as_u64()),
-                (Some(0), Some(0)),
-                "{result}"
-            );
-            let received = result["received"].as_u64().expect("a number");
-            let across = across_of_all(&server);
-            let metrics = server.metrics();
-            let [datagrams, buffers] = ["turnpike_rx_datagrams_total", "turnpike_rx_buffers_total"]
-                .map(|name| metrics.sum(name, ""));
-            if come_whole {
-                assert!(across < received / 10, "{across} of {result}");
-                assert!(datagrams > buffers * 2, "{datagrams} in {buffers}");
-            } else {
-                assert!(across > received, "{across} of {result}");
-                assert!(server.passes("super_packet") > 0);
-            }
+            eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
+            short_bursts_went(&run.result(), &server, come_whole);
         }
     });
+}
+
+#[test]
+fn short_bursts_of_forwarded_sessions_go_across_unless_they_come_as_one() {
+    on_links(
+        "kernel_path::order::short_bursts_of_forwarded_sessions_go_across_unless_they_come_as_one",
+        |links| {
+            for come_whole in [false, true] {
+                links.bursts_come_whole(come_whole);
+                let reflect = Reflect::start(PEER[0], &[]);
+                let at = format!("{}:5000", SERVER[0]);
+                let forward = links.forward(&[&format!("udp://{at}={}?idle=2", reflect.address)]);
+                let mut load = turnpike(&["load", "udp", &at, "--clients", "4", "--rate", "4000"]);
+                load.args(["--burst", "4", "--duration", "3", "--json", "-"]);
+                let run = Program::start(&mut load).wait(SOON);
+                eventually("all have ended", || forward.metrics().sum("turnpike_kernel_flows", "") == 0);
+                short_bursts_went(&run.result(), &forward, come_whole);
+            }
+        },
+    );
+}
+
+fn short_bursts_went(result: &Value, server: &Server<'_>, come_whole: bool) {
+    let count = |name: &str| result[name].as_u64().expect("a number");
+    assert_eq!([count("lost"), count("reordered")], [0, 0], "{result}");
+    let (received, across) = (count("received"), server.across());
+    assert!(server.passes("super_packet") > 0);
+    if come_whole {
+        assert!(across < received / 10, "{across} of {result}");
+    } else {
+        assert!(across > received, "{across} of {result}");
+    }
 }
 
 /// What went across of sessions that have all ended: then it is told exactly.

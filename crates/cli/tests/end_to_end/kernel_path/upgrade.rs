@@ -1,13 +1,15 @@
 //! An upgrade of a server whose kernel relays: links and flows go along, and what goes across does so all the time.
 
-use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _};
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _, process::Command};
+
+use serde_json::Value;
 
 use super::{
     PEER, SERVER, Server, by_each, on_links,
     relays::{Pair, number},
     run,
 };
-use crate::harness::{Dir, Load, Reflect, SOON, Upgraded, ends, eventually, turnpike};
+use crate::harness::{Dir, Load, Program, Reflect, SOON, Upgraded, ends, eventually, turnpike};
 
 /// Datagrams of clients that went up because the kernel had no flow for them. (Those of strangers to relay ports may be of a process that
 /// tries out what its sockets can.)
@@ -23,6 +25,16 @@ fn flows(server: &Server<'_>) -> u64 {
 fn with_setting(dir: &Dir, setting: &str) -> String {
     let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
     let path = dir.file(setting, format!("#!/bin/sh\n{setting} exec {program} \"$@\"\n"));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+    path.display().to_string()
+}
+
+/// The very program of the tests, with user space's data path in place of the kernel's.
+fn in_user_space(dir: &Dir) -> String {
+    let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
+    // Without another process, which the sandbox does not allow.
+    let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
+    let path = dir.file("in-user-space", format!("#!/bin/sh\n{change}\nexec {program} \"$@\"\n"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
     path.display().to_string()
 }
@@ -195,4 +207,68 @@ fn limits_and_drain_hold_after_an_upgrade_as_before() {
         ends_with_its_total(pair, &mut server);
         ends(upgraded.pid());
     });
+}
+
+#[test]
+fn a_server_keeps_its_data_path_whatever_its_successor_is_told() {
+    on_links("kernel_path::upgrade::a_server_keeps_its_data_path_whatever_its_successor_is_told", |links| {
+        // Programs may be started only from where files may be read.
+        let dir = Dir::new();
+        let config = dir.file("turnpike.toml", "");
+        let mut server = links.serve(&["-c", config.to_str().expect("our own path is UTF-8")]);
+        let mut upgraded = Upgraded::new(&server.program);
+        let mut pair = Pair::new(0, 0);
+        pair.settle(&server);
+        goes_on_in_user_space(&mut upgraded, &dir);
+        server.program.line_with("server.datapath has changed, but takes effect only after a restart");
+        pair.settle(&server);
+        assert_eq!(flows(&server), 2);
+        ends_with_its_total(pair, &mut server);
+    });
+}
+
+/// Where short bursts went across, sockets gathered nothing; in user space they do again, those of sessions too.
+#[test]
+fn a_forwarders_sockets_gather_again_in_a_successor_without_the_kernels_path() {
+    on_links(
+        "kernel_path::upgrade::a_forwarders_sockets_gather_again_in_a_successor_without_the_kernels_path",
+        |links| {
+            links.bursts_come_whole(false);
+            let reflect = Reflect::start(PEER[0], &[]);
+            let dir = Dir::new();
+            let (at, to) = (format!("{}:5000", SERVER[0]), reflect.address);
+            let rule = format!("[[rule]]\nprotocol = \"udp\"\nlisten = \"{at}\"\ntarget = \"{to}\"\n");
+            let config = dir.file("forward.toml", rule);
+            let forward = links.forward(&["-c", config.to_str().expect("our own path is UTF-8")]);
+            let mut upgraded = Upgraded::new(&forward.program);
+            let rate = ["--clients", "4", "--rate", "4000", "--burst", "4", "--duration", "600"];
+            let load = Program::start(&mut turnpike(&[&["load", "udp", &at][..], &rate].concat()));
+            eventually("they go across", || (forward.across() > 4000).then_some(()));
+            goes_on_in_user_space(&mut upgraded, &dir);
+            // A super-packet crosses the link to the clients whole.
+            let counts = || {
+                let said = Program::run(Command::new("ip").args(["-j", "-s", "link", "show", "c"]));
+                let said: Value = serde_json::from_str(&said.stdout).expect("JSON");
+                let packets = said[0]["stats64"]["rx"]["packets"].as_u64().expect("a count");
+                let label = "direction=\"to_client\"";
+                [forward.metrics().sum("turnpike_forward_datagrams_total", label), packets]
+            };
+            let before = counts();
+            let [datagrams, packets] = eventually("they are forwarded", || {
+                let now = counts();
+                let [datagrams, packets] = [now[0] - before[0], now[1] - before[1]];
+                (datagrams > 4000).then_some([datagrams, packets])
+            });
+            assert!(datagrams > packets * 2, "{datagrams} in {packets}");
+            load.signal("INT");
+        },
+    );
+}
+
+fn goes_on_in_user_space(upgraded: &mut Upgraded, dir: &Dir) {
+    let old = upgraded.pid();
+    let asked = upgraded.ask(&["--binary", &in_user_space(dir)]);
+    assert_eq!(asked.code, Some(0), "{}", asked.output());
+    upgraded.took_over(&asked.stdout);
+    ends(old);
 }
