@@ -15,6 +15,8 @@ const FIRST_MS: u64 = 1_000;
 const MOST_MS: u64 = 8_000;
 /// How long it does not, once that did not help.
 const USELESS_MS: u64 = 60_000;
+/// Datagrams of a session that go across in a second, one way, and may be worth gathering after all.
+const HEAVY: u64 = 20_000;
 /// Sockets that are asked at the end of a tick whether they are empty.
 const STOPS: usize = 16;
 
@@ -98,8 +100,11 @@ impl Gathering {
         }
     }
 
-    /// So much goes across of what comes to this socket that it may be worth gathering after all.
-    pub fn is_heavy(&mut self, socket: u32) {
+    /// So many datagrams of one session that come to this socket went across in the last second: it may be worth gathering them after all.
+    pub fn went_across(&mut self, socket: u32, datagrams: u64) {
+        if datagrams <= HEAVY {
+            return;
+        }
         if let Some(Place { state: State::DoesWithout { until_ms, .. }, .. }) =
             self.places.get_mut(socket as usize)
         {
@@ -287,13 +292,15 @@ mod tests {
     #[test]
     fn what_turns_heavy_is_looked_at_at_once() {
         let mut gathering = Gathering::default();
-        gathering.is_heavy(SOCKET);
+        gathering.went_across(SOCKET, HEAVY + 1);
         bring(&mut gathering, ENOUGH, 2);
         assert_eq!(look(&mut gathering, 0), [(SOCKET, false)]);
         // Of before.
         bring(&mut gathering, 1, 2);
         assert_eq!(look(&mut gathering, 100), []);
-        gathering.is_heavy(SOCKET);
+        gathering.went_across(SOCKET, HEAVY);
+        assert_eq!(look(&mut gathering, 150), []);
+        gathering.went_across(SOCKET, HEAVY + 1);
         assert_eq!(look(&mut gathering, 200), [(SOCKET, true)]);
         assert_eq!(look(&mut gathering, 300), []);
     }

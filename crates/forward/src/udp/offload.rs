@@ -20,8 +20,6 @@ use super::{
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
-const HEAVY: u64 = 20_000;
 
 /// One worker's part of the kernel path.
 pub(super) struct Offload {
@@ -286,11 +284,8 @@ impl Engine {
         }
         if let (Some(gathering), Inward::Datagrams { reply, .. }) = (&mut offload.gathering, &session.inward)
         {
-            for (socket, counted) in [(reply.socket, to_target), (across.outward, to_client)] {
-                if counted.datagrams > HEAVY {
-                    gathering.is_heavy(socket.0);
-                }
-            }
+            gathering.went_across(reply.socket.0, to_target.datagrams);
+            gathering.went_across(across.outward.0, to_client.datagrams);
         }
         if !to_client.is_zero()
             && !std::mem::replace(&mut session.answered, true)

@@ -24,8 +24,6 @@ use crate::link::Way;
 /// Each session's counters are read once in ten of these, in milliseconds.
 const SWEEP_MS: u64 = 100;
 const SWEEPS: usize = 10;
-/// Datagrams of a session that go across in a second, one way: it may be worth gathering them after all.
-const HEAVY: u64 = 20_000;
 /// Sessions that are taken into the kernel, or out of it, between two ticks.
 const WALK: usize = 256;
 /// Channels whose flows are installed between two ticks. Each takes several system calls, and other datagrams wait meanwhile.
@@ -490,14 +488,11 @@ impl Offload {
             let Some(session) = &mut self.sessions[index] else { continue };
             let (allocation, counted) = (session.allocation, session.counted(&self.flows));
             if let Some(gathering) = &mut self.gathering {
-                if counted.to_peer.datagrams > HEAVY
-                    && let Some((listener, _)) = session.listener(listeners)
-                {
-                    gathering.is_heavy(listener.0);
+                if let Some((listener, _)) = session.listener(listeners) {
+                    gathering.went_across(listener.0, counted.to_peer.datagrams);
                 }
-                if counted.to_client.datagrams > HEAVY {
-                    let relays = self.relays.get(index).into_iter().flatten().flatten();
-                    relays.for_each(|relay| gathering.is_heavy(relay.id.0));
+                for relay in self.relays.get(index).into_iter().flatten().flatten() {
+                    gathering.went_across(relay.id.0, counted.to_client.datagrams);
                 }
             }
             if !counted.is_zero() {

@@ -2,13 +2,14 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
+use serde_json::Value;
+
 use super::{
     CLIENT, PEER, SERVER, Server, by_each,
     client::{Client, bound, received},
     on_links, reason_of_bulk,
 };
 use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
-use serde_json::Value;
 
 fn load(arguments: &[&str]) -> Load {
     Load::as_user(SocketAddr::new(SERVER[0], 3478), "any:body").with(arguments)
@@ -54,6 +55,12 @@ fn short_bursts_go_across_unless_they_come_as_one() {
                 .run();
             eventually("all have ended", || server.metrics().sum("turnpike_allocations", "") == 0);
             short_bursts_went(&run.result(), &server, come_whole);
+            if come_whole {
+                let metrics = server.metrics();
+                let [datagrams, buffers] = ["turnpike_rx_datagrams_total", "turnpike_rx_buffers_total"]
+                    .map(|name| metrics.sum(name, ""));
+                assert!(datagrams > buffers * 2, "{datagrams} in {buffers}");
+            }
         }
     });
 }

@@ -21,18 +21,20 @@ fn flows(server: &Server<'_>) -> u64 {
 
 /// The very program of the tests, with other settings.
 fn with_setting(dir: &Dir, setting: &str) -> String {
-    let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
-    let path = dir.file(setting, format!("#!/bin/sh\n{setting} exec {program} \"$@\"\n"));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
-    path.display().to_string()
+    started_by(dir, setting, &format!("{setting} exec"))
 }
 
-/// The very program of the tests, with user space's data path in place of the kernel's.
+/// The same, with user space's data path in place of the kernel's.
 fn in_user_space(dir: &Dir) -> String {
-    let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
     // Without another process, which the sandbox does not allow.
     let change = r#"for it; do shift; [ "$it" = kernel ] && it=gso; set -- "$@" "$it"; done"#;
-    let path = dir.file("in-user-space", format!("#!/bin/sh\n{change}\nexec {program} \"$@\"\n"));
+    started_by(dir, "in-user-space", &format!("{change}\nexec"))
+}
+
+/// A script of this name that ends where the program begins.
+fn started_by(dir: &Dir, name: &str, exec: &str) -> String {
+    let program = turnpike(&[]).get_program().to_string_lossy().into_owned();
+    let path = dir.file(name, format!("#!/bin/sh\n{exec} {program} \"$@\"\n"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
     path.display().to_string()
 }
