@@ -355,6 +355,7 @@ mod tests {
                 (0..=ENOUGH * u64::from(socket % 2)).for_each(|_| gathering.saw(socket, 2, true));
             }
             look(&mut gathering, now_ms);
+            assert!([&gathering.seen, &gathering.waiting].iter().all(|list| list.len() <= 4));
         }
         (0..4).for_each(|socket| gathering.forget(socket));
         look(&mut gathering, 1_000);
