@@ -46,6 +46,15 @@ struct {
 	TYPE(value, struct hop);
 } hops SEC(".maps");
 
+/* By route, for TC. */
+struct {
+	NUMBER(type, MAP_ARRAY);
+	NUMBER(map_flags, MMAPABLE);
+	NUMBER(max_entries, 1);
+	TYPE(key, u32);
+	TYPE(value, struct gateway);
+} gateways SEC(".maps");
+
 /* Classes of UDP ports, 32 to a word. */
 struct {
 	NUMBER(type, MAP_ARRAY);

@@ -77,6 +77,11 @@ struct hop {
 	u64 to, from;
 };
 
+/* Who takes what goes by a route, for TC, as `flow_key` has addresses: a gateway, or who it is for. All 0 where that is not known. */
+struct gateway {
+	u64 address[2];
+};
+
 /* How long a flow that came in bulk stays up: as long as more is to be expected. In nanoseconds. */
 #define CALM 5000000ULL
 /* What XDP takes for bulk, for it sees packets before GRO: more than so many datagrams within so many nanoseconds. */

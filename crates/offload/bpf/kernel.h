@@ -91,6 +91,13 @@ struct fib_lookup {
 enum { FIB_NOT_FORWARDED = 4, FIB_FORWARDING_DISABLED = 5 };
 enum { AF_INET = 2, AF_INET6 = 10 };
 
+/* struct bpf_redir_neigh. */
+struct neighbour {
+	u32 family;
+	/* IPv4: the first of the four. */
+	u32 address[4];
+};
+
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_get_ns)(void) = (void *)5;
 static u32 (*get_prandom_u32)(void) = (void *)7;

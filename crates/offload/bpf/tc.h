@@ -133,6 +133,29 @@ INLINE int rewrite(struct __sk_buff *skb, const struct packet *packet, const str
 	return 0;
 }
 
+/* Has the kernel send it on by a route. Where the watcher of routes has told who takes it there, that need not be looked up for each packet. */
+INLINE int send(u32 interface, u32 number) {
+	struct gateway *gateway = map_lookup(&gateways, &number);
+	u64 *route = map_lookup(&routes, &number);
+	struct neighbour next = {};
+	u64 address[2];
+
+	if (!gateway || !route)
+		return redirect_neigh(interface, 0, 0, 0);
+	address[0] = READ_ONCE(gateway->address[0]);
+	address[1] = READ_ONCE(gateway->address[1]);
+	__builtin_memcpy(next.address, address, sizeof(address));
+	/* Nobody is told; or it leads elsewhere by now, and what was read may be half of one and half of the other. */
+	if (!address[1] || INTERFACE(READ_ONCE(*route)) != interface)
+		return redirect_neigh(interface, 0, 0, 0);
+	next.family = AF_INET6;
+	if (is_mapped(next.address)) {
+		next.family = AF_INET;
+		next.address[0] = next.address[3];
+	}
+	return redirect_neigh(interface, &next, sizeof(next), 0);
+}
+
 /* Sends a packet of a flow across, or up. */
 INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
 	struct arrival arrival = {
@@ -168,7 +191,7 @@ INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const 
 		return TC_DROP;
 	}
 	book(&way);
-	return redirect_neigh(way.interface, 0, 0, 0);
+	return send(way.interface, way.flow.route);
 }
 
 SEC("classifier") int turnpike(struct __sk_buff *skb) {

@@ -27,7 +27,7 @@ use strum::VariantArray as _;
 use crate::{
     error::OffloadError,
     flows::{Flows, now_ns},
-    layout::{self, Count, FlowKey, HOP_WORDS, STATE_WORDS},
+    layout::{self, Count, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
     lent::{Inherited, Lent, LentLink, LentWay, MAPS},
     links::{self, Link},
     netlink::{Interface, NeighbourNews, Netlink, News},
@@ -402,6 +402,7 @@ impl Shared {
             drained: array(object, "drained", words(settings.sockets))?,
             routes: Routes::new(
                 array(object, "routes", words(settings.flows))?,
+                array(object, "gateways", words(settings.flows) * GATEWAY_WORDS)?,
                 by_xdp.then(|| array(object, "hops", words(settings.hops()) * HOP_WORDS)).transpose()?,
             )?,
             ports: Ports::new(ports),
@@ -656,6 +657,7 @@ fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, 
         .map_max_entries("states", settings.states())
         .map_max_entries("drained", settings.sockets)
         .map_max_entries("routes", settings.flows)
+        .map_max_entries("gateways", settings.flows)
         .map_max_entries("hops", settings.hops())
         .load(OBJECT)
         .map_err(OffloadError::load)?;

@@ -140,6 +140,9 @@ pub const ACROSS: usize = 6;
 /// 0 behind.
 pub const HOP_WORDS: usize = 2;
 
+/// Words of a gateway: its address as [`mapped`] has it, 0 where it is not known.
+pub const GATEWAY_WORDS: usize = 2;
+
 /// In a time until which a socket has been emptied: it is not any more, and loses what it is sent.
 pub const BEHIND: u64 = 1 << 63;
 

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Maps that go along, in the order of their descriptors. What is counted by reason does not: each process has its own.
-pub(crate) const MAPS: [&str; 6] = ["flows", "states", "drained", "routes", "hops", "ports"];
+pub(crate) const MAPS: [&str; 7] = ["flows", "states", "drained", "routes", "gateways", "hops", "ports"];
 
 /// What [`crate::Kernel::lend`] gives, without the descriptors that travel beside it: those of the maps, and then those of links.
 #[derive(Clone, Debug, Serialize, Deserialize)]

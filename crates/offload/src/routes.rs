@@ -1,6 +1,6 @@
-//! By which interface each client and each peer is reached, and for XDP by whom on that link. At TC the kernel finds the next hop itself,
-//! but has to be told the interface; `bpf_fib_lookup` would know both, if only it looked before the forwarding of this machine were on
-//! (ip_forward).
+//! By which interface each client and each peer is reached, by whom on that link, and for XDP at which link address. At TC the kernel finds
+//! that address itself, as it does for what a socket sends; `bpf_fib_lookup` would know all of it, if only it looked before the forwarding of
+//! this machine were on (ip_forward).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    layout::{BY_REDIRECTION, HOP_WORDS, ONLY_FROM_THERE},
+    layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped},
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
     words::Words,
@@ -19,6 +19,8 @@ use crate::{
 /// The words that the programs read, and what they stand for.
 pub(crate) struct Routes {
     words: Words,
+    /// For TC.
+    gateways: Words,
     /// For XDP.
     hops: Option<Words>,
     inner: Mutex<Inner>,
@@ -88,6 +90,15 @@ fn as_word([a, b, c, d, e, f]: LinkAddress) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
+/// The neighbour's address, as flows have addresses.
+fn as_words(next: NextHop) -> [u64; GATEWAY_WORDS] {
+    let [first, second] = [0, 8].map(|at| {
+        let octets = mapped(next.neighbour);
+        u64::from_ne_bytes(std::array::from_fn(|byte| octets[at + byte]))
+    });
+    [first, second]
+}
+
 /// Whether nothing may come by an interface but from where it leads to (net.ipv4.conf.*.rp_filter = 1).
 fn filters_strictly(name: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"))
@@ -95,12 +106,12 @@ fn filters_strictly(name: &str) -> bool {
 }
 
 impl Routes {
-    pub(crate) fn new(words: Words, hops: Option<Words>) -> io::Result<Self> {
+    pub(crate) fn new(words: Words, gateways: Words, hops: Option<Words>) -> io::Result<Self> {
         let mut netlink = Netlink::new()?;
         let links = Links::read(&mut netlink, &BTreeSet::new())?;
         let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX));
         let inner = Inner { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
-        Ok(Self { words, hops, inner: Mutex::new(inner) })
+        Ok(Self { words, gateways, hops, inner: Mutex::new(inner) })
     }
 
     /// The number of a route; `None` if there are too many. To be given back.
@@ -113,7 +124,7 @@ impl Routes {
         let slot = inner.slots.take()?;
         let next = inner.netlink.route(from, to).unwrap_or_default();
         let hop = inner.links.hop(&mut inner.netlink, next).unwrap_or_default();
-        self.write(slot, inner.links.word(to, next), hop);
+        self.write(slot, inner.links.word(to, next), next, hop);
         inner.by_ends.insert((from, to), Held { slot, holders: 1, next });
         inner.by_slot.insert(slot, (from, to));
         Some(slot)
@@ -149,7 +160,7 @@ impl Routes {
             // It may be another one's by now, and that one was asked for later.
             if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
                 held.next = next;
-                self.write(slot, links.word(ends.1, next), hop);
+                self.write(slot, links.word(ends.1, next), next, hop);
             }
         }
         Ok(())
@@ -167,7 +178,7 @@ impl Routes {
             let hop = links.hop(netlink, next)?;
             let inner = self.inner();
             if inner.by_ends.get(&ends).is_some_and(|held| held.slot == slot && held.next == next) {
-                self.write(slot, links.word(ends.1, next), hop);
+                self.write(slot, links.word(ends.1, next), next, hop);
             }
         }
         Ok(())
@@ -195,14 +206,16 @@ impl Routes {
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 
-    /// A reader that finds the same interface before and behind the hop has link addresses that are good there.
-    fn write(&self, slot: u32, word: u64, hop: [u64; HOP_WORDS]) {
-        let place = &self.words[slot as usize];
-        if let Some(hops) = &self.hops {
-            let words = &hops[slot as usize * HOP_WORDS..][..HOP_WORDS];
-            if words.iter().zip(hop).any(|(word, new)| word.load(Ordering::Relaxed) != new) {
+    /// A reader that finds the same interface before and behind them has a gateway and link addresses that are good there.
+    fn write(&self, slot: u32, word: u64, next: Option<NextHop>, hop: [u64; HOP_WORDS]) {
+        let (place, slot) = (&self.words[slot as usize], slot as usize);
+        let gateways = &self.gateways[slot * GATEWAY_WORDS..][..GATEWAY_WORDS];
+        let mut beside = vec![(gateways, next.map_or([0; GATEWAY_WORDS], as_words))];
+        beside.extend(self.hops.as_ref().map(|hops| (&hops[slot * HOP_WORDS..][..HOP_WORDS], hop)));
+        for (words, new) in beside {
+            if words.iter().zip(new).any(|(word, new)| word.load(Ordering::Relaxed) != new) {
                 place.store(0, Ordering::Release);
-                words.iter().zip(hop).for_each(|(word, new)| word.store(new, Ordering::Release));
+                words.iter().zip(new).for_each(|(word, new)| word.store(new, Ordering::Release));
             }
         }
         place.store(word, Ordering::Release);

@@ -82,6 +82,7 @@ impl Program {
             .map_max_entries("states", PLACES)
             .map_max_entries("drained", PLACES)
             .map_max_entries("routes", PLACES)
+            .map_max_entries("gateways", PLACES)
             .map_max_entries("hops", PLACES)
             .load(&object)
             .map_err(|error| format!("{error:?}"))?;

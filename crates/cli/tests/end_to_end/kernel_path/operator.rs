@@ -1,10 +1,20 @@
 //! What an operator sees: at start, when interfaces come and go, and when the kernel path cannot be had.
 
-use std::{fs, net::SocketAddr, process::Command, time::Duration};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    process::Command,
+    time::Duration,
+};
 
 use turnpike_testkit::alone::run;
 
-use super::{Links, PEER, SERVER, by_each, client::received, on_links, relays::Pair};
+use super::{
+    Links, PEER, SERVER, by_each,
+    client::{Client, bound, received},
+    on_links,
+    relays::Pair,
+};
 use crate::harness::{Load, Program, Reflect, SOON, eventually, turnpike};
 
 const USER: &str = "65534";
@@ -142,6 +152,58 @@ fn a_neighbour_that_moves_is_followed() {
         pair.settle(&server);
         assert!(links.inside_says(&["ip", "neigh", "show", "dev", "p"]).contains(number));
     });
+}
+
+#[test]
+fn clients_and_peers_behind_routers_are_reached() {
+    by_each("kernel_path::operator::clients_and_peers_behind_routers_are_reached", |links, datapath| {
+        let far = [ip("10.77.9.9"), ip("fd77:9::9")];
+        let home = ip("10.77.8.8");
+        for device in ["c", "p"] {
+            // Whoever asks on the link itself is not told where they are.
+            fs::write(format!("/proc/sys/net/ipv4/conf/{device}/arp_ignore"), "1").expect("this test's own");
+        }
+        for address in [far[0], far[1], home] {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            run("ip", &["addr", "replace", &format!("{address}/{bits}"), "dev", "lo"]);
+        }
+        let router = link_local("p");
+        let leads = |to: IpAddr, via: &[&str], device: &str| {
+            let to = to.to_string();
+            links.inside(&[&["ip", "route", "replace", &to, "via"], via, &["dev", device]].concat());
+        };
+        leads(home, &["10.77.1.2"], "c");
+        leads(far[0], &["10.77.2.2"], "p");
+        leads(far[1], &[&router], "p");
+        let server = links.serve(&["--datapath", datapath]);
+        for family in [0, 1] {
+            let client = Client::allocate(home, SocketAddr::new(SERVER[0], 3478), family == 1);
+            let peer = bound(far[family]);
+            client.bind(0x4001, peer.local_addr().expect("bound"));
+            let mut pair = Pair { client, peer, sent: 0 };
+            pair.settle(&server);
+            if family == 0 {
+                // From now on an IPv6 router takes what is for an IPv4 address (RFC 5549).
+                leads(far[0], &["inet6", &router], "p");
+                links.inside(&["ip", "neigh", "flush", "dev", "p"]);
+                pair.settle(&server);
+            }
+        }
+        assert_eq!(server.metrics().sum("turnpike_kernel_dropped_total", ""), 0);
+    });
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// The address that IPv6 gives a device of the test's own on its link.
+fn link_local(device: &str) -> String {
+    let output =
+        Command::new("ip").args(["-o", "-6", "addr", "show", "dev", device, "scope", "link"]).output();
+    let said = String::from_utf8(output.expect("ip is installed").stdout).expect("text");
+    let address = said.split_whitespace().find_map(|word| word.strip_suffix("/64"));
+    address.unwrap_or_else(|| panic!("no address of the link's: {said}")).to_owned()
 }
 
 #[test]
