@@ -194,7 +194,8 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             assert_eq!((&signs.value, signs.since), (secret, *since));
             for other in before.iter().filter(|other| other.value != *secret) {
                 let left = after.iter().find(|left| left.value == other.value).expect("it counts a while");
-                assert_eq!((left.since, left.until), (other.since, other.until.or(Some(*until))));
+                let sooner = other.until.map_or(*until, |end| end.min(*until));
+                assert_eq!((left.since, left.until), (other.since, Some(sooner)));
             }
         }
         Edit::PutApiKey(key) => {

@@ -1,10 +1,11 @@
 //! Redis and Valkey, with coturn's keys, and ours for what coturn has none: one connection that carries all questions at once.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, fs, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ErrorKind, FromRedisValue,
-    IntoConnectionInfo as _, RedisConnectionInfo, RedisError, TlsCertificates, aio::MultiplexedConnection,
+    Arg, AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ErrorKind, FromRedisValue,
+    IntoConnectionInfo as _, ParsingError, RedisConnectionInfo, RedisError, TlsCertificates, Value,
+    aio::MultiplexedConnection,
 };
 use tokio::sync::Mutex;
 use url::form_urlencoded;
@@ -59,8 +60,8 @@ impl Redis {
         loop {
             let reused = !fresh && self.connection.lock().await.is_some();
             let mut connection = self.connected().await?;
-            match command.query_async(&mut connection).await {
-                Ok(value) => return Ok(value),
+            match command.query_async::<Value>(&mut connection).await {
+                Ok(value) => return T::from_redis_value(value).map_err(|error| self.unlike(command, &error)),
                 Err(error) => {
                     if error.is_io_error() || error.is_connection_dropped() || error.is_unrecoverable_error()
                     {
@@ -74,6 +75,19 @@ impl Redis {
                 }
             }
         }
+    }
+
+    /// An answer that is no text, or of another kind than is asked for: nothing is wrong with the connection.
+    fn unlike(&self, command: &Cmd, error: &ParsingError) -> StoreError {
+        let key = match command.args_iter().nth(1) {
+            Some(Arg::Simple(key)) => String::from_utf8_lossy(key),
+            _ => Cow::Borrowed("?"),
+        };
+        StoreError::new(
+            &self.name,
+            Fault::Schema,
+            format_args!("is not as coturn's: the value of {key}: {error}"),
+        )
     }
 
     /// Every key of these that begins with `turn/` and fits the pattern.

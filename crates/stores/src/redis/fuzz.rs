@@ -60,6 +60,20 @@ fn a_pattern_fits_as_in_redis() {
     }
 }
 
+/// There is one connection: whoever throws it away has none.
+#[test]
+fn a_value_that_is_no_text_is_named_and_costs_no_connection() {
+    runtime().block_on(async {
+        let keyspace = Keyspace::default();
+        let key = format!("{ORIGIN}https://a.example");
+        keyspace.lock().insert(key.clone().into_bytes(), Held::Text(vec![0xe0]));
+        let redis = connected(&keyspace).await;
+        let error = redis.rules().await.expect_err("no realm is called so");
+        assert!(matches!(error.fault, Fault::Schema) && error.to_string().contains(&key), "{error}");
+        assert_eq!(redis.user("a", "b").await.expect("it is still there"), None);
+    });
+}
+
 /// Whether the rules could be read.
 async fn check(bytes: &[u8]) -> bool {
     let mut input = Input::new(bytes);
