@@ -228,7 +228,7 @@ impl Kernel {
             object,
             netlink: Netlink::new()?,
             news,
-            neighbours: settings.hook.is_xdp().then(NeighbourNews::new).transpose()?,
+            neighbours: NeighbourNews::new()?,
             stop: stop.try_clone()?,
             at_tc,
             inherited,
@@ -446,8 +446,7 @@ struct Watcher {
     object: Ebpf,
     netlink: Netlink,
     news: News,
-    /// For XDP.
-    neighbours: Option<NeighbourNews>,
+    neighbours: NeighbourNews,
     stop: OwnedFd,
     /// How a program is attached to TC.
     at_tc: Hook,
@@ -477,10 +476,13 @@ impl Watcher {
         loop {
             let stopped = {
                 let readable = PollFlags::IN;
-                let mut fds = vec![PollFd::new(&self.stop, readable), PollFd::new(&self.news, readable)];
-                fds.extend(self.neighbours.as_ref().map(|neighbours| PollFd::new(neighbours, readable)));
+                let mut fds = [
+                    PollFd::new(&self.stop, readable),
+                    PollFd::new(&self.news, readable),
+                    PollFd::new(&self.neighbours, readable),
+                ];
                 let at_most = Timespec::try_from(NEIGHBOURS_EVERY).ok();
-                let _ = poll(&mut fds, at_most.as_ref().filter(|_| self.neighbours.is_some()));
+                let _ = poll(&mut fds, at_most.as_ref().filter(|_| self.shared.hook.is_xdp()));
                 !fds[0].revents().is_empty()
             };
             if stopped {
@@ -499,7 +501,7 @@ impl Watcher {
             }
             if let Err(error) = self.follow_neighbours(is_time) {
                 tracing::warn!(
-                    "cannot read the neighbours of this machine ({error}): XDP keeps those of before"
+                    "cannot read the neighbours of this machine ({error}): the kernel path keeps those of before"
                 );
             }
         }
@@ -512,9 +514,20 @@ impl Watcher {
     }
 
     fn follow_neighbours(&mut self, is_time: bool) -> std::io::Result<()> {
-        let Some(neighbours) = &self.neighbours else { return Ok(()) };
-        let changed = neighbours.heard();
+        let changed = self.neighbours.heard();
         let routes = &self.shared.routes;
+        let those = |which: fn(bool) -> bool| {
+            let all = changed.as_ref()?.iter();
+            Some(all.filter(|(_, is_there)| which(**is_there)).map(|(hop, _)| *hop).collect::<BTreeSet<_>>())
+        };
+        let lost = those(|is_there| !is_there);
+        if lost.as_ref().is_none_or(|lost| !lost.is_empty()) {
+            routes.refresh_lost(&mut self.netlink, lost.as_ref())?;
+        }
+        if !self.shared.hook.is_xdp() {
+            return Ok(());
+        }
+        let changed = those(|_| true);
         if changed.as_ref().is_none_or(|changed| !changed.is_empty()) {
             routes.refresh_neighbours(&mut self.netlink, changed.as_ref())?;
         }

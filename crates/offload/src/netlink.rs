@@ -2,7 +2,7 @@
 //! what the kernel says of drivers, by generic netlink.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -339,9 +339,9 @@ impl NeighbourNews {
         Ok(Self { socket: socket(None, NEIGHBOURS)? })
     }
 
-    /// Those of which there was news since the last call; `None` if there was too much of it.
-    pub(crate) fn heard(&self) -> Option<BTreeSet<NextHop>> {
-        let (mut changed, mut all, mut buffer) = (BTreeSet::new(), true, [0; 8192]);
+    /// Those of which there was news since the last call, and whether they are there; `None` if there was too much of it.
+    pub(crate) fn heard(&self) -> Option<BTreeMap<NextHop, bool>> {
+        let (mut changed, mut all, mut buffer) = (BTreeMap::new(), true, [0; 8192]);
         loop {
             let length = match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Err(Errno::INTR) => continue,
@@ -357,9 +357,9 @@ impl NeighbourNews {
                 let (len, kind) = (u32_at(rest, 0) as usize, u16_at(rest, 4));
                 if let Some(body) = rest.get(16..len)
                     && matches!(kind, NEW_NEIGHBOUR | DELETE_NEIGHBOUR)
-                    && let Some((hop, _)) = told(body)
+                    && let Some((hop, address)) = told(body)
                 {
-                    changed.insert(hop);
+                    changed.insert(hop, address.is_some());
                 }
                 // A length of 0 would be for ever.
                 rest = rest.get(len.max(16).next_multiple_of(4)..).unwrap_or_default();

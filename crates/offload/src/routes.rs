@@ -154,14 +154,32 @@ impl Routes {
     pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
         let links = Links::read(netlink, xdp)?;
         self.inner().links = links.clone();
-        for (slot, ends, _) in self.held(|_| true) {
-            let next = netlink.route(ends.0, ends.1)?;
-            let hop = links.hop(netlink, next)?;
-            // It may be another one's by now, and that one was asked for later.
-            if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
-                held.next = next;
-                self.write(slot, links.word(ends.1, next), next, hop);
-            }
+        self.held(|_, _| true)
+            .into_iter()
+            .try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
+    }
+
+    /// Asks anew where those lead that go by one of these gateways, who have not answered, or by any. The kernel takes another gateway by itself
+    /// then, if it has one, and there is no other news of that.
+    pub(crate) fn refresh_lost(
+        &self,
+        netlink: &mut Netlink,
+        lost: Option<&BTreeSet<NextHop>>,
+    ) -> io::Result<()> {
+        let links = self.inner().links.clone();
+        let is_lost =
+            |to, next: NextHop| next.neighbour != to && lost.is_none_or(|lost| lost.contains(&next));
+        let by_lost = self.held(|to, next| next.is_some_and(|next| is_lost(to, next)));
+        by_lost.into_iter().try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
+    }
+
+    fn ask(&self, netlink: &mut Netlink, links: &Links, slot: u32, ends: Ends) -> io::Result<()> {
+        let next = netlink.route(ends.0, ends.1)?;
+        let hop = links.hop(netlink, next)?;
+        // It may be another one's by now, and that one was asked for later.
+        if let Some(held) = self.inner().by_ends.get_mut(&ends).filter(|held| held.slot == slot) {
+            held.next = next;
+            self.write(slot, links.word(ends.1, next), next, hop);
         }
         Ok(())
     }
@@ -174,7 +192,7 @@ impl Routes {
     ) -> io::Result<()> {
         let links = self.inner().links.clone();
         let is_it = |next: NextHop| which.is_none_or(|which| which.contains(&next));
-        for (slot, ends, next) in self.held(|next| next.is_some_and(is_it)) {
+        for (slot, ends, next) in self.held(|_, next| next.is_some_and(is_it)) {
             let hop = links.hop(netlink, next)?;
             let inner = self.inner();
             if inner.by_ends.get(&ends).is_some_and(|held| held.slot == slot && held.next == next) {
@@ -199,10 +217,10 @@ impl Routes {
         self.inner().by_slot.len()
     }
 
-    /// Those with such a next hop.
-    fn held(&self, which: impl Fn(Option<NextHop>) -> bool) -> Vec<(u32, Ends, Option<NextHop>)> {
+    /// Those to such an address with such a next hop.
+    fn held(&self, which: impl Fn(IpAddr, Option<NextHop>) -> bool) -> Vec<(u32, Ends, Option<NextHop>)> {
         let inner = self.inner();
-        let held = inner.by_ends.iter().filter(|(_, held)| which(held.next));
+        let held = inner.by_ends.iter().filter(|(ends, held)| which(ends.1, held.next));
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
     }
 

@@ -4,13 +4,12 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     process::Command,
-    time::Duration,
 };
 
 use turnpike_testkit::alone::run;
 
 use super::{
-    Links, PEER, SERVER, by_each,
+    CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, received},
     on_links,
     relays::Pair,
@@ -140,15 +139,7 @@ fn a_neighbour_that_moves_is_followed() {
         let number = if datapath == "xdp" { "02:00:00:00:00:07" } else { "02:00:00:00:00:06" };
         run("ip", &["link", "set", "p", "address", number]);
         let before = server.across();
-        pair.peer.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
-        eventually("it is reached again, across", || {
-            pair.client.send(0x4001, b"where are you?");
-            let is_there = pair.peer.recv(&mut [0; 100]).is_ok();
-            (is_there && server.across() > before + 20).then_some(())
-        });
-        // What is left of that comes now.
-        while pair.peer.recv(&mut [0; 100]).is_ok() {}
-        pair.peer.set_read_timeout(Some(SOON)).expect("not zero");
+        pair.reach_again(&server, before + 20);
         pair.settle(&server);
         assert!(links.inside_says(&["ip", "neigh", "show", "dev", "p"]).contains(number));
     });
@@ -197,13 +188,54 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
+/// What ip(8) says of this test's own side.
+fn ip_says(arguments: &[&str]) -> String {
+    let output = Command::new("ip").args(arguments).output().expect("ip is installed");
+    String::from_utf8(output.stdout).expect("text")
+}
+
 /// The address that IPv6 gives a device of the test's own on its link.
 fn link_local(device: &str) -> String {
-    let output =
-        Command::new("ip").args(["-o", "-6", "addr", "show", "dev", device, "scope", "link"]).output();
-    let said = String::from_utf8(output.expect("ip is installed").stdout).expect("text");
+    let said = ip_says(&["-o", "-6", "addr", "show", "dev", device, "scope", "link"]);
     let address = said.split_whitespace().find_map(|word| word.strip_suffix("/64"));
     address.unwrap_or_else(|| panic!("no address of the link's: {said}")).to_owned()
+}
+
+#[test]
+fn a_gateway_that_has_gone_is_left_for_another() {
+    by_each("kernel_path::operator::a_gateway_that_has_gone_is_left_for_another", |links, datapath| {
+        let said = ip_says(&["-o", "link", "show", "dev", "p"]);
+        let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+        let number = number.expect("Ethernet has one");
+        run("ip", &["addr", "replace", "10.77.9.9/32", "dev", "lo"]);
+        for (router, how) in [("10.77.2.7", "reachable"), ("10.77.2.3", "permanent")] {
+            run("ip", &["addr", "replace", &format!("{router}/24"), "dev", "p"]);
+            let neighbour = ["neigh", "replace", router, "lladdr", number, "dev", "p", "nud", how];
+            links.inside(&[&["ip"], &neighbour[..]].concat());
+            links.inside(&["ip", "route", "append", "default", "via", router, "dev", "p"]);
+        }
+        let server = links.serve(&["--datapath", datapath]);
+        let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        let peer = bound(ip("10.77.9.9"));
+        client.bind(0x4001, peer.local_addr().expect("bound"));
+        let mut pair = Pair { client, peer, sent: 0 };
+        pair.settle(&server);
+        // Any other news would have all routes looked up: that of addresses which IPv6 has made up, for one.
+        eventually("the links are as they will be", || {
+            !links.inside_says(&["ip", "-6", "addr", "show", "tentative"]).contains("inet6")
+        });
+        pair.settle(&server);
+        // Nobody tells of that but its silence; the kernel goes by the other one from then on.
+        run("ip", &["addr", "del", "10.77.2.7/24", "dev", "p"]);
+        links.inside(&["ip", "neigh", "replace", "10.77.2.7", "dev", "p", "nud", "failed"]);
+        let before = server.across();
+        pair.reach_again(&server, before + 20);
+        pair.settle(&server);
+        for router in ["10.77.2.7", "10.77.2.3"] {
+            links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
+            links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
+        }
+    });
 }
 
 #[test]

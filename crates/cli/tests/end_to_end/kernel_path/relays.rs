@@ -11,7 +11,7 @@ use super::{
     client::{Client, bound, received},
     on_links, run,
 };
-use crate::harness::eventually;
+use crate::harness::{SOON, eventually};
 
 const CHANNEL: u16 = 0x4001;
 
@@ -52,6 +52,19 @@ impl Pair {
         assert_eq!(received(&self.peer), (payload.clone(), self.client.relayed));
         self.peer.send_to(&payload, self.client.relayed).expect("it leaves");
         assert_eq!(self.client.receive(), Some((CHANNEL, payload)));
+    }
+
+    /// Until what the client sends arrives, and the kernel has relayed more than so many datagrams; some may be lost before.
+    pub(crate) fn reach_again(&self, server: &Server<'_>, across: u64) {
+        self.peer.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
+        eventually("it is reached again, across", || {
+            self.client.send(CHANNEL, b"where are you?");
+            let is_there = self.peer.recv(&mut [0; 100]).is_ok();
+            (is_there && server.across() > across).then_some(())
+        });
+        // What is left of that comes now.
+        while self.peer.recv(&mut [0; 100]).is_ok() {}
+        self.peer.set_read_timeout(Some(SOON)).expect("not zero");
     }
 
     /// Until the kernel relays both directions.
