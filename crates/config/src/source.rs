@@ -1,6 +1,7 @@
 //! The sources of settings (flags, environment, file) brought into one shape: [`Node`]s that remember their origin.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -192,10 +193,16 @@ pub(crate) fn file_text(path: &Path, problems: &mut Vec<Mistake>) -> Option<Zero
 pub(crate) fn parse_file(path: &Path, text: &str, problems: &mut Vec<Mistake>) -> Vec<Entry> {
     let places = Places { path, text };
     let (table, errors) = DeTable::parse_recoverable(text);
+    let mut told = BTreeSet::new();
     for error in &errors {
+        let start = error.span().map_or(0, |span| span.start);
+        // What else the parser finds in the same place follows from the first.
+        if !told.insert(start) {
+            continue;
+        }
         // Only the message and the place: the error's own text quotes the line, and the line may hold a password.
         problems.push(Mistake::new(
-            &places.origin(error.span().map_or(0, |span| span.start)),
+            &places.origin(start),
             "",
             format!("no valid TOML: {}", error.message().replace('\n', ", ")),
             "",

@@ -425,10 +425,8 @@ impl Reply {
         self.message().has_attribute(kind)
     }
 
-    pub(crate) fn get<'a, A: AttributeFromRaw<'a> + AttributeStaticType>(&'a self) -> A {
-        // The message borrows from `self`, but its accessors from the message: read the raw attribute here.
-        let message = Box::leak(Box::new(self.message()));
-        message.attribute::<A>().expect("the attribute is there")
+    pub(crate) fn get<A: for<'a> AttributeFromRaw<'a> + AttributeStaticType>(&self) -> A {
+        self.message().attribute::<A>().expect("the attribute is there")
     }
 
     pub(crate) fn ticket(&self) -> Option<Vec<u8>> {
