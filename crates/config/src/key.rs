@@ -359,7 +359,17 @@ pub(crate) mod show {
         format!("[{}]", items.collect::<Vec<_>>().join(", "))
     }
 
+    /// On one line: a line of its own could look like another program's.
     pub(crate) fn quoted(text: &str) -> String {
+        if text.contains(['\n', '\r']) {
+            let escaped = text.chars().map(|char| match char {
+                '\n' => "\\n".to_owned(),
+                '"' | '\\' => format!("\\{char}"),
+                char if char.is_control() => format!("\\u{:04x}", u32::from(char)),
+                char => char.to_string(),
+            });
+            return format!("\"{}\"", escaped.collect::<String>());
+        }
         toml::Value::String(text.to_owned()).to_string()
     }
 }

@@ -11,6 +11,9 @@ use crate::{ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, Store
 /// Rows or keys at most, and changes.
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
+/// A fuzzer makes secrets of what it has seen compared, and of this too.
+const ALWAYS_TOLD: &str =
+    " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables";
 /// What is shorter stands in many words.
 const LONG: usize = 8;
 
@@ -96,7 +99,8 @@ pub(crate) fn is_told(error: &StoreError, faults: &[Fault], texts: &[(Word, Stri
 /// Whether what is private stands there. What stands elsewhere too may be told from there.
 pub(crate) fn says_nothing_private(said: &str, texts: &[(Word, String)]) {
     for (word, text) in texts.iter().filter(|(word, text)| word.is_private() && text.len() >= LONG) {
-        let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text));
+        let is_elsewhere = texts.iter().any(|(other, found)| !other.is_private() && found.contains(text))
+            || ALWAYS_TOLD.contains(text.as_str());
         assert!(is_elsewhere || !said.contains(text), "{word:?} {text:?} in {said}");
     }
 }
