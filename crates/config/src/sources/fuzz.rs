@@ -68,7 +68,8 @@ fn secrets(settings: &Settings) -> Vec<&Secret> {
 fn is_shown_as_it_is(mut first: Settings, shown: &str) {
     let admin = &first.admin;
     if !secrets(&first).is_empty()
-        || !(admin.tokens.is_empty() && admin.read_tokens.is_empty())
+        || !admin.tokens.is_empty()
+        || !admin.read_tokens.is_empty()
         || !first.users.is_empty()
         || !first.oauth.keys.is_empty()
         || !first.realms.is_empty()
