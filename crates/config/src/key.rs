@@ -372,4 +372,17 @@ pub(crate) mod show {
         }
         toml::Value::String(text.to_owned()).to_string()
     }
+
+    #[cfg(test)]
+    mod tests {
+        #[test]
+        fn any_text_is_shown_on_one_line_and_reads_as_itself() {
+            for text in ["", "a", "\"\\'", "a\nlisten\n", "\r\n\"\u{0}\u{7f}\\é", "'''\n\"\"\""] {
+                let shown = super::quoted(text);
+                assert_eq!(shown.lines().count(), 1, "{shown}");
+                let read: toml::Table = format!("x = {shown}").parse().expect("TOML");
+                assert_eq!(read["x"].as_str(), Some(text), "{shown}");
+            }
+        }
+    }
 }

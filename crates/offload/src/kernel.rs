@@ -49,6 +49,8 @@ const XDP_PROGRAM: &str = "turnpike_xdp";
 
 /// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
+/// The watcher rests so long when neighbours were lost.
+const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// What the program is made for.
 #[derive(Clone, Debug)]
@@ -520,9 +522,13 @@ impl Watcher {
             let all = changed.as_ref()?.iter();
             Some(all.filter(|(_, is_there)| which(**is_there)).map(|(hop, _)| *hop).collect::<BTreeSet<_>>())
         };
-        let lost = those(|is_there| !is_there);
-        if lost.as_ref().is_none_or(|lost| !lost.is_empty()) {
-            routes.refresh_lost(&mut self.netlink, lost.as_ref())?;
+        let known = those(|is_there| !is_there);
+        let is_much = known.is_none();
+        let lost = known.map_or_else(|| routes.lost_gateways(&mut self.netlink), Ok)?;
+        if is_much || !lost.is_empty() {
+            routes.refresh_lost(&mut self.netlink, &lost)?;
+            // Whoever floods the link with addresses that nobody has makes such news without end.
+            let _ = poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&AFTER_LOST));
         }
         if !self.shared.hook.is_xdp() {
             return Ok(());

@@ -159,18 +159,26 @@ impl Routes {
             .try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
     }
 
-    /// Asks anew where those lead that go by one of these gateways, who have not answered, or by any. The kernel takes another gateway by itself
+    /// Asks anew where those lead whose gateway is among these neighbours, who have not answered: the kernel takes another gateway by itself
     /// then, if it has one, and there is no other news of that.
-    pub(crate) fn refresh_lost(
-        &self,
-        netlink: &mut Netlink,
-        lost: Option<&BTreeSet<NextHop>>,
-    ) -> io::Result<()> {
+    pub(crate) fn refresh_lost(&self, netlink: &mut Netlink, lost: &BTreeSet<NextHop>) -> io::Result<()> {
         let links = self.inner().links.clone();
-        let is_lost =
-            |to, next: NextHop| next.neighbour != to && lost.is_none_or(|lost| lost.contains(&next));
+        let is_lost = |to, next: NextHop| next.neighbour != to && lost.contains(&next);
         let by_lost = self.held(|to, next| next.is_some_and(|next| is_lost(to, next)));
         by_lost.into_iter().try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
+    }
+
+    /// The gateways that the kernel cannot send to. They are few, however many routes there are.
+    pub(crate) fn lost_gateways(&self, netlink: &mut Netlink) -> io::Result<BTreeSet<NextHop>> {
+        let by_gateway = self.held(|to, next| next.is_some_and(|next| next.neighbour != to));
+        let all: BTreeSet<NextHop> = by_gateway.into_iter().filter_map(|(_, _, next)| next).collect();
+        let mut lost = BTreeSet::new();
+        for gateway in all {
+            if netlink.neighbour(gateway)?.is_none() {
+                lost.insert(gateway);
+            }
+        }
+        Ok(lost)
     }
 
     fn ask(&self, netlink: &mut Netlink, links: &Links, slot: u32, ends: Ends) -> io::Result<()> {

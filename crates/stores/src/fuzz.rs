@@ -11,7 +11,7 @@ use crate::{ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, Store
 /// Rows or keys at most, and changes.
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
-/// A fuzzer makes secrets of what it has seen compared, and of this too.
+/// Words of an error, which say nothing of a secret that is made of them: a fuzzer tries that too.
 const ALWAYS_TOLD: &str =
     " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables";
 /// What is shorter stands in many words.

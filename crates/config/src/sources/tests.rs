@@ -220,6 +220,20 @@ fn broken_toml_names_its_place_and_does_not_quote_the_line() {
 }
 
 #[test]
+fn one_mistake_is_told_of_one_place_in_broken_toml() {
+    let mut places = std::collections::BTreeSet::new();
+    for mistake in errors("x = [}}}}") {
+        let text = mistake.to_string();
+        if text.contains("no valid TOML")
+            && let Origin::File { line, column, .. } = mistake.origin
+        {
+            assert!(places.insert((line, column)), "{text}");
+        }
+    }
+    assert!(places.len() > 3, "{places:?}");
+}
+
+#[test]
 fn flags_win_over_environment_over_file_over_defaults() {
     let file = "[server]\nrealm = \"file\"\nworkers = 2\nsoftware = \"file\"";
     let environment = [("TURNPIKE_SERVER_REALM", "environment"), ("TURNPIKE_SERVER_WORKERS", "3")];

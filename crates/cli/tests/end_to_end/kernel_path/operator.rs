@@ -174,7 +174,7 @@ fn clients_and_peers_behind_routers_are_reached() {
             let mut pair = Pair { client, peer, sent: 0 };
             pair.settle(&server);
             if family == 0 {
-                // From now on an IPv6 router takes what is for an IPv4 address (RFC 5549).
+                // From now on an IPv6 router takes what is for an IPv4 address (ip-route(8), via inet6).
                 leads(far[0], &["inet6", &router], "p");
                 links.inside(&["ip", "neigh", "flush", "dev", "p"]);
                 pair.settle(&server);
@@ -196,9 +196,11 @@ fn ip_says(arguments: &[&str]) -> String {
 
 /// The address that IPv6 gives a device of the test's own on its link.
 fn link_local(device: &str) -> String {
-    let said = ip_says(&["-o", "-6", "addr", "show", "dev", device, "scope", "link"]);
-    let address = said.split_whitespace().find_map(|word| word.strip_suffix("/64"));
-    address.unwrap_or_else(|| panic!("no address of the link's: {said}")).to_owned()
+    eventually("nobody else has it", || {
+        let said = ip_says(&["-o", "-6", "addr", "show", "dev", device, "scope", "link", "-tentative"]);
+        let address = said.split_whitespace().find_map(|word| word.strip_suffix("/64"));
+        address.map(str::to_owned)
+    })
 }
 
 #[test]
