@@ -13,6 +13,22 @@ use crate::{limit_keys, realms};
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
 
+/// Makes what nobody has set as small as what it may be at most, so that what is shown can be read again.
+pub(crate) fn fit_defaults(settings: &mut Settings) {
+    if !settings.is_explicit("credentials.ttl") {
+        settings.credentials.ttl = settings.credentials.ttl.min(settings.credentials.max_ttl);
+    }
+    if !settings.is_explicit("nat_discovery.requests_per_source") {
+        settings.discovery.per_source = settings.discovery.per_source.min(settings.discovery.total);
+    }
+    if !settings.is_explicit("limits.allocations") && settings.shared_ports == 0 {
+        settings.max_allocations = settings.max_allocations.min(relay_ports(settings));
+    }
+    if !settings.is_explicit("limits.allocations_per_user") {
+        settings.max_allocations_per_user = settings.max_allocations_per_user.min(settings.max_allocations);
+    }
+}
+
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.
 pub(crate) fn combinations(settings: &Settings, problems: &mut Vec<Mistake>) {
     let mut judge = Judge { settings, problems };

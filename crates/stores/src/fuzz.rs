@@ -12,8 +12,8 @@ use crate::{ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, Store
 pub(crate) const MOST_ROWS: u8 = 24;
 const MOST_EDITS: usize = 12;
 /// Words of an error, which say nothing of a secret that is made of them: a fuzzer tries that too.
-const ALWAYS_TOLD: &str =
-    " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables";
+const ALWAYS_TOLD: &str = " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
+     turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip";
 /// What is shorter stands in many words.
 const LONG: usize = 8;
 

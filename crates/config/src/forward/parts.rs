@@ -88,9 +88,11 @@ fn is_host_name(text: &str) -> bool {
 /// What a Unix socket has in place of ports.
 const NO_PORT: PortRange = PortRange { first: 0, last: 0 };
 
-/// The name of a Unix socket, where the text begins as one.
+/// The name of a Unix socket, where the text begins as one,
+/// in whichever case: a host's name is shown in lower case, and would be read as a socket from there.
 fn unix(text: &str) -> Option<Result<UnixName, String>> {
-    text.strip_prefix("unix:").map(|name| UnixName::new(name).map_err(str::to_owned))
+    let (scheme, name) = text.split_at_checked("unix:".len())?;
+    scheme.eq_ignore_ascii_case("unix:").then(|| UnixName::new(name).map_err(str::to_owned))
 }
 
 /// `HOST:PORT`, `HOST:FIRST-LAST` or `unix:NAME`, with or without `*WEIGHT`.
@@ -336,6 +338,7 @@ mod tests {
             ("a:80*", "\"\" is no weight: a weight is a number, 0 to 256"),
             ("unix:app.sock", "a Unix socket is an absolute path, or @ and a name"),
             ("unix:", "a Unix socket is an absolute path, or @ and a name"),
+            ("uniX:1", "a Unix socket is an absolute path, or @ and a name"),
             ("a b:80", "\"a b\" is neither an address nor a host name"),
         ] {
             assert_eq!(endpoint(text), Err(problem.to_owned()), "{text}");

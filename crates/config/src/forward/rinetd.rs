@@ -26,6 +26,8 @@ const RULE_FORM: &str =
     "bindaddress bindport connectaddress connectport [options], such as 0.0.0.0 80 10.0.0.2 8080";
 const PORT_FORM: &str = "a port 1 to 65535 or a service name, with /tcp or /udp behind it or nothing for tcp";
 const ADDRESS_FORM: &str = "an IPv4 or IPv6 address or a host name";
+/// As `rule.idle` is at most.
+const LONGEST_IDLE: u32 = 31_536_000;
 const OPTIONS_FORM: &str = "[timeout=SECONDS, src=ADDRESS, keepalive=on|off], each at most once";
 const DIRECTIVES: [&str; 5] = ["allow", "deny", "logfile", "logcommon", "pidlogfile"];
 
@@ -333,6 +335,9 @@ impl Line<'_> {
                 // 0 is the default there too.
                 if seconds == 0 {
                     return Ok(());
+                }
+                if seconds > LONGEST_IDLE {
+                    return Err(bad(&format!("it is longer than a year, {LONGEST_IDLE} seconds")));
                 }
                 if from == Transport::Tcp {
                     warnings.push(format!("{}: timeout has no effect on TCP, as in rinetd", self.origin(at)));

@@ -96,6 +96,9 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds.extend(
         [
             "[auth]\nusers = [\"alice:correct horse\", { name = \"b\", key = \"0123456789abcdef0123456789abcdef\" }]\n",
+            "[limits]\nallocations = 1\n",
+            "[relay]\nports = \"50000-50001\"\n",
+            "[nat_discovery]\nrequests = 1\n",
             "[[realm]]\nname = \"a\"\nsecrets = [\"a long secret\"]\nallocations = 7\n[log]\nlevel = \"info,turn=debug\"\n",
             "[oauth]\nserver_name = \"t\"\n[[oauth.key]]\nkid = \"n\"\nkey = \"AAAAAAAAAAAAAAAAAAAAAA==\"\nlifetime = 60\n",
             "[[alternate]]\naddress = \"[2001:db8::1]:5349\"\ndomain = \"t.example\"\ntransports = [\"tls\"]\nwhen = \"always\"\n",
