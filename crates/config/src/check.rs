@@ -13,20 +13,18 @@ use crate::{limit_keys, realms};
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
 
-/// Makes what nobody has set as small as what it may be at most, so that what is shown can be read again.
-pub(crate) fn fit_defaults(settings: &mut Settings) {
-    if !settings.is_explicit("credentials.ttl") {
-        settings.credentials.ttl = settings.credentials.ttl.min(settings.credentials.max_ttl);
-    }
-    if !settings.is_explicit("nat_discovery.requests_per_source") {
-        settings.discovery.per_source = settings.discovery.per_source.min(settings.discovery.total);
-    }
-    if !settings.is_explicit("limits.allocations") && settings.shared_ports == 0 {
-        settings.max_allocations = settings.max_allocations.min(relay_ports(settings));
-    }
-    if !settings.is_explicit("limits.allocations_per_user") {
-        settings.max_allocations_per_user = settings.max_allocations_per_user.min(settings.max_allocations);
-    }
+/// Keys that nobody has set and whose default is above another setting, which caps it: whoever sets them to that is refused.
+pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
+    let Settings { credentials, discovery, max_allocations, max_allocations_per_user, .. } = settings;
+    [
+        ("credentials.ttl", credentials.ttl > credentials.max_ttl),
+        ("nat_discovery.requests_per_source", discovery.per_source > discovery.total),
+        ("limits.allocations", *max_allocations > relay_ports(settings) && settings.shared_ports == 0),
+        ("limits.allocations_per_user", max_allocations_per_user > max_allocations),
+    ]
+    .into_iter()
+    .filter_map(|(key, is_above)| (is_above && !settings.is_explicit(key)).then_some(key))
+    .collect()
 }
 
 /// Appends what cannot work. A limit that nobody set never makes an error: it only caps.

@@ -162,7 +162,7 @@ impl CredentialsSettings {
                 "store.url or store.state with it, and a key made by `turnpike key add`",
             );
         }
-        // One that nobody has set is as long as it may be, once all is read.
+        // One that nobody has set is as long as it may be.
         if ttl > max_ttl && settings.is_explicit("credentials.ttl") {
             let problem = format!("{ttl} is above credentials.max_ttl {max_ttl}");
             refuse("credentials.ttl", problem, "at most credentials.max_ttl (both in seconds)");

@@ -245,11 +245,12 @@ macro_rules! settings {
 }
 pub(crate) use settings;
 
-/// The settings as a TOML file with each value's origin, secrets masked.
+/// The settings as a TOML file with each value's origin, secrets masked, those of `capped` as comments.
 pub(crate) fn table_as_toml<S>(
     keys: &[KeySpec<S>],
     settings: &S,
     origins: &BTreeMap<&'static str, Origin>,
+    capped: &[&str],
 ) -> String {
     let mut text = String::new();
     let mut section = "";
@@ -260,7 +261,8 @@ pub(crate) fn table_as_toml<S>(
             let _ = writeln!(text, "{gap}[{section}]");
         }
         let origin = origins.get(spec.path).unwrap_or(&Origin::Default);
-        let _ = writeln!(text, "{} = {} # {origin}", spec.name(), (spec.show)(settings));
+        let comment = if capped.contains(&spec.path) { "# " } else { "" };
+        let _ = writeln!(text, "{comment}{} = {} # {origin}", spec.name(), (spec.show)(settings));
     }
     text
 }

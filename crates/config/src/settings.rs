@@ -16,7 +16,7 @@ use crate::{
     AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
     Origin, RealmSettings, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
-    credentials_keys, discovery_keys, fleet_keys,
+    check, credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, settings},
     keys,
     limit_keys::{RATE, SESSION_LENGTH},
@@ -287,7 +287,7 @@ impl Settings {
     pub fn to_toml(&self) -> String {
         let realms = self.realms.iter().map(|realm| (realm, &realm.place));
         let alternates = self.alternates.iter().map(|alternate| (alternate, &alternate.place));
-        key::table_as_toml(KEYS, self, &self.origins)
+        key::table_as_toml(KEYS, self, &self.origins, &check::capped_defaults(self))
             + &tables::as_toml("realm", REALM_KEYS, realms)
             + &tables::as_toml("alternate", ALTERNATE_KEYS, alternates)
     }

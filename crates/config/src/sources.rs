@@ -111,7 +111,6 @@ impl Sources {
                 .into_iter()
                 .map(|read| AlternateSettings { place: read.place, ..read.settings })
                 .collect();
-        check::fit_defaults(&mut settings);
         check::combinations(&settings, &mut problems);
         let found = certificates(&settings);
         if !problems.is_empty() {

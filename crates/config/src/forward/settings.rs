@@ -80,7 +80,7 @@ impl ForwardSettings {
 
     /// Settings and rules as a TOML file, whatever format they came from; a way to leave rinetd.conf behind.
     pub fn to_toml(&self) -> String {
-        let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins);
+        let mut text = key::table_as_toml(FORWARD_KEYS, self, &self.origins, &[]);
         for rule in &self.rules {
             text.push('\n');
             text.push_str(&super::rule_keys::as_toml(rule, self));
