@@ -119,7 +119,7 @@ impl<'a> RulesReader<'a> {
         Ok(())
     }
 
-    /// A limit of a realm; 0 is none.
+    /// A limit of a realm; 0 is none. Of two rows of one realm, which differ in blanks or in whether there is a name at all, the lower counts.
     pub(crate) fn option(
         &mut self,
         realm: Field<'_>,
@@ -131,13 +131,13 @@ impl<'a> RulesReader<'a> {
                 .to_string();
             StoreError::new(self.store, Fault::Row, said)
         })?;
-        let count = Some(usize::try_from(number).unwrap_or(usize::MAX)).filter(|number| *number > 0);
+        let count = usize::try_from(number).unwrap_or(usize::MAX);
         let rules = self.realm(text(realm));
         rules.named = true;
         match option {
-            "total-quota" => rules.total_quota = count,
-            "user-quota" => rules.user_quota = count,
-            "max-bps" => rules.max_bps = Some(number).filter(|number| *number > 0),
+            "total-quota" => lower(&mut rules.total_quota, count),
+            "user-quota" => lower(&mut rules.user_quota, count),
+            "max-bps" => lower(&mut rules.max_bps, number),
             _ => self.ignore(format!("the option {option:?} of realm {:?} is not known", text(realm))),
         }
         Ok(())
@@ -285,6 +285,13 @@ const LENIENT: engine::GeneralPurpose = engine::GeneralPurpose::new(
     engine::GeneralPurposeConfig::new().with_decode_padding_mode(engine::DecodePaddingMode::Indifferent),
 );
 
+/// Keeps the lower of two limits, of which 0 is none.
+fn lower<N: Ord + Default>(limit: &mut Option<N>, other: N) {
+    if other > N::default() && limit.as_ref().is_none_or(|limit| other < *limit) {
+        *limit = Some(other);
+    }
+}
+
 fn text(field: Field<'_>) -> &str {
     field.unwrap_or_default().trim()
 }
@@ -385,6 +392,14 @@ mod tests {
             (Some(12_000), None, Some(500_000), true)
         );
         assert!(rules.ignored[0].contains("\"colour\""));
+        // As SQLite holds them: its keys may be empty, or nothing.
+        let rows = [(None, "700"), (Some(""), "300"), (Some(" "), "0"), (None, "500")];
+        for rows in [rows, [rows[3], rows[2], rows[1], rows[0]]] {
+            let rules = read(|reader| {
+                rows.iter().try_for_each(|(realm, bps)| reader.option(*realm, "max-bps", Some(bps)))
+            });
+            assert_eq!(rules.expect("rules").realms[""].max_bps, Some(300), "the lower, whatever the order");
+        }
         let error =
             read(|reader| reader.option(Some("a"), "user-quota", Some("many"))).expect_err("no number");
         assert!(error.contains("user-quota of realm \"a\" is \"many\""), "{error}");

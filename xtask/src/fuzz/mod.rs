@@ -194,7 +194,17 @@ fn reason(log: &str) -> Option<String> {
     let at = lines.by_ref().find(|line| line.contains("panicked at") || line.contains("ERROR: libFuzzer"))?;
     let next = lines.next().unwrap_or_default();
     let told = if at.contains("panicked at") { format!("{at} {next}") } else { at.to_owned() };
-    Some(told.chars().filter(|c| !c.is_control()).take(300).collect())
+    let told: String = told.chars().filter(|c| !c.is_control()).collect();
+    let told: Vec<_> = told.split(' ').map(without_machine).collect();
+    Some(told.join(" ").chars().take(300).collect())
+}
+
+/// Of a path of this machine, what is the same elsewhere: a package's file by its package, another by its name.
+fn without_machine(word: &str) -> &str {
+    let quote = word.len() - word.trim_start_matches(['"', '\'', '(']).len();
+    let Some(path) = word.get(quote..).filter(|path| path.starts_with('/')) else { return word };
+    let package = path.split_once("/registry/src/").and_then(|(_, rest)| rest.split_once('/'));
+    package.map_or_else(|| path.rsplit_once('/').map_or(path, |(_, name)| name), |(_, rest)| rest)
 }
 
 #[cfg(test)]
@@ -218,6 +228,15 @@ mod tests {
         assert_eq!(
             reason("==1== ERROR: libFuzzer: timeout after 20 seconds\n").as_deref(),
             Some("==1== ERROR: libFuzzer: timeout after 20 seconds")
+        );
+    }
+
+    #[test]
+    fn a_fault_says_nothing_of_the_machine() {
+        let log = "thread 'x' panicked at /home/me/registry/src/host-1/toml-1.0/src/a.rs:1:2:\nno file \"/home/me/x.toml\"\n";
+        assert_eq!(
+            reason(log).as_deref(),
+            Some("thread 'x' panicked at toml-1.0/src/a.rs:1:2: no file x.toml\"")
         );
     }
 
