@@ -578,6 +578,10 @@ impl Watcher {
                 filter.detach();
                 Err(other())
             }
+            (LentWay::Xdp | LentWay::Tcx, Some(link)) => {
+                links::detach(&link);
+                Err(other())
+            }
             _ => Err(other()),
         }
     }

@@ -27,6 +27,7 @@ const REACH_TC: KernelVersion = KernelVersion::new(6, 6, 0);
 /// Commands of bpf(2).
 const LINK_CREATE: c_long = 28;
 const LINK_UPDATE: c_long = 29;
+const LINK_DETACH: c_long = 34;
 
 /// How a link attaches a program to an interface.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +104,13 @@ pub(crate) fn create(program: BorrowedFd<'_>, interface: u32, kind: Kind) -> io:
 /// Has this program take the place of the one of a link: each packet is seen by the one or the other.
 pub(crate) fn update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     bpf(LINK_UPDATE, [number(link), number(program), 0, 0, 0, 0, 0, 0]).map(drop)
+}
+
+/// Takes the program of a link from its interface now, whoever else has a descriptor of it: a process that is just being made has one until
+/// it runs its program.
+pub(crate) fn detach(link: &OwnedFd) {
+    // Where the kernel cannot (Linux 5.9), the last descriptor that is closed does it.
+    let _ = bpf(LINK_DETACH, [number(link.as_fd()), 0, 0, 0, 0, 0, 0, 0]);
 }
 
 /// Calls bpf(2) with the first words of `union bpf_attr`, as far as links have any.
