@@ -124,7 +124,7 @@ pub(crate) fn as_toml(rule: &Rule, settings: &ForwardSettings) -> String {
     };
     for spec in RULE_KEYS {
         let shown = (spec.show)(rule);
-        let needed = spec.path == "rule.protocol";
+        let needed = ["rule.protocol", "rule.listen", "rule.target"].contains(&spec.path);
         if needed || shown != (spec.show)(&plain) {
             let _ = writeln!(text, "{} = {shown}", spec.name());
         }
