@@ -49,7 +49,7 @@ pub use firewall::{Firewall, FirewallFormat};
 pub use fleet_keys::{FleetRedirect, FleetSettings};
 pub use key::Change;
 pub use keys::{is_realm, is_username};
-pub use log_filter::check_filter;
+pub use log_filter::{check_filter, log_filter};
 pub use oauth_keys::{OauthSettings, TokenKeySettings};
 pub use realm_keys::RealmSettings;
 pub use sandbox_keys::{SandboxMode, SandboxSettings};

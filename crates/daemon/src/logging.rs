@@ -21,7 +21,7 @@ use tracing_subscriber::{
     reload,
     util::SubscriberInitExt,
 };
-use turnpike_config::{LogFormat, check_filter};
+use turnpike_config::{LogFormat, log_filter};
 
 /// These crates log per message, or what a message has made them keep, and a stranger's packets must not fill a disk, whatever the
 /// filter says.
@@ -40,7 +40,7 @@ struct InForce {
 
 /// Installs the process-wide subscriber; later calls change nothing.
 pub fn init(level: &str, format: LogFormat) {
-    let Ok(filter) = EnvFilter::builder().parse(level) else {
+    let Ok(filter) = log_filter(level) else {
         // The configuration has been checked for this; a server without log lines would be worse.
         return init("info", format);
     };
@@ -72,9 +72,8 @@ pub fn level() -> String {
 /// # Errors
 /// What is wrong with it; nothing has changed then.
 pub fn set_level(level: &str) -> Result<(), String> {
-    check_filter(level)?;
+    let filter = log_filter(level)?;
     let Some(now) = IN_FORCE.get() else { return Ok(()) };
-    let filter = EnvFilter::builder().parse(level).map_err(|error| error.to_string())?;
     let mut told = now.level.lock().unwrap_or_else(PoisonError::into_inner);
     now.handle.reload(filter).map_err(|error| error.to_string())?;
     level.clone_into(&mut told);

@@ -140,11 +140,40 @@ fn the_short_challenge_is_good_for_nothing_but_the_whole_one() {
     world.ask(&Ask::allocate().signed(&alice)).success();
 }
 
+/// A realm, whose length is its operator's, makes a challenge longer than three times its request.
 #[test]
-fn a_long_realm_makes_no_challenge_lack_anything() {
+fn challenges_that_a_realm_makes_long_are_whole_at_a_bounded_rate_and_then_short_or_none() {
+    for (len, whole, short) in
+        [(1, 80, 44), (8, 84, 48), (9, 88, 52), (16, 92, 56), (44, 120, 84), (45, 124, 88), (127, 204, 168)]
+    {
+        let mut world = World::with(ServerConfig { realm: "r".repeat(len), ..usual() });
+        let mut sent = |ask: &Ask| {
+            let mut answers: Vec<_> = (0..1000).map(|_| sizes(&mut world, ask).0).collect();
+            answers.dedup();
+            world.sleep(60);
+            answers
+        };
+        let beyond = if short > 84 { 0 } else { short };
+        let shown = if whole > 84 { vec![whole, beyond] } else { vec![whole] };
+        assert_eq!(sent(&Ask::allocate()), shown, "realm of {len} bytes");
+        let bare = if short > 60 { vec![short, 0] } else { vec![short] };
+        assert_eq!(sent(&Ask::new(ALLOCATE)), bare, "realm of {len} bytes");
+    }
+    // The first of all lacks nothing, and neither does one that answers a request with credentials.
     let mut world = World::with(ServerConfig { realm: "r".repeat(127), ..config() });
-    let challenge = world.ask(&Ask::allocate());
-    assert!(challenge.has(PasswordAlgorithms::TYPE) && challenge.has(Nonce::TYPE));
+    let alice = world.credentials("alice", Scheme::Md5);
+    for count in 0..1000 {
+        let answer = world.feed(&Ask::allocate().bytes());
+        assert_eq!(matches!(answer, Outcome::Reply(_)), count < 49, "{count}");
+    }
+    let forged = Credentials { nonce: "none".to_owned(), ..alice };
+    let challenge = world.ask(&Ask::allocate().signed(&forged));
+    assert!(challenge.code() == Some(438) && challenge.has(PasswordAlgorithms::TYPE));
+    // Over a stream no address is forged.
+    let mut world =
+        World::with(ServerConfig { listeners: streams().listeners, realm: "r".repeat(127), ..config() });
+    world.client = stream(40_000);
+    assert!((0..1000).all(|_| world.ask(&Ask::allocate()).has(PasswordAlgorithms::TYPE)));
 }
 
 /// Where NAT behaviour can be discovered, over IPv4. What asks for discovery is limited in number besides.

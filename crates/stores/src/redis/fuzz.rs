@@ -170,7 +170,15 @@ impl Keyspace {
                 words.extend_pairs(API_KEY_WORDS.iter().zip(&of));
                 (API_KEYS.to_owned(), Held::Hash([(name.into_bytes(), words.finish().into_bytes())].into()))
             }
-            10 => (key(&word(Word::User, input)), Held::Text(word(Word::Keys, input).into())),
+            10 => {
+                let name = word(Word::User, input);
+                let text = word(Word::Keys, input);
+                // The key says that it is a limit.
+                if OPTIONS.iter().any(|option| name.ends_with(option)) {
+                    texts.push((Word::Number, text.clone()));
+                }
+                (key(&name), Held::Text(text.into()))
+            }
             _ => (format!("turn/{}", word(Word::Origin, input)), set(word(Word::User, input))),
         };
         // Another kind of value than belongs there, or no text.

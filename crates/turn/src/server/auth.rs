@@ -20,13 +20,30 @@ use super::{
     response::Signer,
     third_party::{Checked, Grant, Proof},
 };
-use crate::time::Now;
+use crate::{
+    rates::{Rate, Rates},
+    time::Now,
+};
 
 /// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
 const MAX_USERNAME_LEN: usize = 508;
 
 /// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. All other requests need more.
 const SHORTEST_REQUEST: usize = 28;
+
+/// Bytes of a header.
+const HEADER: usize = 20;
+
+/// Bytes of an attribute whose value has so many.
+const fn attribute(len: usize) -> usize {
+    4 + len.next_multiple_of(4)
+}
+
+/// How often a challenge over UDP is longer than three times its request: ten times a second to one host, 50 times at once, and a thousand
+/// times a second of one worker.
+pub(super) fn long_challenge_rate() -> Rates {
+    Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
+}
 
 /// Effects that wait: a runtime that does not drain them gets no more of those that anybody can cause.
 pub(super) const MAX_QUEUED: usize = 1024;
@@ -247,20 +264,37 @@ impl<G: Gate> Server<G> {
     /// granted: 20 of header, 8 of ERROR-CODE, 12 of REALM, 32 of NONCE, 12 of PASSWORD-ALGORITHMS. A longer realm adds its
     /// length.
     ///
-    /// THIRD-PARTY-AUTHORIZATION, at most 260 bytes, is in each challenge that has room for it within three times its request, and in
-    /// each to a client whose address is no forgery; in others, RFC 7635 section 6.1 wants it, it is at a bounded rate.
+    /// What is longer than three times its request, by its realm or by THIRD-PARTY-AUTHORIZATION (at most 260 bytes; RFC 7635
+    /// section 6.1 wants it), is at a bounded rate where the client's address may be forged. Beyond that the name of the server for
+    /// tokens is left out; then what a client cannot do without, so that it asks once more; and then there is no answer.
     ///
-    /// What has no room for an attribute is nobody's request. Its answer has 48 bytes: the nonce is good for nothing but a 438 with
-    /// the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
+    /// What has no room for an attribute is nobody's request. Its answer lacks that, too: the nonce there is good for nothing but a 438
+    /// with the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
     /// credentials weaker (section 9.2.1).
     pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
         let asked = context.request.len_without_fingerprint();
-        let whole = asked >= SHORTEST_REQUEST;
+        let is_long = |len: usize| len > 3 * asked;
+        let short = HEADER + attribute(4) + attribute(realm.name.len()) + attribute(nonce::NONE.len());
+        let full =
+            short - attribute(nonce::NONE.len()) + attribute(nonce::LEN) + attribute(realm.algorithms.len());
+        let name = self.config.third_party.server_name.as_bytes();
+        let named = full + if realm.third_party { attribute(name.len()) } else { 0 };
+        let has_attributes = asked >= SHORTEST_REQUEST;
+        let Client { listener, address, .. } = context.source.client;
+        let may_be_forged = self.config.listener(listener).transport == Transport::Udp;
+        let now_us = context.now.ms.saturating_mul(1000);
+        let is_admitted = !may_be_forged
+            || !is_long(if has_attributes { named } else { short })
+            || self.long_challenge_rate.admit_address(now_us, address.ip());
+        let is_full = has_attributes && (is_admitted || !is_long(full));
+        if !is_full && !is_admitted && is_long(short) {
+            return Answer::Drop(DropReason::RefusalRatio);
+        }
         let now = context.now.unix;
-        let scope = self.nonce_scope(now, context.source.client.address.ip(), realm);
-        let nonce = whole.then(|| scope.issue(now));
+        let scope = self.nonce_scope(now, address.ip(), realm);
+        let nonce = is_full.then(|| scope.issue(now));
         self.stats.error(code);
-        self.stats.nonces += u64::from(whole);
+        self.stats.nonces += u64::from(is_full);
         let mut response = context.envelope.begin(&mut self.reply, Class::Error);
         response.error(code, "");
         response.attribute(kind::REALM, realm.name.as_bytes());
@@ -269,14 +303,7 @@ impl<G: Gate> Server<G> {
             Some(nonce) => {
                 response.attribute(kind::NONCE, &nonce);
                 response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
-                let name = self.config.third_party.server_name.as_bytes();
-                let is_long = response.len() + 4 + name.len().next_multiple_of(4) > 3 * asked;
-                let Client { listener, address, .. } = context.source.client;
-                let may_be_forged = self.config.listener(listener).transport == Transport::Udp;
-                let now_us = context.now.ms.saturating_mul(1000);
-                if realm.third_party
-                    && (!(is_long && may_be_forged) || self.naming_rate.admit_address(now_us, address.ip()))
-                {
+                if realm.third_party && is_admitted {
                     response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
                 }
             }

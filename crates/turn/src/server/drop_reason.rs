@@ -56,7 +56,7 @@ pub enum DropReason {
     TotalBandwidth,
     /// A request whose refusal would be one too many for the source's prefix ([`super::RefusalLimit`]).
     RefusalLimit,
-    /// The same, of refusals that are too long for what was asked.
+    /// A request whose refusal would be too long for what was asked: of its prefix, where there is such a limit, or by the realm alone.
     RefusalRatio,
     /// A Send indication on an allocation that relays TCP (RFC 6062).
     TcpAllocation,

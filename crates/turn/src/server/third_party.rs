@@ -24,7 +24,6 @@ use super::{
 };
 use crate::{
     access_token::{AccessToken, TokenError, TokenKey},
-    rates::{Rate, Rates},
     time::Now,
 };
 
@@ -62,12 +61,6 @@ impl ThirdParty {
     fn issuer(&self, kid: &str, realm: &Terms) -> Option<&IssuerKey> {
         self.keys.iter().find(|key| key.kid == kid && *key.realm == *realm.name)
     }
-}
-
-/// How often a challenge over UDP names the server though it is longer than three times its request by that: ten times a second to
-/// one host, 50 times at once, and a thousand times a second of one worker.
-pub(super) fn naming_rate() -> Rates {
-    Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
 /// What is remembered of a token.
