@@ -100,6 +100,10 @@ impl Rates {
         }
         let Some(all) = self.total.spend(self.all, now_us) else { return false };
         self.all = all;
+        if self.buckets.capacity() == 0 {
+            // Once and for all: in a flood nothing is allocated.
+            self.buckets.reserve(self.most);
+        }
         for (source, rate) in sources {
             if self.buckets.len() >= self.most
                 && !self.buckets.contains_key(source)

@@ -3,6 +3,7 @@
 use crate::common;
 use crate::common::*;
 use std::hint::black_box;
+use turnpike_turn::server::ServerConfig;
 
 fn allocations(work: impl FnOnce()) -> u64 {
     allocation_counter::measure(work).count_total
@@ -42,7 +43,18 @@ fn relaying_allocates_nothing() {
 
 #[test]
 fn a_flood_of_requests_without_credentials_allocates_nothing() {
-    let mut world = World::new();
+    flood_allocates_nothing(config());
+}
+
+#[test]
+fn a_flood_that_a_long_realm_answers_allocates_nothing_either() {
+    flood_allocates_nothing(ServerConfig { realm: "r".repeat(100), ..config() });
+}
+
+fn flood_allocates_nothing(config: ServerConfig) {
+    let mut world = World::with(config);
+    // The first long challenge makes the table of those who get them.
+    world.ask(&Ask::allocate());
     let floods = [
         Ask::allocate().bytes(),
         Ask::new(BINDING).fingerprint().bytes(),
