@@ -15,7 +15,7 @@ const MOST_EDITS: usize = 12;
 const ALWAYS_TOLD: &str = " in memory is not as coturn's: \"WRONGTYPE\": another kind of value; docs/stores.md has the tables \
      turn/realm//secret turn/realm//allowed-peer-ip turn/realm//denied-peer-ip \
      the option of realm is not known the API key cannot be read, and opens nothing the time of oauth_key is over \
-     in admin_user rows, users of coturn's web page, which there is none of here";
+     in admin_user rows, users of coturn's web page, which there is none of here an oauth_key has no kid, by which tokens would name it";
 /// What is shorter stands in many words.
 const LONG: usize = 8;
 

@@ -192,6 +192,10 @@ impl<'a> RulesReader<'a> {
     /// is said; `lifetime` seconds from `timestamp`, 0 for ever.
     pub(crate) fn token_key(&mut self, row: TokenKeyRow<'_>) -> Result<(), StoreError> {
         let TokenKeyRow { kid, key, timestamp, lifetime, algorithm, realm } = row;
+        if kid.is_empty() {
+            self.ignore("an oauth_key has no kid, by which tokens would name it".to_owned());
+            return Ok(());
+        }
         let bad =
             |why: String| StoreError::new(self.store, Fault::Row, format_args!("oauth_key {kid:?} {why}"));
         let number = |what: &str, field: Field<'_>| match text(field) {
@@ -328,6 +332,12 @@ mod tests {
             reader.token_key(token("", COTURN_256, ""))?;
             reader.token_key(token("A128GCM", COTURN_128, "0"))
         });
+        let nameless = read(|reader| {
+            reader.token_key(TokenKeyRow { kid: "", realm: Some("a"), ..token("", COTURN_256, "0") })?;
+            reader.token_key(TokenKeyRow { kid: "", ..token("", COTURN_256, "0") })
+        });
+        let nameless = nameless.expect("rules");
+        assert_eq!((nameless.token_keys.len(), nameless.ignored.len()), (0, 2));
         let keys = rules.expect("keys").token_keys;
         let made = |bytes: &[u8]| TokenKey::from_bytes(bytes).expect("a key");
         assert_eq!(keys[0].key, made(b"01234567890123456789012345678901"));
