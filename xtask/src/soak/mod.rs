@@ -23,8 +23,8 @@ use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program};
 /// In turns, so that each has its share of what is done.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
 const TEST: &str = "soak::a_piece";
-/// Slices of a server's life in which it gets what it then keeps.
-const WARM_UP: u64 = 2;
+/// Seconds of a server's life in which it gets what it then keeps: the longest is the admin interface's history of ten minutes.
+const WARM_UP: u64 = 660;
 /// What every slice has left, a line each; committed.
 const MEMORY: &str = "soak/slices.jsonl";
 const DOCUMENT: &str = "docs/reliability.md";
@@ -67,7 +67,8 @@ pub(crate) struct Options {
 struct Slice {
     datapath: String,
     life: u64,
-    slice: u64,
+    /// Of its server's life until then.
+    seconds: u64,
     upgraded: bool,
     /// Of it.
     allocations: u64,
@@ -142,7 +143,7 @@ fn soak(
         let had = |name: &str| done.iter().filter(|slice| slice.datapath == name).count();
         let next = DATAPATHS.iter().filter(|name| !skipped.contains(*name)).min_by_key(|name| had(name));
         let Some(datapath) = next.filter(|_| time > 0 && left != (0, 0)) else { return Ok(()) };
-        // An equal part of the time, and long enough for a trend.
+        // An equal part of the time; long enough for a trend only where that is some twenty minutes.
         let seconds = (options.minutes * 60 / DATAPATHS.len() as u64).clamp(60, 3_600).min(time.max(30));
         eprintln!("{datapath}: {seconds} s; {} allocations and {} datagrams are left", left.0, left.1);
         let piece = json!({
@@ -203,7 +204,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
     for (what, unit, figure) in FIGURES {
         for (name, slices) in &by_path {
             let mut series = Series::default();
-            for slice in slices.iter().filter(|slice| slice.slice >= WARM_UP && !slice.upgraded) {
+            for slice in slices.iter().filter(|slice| slice.seconds >= WARM_UP && !slice.upgraded) {
                 if let Some(value) = figure(slice) {
                     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
                     series.add(slice.life, slice.life_allocations as f64 / 1e6, value as f64 / unit);

@@ -127,8 +127,8 @@ impl<'l> Soak<'l> {
         for slice in 0.. {
             let share =
                 begin.elapsed().as_secs_f64() / (Duration::from_secs(piece.seconds.max(1))).as_secs_f64();
-            // Each upgrade begins with fresh memory: they come in the last third.
-            let upgrade = slice > 0 && share > 0.66;
+            // Each upgrade begins with fresh memory: they come in the last fifth.
+            let upgrade = slice > 0 && share > 0.8;
             let line = self.slice(&mut all, upgrade);
             let (seconds, kept) = (begin.elapsed().as_secs(), self.server.kept());
             let line = merge(
