@@ -70,7 +70,22 @@ pub enum Entry {
     Connect,
     ConnectionBind,
     Mobility,
+    MobilityChannelBind,
+    MobilitySend,
 }
+
+/// The ways in by which datagrams go, in the order in which they are tried.
+#[derive(Clone, Copy)]
+struct Entries {
+    permission: Entry,
+    channel: Entry,
+    send: Entry,
+}
+
+const AT_HOME: Entries =
+    Entries { permission: Entry::CreatePermission, channel: Entry::ChannelBind, send: Entry::Send };
+const AFTER_A_MOVE: Entries =
+    Entries { permission: Entry::Mobility, channel: Entry::MobilityChannelBind, send: Entry::MobilitySend };
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,6 +96,8 @@ impl fmt::Display for Entry {
             Self::Connect => "Connect",
             Self::ConnectionBind => "ConnectionBind",
             Self::Mobility => "mobility",
+            Self::MobilityChannelBind => "ChannelBind after a move",
+            Self::MobilitySend => "Send after a move",
         })
     }
 }
@@ -198,7 +215,7 @@ impl Probe<'_> {
         let forms: Vec<Form> = forms::all(is_v6, server.ip(), public).collect();
         let renew =
             || self.allocation(transport, is_v6, Relayed::Udp).ok().flatten().map(|(session, _)| session);
-        asker.datagrams(&mut session, &forms, &renew)?;
+        asker.datagrams(AT_HOME, &mut session, &forms, &renew)?;
         session.delete();
         self.moved(asker, is_v6, &forms)?;
         if matches!(transport, Transport::Tcp | Transport::Tls) {
@@ -209,35 +226,44 @@ impl Probe<'_> {
 
     /// The same peers once more, from another address of the client, for which the allocation has moved.
     fn moved(&self, asker: &mut Asker<'_>, is_v6: bool, forms: &[Form]) -> Result<(), String> {
-        let Some((mut old, granted)) = self.allocation(asker.transport, is_v6, Relayed::Mobile)? else {
-            return Ok(());
-        };
-        let Some(ticket) = granted.value(kind::MOBILITY_TICKET).filter(|ticket| !ticket.is_empty()) else {
-            old.delete();
-            return Ok(());
-        };
-        let Some(mut session) = self.session(asker.transport) else { return Ok(()) };
-        let ask = |session: &mut Session, ticket: &[u8]| {
-            session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
-        };
-        let mut broken = ticket.to_vec();
+        let transport = asker.transport;
+        let Some((old, ticket)) = self.mobile(transport, is_v6)? else { return Ok(()) };
+        let Some(mut session) = self.session(transport) else { return Ok(()) };
+        let mut broken = ticket.clone();
         if let Some(last) = broken.last_mut() {
             *last ^= 1;
         }
         let zeros = vec![0; ticket.len()];
         for (form, made_up) in [("a changed ticket", &broken), ("a ticket of zeros", &zeros)] {
-            let answer = ask(&mut session, made_up).map_err(|error| words(&error))?;
+            let answer = shows(&mut session, made_up).map_err(|error| words(&error))?;
             asker.note_id(Entry::Mobility, form, &answer);
         }
-        let answer = ask(&mut session, ticket).map_err(|error| words(&error))?;
+        let answer = shows(&mut session, &ticket).map_err(|error| words(&error))?;
         if answer.is_success() {
-            for form in forms {
-                let answer = permission(&mut session, SocketAddr::new(form.ip, asker.ports[0]));
-                asker.note(Entry::Mobility, form, asker.ports[0], &answer.map_err(|error| words(&error))?);
-            }
+            let renew = || {
+                let (_old, ticket) = self.mobile(transport, is_v6).ok().flatten()?;
+                let mut session = self.session(transport)?;
+                shows(&mut session, &ticket).ok()?.is_success().then_some(session)
+            };
+            asker.datagrams(AFTER_A_MOVE, &mut session, forms, &renew)?;
         }
+        drop(old);
         session.delete();
         Ok(())
+    }
+
+    /// An allocation that may move, and its ticket.
+    fn mobile(&self, transport: Transport, is_v6: bool) -> Result<Option<(Session, Vec<u8>)>, String> {
+        let Some((mut session, granted)) = self.allocation(transport, is_v6, Relayed::Mobile)? else {
+            return Ok(None);
+        };
+        match granted.value(kind::MOBILITY_TICKET).filter(|ticket| !ticket.is_empty()) {
+            Some(ticket) => Ok(Some((session, ticket.to_vec()))),
+            None => {
+                session.delete();
+                Ok(None)
+            }
+        }
     }
 
     /// RFC 6062: connections to these peers, and binding to those of others.
@@ -355,6 +381,7 @@ struct Asker<'a> {
 impl Asker<'_> {
     fn datagrams(
         &mut self,
+        entries: Entries,
         session: &mut Session,
         forms: &[Form],
         renew: &dyn Fn() -> Option<Session>,
@@ -372,7 +399,7 @@ impl Asker<'_> {
                     *session = next;
                     permitted = permission(session, peer).map_err(failed)?;
                 }
-                self.note(Entry::CreatePermission, form, port, &permitted);
+                self.note(entries.permission, form, port, &permitted);
                 let [high, low] = number.to_be_bytes();
                 let bound = session.request(method::CHANNEL_BIND, &|message| {
                     let channel = message.attribute(kind::CHANNEL_NUMBER, &[high, low, 0, 0]);
@@ -380,22 +407,22 @@ impl Asker<'_> {
                 });
                 let bound = bound.map_err(failed)?;
                 number += u16::from(bound.is_success());
-                self.note(Entry::ChannelBind, form, port, &bound);
-                self.send(session, form, port)?;
+                self.note(entries.channel, form, port, &bound);
+                self.send(entries.send, session, form, port)?;
             }
         }
         self.returned(session)
     }
 
     /// A Binding request in a Send indication, to a port where one is answered.
-    fn send(&mut self, session: &mut Session, form: &Form, port: u16) -> Result<(), String> {
+    fn send(&mut self, entry: Entry, session: &mut Session, form: &Form, port: u16) -> Result<(), String> {
         let peer = SocketAddr::new(form.ip, port);
         let payload = binding(self.found.len());
         let sent = session.indicate(method::SEND, &|message| {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
         sent.map_err(|error| words(&error))?;
-        let attempt = self.attempt(Entry::Send, form, port, Outcome::Refused);
+        let attempt = self.attempt(entry, form, port, Outcome::Refused);
         self.found.push(Attempt { answer: "nothing comes back".to_owned(), ..attempt });
         Ok(())
     }
@@ -456,6 +483,11 @@ impl Asker<'_> {
             answer: String::new(),
         }
     }
+}
+
+/// Asks for the allocation of this ticket.
+fn shows(session: &mut Session, ticket: &[u8]) -> io::Result<Answer> {
+    session.request(method::REFRESH, &|message| _ = message.attribute(kind::MOBILITY_TICKET, ticket))
 }
 
 fn permission(session: &mut Session, peer: SocketAddr) -> io::Result<Answer> {
