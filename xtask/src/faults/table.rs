@@ -37,6 +37,9 @@ struct Row {
     log: Vec<String>,
     notes: Vec<String>,
     limits: Vec<Limit>,
+    /// Why its figures say nothing.
+    #[serde(default)]
+    void: Vec<String>,
     #[serde(default)]
     before: Value,
     #[serde(default)]
@@ -81,14 +84,19 @@ impl Table {
     }
 
     pub(super) fn is_exceeded(&self) -> bool {
-        let exceeded = |row: &Row| row.limits.iter().any(Limit::is_exceeded);
+        let exceeded = |row: &Row| row.void.is_empty() && row.limits.iter().any(Limit::is_exceeded);
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if exceeded(row)))
+    }
+
+    /// Whether a row was compared with figures of a busy machine.
+    pub(super) fn is_void(&self) -> bool {
+        self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if !row.void.is_empty()))
     }
 
     /// Writes the rows of a fleet into its document.
     pub(super) fn write(&self, repository: &Path) -> Result<(), Failure> {
-        if self.rows.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Healed(_))) {
-            return Err("a row is broken or was skipped: the table is not written".into());
+        if self.is_void() || self.rows.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Healed(_))) {
+            return Err("a row is broken, void or was skipped: the table is not written".into());
         }
         let file = repository.join(fleet::DOCUMENT);
         let document = fs::read_to_string(&file)?;
@@ -211,6 +219,9 @@ impl Row {
     }
 
     fn limits(&self) -> String {
+        if !self.void.is_empty() {
+            return format!("VOID, run again on an idle machine: {}", self.void.join("; "));
+        }
         let told = |limit: &Limit| {
             let verdict = if limit.is_exceeded() { "ABOVE" } else { "within" };
             format!("{}: {:.2}, {verdict} {}", limit.what, limit.value, limit.most)
@@ -269,6 +280,17 @@ mod tests {
             assert!(row.contains(words), "{words:?} in {row}");
         }
         assert!(!table(4.5).is_broken() && !table(4.5).is_exceeded());
+    }
+
+    #[test]
+    fn a_row_of_a_busy_machine_says_nothing() {
+        let mut table = table(5.1);
+        let Some((_, Outcome::Healed(row))) = table.rows.first_mut() else { unreachable!("there is one") };
+        row.void.push("without: 27.00, above 10".to_owned());
+        assert!(table.is_void() && !table.is_exceeded() && !table.is_broken());
+        let text = table.text();
+        assert!(text.contains("VOID, run again on an idle machine: without: 27.00, above 10"), "{text}");
+        assert!(!text.contains("5.10"), "{text}");
     }
 
     #[test]

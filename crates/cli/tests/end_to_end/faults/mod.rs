@@ -3,6 +3,7 @@
 //! them, one after the other, with more clients and the release build; those that take long run there only.
 
 mod abuse;
+mod allocations;
 mod cgroup;
 mod clock;
 mod crowd;
@@ -27,13 +28,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use allocations::{allocation_p99, allocations_under};
 pub(crate) use cgroup::Group;
 use crowd::Crowd;
 pub(crate) use limits::cpu_ms;
 use row::{Row, as_before};
 pub(crate) use server::{Server, Wanted};
-
-use crate::harness::Load;
 
 /// Where `cargo xtask faults` wants the rows; tests by themselves are shorter.
 fn rows() -> Option<PathBuf> {
@@ -52,46 +52,4 @@ fn within(patience: Duration, what: &str, mut ask: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what}: not within {patience:?}");
         thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// Allocations that are made and deleted, for `seconds`, by these clients: the 99th percentile of the time that one takes, in
-/// milliseconds. All must be granted.
-fn allocation_p99(server: &Server, user: &str, seconds: &str) -> f64 {
-    let run = Load::as_user(server.address, user)
-        .with(&[
-            "--mode",
-            "allocate",
-            "--clients",
-            "4",
-            "--rate",
-            "100",
-            "--warmup",
-            "0.2",
-            "--duration",
-            seconds,
-        ])
-        .run();
-    let result = run.result();
-    assert_eq!((run.code, &result["lost"]), (Some(0), &0.into()), "{}", run.output());
-    result["rtt_us"]["p99"].as_f64().expect("a number") / 1_000.0
-}
-
-/// What [`allocation_p99`] finds in turns without a fault and under it: the median of each.
-fn allocations_under(
-    server: &mut Server,
-    user: &str,
-    mut fault: impl FnMut(&mut Server, bool),
-) -> (f64, f64) {
-    let (mut normal, mut under) = (Vec::new(), Vec::new());
-    for _ in 0..or_thorough(1, 5) {
-        normal.push(allocation_p99(server, user, or_thorough("0.5", "2")));
-        fault(server, true);
-        under.push(allocation_p99(server, user, or_thorough("0.5", "2")));
-        fault(server, false);
-    }
-    let median = |mut all: Vec<f64>| {
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
-    (median(normal), median(under))
 }

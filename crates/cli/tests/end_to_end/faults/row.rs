@@ -13,6 +13,8 @@ pub(super) struct Row {
     what: &'static str,
     notes: Vec<String>,
     limits: Vec<Value>,
+    /// Why its figures say nothing.
+    void: Vec<String>,
     /// Clients may leave sessions behind that end by themselves.
     pub(super) leaves_sessions: bool,
 }
@@ -28,7 +30,7 @@ pub(super) fn as_before(kept: impl Fn() -> Kept, before: Kept, patience: Duratio
 impl Row {
     /// `name` is the test's, `what` what breaks, for a reader.
     pub(super) fn new(name: &'static str, what: &'static str) -> Self {
-        Self { name, what, notes: Vec::new(), limits: Vec::new(), leaves_sessions: false }
+        Self { name, what, notes: Vec::new(), limits: Vec::new(), void: Vec::new(), leaves_sessions: false }
     }
 
     /// Something to know about it.
@@ -39,6 +41,11 @@ impl Row {
     /// A figure that must not be above another one; `cargo xtask faults` judges.
     pub(super) fn limit(&mut self, what: &str, value: f64, most: f64) {
         self.limits.push(json!({ "what": what, "value": value, "most": most }));
+    }
+
+    /// Why its figures say nothing: the row has to be run again on an idle machine.
+    pub(super) fn void(&mut self, why: String) {
+        self.void.push(why);
     }
 
     /// Has `fault` happen and end while the crowd is on calls: what the crowd saw. All must be as before then.
@@ -109,11 +116,12 @@ impl Row {
 
     /// Writes these figures down, and what is told beside them.
     pub(super) fn write(self, mut figures: Value) {
-        println!("  {:?}\n  {:?}", self.notes, self.limits);
+        println!("  {:?}\n  {:?}\n  {:?}", self.notes, self.limits, self.void);
         figures["name"] = self.name.into();
         figures["what"] = self.what.into();
         figures["notes"] = self.notes.into();
         figures["limits"] = self.limits.into();
+        figures["void"] = self.void.into();
         if let Some(dir) = rows() {
             fs::write(dir.join(format!("{}.json", self.name)), figures.to_string())
                 .expect("the directory is there");
