@@ -42,8 +42,8 @@ const TABLES: [(&str, &str, &str); 4] = [
     ),
     (
         "witness",
-        "| attack on the worker | so often | datagrams of the witness | lost | p99 of their round trip (us) |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| attack on the worker | so often | datagrams of the witnesses | lost | p99 of a round trip by UDP (us) | TCP | TLS | DTLS |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ),
 ];
 const DOCUMENT: &str = "docs/reliability.md";

@@ -1,17 +1,25 @@
 //! Each way in, with each spelling of an address that should be nobody's peer, over each transport and on each data path: asked by
 //! `turnpike probe --attack`. And what strangers get for a byte.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use serde_json::Value;
-
-use super::{is_thorough, row};
-use crate::{
-    harness::{Certificate, Finished, PASSWORD, Program, Serve, USER, Upgraded, V4, turnpike},
-    kernel_path::{Links, SERVER, on_links},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
 };
 
-const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
+use serde_json::Value;
+use turnpike_testkit::alone::run;
+
+use super::{
+    TRANSPORTS, floods, is_thorough, row,
+    witness::{self, Witnesses},
+};
+use crate::{
+    harness::{Certificate, Finished, PASSWORD, Program, Serve, USER, Upgraded, V4, installed, turnpike},
+    kernel_path::{Links, PEER, SERVER, on_links},
+};
+
 /// What each address has to be asked for in.
 const SPELLINGS: [&str; 9] = [
     "IPv4-mapped",
@@ -35,14 +43,26 @@ fn attack(uri: &str, more: &[&str]) -> Value {
     let user = user();
     let flags =
         ["--attack", "--i-own-this-server", "--json", "--insecure", "--timeout", "300", "--user", &user];
-    let run = Program::start(&mut turnpike(&[&["probe", uri], &flags[..], more].concat()));
-    let run = run.wait(std::time::Duration::from_secs(400));
-    assert!(matches!(run.code, Some(0 | 1)), "{}", run.output());
-    let report = run.result();
-    let notes = report["findings"].as_array().expect("a list").iter().filter(|line| line["level"] == "note");
-    let notes: Vec<&Value> = notes.filter(|line| line["area"] == "attack").collect();
+    let ask = || {
+        let run = Program::start(&mut turnpike(&[&["probe", uri], &flags[..], more].concat()));
+        let run = run.wait(Duration::from_secs(400));
+        assert!(matches!(run.code, Some(0 | 1)), "{}", run.output());
+        run.result()
+    };
+    // Once more where a machine that was busy with something else has not let the server answer in time.
+    let late = |report: &Value| not_asked(report).iter().any(|line| line.contains("no answer in time"));
+    let report = ask();
+    let report = if late(&report) { ask() } else { report };
+    let notes = not_asked(&report);
     assert!(notes.is_empty(), "not everything was asked: {notes:?}");
     report
+}
+
+/// What it says of what it could not ask.
+fn not_asked(report: &Value) -> Vec<String> {
+    let findings = report["findings"].as_array().expect("a list").iter();
+    let notes = findings.filter(|line| line["level"] == "note" && line["area"] == "attack");
+    notes.map(|line| line["what"].to_string()).collect()
 }
 
 /// How often each way in was tried, by transport. None may be open.
@@ -76,7 +96,16 @@ fn nothing_is_open(report: &Value) -> Tried {
 /// Over all transports, with each way in.
 fn is_complete(tried: &Tried, transports: &[&str]) {
     for transport in transports {
-        for entry in ["create_permission", "channel_bind", "send", "mobility", "connect", "connection_bind"] {
+        for entry in [
+            "create_permission",
+            "channel_bind",
+            "send",
+            "mobility",
+            "mobility_channel_bind",
+            "mobility_send",
+            "connect",
+            "connection_bind",
+        ] {
             let is_of_streams = entry.starts_with("connect");
             let there = tried.get(&(entry.to_owned(), (*transport).to_owned())).copied().unwrap_or_default();
             assert_eq!(
@@ -158,12 +187,13 @@ fn kind_of(message: &str) -> &str {
 /// What peers see of the relay, as behind a NAT: an address that nobody else has on a loopback, and that no rule speaks of.
 const PUBLIC: &str = "198.41.0.9";
 
-/// On loopback, as it comes: nothing is allowed.
+/// On loopback, as it comes: nothing is allowed but what witnesses talk to.
 fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
     let certificate = Certificate::new(&["turn.example.org"]);
     let user = user();
     let relay = format!("127.0.0.1={PUBLIC}");
-    let mut flags = vec!["--user", &user, "--relay-ip", &relay, "--relay-ip", "::1"];
+    let peer = witness::PEER.to_string();
+    let mut flags = vec!["--user", &user, "--relay-ip", &relay, "--relay-ip", "::1", "--allow-peer", &peer];
     flags.extend(certificate.flags());
     flags.extend(["--datapath", datapath, "--workers", "1"]);
     if transports.contains(&"dtls") {
@@ -175,20 +205,38 @@ fn on_loopback(datapath: &str, transports: &[&str]) -> (Certificate, Serve) {
 
 #[test]
 fn no_way_in_leads_to_a_peer_that_should_be_nobodys() {
-    let datapaths: &[&str] = if is_thorough() { &["basic", "mmsg", "gso"] } else { &["gso"] };
-    for datapath in datapaths {
-        let (_certificate, mut serve) = on_loopback(datapath, &TRANSPORTS);
-        let uri = format!("turn:{}", serve.address(V4));
-        let report = attack(&uri, &[]);
-        let tried = nothing_is_open(&report);
-        is_complete(&tried, &TRANSPORTS);
-        say(datapath, &tried);
-        strangers_get_little(&report);
-        serve.wait_for_allocations(0);
-        if is_thorough() {
-            again(datapath, &mut serve.program, &uri);
-        }
+    const DATAPATHS: [&str; 3] = ["basic", "mmsg", "gso"];
+    if is_thorough() {
+        return DATAPATHS.iter().for_each(|datapath| by(datapath));
     }
+    // Most of it is waiting for what does not come.
+    thread::scope(|scope| DATAPATHS.iter().for_each(|datapath| _ = scope.spawn(|| by(datapath))));
+}
+
+fn by(datapath: &str) {
+    let (_certificate, mut serve) = on_loopback(datapath, &TRANSPORTS);
+    let uri = format!("turn:{}", serve.address(V4));
+    let at = |transport: &str| serve.address_of(transport, V4);
+    let transports = if is_thorough() { &TRANSPORTS[..] } else { &["udp", "tls"] };
+    let witnesses = Witnesses::begin(transports, at, witness::PEER, || serve.metrics());
+    let report = attack(&uri, &[]);
+    // Whatever a server keeps to itself: nothing went to any other peer than theirs.
+    let seen = witnesses.end(datapath, || serve.metrics());
+    let tried = nothing_is_open(&report);
+    is_complete(&tried, &TRANSPORTS);
+    say(datapath, &tried);
+    say_of_probe(datapath, &tried, &seen);
+    strangers_get_little(&report);
+    serve.wait_for_allocations(0);
+    if is_thorough() {
+        again(datapath, &mut serve.program, &uri);
+    }
+}
+
+/// What witnesses have seen of a whole `turnpike probe --attack`.
+fn say_of_probe(datapath: &str, tried: &Tried, seen: &witness::Seen) {
+    let attempts: usize = tried.values().sum();
+    seen.say(&format!("`probe --attack`, data path {datapath}"), &format!("{attempts} attempts"));
 }
 
 /// Once more when the configuration has been read again, and in a new process.
@@ -205,31 +253,59 @@ fn again(datapath: &str, program: &mut Program, uri: &str) {
 #[test]
 fn nor_where_the_kernel_relays() {
     on_links("attack::matrix::nor_where_the_kernel_relays", |links| {
-        for datapath in if is_thorough() { &["kernel", "xdp"][..] } else { &["kernel"] } {
-            in_the_kernel(links, datapath);
+        in_the_kernel(links, "kernel");
+        if is_thorough() && installed("ethtool").is_ok() {
+            links.behave_as_cards();
+            in_the_kernel(links, "xdp");
+            in_the_kernel(links, "xdp-generic");
         }
     });
 }
 
 fn in_the_kernel(links: &Links, datapath: &str) {
-    if datapath == "xdp" {
-        links.behave_as_cards();
-    }
     let certificate = Certificate::new(&["turn.example.org"]);
     let user = user();
     let mut flags = vec!["--user", &user, "--datapath", datapath, "--dtls-listen", "10.77.1.1:3478"];
     flags.extend(certificate.flags());
     let mut server = links.serve(&flags);
     let uri = format!("turn:{}:3478", SERVER[0]);
+    let address = SocketAddr::new(SERVER[0], 3478);
+    let witnesses =
+        is_thorough().then(|| Witnesses::begin(&TRANSPORTS, |_| address, PEER[0], || server.metrics()));
     let report = attack(&uri, &[]);
+    let seen = witnesses.map(|witnesses| witnesses.end(datapath, || server.metrics()));
     let tried = nothing_is_open(&report);
     is_complete(&tried, &TRANSPORTS);
     say(datapath, &tried);
     strangers_get_little(&report);
-    assert_eq!(server.across(), 0, "nothing was let through");
-    if is_thorough() {
-        again(datapath, &mut server.program, &uri);
+    match seen {
+        Some(seen) => {
+            say_of_probe(datapath, &tried, &seen);
+            from_addresses_of_nobody(links, &server, datapath);
+            again(datapath, &mut server.program, &uri);
+        }
+        None => assert_eq!(server.across(), 0, "nothing was let through"),
     }
+}
+
+/// Strangers whose addresses are nobody's, and witnesses beside them.
+fn from_addresses_of_nobody(links: &Links, server: &crate::kernel_path::Server<'_>, datapath: &str) {
+    let address = SocketAddr::new(SERVER[0], 3478);
+    run("ip", &["route", "replace", "local", "198.18.0.0/15", "dev", "lo"]);
+    // The server has a way to answer by.
+    links.inside(&["ip", "route", "replace", "198.18.0.0/15", "via", "10.77.1.2"]);
+    let witnesses = Witnesses::begin(&TRANSPORTS, |_| address, PEER[0], || server.metrics());
+    let begun = Instant::now();
+    let mut done = 0;
+    for turn in 0.. {
+        if begun.elapsed() >= Duration::from_secs(10) {
+            break;
+        }
+        done += floods::spoofed(address, server.program.pid(), turn);
+        thread::sleep(Duration::from_millis(5));
+    }
+    let what = format!("requests from addresses that are nobody's, data path {datapath}");
+    witnesses.end(&what, || server.metrics()).say(&what, &done.to_string());
 }
 
 /// The ports of the admin interface and of other services of the machine; while the configuration is read again, and in a new process.

@@ -1,12 +1,17 @@
 //! What an attacker gets out of a server: nothing, with a credential or without one, by any way in and on any data path. Every test prints
 //! rows of the tables in docs/reliability.md, which `cargo xtask attack` collects.
 
+mod floods;
 mod kept;
 mod matrix;
 mod strangers;
+mod wire;
 mod witness;
 
 use std::{env, fmt::Display};
+
+/// By which clients come.
+const TRANSPORTS: [&str; 4] = ["udp", "tcp", "tls", "dtls"];
 
 /// Set by `cargo xtask attack`: as much as the tables say, and not only what each run of all tests has time for.
 fn is_thorough() -> bool {

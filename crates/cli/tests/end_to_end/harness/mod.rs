@@ -20,7 +20,9 @@ pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_e
 pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
 pub(crate) use namespace::{Namespace, namespace};
 pub(crate) use program::{Finished, Program};
-pub(crate) use stun::{Answer, Challenge, Stun, allocate_request, forged_request};
+pub(crate) use stun::{
+    Answer, Challenge, Stun, allocate_request, forged_request, plain_message, signed_request,
+};
 pub(crate) use tls::{Certificate, shown_by};
 pub(crate) use turnpike::{
     Load, PASSWORD, REALM, RUN, Reflect, Serve, USER, address_after, turnpike, upgradable,

@@ -142,14 +142,30 @@ pub(crate) fn forged_request(id: u8, username: &str, realm: &[u8], nonce: &[u8])
     )
 }
 
-/// An Allocate request; with credentials, signed as RFC 8489 section 9.2.2 has it with an MD5 key.
+/// An Allocate request; with credentials, signed.
 pub(crate) fn allocate_request(id: u8, credentials: Option<(&str, &str, &Challenge)>) -> Vec<u8> {
-    let Some((username, password, Challenge { realm, nonce })) = credentials else {
-        return write(ALLOCATE, id, &[(REQUESTED_TRANSPORT, &UDP)]);
-    };
+    let attributes = [(REQUESTED_TRANSPORT, &UDP[..])];
+    match credentials {
+        Some(credentials) => signed_request(ALLOCATE, id, &attributes, credentials),
+        None => write(ALLOCATE, id, &attributes),
+    }
+}
+
+/// A request without credentials, or an indication.
+pub(crate) fn plain_message(message_type: u16, id: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    write(message_type, id, attributes)
+}
+
+/// A request that is signed as RFC 8489 section 9.2.2 has it with an MD5 key.
+pub(crate) fn signed_request(
+    message_type: u16,
+    id: u8,
+    attributes: &[(u16, &[u8])],
+    (username, password, Challenge { realm, nonce }): (&str, &str, &Challenge),
+) -> Vec<u8> {
     let user = username.as_bytes();
-    let attributes = [(REQUESTED_TRANSPORT, &UDP[..]), (USERNAME, user), (REALM, realm), (NONCE, nonce)];
-    let mut message = write(ALLOCATE, id, &attributes);
+    let credentials = [(USERNAME, user), (REALM, &realm[..]), (NONCE, &nonce[..])];
+    let mut message = write(message_type, id, &[attributes, &credentials[..]].concat());
     // The length already counts the MAC.
     let length = short(message.len() - 20 + 24);
     message[2..4].copy_from_slice(&length.to_be_bytes());
@@ -199,7 +215,8 @@ impl Answer {
         SocketAddr::from((ip, u16::from_be_bytes([value[2], value[3]])))
     }
 
-    fn value(&self, kind: u16) -> Vec<u8> {
+    /// The value of an attribute that it must have.
+    pub(crate) fn value(&self, kind: u16) -> Vec<u8> {
         let found = self.attributes.iter().find(|(attribute, _)| *attribute == kind);
         found.unwrap_or_else(|| panic!("no attribute {kind:#06x}")).1.clone()
     }
