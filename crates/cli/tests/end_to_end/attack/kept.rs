@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     is_thorough, row,
-    strangers::{Packet, pour_in_as_read},
+    strangers::{Packet, half_open, pour_in_as_read},
 };
-use crate::harness::{Certificate, Serve, V4, eventually};
+use crate::harness::{Certificate, Dir, Serve, V4, eventually};
 
 /// What a running server has.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,16 @@ impl Kept {
 fn secured() -> (Certificate, Serve) {
     let certificate = Certificate::new(&["turn.example.org"]);
     let serve = Serve::start_secured(&certificate, &["--workers", "1"]);
+    (certificate, serve)
+}
+
+/// The same with these limits.
+fn limited(limits: &str) -> (Certificate, Serve) {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", format!("[limits]\n{limits}\n"));
+    let path = file.to_str().expect("our own path is UTF-8");
+    let certificate = Certificate::new(&["turn.example.org"]);
+    let serve = Serve::start_secured(&certificate, &["--workers", "1", "-c", path]);
     (certificate, serve)
 }
 
@@ -86,11 +96,7 @@ fn packets_with_forged_sources_leave_nothing_behind() {
 #[test]
 fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
     const LIMIT: usize = 300;
-    let certificate = Certificate::new(&["turn.example.org"]);
-    let limits = crate::harness::Dir::new();
-    let file = limits.file("turnpike.toml", format!("[limits]\nidle_connections = {LIMIT}\n"));
-    let path = file.to_str().expect("our own path is UTF-8");
-    let serve = Serve::start_secured(&certificate, &["--workers", "1", "-c", path]);
+    let (_certificate, serve) = limited(&format!("idle_connections = {LIMIT}"));
     let server = serve.address_of("tls", V4);
     for (name, bytes, most) in [
         ("TCP connections that say nothing", &b""[..], 4096.0),
@@ -121,6 +127,52 @@ fn connections_of_strangers_cost_what_is_said_and_have_a_limit() {
         let bound = format!("limits.idle_connections ({LIMIT} here), limits.idle_connections_per_address");
         row("kept", &[&name, &LIMIT, &format_args!("{each:.0}"), &1, &0, &bound]);
     }
+}
+
+/// DTLS clients whose address is proved: each costs the state of its handshake until that is over or others come, and never a descriptor.
+#[test]
+fn dtls_clients_that_say_nothing_after_a_good_cookie_cost_what_is_said_and_have_a_limit() {
+    const LIMIT: u32 = 200;
+    const MOST_EACH: f64 = 32_768.0;
+    let (_certificate, serve) = limited(&format!("half_open = {LIMIT}\nhalf_open_per_network = {LIMIT}"));
+    let server = serve.address_of("dtls", V4);
+    let under_way = || serve.metrics().sum("turnpike_dtls_associations", "stage=\"half_open\"");
+    let ended = || serve.metrics().sum("turnpike_dtls_ended_total", "");
+    // The first one makes what all later ones use. Its socket stays: a closed one would be told of by ICMP.
+    let mut silent = vec![half_open(server, 0)];
+    let before = Kept::by(&serve);
+    silent.extend((1..LIMIT).map(|number| half_open(server, number)));
+    assert!(under_way() <= u64::from(LIMIT));
+    let kept = Kept::by(&serve).since(before);
+    let each = kept.memory as f64 / f64::from(LIMIT - 1);
+    assert!(each <= MOST_EACH, "{kept:?}");
+    // Many more take the places of those that were there.
+    let more = if is_thorough() { 20 } else { 3 } * LIMIT;
+    silent.extend((LIMIT..LIMIT + more).map(|number| half_open(server, number)));
+    eventually("the oldest have given way", || ended() >= u64::from(more));
+    assert!(under_way() <= u64::from(LIMIT));
+    // The connection that asks for the metrics is closed a moment later.
+    let all = eventually("no descriptor is taken", || {
+        let kept = Kept::by(&serve).since(before);
+        (kept.descriptors == 0).then_some(kept)
+    });
+    let most = kept.memory + kept.memory / 4 + u64::from(LIMIT) * 1024;
+    assert!(all.memory <= most, "{all:?} after {kept:?}");
+    assert_eq!(all.log, 0, "{:?}", serve.program.lines().last());
+    assert_eq!(serve.allocations(), 0);
+    let bound = format!("limits.half_open ({LIMIT} here), limits.half_open_per_network");
+    let count = LIMIT + more;
+    row(
+        "kept",
+        &[
+            &"DTLS clients that say nothing after a good cookie",
+            &count,
+            &format_args!("{each:.0}"),
+            &0,
+            &0,
+            &bound,
+        ],
+    );
 }
 
 fn connect(server: SocketAddr, bytes: &[u8]) -> TcpStream {
