@@ -323,6 +323,12 @@ impl Rx {
         &self.arena[span.offset as usize..][..span.len as usize]
     }
 
+    /// All of it, of which spans are parts.
+    #[inline]
+    pub(crate) fn arena(&self) -> &[u8] {
+        &self.arena
+    }
+
     /// Occupancy so far.
     pub fn stats(&self) -> &RxStats {
         &self.stats

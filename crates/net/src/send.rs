@@ -191,36 +191,29 @@ impl<K: Kernel> Sender<'_, K> {
         if let Payload::Own(at) = queued.payload
             && queued.header_len == 0
         {
-            let own = self.bytes.own;
-            return self.push_run(&own[at as usize..], len, queued.run as usize);
+            return self.push_run(at as usize, len, queued.run as usize);
         }
         if !self.join(len) {
             self.start(len);
         }
         if queued.header_len > 0 {
-            let header = &self.bytes.own[queued.header as usize..][..usize::from(queued.header_len)];
-            self.piece(header.as_ptr(), header.len());
+            self.piece(self.bytes.own, queued.header as usize, usize::from(queued.header_len));
         }
         match queued.payload {
             Payload::Arena(span) => {
-                let bytes = self.bytes.rx.bytes(span);
-                self.piece(bytes.as_ptr(), bytes.len());
+                self.piece(self.bytes.rx.arena(), span.offset as usize, span.len as usize);
             }
-            Payload::Own(at) => {
-                let bytes = &self.bytes.own[at as usize..][..len];
-                self.piece(bytes.as_ptr(), bytes.len());
-            }
+            Payload::Own(at) => self.piece(self.bytes.own, at as usize, len),
         }
         if queued.padding > 0 {
-            let zeros = &ZEROS[..usize::from(queued.padding)];
-            self.piece(zeros.as_ptr(), zeros.len());
+            self.piece(&ZEROS, 0, usize::from(queued.padding));
         }
     }
 
-    /// Adds `count` datagrams of `len` bytes that lie one behind the other, of which several are a burst.
+    /// Adds `count` datagrams of `len` bytes that lie one behind the other among the queue's own, of which several are a burst.
     #[inline]
-    fn push_run(&mut self, bytes: &[u8], len: usize, count: usize) {
-        let (mut at, mut left) = (0, count);
+    fn push_run(&mut self, mut at: usize, len: usize, count: usize) {
+        let mut left = count;
         if count > 1 {
             self.joinable = false;
         }
@@ -241,8 +234,7 @@ impl<K: Kernel> Sender<'_, K> {
                 message.bytes += more * len;
                 taken += more;
             }
-            let piece = &bytes[at..][..taken * len];
-            self.piece(piece.as_ptr(), piece.len());
+            self.piece(self.bytes.own, at, taken * len);
             at += taken * len;
             left -= taken;
         }
@@ -352,9 +344,12 @@ impl<K: Kernel> Sender<'_, K> {
         writer.len()
     }
 
-    /// Adds bytes to the newest message, as a part of its last iovec where they continue it.
+    /// Adds `len` bytes to the newest message, as a part of its last iovec where they continue it. Its pointer is one into the whole, which
+    /// may be read beyond this piece.
     #[inline]
-    fn piece(&mut self, start: *const u8, len: usize) {
+    fn piece(&mut self, whole: &[u8], at: usize, len: usize) {
+        assert!(at <= whole.len() && len <= whole.len() - at, "queued bytes lie in their buffer");
+        let start = whole.as_ptr().wrapping_add(at);
         let Some(message) = self.batch.messages.last_mut() else { return };
         if message.iovecs > 0
             && let Some(last) = self.batch.iovecs.last_mut()

@@ -39,6 +39,8 @@ impl Minutes {
     }
 
     fn add(&mut self, point: Point) {
+        // No larger than it has to be: a ring takes all the memory that it has room for, one point after the other.
+        self.points.reserve_exact(MOST - self.points.len().min(MOST));
         if self.points.len() >= MOST {
             self.points.pop_front();
         }
