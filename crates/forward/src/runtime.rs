@@ -289,7 +289,7 @@ impl Binder<'_> {
                 }
                 Err(error) => return Err(error),
             };
-            let targets = Targets::new(rule, self.resolver);
+            let targets = Targets::new(rule, |host, any_route| self.resolver.name(host, any_route));
             let state = Arc::new(RuleState::new(self.key, rule.clone(), targets, self.settings.kernel));
             self.key = self.key.wrapping_add(1);
             for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {

@@ -4,10 +4,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Instant,
 };
 
@@ -16,7 +13,11 @@ use slab::Slab;
 use crate::{
     Address, Balance, Endpoint, Host, Rule, UnixName,
     balance::{self, Weighed},
-    resolver::{Name, Resolver},
+    resolver::Name,
+    sync::{
+        RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
     tally::{Slot, Tallies, TargetSnapshot},
 };
 
@@ -96,14 +97,15 @@ pub(crate) enum Pick {
 }
 
 impl Targets {
-    pub(crate) fn new(rule: &Rule, resolver: &Resolver) -> Self {
+    /// `name` has the names that are looked up, by host and whether addresses without a route are wanted too.
+    pub(crate) fn new(rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
         // Another table of routes may serve these; our own look at the routes would be wrong.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
             endpoint: endpoint.clone(),
             name: match &endpoint.host {
                 Host::Ip(_) | Host::Unix(_) => None,
-                Host::Name(name) => Some(resolver.name(name, any_route)),
+                Host::Name(host) => Some(name(host, any_route)),
             },
             seen: AtomicU32::new(0),
         });
@@ -397,5 +399,7 @@ impl Drop for Seat {
     }
 }
 
+// Named, because `interleave` has this file elsewhere.
 #[cfg(test)]
+#[path = "targets/tests.rs"]
 mod tests;

@@ -4,6 +4,9 @@
 //!
 //! Each function below is one model, and a test of the same name runs it. Beyond two threads and a few operations each there are too
 //! many orders to try; the smallest case of each fault has no more.
+//!
+//! loom (0.7) remembers of each atomic the last access alone: an order is left out in which a thread writes what it has read before, and another
+//! had read it first. So where two threads do different things to one atomic, the model is run with each of the two in each place.
 #![cfg(not(test))] // Nor are the tests beside what is borrowed built here: they know nothing of loom.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "a model needs a part of what it borrows")]
@@ -14,8 +17,16 @@ use loom::sync;
 
 #[path = "../../relay/src/stream/admission.rs"]
 mod admission;
+#[path = "../../forward/src/balance.rs"]
+mod balance;
+#[path = "../../stores/src/cache.rs"]
+mod cache;
 #[path = "../../forward/src/gauge.rs"]
 mod gauge;
+#[path = "../../turn/src/server/bandwidth/limit.rs"]
+mod limit;
+#[path = "../../turn/src/server/bandwidth/pool.rs"]
+mod pool;
 #[path = "../../relay/src/pool_bits.rs"]
 mod pool_bits;
 #[path = "../../relay/src/quotas.rs"]
@@ -24,14 +35,27 @@ mod quotas;
 mod rate;
 #[path = "../../forward/src/resolver.rs"]
 mod resolver;
+#[path = "../../forward/src/tally.rs"]
+mod tally;
+#[path = "../../forward/src/targets.rs"]
+mod targets;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use loom::{
-    sync::{Arc, atomic::AtomicUsize, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
     thread::{self, JoinHandle},
 };
-use turnpike_turn::server::RelayTransport;
+use turnpike_turn::server::{Bandwidth, RelayTransport, Way};
+
+use limit::{BYTE, Limit, gained, needed_ms};
+pub use turnpike_forward::{Address, Balance, Endpoint, Host, PortRange, Rule, UnixName};
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
@@ -59,6 +83,10 @@ pub struct Config {
     pub max_allocations_per_prefix: Option<usize>,
     pub realm_limits: Vec<RealmLimits>,
 }
+
+/// What [`cache`] keeps of a user.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UserKeys(u32);
 
 /// Where all clients of a model are.
 const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -226,5 +254,230 @@ pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
         assert!(last >= version, "the answer of version {last} under version {version}");
         join(writer);
         assert_eq!((name.version(), name.addresses()), (2, answer(2)));
+    });
+}
+
+/// A pool of so many bits a second, in which so much is to begin with.
+fn pool_of(rate: u64, burst: i64) -> Arc<pool::Pool> {
+    Arc::new(pool::Pool::new(Limit { rate, burst }, 0))
+}
+
+/// All that there is at that time.
+fn take_all(pool: &pool::Pool, now_ms: u64) -> i64 {
+    pool.take(Way::ToPeer, i64::MAX, 0, now_ms)
+}
+
+pub fn a_pool_gives_what_it_gains_once_whoever_fills_it() {
+    loom::model(|| {
+        let pool = pool_of(1000, 10_000);
+        assert_eq!(take_all(&pool, 0), 10_000, "the burst");
+        let other = with(&pool, |pool| take_all(pool, 3));
+        let own = take_all(&pool, 2);
+        let both = own + join(other);
+        assert_eq!(both + take_all(&pool, 3), 3000, "three milliseconds' worth");
+    });
+}
+
+pub fn what_a_worker_has_leased_and_not_given_out_is_the_pools_again() {
+    loom::model(|| {
+        let burst = 6 * 2048 * BYTE;
+        let pool = pool_of(1, burst);
+        // Each leases a slice, of which a part passes.
+        let visit = |pool: &Arc<pool::Pool>, now_ms| {
+            let lease = pool::Lease::new(Arc::clone(pool));
+            assert_eq!(lease.offers(Way::ToPeer, BYTE, 0, now_ms), BYTE, "there is enough");
+            lease.spend(Way::ToPeer, BYTE, 0);
+        };
+        let shared = Arc::new(Arc::clone(&pool));
+        let other = with(&shared, move |pool| visit(pool, 1));
+        visit(&pool, 0);
+        join(other);
+        // What is gained while it is full is nobody's.
+        let left = take_all(&pool, 1);
+        assert!((burst - 2 * BYTE..=burst - 2 * BYTE + 1).contains(&left), "{left} of {burst}");
+    });
+}
+
+pub fn a_share_is_no_larger_than_what_all_who_ask_leave() {
+    loom::model(|| {
+        let pool = pool_of(120, 10_000);
+        let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
+        (0..3).for_each(|_| asks(&pool, 1));
+        // The next period begins with whoever comes first.
+        let ask = move |pool: &pool::Pool| {
+            asks(pool, 2);
+            let share = pool.share(Way::ToPeer);
+            assert!(share <= 120 / 3, "{share} bits of 120 for one of three");
+        };
+        let other = with(&pool, ask);
+        ask(&pool);
+        join(other);
+        // Each is counted once, in the period that ended or in the one that began.
+        let before = pool.share(Way::ToPeer);
+        asks(&pool, 3);
+        let shares = (before, pool.share(Way::ToPeer));
+        assert!([(120 / 3, 120 / 2), (120 / 4, 120)].contains(&shares), "{shares:?}");
+    });
+}
+
+pub fn a_worker_that_is_a_period_late_makes_no_share_vanish() {
+    for [own, other] in [[2, 3], [3, 2]] {
+        loom::model(move || {
+            let pool = pool_of(120, 10_000);
+            let asks = |pool: &pool::Pool, period| pool.join(Way::ToPeer, period, pool::WHOLE);
+            let is_one_of_five = |pool: &pool::Pool| {
+                let share = pool.share(Way::ToPeer);
+                assert!(share >= 120 / 5, "{share} bits of 120, and five have asked");
+            };
+            (0..3).for_each(|_| asks(&pool, 1));
+            let worker = with(&pool, move |pool| asks(pool, other));
+            asks(&pool, own);
+            is_one_of_five(&pool);
+            join(worker);
+            is_one_of_five(&pool);
+            asks(&pool, 9);
+            assert_eq!(pool.share(Way::ToPeer), 120, "whoever asked long ago counts no more");
+        });
+    }
+}
+
+pub fn a_pool_whose_limit_changes_gives_no_more_than_one_of_the_two() {
+    loom::model(|| {
+        let pool = pool_of(1000, 10_000);
+        assert_eq!(take_all(&pool, 0), 10_000, "the burst");
+        let reload = with(&pool, |pool| pool.set(Limit { rate: 2000, burst: 5000 }));
+        let given = take_all(&pool, 10);
+        assert!([5000, 10_000].contains(&given), "{given}");
+        join(reload);
+        assert_eq!(take_all(&pool, 12), 4000, "by the new rate");
+    });
+}
+
+pub fn a_pool_that_somebody_has_taken_from_is_not_forgotten() {
+    loom::model(|| {
+        let pool = pool_of(1000, 10_000);
+        let other = with(&pool, |pool| pool.take(Way::ToClient, 1, 0, 0));
+        assert!(!pool::Pool::is_idle(&pool, 0), "somebody is in it, or has taken from it");
+        assert_eq!(join(other), 1);
+        assert!(!pool::Pool::is_idle(&pool, 0), "it is not full");
+        assert!(pool::Pool::is_idle(&pool, 1), "now it is");
+    });
+}
+
+pub fn who_is_forgotten_is_not_taken_from_an_older_answer() {
+    for (everybody, swapped) in [(false, false), (false, true), (true, false), (true, true)] {
+        loom::model(move || {
+            let lifetimes = cache::Lifetimes {
+                user: Duration::from_secs(60),
+                nobody: Duration::from_secs(60),
+                old: Duration::from_secs(60),
+            };
+            // A database with a password, and what is remembered of it.
+            let shared = Arc::new((AtomicU32::new(1), cache::Cache::new(1, lifetimes)));
+            let change = move |(database, cache): &(AtomicU32, cache::Cache<()>)| {
+                database.store(2, Ordering::SeqCst);
+                if everybody {
+                    cache.clear();
+                } else {
+                    cache.forget("user");
+                }
+                assert!(is_new(cache), "whoever asks from now on is given the old one");
+            };
+            let look_up = |(database, cache): &(AtomicU32, cache::Cache<()>)| {
+                let epoch = cache.epoch();
+                let found = std::sync::Arc::new(UserKeys(database.load(Ordering::SeqCst)));
+                cache.put(epoch, "user", Some(found));
+            };
+            if swapped {
+                let other = with(&shared, look_up);
+                change(&shared);
+                join(other);
+            } else {
+                let other = with(&shared, change);
+                look_up(&shared);
+                join(other);
+            }
+            assert!(is_new(&shared.1), "an old password is remembered");
+        });
+    }
+}
+
+/// Whether what is remembered of the user, if anything is, is the newer password.
+fn is_new(cache: &cache::Cache<()>) -> bool {
+    match cache.get("user") {
+        cache::Cached::Fresh(keys) | cache::Cached::Old(keys) => *keys == UserKeys(2),
+        cache::Cached::Nobody | cache::Cached::Unknown => true,
+    }
+}
+
+/// A name, and targets that it stands for; with a first answer, and a second one that nobody has taken.
+fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>) {
+    let name = std::sync::Arc::new(resolver::Name::new("name.example", true));
+    name.set(vec![answer(1)]);
+    let ports = PortRange { first: 80, last: 80 };
+    let target = Endpoint { host: Host::Name("name.example".to_owned()), ports, weight: 1 };
+    let rule = Rule { targets: vec![target], ..Rule::default() };
+    let targets = targets::Targets::new(&rule, |_, _| std::sync::Arc::clone(&name));
+    name.set(vec![answer(2)]);
+    (name, Arc::new(targets))
+}
+
+fn answer(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+fn addresses(targets: &targets::Targets) -> Vec<Address> {
+    targets.current().iter().map(|member| member.address(0)).collect()
+}
+
+fn at(last: u8) -> Vec<Address> {
+    vec![std::net::SocketAddr::new(answer(last), 80).into()]
+}
+
+pub fn a_choice_is_made_of_an_answer_no_older_than_the_version() {
+    loom::model(|| {
+        let (name, targets) = targets_of_a_name();
+        let writer = {
+            let name = std::sync::Arc::clone(&name);
+            thread::spawn(move || name.set(vec![answer(3)]))
+        };
+        let version = name.version();
+        let chosen = addresses(&targets);
+        assert!(chosen == at(3) || (version < 3 && chosen == at(2)), "{chosen:?} under version {version}");
+        join(writer);
+        assert_eq!(addresses(&targets), at(3));
+    });
+}
+
+pub fn two_workers_take_an_answer_and_both_have_it() {
+    loom::model(|| {
+        let (_name, targets) = targets_of_a_name();
+        let worker = with(&targets, addresses);
+        assert_eq!(addresses(&targets), at(2), "whoever took it");
+        assert_eq!(join(worker), at(2), "whoever took it");
+    });
+}
+
+pub fn who_has_a_seat_at_an_address_keeps_it_though_the_name_has_lost_it() {
+    loom::model(|| {
+        let (name, targets) = targets_of_a_name();
+        assert_eq!(addresses(&targets), at(2));
+        let worker = with(&targets, |targets| {
+            let targets::Pick::At(seat, _) = targets.pick(None, 0, &[], false) else {
+                panic!("there is a target");
+            };
+            let slot = seat.slot();
+            assert!(targets.member(slot).is_some_and(|member| member.slot == slot), "it is forgotten");
+            assert_eq!(seat.keep(), slot);
+            assert!(targets.member(slot).is_some(), "it is forgotten");
+            slot
+        });
+        name.set(vec![answer(3)]);
+        assert_eq!(addresses(&targets), at(3));
+        let slot = join(worker);
+        targets.leave(slot);
+        name.set(vec![answer(4)]);
+        assert_eq!(addresses(&targets), at(4));
+        assert!(targets.member(slot).is_none(), "nobody has it, and it is kept");
     });
 }

@@ -4,10 +4,7 @@
 use std::{
     collections::HashMap,
     hash::BuildHasher as _,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -15,9 +12,14 @@ use foldhash::quality::RandomState;
 use hashlink::LruCache;
 use tokio::time::Instant;
 
-use crate::UserKeys;
+use crate::{
+    SHARDS, UserKeys,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
-const SHARDS: usize = 16;
 /// Of the room for users, what names that nobody has may take beside it: whoever makes names up drives no user out.
 const NOBODY_SHARE: usize = 4;
 

@@ -33,6 +33,12 @@ mod sql;
 mod sqlite;
 mod tables;
 
+// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+use std::sync;
+
+/// Parts of a table that threads share, each with a lock of its own.
+const SHARDS: usize = 16;
+
 pub use address::{ServerAddress, StoreAddress, TlsMode};
 pub use api_keys::{ApiKey, ApiKeys};
 pub use backend::{Backend, PAGE, UserRow};

@@ -11,5 +11,8 @@ pub mod rates;
 pub mod server;
 pub mod time;
 
+// What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
+use std::sync;
+
 pub use family::Family;
 pub use turnpike_wire as wire;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::*;
-use crate::PortRange;
+use crate::{PortRange, resolver::Resolver};
 
 fn endpoint(text: &str) -> Endpoint {
     let (host, weight) = text.split_once('*').unwrap_or((text, "1"));
@@ -24,7 +24,7 @@ fn rule(targets: &[&str], balance: Balance) -> Rule {
 
 fn targets(all: &[&str], balance: Balance) -> Targets {
     let resolver = Resolver::start(Duration::from_secs(60), |_| Ok(vec![]), || ()).unwrap();
-    Targets::new(&rule(all, balance), &resolver)
+    Targets::new(&rule(all, balance), |host, any_route| resolver.name(host, any_route))
 }
 
 fn client(last: u8) -> IpAddr {
@@ -139,10 +139,10 @@ fn addresses_of_the_other_family_than_the_source_s_are_left_out() {
     let resolver = Resolver::start(Duration::from_secs(60), |_| Ok(vec![]), || ()).unwrap();
     let mut rule = rule(&["10.0.0.1", "2001:db8::1"], Balance::RoundRobin);
     rule.source = Some([127, 0, 0, 1].into());
-    let one = Targets::new(&rule, &resolver);
+    let one = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
     assert_eq!([next(&one), next(&one)], ["10.0.0.1", "10.0.0.1"]);
     (rule.source, rule.transparent) = (None, true);
-    let other = Targets::new(&rule, &resolver);
+    let other = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
     let of = |client: &str| seat(other.pick(client.parse().ok(), 0, &[], true)).unwrap().1;
     assert!((0..4).all(|_| of("2001:db8::9") == "2001:db8::1" && of("192.0.2.9") == "10.0.0.1"));
 }
@@ -168,7 +168,7 @@ impl Named {
         let mut rule = rule(all, balance);
         // The addresses of these tests have no route.
         rule.mark = Some(1);
-        let targets = Targets::new(&rule, &resolver);
+        let targets = Targets::new(&rule, |host, any_route| resolver.name(host, any_route));
         Self { answer, lookups, _resolver: resolver, targets }
     }
 
@@ -258,7 +258,7 @@ fn a_name_is_awaited_where_its_answer_can_change_the_choice() {
     };
     let resolver = Resolver::start(Duration::from_secs(60), lookup, || ()).unwrap();
     let pending = |all: &[&str], balance, wait| {
-        let targets = Targets::new(&rule(all, balance), &resolver);
+        let targets = Targets::new(&rule(all, balance), |host, any_route| resolver.name(host, any_route));
         matches!(targets.pick(Some(client(1)), 0, &[], wait), Pick::Pending)
     };
     assert!(pending(&["x"], Balance::RoundRobin, true));

@@ -12,12 +12,14 @@
 //! **How exact.** A bucket lets pass its rate, and its burst at once; a datagram longer than the burst passes when the bucket is full, and
 //! its debt is paid before the next. [`pool`] says it of those that several have together, and how they share them.
 
+mod limit;
 mod pool;
 
 use std::collections::HashMap;
 
 use super::{AllocationId, DropReason, Gate, Server, Verdict, gate::user_key};
 use crate::time::Now;
+use limit::{BYTE, Limit, gained, needed_ms};
 pub(super) use pool::Leases;
 pub use pool::Pools;
 use pool::{LEAST_POOL, Member};
@@ -112,42 +114,12 @@ pub struct HeldUp {
     pub until_ms: u64,
 }
 
-/// Tokens are thousandths of a bit: of any whole rate, a millisecond brings a whole number of them.
-const BYTE: i64 = 8000;
 /// The least that a bucket holds: a datagram that fits through most networks, and some.
 const LEAST_BURST: i64 = 2048 * BYTE;
-/// Who is held up asks again after so many milliseconds at the latest: others may have left something meanwhile.
-const PATIENCE_MS: u64 = 100;
 
 /// What so many bytes cost. Nobody asks for more than there is memory.
 fn cost(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(BYTE)
-}
-
-/// What a rate brings in so many milliseconds.
-fn gained(rate: u64, elapsed_ms: u64) -> i64 {
-    i64::try_from(rate.saturating_mul(elapsed_ms)).unwrap_or(i64::MAX)
-}
-
-/// Milliseconds in which a rate brings so much.
-fn needed_ms(rate: u64, tokens: i64) -> u64 {
-    u64::try_from(tokens).unwrap_or(0).div_ceil(rate.max(1)).clamp(1, PATIENCE_MS)
-}
-
-/// A rate, and what of it may pass at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limit {
-    /// Bits per second.
-    rate: u64,
-    /// Tokens.
-    burst: i64,
-}
-
-impl Limit {
-    fn new(rate: u64, burst_ms: u32, least: i64) -> Self {
-        let rate = rate.clamp(1, Bandwidth::MOST);
-        Self { rate, burst: gained(rate, burst_ms.into()).max(least) }
-    }
 }
 
 /// One way of one allocation.

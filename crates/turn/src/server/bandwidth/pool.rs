@@ -10,16 +10,22 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
-    },
+    // Of one worker, though it goes wherever that goes.
+    sync::{Arc as Own, PoisonError, Weak},
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use super::{BYTE, Limit, Way, gained, needed_ms};
+use crate::sync::{
+    Arc, Mutex,
+    atomic::{
+        AtomicI64, AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+        fence,
+    },
+};
 
 /// The least that a pool holds: the longest payload there is.
 pub(super) const LEAST_POOL: i64 = 65_536 * BYTE;
@@ -29,7 +35,7 @@ const LEAST_SLICE: i64 = 2048 * BYTE;
 /// Shares are counted anew each 256 ms.
 const PERIOD_BITS: u32 = 8;
 /// One whole share. Who has asked for less counts as a part of one.
-const WHOLE: u64 = 1 << 16;
+pub(super) const WHOLE: u64 = 1 << 16;
 
 /// One pool.
 #[derive(Debug)]
@@ -51,7 +57,7 @@ struct PoolWay {
 }
 
 impl Pool {
-    fn new(limit: Limit, now_ms: u64) -> Self {
+    pub(super) fn new(limit: Limit, now_ms: u64) -> Self {
         let way = || PoolWay {
             tokens: AtomicI64::new(limit.burst),
             filled_ms: AtomicU64::new(now_ms),
@@ -61,7 +67,7 @@ impl Pool {
     }
 
     /// From now on with another rate.
-    fn set(&self, limit: Limit) {
+    pub(super) fn set(&self, limit: Limit) {
         self.rate.store(limit.rate, Relaxed);
         self.burst.store(limit.burst, Relaxed);
     }
@@ -82,7 +88,7 @@ impl Pool {
     }
 
     /// Takes up to so much, and leaves `floor` there.
-    fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
+    pub(super) fn take(&self, way: Way, want: i64, floor: i64, now_ms: u64) -> i64 {
         let (limit, way) = (self.limit(), &self.ways[way as usize]);
         way.refill(limit, now_ms);
         let granted = |tokens: i64| (tokens - floor).clamp(0, want);
@@ -90,7 +96,16 @@ impl Pool {
         way.tokens.fetch_update(Relaxed, Relaxed, take).map_or(0, granted)
     }
 
-    /// Whether it makes no difference to forget it: nobody has taken anything lately.
+    /// Whether it makes no difference to forget it: nobody is in it, and nobody has taken anything lately.
+    pub(super) fn is_idle(pool: &Arc<Self>, now_ms: u64) -> bool {
+        if Arc::strong_count(pool) > 1 {
+            return false;
+        }
+        // What was taken from it is seen by whoever sees that the taker has gone.
+        fence(Acquire);
+        pool.is_full(now_ms)
+    }
+
     fn is_full(&self, now_ms: u64) -> bool {
         let limit = self.limit();
         self.ways.iter().all(|way| {
@@ -100,10 +115,17 @@ impl Pool {
     }
 
     /// Bits per second of one whole share.
-    fn share(&self, way: Way) -> u64 {
+    pub(super) fn share(&self, way: Way) -> u64 {
         let way = &self.ways[way as usize];
-        let all = way.asking.load(Relaxed).max(way.asked.load(Relaxed)).max(WHOLE);
+        // In this order: who sees a sum begun anew sees the one before it, too.
+        let asking = way.asking.load(Acquire);
+        let all = asking.max(way.asked.load(Relaxed)).max(WHOLE);
         (self.rate.load(Relaxed).saturating_mul(WHOLE) / all).max(1)
+    }
+
+    /// One more asks in this period, for so much of a share.
+    pub(super) fn join(&self, way: Way, period: u64, weight: u64) {
+        self.ways[way as usize].join(period, weight);
     }
 }
 
@@ -123,8 +145,11 @@ impl PoolWay {
     fn join(&self, period: u64, weight: u64) {
         let of = self.period.load(Relaxed);
         if of < period && self.period.compare_exchange(of, period, Relaxed, Relaxed).is_ok() {
-            let sum = self.asking.swap(0, Relaxed);
+            // For a moment the sum stands in both. In neither, whoever asked then would be given all of the rate for his share.
+            let sum = self.asking.load(Relaxed);
             self.asked.store(if of + 1 == period { sum } else { 0 }, Relaxed);
+            // Another worker may be a period further by now, and have taken it away; the closure always has a value.
+            let _ = self.asking.fetch_update(Release, Relaxed, |now| Some(now.saturating_sub(sum)));
         }
         self.asking.fetch_add(weight, Relaxed);
     }
@@ -146,12 +171,12 @@ struct Held {
 }
 
 impl Lease {
-    fn new(pool: Arc<Pool>) -> Self {
+    pub(super) fn new(pool: Arc<Pool>) -> Self {
         Self { pool, ways: Default::default() }
     }
 
     /// How much of `want` may pass, of which `within` is within the share of who asks.
-    fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
+    pub(super) fn offers(&self, way: Way, want: i64, within: i64, now_ms: u64) -> i64 {
         let held = &self.ways[way as usize];
         let (open, kept) = (held.open.load(Relaxed), held.kept.load(Relaxed));
         if open + kept.min(within) >= want { want } else { self.leases(way, want, within, now_ms) }
@@ -175,7 +200,7 @@ impl Lease {
     }
 
     /// So much of what was offered has passed, of which `within` was within the share.
-    fn spend(&self, way: Way, cost: i64, within: i64) {
+    pub(super) fn spend(&self, way: Way, cost: i64, within: i64) {
         let held = &self.ways[way as usize];
         let kept = held.kept.load(Relaxed);
         let of_kept = kept.min(within);
@@ -244,7 +269,7 @@ impl Share {
             let whole = gained(pool.share(way), 1 << PERIOD_BITS).unsigned_abs();
             (self.asked.unsigned_abs().saturating_mul(WHOLE) / whole.max(1)).clamp(1, WHOLE)
         };
-        pool.ways[way as usize].join(period, weight);
+        pool.join(way, period, weight);
         (self.period, self.asked) = (period, 0);
     }
 
@@ -257,14 +282,14 @@ impl Share {
 /// An allocation in a pool.
 #[derive(Debug)]
 pub(super) struct Member {
-    lease: Arc<Lease>,
+    lease: Own<Lease>,
     shares: [Share; 2],
     /// What is within the share, of what was asked for last.
     within: i64,
 }
 
 impl Member {
-    pub(super) fn new(lease: Arc<Lease>) -> Self {
+    pub(super) fn new(lease: Own<Lease>) -> Self {
         Self { lease, shares: [Share::NEW; 2], within: 0 }
     }
 
@@ -334,7 +359,7 @@ impl Pools {
             return Arc::clone(pool);
         }
         if registry.pools.len() >= registry.sweep_at {
-            registry.pools.retain(|_, pool| Arc::strong_count(pool) > 1 || !pool.is_full(now_ms));
+            registry.pools.retain(|_, pool| !Pool::is_idle(pool, now_ms));
             registry.sweep_at = (registry.pools.len() * 2).max(FEW);
         }
         let pool = Arc::new(Pool::new(limit, now_ms));
@@ -351,13 +376,13 @@ impl fmt::Debug for Pools {
 
 /// What one worker has leased, by the name of the pool.
 #[derive(Default)]
-pub(in crate::server) struct Leases {
+pub(crate) struct Leases {
     leases: HashMap<Box<str>, Weak<Lease>, RandomState>,
     sweep_at: usize,
 }
 
 impl Leases {
-    pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Arc<Lease> {
+    pub(super) fn get(&mut self, pools: &Pools, name: &str, limit: Limit, now_ms: u64) -> Own<Lease> {
         let pool = pools.get(name, limit, now_ms);
         // Of a pool that was forgotten there may be one that nobody has any more.
         let known = self.leases.get(name).and_then(Weak::upgrade);
@@ -368,8 +393,8 @@ impl Leases {
             self.leases.retain(|_, lease| lease.strong_count() > 0);
             self.sweep_at = (self.leases.len() * 2).max(FEW);
         }
-        let lease = Arc::new(Lease::new(pool));
-        self.leases.insert(name.into(), Arc::downgrade(&lease));
+        let lease = Own::new(Lease::new(pool));
+        self.leases.insert(name.into(), Own::downgrade(&lease));
         lease
     }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{limit::PATIENCE_MS, *};
 
 const SECOND: u64 = 1000;
 
