@@ -1,13 +1,20 @@
 //! Who may have nothing for a while: a user, or whoever comes from some addresses. Asked on requests of those who have authenticated; a stranger
 //! gets no further anyway.
+//!
+//! A ban that is lifted is remembered as such for as long as it would have lasted: a node that was away meanwhile has it still, and would else
+//! give it back to all the others.
 
 use std::{collections::HashMap, fmt, net::IpAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
 
+use crate::notice;
+
 /// Seconds that a ban may last: what is meant for longer is a change of users or of peers.
 pub const LONGEST_BAN_S: u64 = 31 * 86_400;
+/// Seconds for which a ban is remembered after its end: by the clock of another node it may last for so much longer.
+const REMEMBERED_S: u64 = notice::GOOD_FOR_S;
 
 /// Who is banned. Written as `user NAME@REALM` or `client 192.0.2.0/24`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,11 +78,42 @@ impl From<Subject> for String {
 pub struct Ban {
     /// Who.
     pub subject: Subject,
-    /// Unix seconds.
+    /// Unix seconds. 0 of one that was lifted, so that nobody takes it for a ban who does not know the next field.
     pub until: u64,
     /// As somebody wrote it; may be empty.
     #[serde(default)]
     pub reason: String,
+    /// Until when it would have lasted that was lifted; 0 of one that was not.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lifted: u64,
+}
+
+impl Ban {
+    /// One that holds until then.
+    #[must_use]
+    pub fn new(subject: Subject, until: u64, reason: String) -> Self {
+        Self { subject, until, reason, lifted: 0 }
+    }
+
+    /// Whether it holds.
+    #[must_use]
+    pub fn is_in_force(&self, unix: u64) -> bool {
+        unix < self.until
+    }
+
+    /// Whether it is that very ban which was lifted.
+    fn lifts(&self, other: &Self) -> bool {
+        self.lifted != 0 && self.lifted == other.until
+    }
+
+    fn is_over(&self, unix: u64) -> bool {
+        self.until.max(self.lifted).saturating_add(REMEMBERED_S) <= unix
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks it")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// All bans.
@@ -103,8 +141,41 @@ impl Bans {
         }
     }
 
-    /// Ends one. False if there is none.
-    pub fn remove(&mut self, subject: &Subject) -> bool {
+    /// Lifts one; what all nodes are to remember of it. `None` if there is none in force.
+    pub fn lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
+        let ban = self.get(subject).filter(|ban| ban.is_in_force(unix))?;
+        let lifted = Ban { until: 0, lifted: ban.until, ..ban.clone() };
+        self.put(lifted.clone());
+        Some(lifted)
+    }
+
+    /// Takes what the store keeps, and says what it lacks: it may have been emptied. Of a subject that it has it knows best, unless somebody has
+    /// given back to it what was lifted.
+    pub fn read(&mut self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
+        for ban in kept.iter().filter(|ban| !ban.is_over(unix)) {
+            if !self.get(&ban.subject).is_some_and(|own| own.lifts(ban)) {
+                self.put(ban.clone());
+            }
+        }
+        self.missing(unix, kept)
+    }
+
+    /// What the store lacks.
+    #[must_use]
+    pub fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
+        let kept: HashMap<&Subject, &Ban> = kept.iter().map(|ban| (&ban.subject, ban)).collect();
+        let is_kept = |ban: &&Ban| kept.get(&ban.subject).is_some_and(|other| !ban.lifts(other));
+        self.iter().filter(|ban| !ban.is_over(unix) && !is_kept(ban)).cloned().collect()
+    }
+
+    fn get(&self, subject: &Subject) -> Option<&Ban> {
+        match subject {
+            Subject::User { realm, name } => self.users.get(&key(realm, name)),
+            Subject::Client(prefix) => self.clients.iter().find(|(other, _)| other == prefix).map(|it| &it.1),
+        }
+    }
+
+    fn remove(&mut self, subject: &Subject) -> bool {
         let before = self.len();
         match subject {
             Subject::User { realm, name } => _ = self.users.remove(&key(realm, name)),
@@ -113,10 +184,10 @@ impl Bans {
         self.len() < before
     }
 
-    /// Forgets those that are over; who they were.
+    /// Forgets those that are over, by whichever clock; who they were.
     pub fn expire(&mut self, unix: u64) -> Vec<Subject> {
         let over: Vec<_> =
-            self.iter().filter(|ban| ban.until <= unix).map(|ban| ban.subject.clone()).collect();
+            self.iter().filter(|ban| ban.is_over(unix)).map(|ban| ban.subject.clone()).collect();
         over.iter().for_each(|subject| _ = self.remove(subject));
         over
     }
@@ -124,7 +195,7 @@ impl Bans {
     /// Whether this user, or who comes from there, is banned.
     #[must_use]
     pub fn has(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
-        let counts = |ban: &Ban| unix < ban.until;
+        let counts = |ban: &Ban| ban.is_in_force(unix);
         let user = |name| !self.users.is_empty() && self.users.get(&*key(realm, name)).is_some_and(counts);
         let [name, identity] = names;
         // Of a time-limited name quotas count the id, which stands behind a colon so that it is no user's.
@@ -134,12 +205,18 @@ impl Bans {
             || self.clients.iter().any(|(prefix, ban)| prefix.contains(client) && counts(ban))
     }
 
-    /// In no order that means anything.
+    /// Whether there is one to be forgotten.
+    #[must_use]
+    pub fn has_old(&self, unix: u64) -> bool {
+        self.iter().any(|ban| ban.is_over(unix))
+    }
+
+    /// In no order that means anything; among them those that were lifted, and those that are over by our clock alone.
     pub fn iter(&self) -> impl Iterator<Item = &Ban> {
         self.users.values().chain(self.clients.iter().map(|(_, ban)| ban))
     }
 
-    /// How many.
+    /// How many are remembered.
     #[must_use]
     pub fn len(&self) -> usize {
         self.users.len() + self.clients.len()
@@ -163,7 +240,7 @@ mod tests {
     use super::*;
 
     fn ban(subject: &str, until: u64) -> Ban {
-        Ban { subject: subject.parse().unwrap(), until, reason: String::new() }
+        Ban::new(subject.parse().unwrap(), until, String::new())
     }
 
     fn has(bans: &Bans, unix: u64, name: &str, client: &str) -> bool {
@@ -186,10 +263,38 @@ mod tests {
             assert_eq!(has(&bans, unix, name, client), banned, "{unix} {name} {client}");
         }
         assert!(!bans.has(0, "there", ["alice", "alice"], "198.51.100.1".parse().unwrap()));
-        assert_eq!(bans.expire(50), ["client 192.0.2.0/24".parse().unwrap()]);
-        assert!(bans.remove(&"user alice@here".parse().unwrap()));
-        assert!(!bans.remove(&"user alice@here".parse().unwrap()));
+        assert!(bans.expire(50 + REMEMBERED_S - 1).is_empty(), "by another clock it may hold still");
+        assert_eq!(bans.expire(50 + REMEMBERED_S), ["client 192.0.2.0/24".parse().unwrap()]);
+        let alice = "user alice@here".parse().unwrap();
+        assert!(bans.lift(100, &alice).is_none(), "it is over");
+        assert_eq!(bans.lift(99, &alice).map(|ban| (ban.until, ban.lifted)), Some((0, 100)));
+        assert!(bans.lift(99, &alice).is_none() && !has(&bans, 99, "alice", "198.51.100.1"));
+        assert_eq!(bans.expire(100 + REMEMBERED_S), [alice]);
         assert!(bans.is_empty());
+    }
+
+    #[test]
+    fn a_ban_that_was_lifted_is_given_back_by_nobody_and_may_be_made_again() {
+        let (mut here, mut away) = (Bans::default(), Bans::default());
+        let alice: Subject = "user alice@here".parse().unwrap();
+        [&mut here, &mut away].into_iter().for_each(|bans| bans.put(ban("user alice@here", 1000)));
+        assert_eq!(away.read(500, &[]).len(), 1, "an empty store gets it back");
+        let kept = here.lift(500, &alice).unwrap();
+        assert!(away.read(600, std::slice::from_ref(&kept)).is_empty());
+        assert!(!has(&away, 600, "alice", "198.51.100.1"));
+        assert_eq!(away.read(700, &[]), [kept], "an empty store hears of that, too");
+        away.put(ban("user alice@here", 2000));
+        assert!(has(&away, 800, "alice", "198.51.100.1"));
+    }
+
+    #[test]
+    fn who_knows_nothing_of_lifted_bans_takes_one_for_over() {
+        let mut bans = Bans::default();
+        bans.put(ban("user alice@here", 1000));
+        let written = serde_json::to_value(bans.lift(5, &"user alice@here".parse().unwrap())).unwrap();
+        assert_eq!(written["until"], 0);
+        let written = serde_json::to_string(&ban("user alice@here", 9)).unwrap();
+        assert_eq!(written, r#"{"subject":"user alice@here","until":9,"reason":""}"#);
     }
 
     #[test]

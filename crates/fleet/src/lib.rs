@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod abandoned;
 mod bans;
 mod era;
 mod keyring;
@@ -21,6 +22,7 @@ mod seal;
 mod sent;
 mod spread;
 
+pub use abandoned::Abandoned;
 pub use bans::{Ban, Bans, LONGEST_BAN_S, Subject};
 pub use era::{
     Chronicle, Era, EraState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, TELLING_MS,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Seconds that the clocks of two nodes may differ, and that a message may be on its way.
-const GOOD_FOR_S: u64 = 120;
+pub(crate) const GOOD_FOR_S: u64 = 120;
 
 /// What is sealed as a message opens as nothing else.
 const PURPOSE: &str = "message";
@@ -166,7 +166,7 @@ mod tests {
             Notice::Silent { nodes: vec![(name("c"), u64::MAX)] },
             Notice::Card,
             Notice::Drain { node: name("b"), drains: true },
-            Notice::Ban { ban: Ban { subject: subject.clone(), until: 9, reason: "spam".to_owned() } },
+            Notice::Ban { ban: Ban::new(subject.clone(), 9, "spam".to_owned()) },
             Notice::Unban { subject },
             Notice::Revoked { realm: "here".to_owned(), name: "alice".to_owned() },
             Notice::RulesChanged,

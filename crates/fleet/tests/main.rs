@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 
 mod chance;
+mod clocks;
+mod partitions;
 mod quotas;
 mod recovery;
 mod spreading;

@@ -1,13 +1,13 @@
 //! A store that loses what it knew: it is emptied, or a replica takes over that lags. Nodes find it again one after the other, some never, and some
 //! have just begun. How far quotas are exceeded meanwhile, and how soon all is as before. Ledgers, eras and the rules of the store are the real
-//! ones; a tick is a tenth of a second, in which each node may speak to the store once.
+//! ones; a tick is a tenth of a second, in which each node may speak to the store once. The clock of each store is another.
 
 use std::collections::HashMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Ask, Books, Bucket, Chronicle, EraState, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS, Terms, Turn,
-    grant, reclaim,
+    Ask, Books, Bucket, Chronicle, EraState, GONE_MS, Grant, Ledger, Level, Levels, Recovery, SETTLE_MS,
+    Terms, Turn, grant, reclaim,
 };
 
 use crate::chance::Chance;
@@ -15,17 +15,29 @@ use crate::chance::Chance;
 const TICK_MS: u64 = 100;
 /// Ticks between two beats.
 const BEAT: u64 = 10;
+/// When all begins, by a clock that is right.
+const LONG_AGO_MS: u64 = 3_600_000;
 /// Ticks within which all must be as before, once the last node has found the store: the time that nodes are waited for, and two beats.
-const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
+pub(crate) const BACK: u64 = SETTLE_MS / TICK_MS + 2 * BEAT;
+/// Ticks without an answer after which a node is alone.
+pub(crate) const ALONE: u64 = 30;
+/// Ticks after which the others hold it for gone.
+const GONE: u64 = GONE_MS / TICK_MS;
+/// Ticks after which they give back what it held.
+pub(crate) const ABANDONED: u64 = 2 * GONE;
 
 /// One server, and what it has.
 #[derive(Clone, Default)]
-struct Store {
+pub(crate) struct Store {
     chronicle: Chronicle,
     run: String,
-    sums: HashMap<Bucket, u32>,
+    /// By how much its clock differs.
+    clock_ms: i64,
+    /// Of each node, the tick of its last beat.
+    records: HashMap<usize, u64>,
+    pub(crate) sums: HashMap<Bucket, u32>,
     levels: HashMap<Bucket, Level>,
-    held: HashMap<usize, HashMap<Bucket, u32>>,
+    pub(crate) held: HashMap<usize, HashMap<Bucket, u32>>,
     /// Since the last tick.
     changed: Vec<(Bucket, Level)>,
 }
@@ -67,13 +79,16 @@ impl Store {
 }
 
 #[derive(Default)]
-struct Node {
-    ledger: Ledger,
+pub(crate) struct Node {
+    pub(crate) ledger: Ledger,
     levels: Levels,
     recovery: Recovery,
     /// It does not find the store before that tick.
-    away_until: u64,
+    pub(crate) away_until: u64,
     was_away: bool,
+    /// The tick in which the store has answered last, and the first one since when it has done so in each.
+    answered: u64,
+    steady_since: u64,
     speaks_soon: bool,
     rereads: bool,
     is_dead: bool,
@@ -82,8 +97,8 @@ struct Node {
 }
 
 impl Node {
-    fn terms(&self, nodes: u32) -> Terms {
-        Terms { nodes, enforced: true, books: self.recovery.books() }
+    fn terms(&self, nodes: u32, enforced: bool) -> Terms {
+        Terms { nodes, enforced, books: self.recovery.books() }
     }
 
     fn hear(&mut self, era: EraState) {
@@ -118,20 +133,22 @@ enum Loss {
     Lags(usize),
 }
 
-struct World {
-    store: Store,
-    nodes: Vec<Node>,
-    chance: Chance,
-    tick: u64,
+pub(crate) struct World {
+    pub(crate) store: Store,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) chance: Chance,
+    pub(crate) tick: u64,
     /// The store in the ticks before, the last one last.
     past: Vec<Store>,
     /// How far back that goes.
     remembers: usize,
     runs: u32,
+    /// Whether who has had no answer for long goes by its own limits. If not, what nodes hold has to do for however long.
+    pub(crate) some_go_alone: bool,
 }
 
 impl World {
-    fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
+    pub(crate) fn new(nodes: usize, seed: u64, remembers: usize) -> Self {
         let nodes = std::iter::repeat_with(Node::default).take(nodes).collect();
         let mut world = Self {
             store: Store { run: "0".to_owned(), ..Store::default() },
@@ -141,6 +158,7 @@ impl World {
             past: Vec::new(),
             remembers,
             runs: 0,
+            some_go_alone: false,
         };
         // Nothing is there yet that could be forgotten.
         for _ in 0..BACK {
@@ -151,21 +169,33 @@ impl World {
     }
 
     fn count(&self) -> u32 {
-        u32::try_from(self.nodes.iter().filter(|node| !node.is_dead).count()).unwrap()
+        let is_there = |node: &&Node| !node.is_dead && self.tick - node.answered < GONE;
+        u32::try_from(self.nodes.iter().filter(is_there).count()).unwrap()
     }
 
+    fn is_alone(&self, at: usize) -> bool {
+        self.some_go_alone && self.tick - self.nodes[at].answered > ALONE
+    }
+
+    /// By the clock of the store.
     fn now_ms(&self) -> u64 {
-        self.tick * TICK_MS
+        (self.tick * TICK_MS + LONG_AGO_MS).checked_add_signed(self.store.clock_ms).unwrap()
     }
 
-    fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
-        let terms = self.nodes[node].terms(self.count());
+    /// The clock of the store is set: forward, or back.
+    pub(crate) fn set_clock(&mut self, by_ms: i64) {
+        self.store.clock_ms += by_ms;
+    }
+
+    pub(crate) fn acquire(&mut self, node: usize, quotas: &[(Bucket, u32)]) -> bool {
+        let terms = self.nodes[node].terms(self.count(), !self.is_alone(node));
         let Node { ledger, levels, is_dead, has_joined, .. } = &mut self.nodes[node];
         if *is_dead || !*has_joined {
             return false;
         }
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
-            if !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
+            // What a node has by itself is no more than the limit, whatever the others have.
+            if ledger.used(bucket) >= *limit || !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
                 quotas[..at].iter().for_each(|(bucket, _)| ledger.release(*bucket));
                 return false;
             }
@@ -173,13 +203,14 @@ impl World {
         true
     }
 
-    fn used(&self, bucket: &Bucket) -> u32 {
+    pub(crate) fn used(&self, bucket: &Bucket) -> u32 {
         self.nodes.iter().filter(|node| !node.is_dead).map(|node| node.ledger.used(bucket)).sum()
     }
 
     /// Everybody who finds the store speaks to it and hears of it.
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.tick += 1;
+        self.reap();
         if self.remembers > 0 {
             self.past.push(self.store.clone());
             let forgotten = self.past.len().saturating_sub(self.remembers);
@@ -187,6 +218,7 @@ impl World {
         }
         let (count, first) = (self.nodes.len(), usize::try_from(self.tick).unwrap());
         for at in (first..first + count).map(|at| at % count) {
+            let was_alone = self.is_alone(at);
             let node = &mut self.nodes[at];
             if node.is_dead {
                 continue;
@@ -195,6 +227,11 @@ impl World {
                 node.was_away = true;
                 continue;
             }
+            if node.was_away {
+                node.speaks_soon |= was_alone;
+                node.steady_since = self.tick;
+            }
+            node.answered = self.tick;
             if std::mem::take(&mut node.was_away) {
                 self.reread(at);
             }
@@ -218,6 +255,20 @@ impl World {
         }
     }
 
+    /// What a node held that does not beat is given back by another, for whom the store has answered for long enough.
+    fn reap(&mut self) {
+        let tick = self.tick;
+        let is_steady =
+            |node: &Node| !node.is_dead && tick >= node.away_until && tick - node.steady_since >= ABANDONED;
+        if !self.nodes.iter().any(is_steady) {
+            return;
+        }
+        let is_old = |beaten: &u64| tick - beaten >= ABANDONED;
+        let old: Vec<usize> =
+            self.store.records.extract_if(|_, beaten| is_old(beaten)).map(|it| it.0).collect();
+        old.into_iter().for_each(|at| self.store.give_back(at));
+    }
+
     fn look(&mut self, at: usize) -> EraState {
         let (now, known) = (self.now_ms(), self.nodes[at].recovery.era().number);
         let run = self.store.run.clone();
@@ -237,16 +288,17 @@ impl World {
 
     fn beat(&mut self, at: usize) {
         let (now, count) = (self.now_ms(), self.count());
+        let is_known = self.store.records.insert(at, self.tick).is_some();
         self.look(at);
         let report = self.nodes[at].recovery.report(self.nodes[at].ledger.lost());
         let era = self.store.chronicle.report(now, &at.to_string(), report);
         let node = &mut self.nodes[at];
         node.speaks_soon = false;
         node.hear(era);
-        if !node.has_joined || node.recovery.is_to_clear() {
+        if !is_known || !node.has_joined || node.recovery.is_to_clear() {
             self.store.give_back(at);
             node.recovery.cleared(era.era);
-            node.ledger.tell_all(node.terms(count));
+            node.ledger.tell_all(node.terms(count, true));
             (node.speaks_soon, node.has_joined) = (true, true);
         }
         // Who is there is known with each look.
@@ -259,7 +311,7 @@ impl World {
         if !node.has_joined || node.recovery.is_to_clear() {
             return;
         }
-        let asks = node.ledger.asks(500, &node.levels, node.terms(count));
+        let asks = node.ledger.asks(500, &node.levels, node.terms(count, true));
         if asks.is_empty() {
             return;
         }
@@ -276,7 +328,7 @@ impl World {
             return node.ledger.unheard(&asks);
         }
         node.hear(era);
-        let (terms, lost) = (node.terms(count), node.ledger.lost());
+        let (terms, lost) = (node.terms(count, true), node.ledger.lost());
         grants.iter().for_each(|grant| node.ledger.granted(*grant, &node.levels, terms));
         node.ledger.unheard(&asks[grants.len()..]);
         node.speaks_soon |= lost > 0 && node.ledger.lost() == 0;
@@ -299,6 +351,10 @@ impl World {
                 Store { run, changed: Vec::new(), ..self.past[at].clone() }
             }
         };
+        if loss != Loss::Flushed {
+            // Minutes before the other's, or after it.
+            self.store.clock_ms = i64::try_from(self.chance.below(1_200_000)).unwrap() - 600_000;
+        }
         for (at, node) in self.nodes.iter_mut().enumerate() {
             node.away_until = self.tick + 1 + outage + found_after(at, &mut self.chance);
         }
@@ -306,36 +362,42 @@ impl World {
 
     /// A process ends, and another begins that knows nothing.
     fn begins_anew(&mut self, at: usize) {
-        let away_until = self.nodes[at].away_until;
-        self.nodes[at] = Node { away_until, was_away: true, ..Node::default() };
+        let Node { away_until, answered, .. } = self.nodes[at];
+        self.nodes[at] = Node { away_until, answered, was_away: true, ..Node::default() };
     }
 
-    fn is_whole(&self) {
+    pub(crate) fn is_whole(&self) {
         for node in self.nodes.iter().filter(|node| !node.is_dead) {
             assert_eq!((node.recovery.books(), node.ledger.lost()), (Books::Whole, 0));
         }
     }
 }
 
-const USER: Bucket = Bucket([7; 16]);
+pub(crate) const USER: Bucket = Bucket([7; 16]);
 
 /// A twentieth, or one a node where that is more.
-fn most(limit: u32, nodes: usize) -> u32 {
+pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
     limit + (limit / 20).max(u32::try_from(nodes).unwrap())
 }
 
 /// What is asked of a user's quota in each tick.
 #[derive(Clone, Copy, Debug)]
-struct Demand {
-    limit: u32,
+pub(crate) struct Demand {
+    pub(crate) limit: u32,
     /// Allocations, at nodes by chance.
-    asked: usize,
+    pub(crate) asked: usize,
     /// Of those that there are, in thousandths.
-    ended: usize,
+    pub(crate) ended: usize,
 }
 
 impl Demand {
     fn step(&self, world: &mut World) {
+        self.step_unchecked(world);
+        let (used, most) = (world.used(&USER), most(self.limit, world.nodes.len()));
+        assert!(used <= most, "tick {}: {used} of {}", world.tick, self.limit);
+    }
+
+    pub(crate) fn step_unchecked(&self, world: &mut World) {
         for _ in 0..self.asked {
             let at = world.chance.below(world.nodes.len());
             world.acquire(at, &[(USER, self.limit)]);
@@ -348,12 +410,10 @@ impl Demand {
             }
         }
         world.step();
-        let (used, most) = (world.used(&USER), most(self.limit, world.nodes.len()));
-        assert!(used <= most, "tick {}: {used} of {}", world.tick, self.limit);
     }
 
     /// Whether it can be used up.
-    fn is_met(&self, world: &mut World) -> bool {
+    pub(crate) fn is_met(&self, world: &mut World) -> bool {
         let wanted = Self { asked: self.asked.max(10), ended: 0, ..*self };
         for _ in 0..self.limit {
             wanted.step(world);
@@ -415,6 +475,33 @@ proptest! {
         for tick in 0..outage + found + begins + 1 {
             if tick == begins {
                 world.begins_anew(0);
+            }
+            demand.step(&mut world);
+        }
+        (0..BACK).for_each(|_| demand.step(&mut world));
+        world.is_whole();
+        prop_assert!(demand.is_met(&mut world), "{} of {limit}", world.used(&USER));
+    }
+
+    /// Meanwhile the clock of the store is set: back by whatever, or forward by so little that everybody is waited for long enough.
+    #[test]
+    fn a_clock_that_is_set_while_the_store_recovers_makes_it_grant_no_more(
+        nodes in 2_usize..8,
+        limit in 100_u32..2000,
+        asked in 10_usize..60,
+        loss in losses(),
+        found in 1_u64..20,
+        by_ms in prop_oneof![-600_000_i64..0, 0_i64..1900],
+        after in 0_u64..40,
+        seed: u64,
+    ) {
+        let mut world = World::new(nodes, seed, 30);
+        let demand = Demand { limit, asked, ended: 5 };
+        (0..80).for_each(|_| demand.step(&mut world));
+        world.lose(loss, 0, |_, chance| chance.next() % found);
+        for tick in 0..found + 40 {
+            if tick == after {
+                world.set_clock(by_ms);
             }
             demand.step(&mut world);
         }

@@ -74,7 +74,7 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     }
     let subject = app.subject(BanQuery { user, realm, client })?;
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
-    let ban = fleet::Ban { subject, until: now.saturating_add(seconds), reason };
+    let ban = fleet::Ban::new(subject, now.saturating_add(seconds), reason);
     let ended = app.fleet()?.ban(ban.clone()).await?;
     let audit = Audit(format!(
         "{:?} is banned for {seconds} s; sessions ended here: {ended}",
@@ -131,7 +131,7 @@ impl App {
 }
 
 fn shown(ban: &fleet::Ban) -> Ban {
-    let fleet::Ban { subject, until, reason } = ban;
+    let fleet::Ban { subject, until, reason, .. } = ban;
     let (user, realm, client) = match subject {
         Subject::User { realm, name } => (Some(name.clone()), Some(realm.clone()), None),
         Subject::Client(prefix) => (None, None, Some(prefix.to_string())),

@@ -33,16 +33,26 @@ impl Banned {
         self.bans.write().unwrap_or_else(PoisonError::into_inner).put(ban);
     }
 
-    /// False if there was none.
-    pub(super) fn remove(&self, subject: &Subject) -> bool {
-        self.bans.write().unwrap_or_else(PoisonError::into_inner).remove(subject)
+    /// What is to be remembered of it; `None` if there was none.
+    pub(super) fn lift(&self, unix: u64, subject: &Subject) -> Option<Ban> {
+        self.bans.write().unwrap_or_else(PoisonError::into_inner).lift(unix, subject)
     }
 
-    /// Forgets those that are over, and says who they were.
+    /// Takes what the store keeps.
+    pub(super) fn read(&self, unix: u64, kept: &[Ban]) {
+        self.bans.write().unwrap_or_else(PoisonError::into_inner).read(unix, kept);
+    }
+
+    /// What the store does not keep.
+    pub(super) fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).missing(unix, kept)
+    }
+
+    /// Forgets those that are over by all clocks, and says who they were.
     pub(super) fn expire(&self, unix: u64) -> Vec<Subject> {
         // Most of the time there is none, and nobody is to wait for this.
         let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
-        let has_some = bans.iter().any(|ban| ban.until <= unix);
+        let has_some = bans.has_old(unix);
         drop(bans);
         if has_some {
             self.bans.write().unwrap_or_else(PoisonError::into_inner).expire(unix)
@@ -55,8 +65,10 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.bans.read().unwrap_or_else(PoisonError::into_inner).len()
+    /// Those in force.
+    pub(super) fn count(&self, unix: u64) -> usize {
+        let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
+        bans.iter().filter(|ban| ban.is_in_force(unix)).count()
     }
 
     /// Ends the sessions of a subject; how many there were.
@@ -129,11 +141,12 @@ mod tests {
     fn a_ban_is_over_when_its_time_is() {
         let banned = Banned::default();
         let subject: Subject = "user alice@here".parse().expect("a subject");
-        banned.put(Ban { subject: subject.clone(), until: 100, reason: String::new() });
+        banned.put(Ban::new(subject.clone(), 100, String::new()));
         let client = "192.0.2.1".parse().expect("an address");
         assert!(banned.has(99, "here", ["alice", "alice"], client));
-        assert!(banned.expire(99).is_empty());
-        assert_eq!((banned.expire(100), banned.len()), (vec![subject.clone()], 0));
-        assert!(!banned.remove(&subject));
+        assert!(banned.expire(100).is_empty(), "by another clock it may hold still");
+        assert_eq!((banned.count(99), banned.count(100)), (1, 0));
+        assert!(banned.lift(100, &subject).is_none());
+        assert_eq!((banned.expire(1000), banned.list()), (vec![subject], vec![]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{banned::Banned, node::Node, quotas::QuotaCounts};
+use super::{banned::Banned, node::Node, quotas::QuotaCounts, unix};
 
 /// Why a client was sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub(crate) struct NodeCounts {
 
 impl FleetCounts {
     pub(super) fn of(banned: &Banned, node: Option<&Node>) -> Self {
-        Self { bans: banned.len() as u64, node: node.map(NodeCounts::of) }
+        Self { bans: banned.count(unix()) as u64, node: node.map(NodeCounts::of) }
     }
 }
 

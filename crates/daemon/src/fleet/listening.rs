@@ -95,7 +95,7 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
                 say_banned(&from.to_string(), &subject, ended);
             });
         }
-        Notice::Unban { subject } => _ = node.banned.remove(&subject),
+        Notice::Unban { subject } => _ = node.banned.lift(unix(), &subject),
         Notice::Revoked { realm, name } => {
             if let Some(store) = shared(users) {
                 store.forget(&realm, &name);

@@ -13,7 +13,8 @@ use std::{
 use tokio::time::timeout;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway, Terms, View,
+    Abandoned, Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway,
+    Terms, View,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -58,6 +59,7 @@ pub(super) struct Node {
     pub(super) quotas: Quotas,
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
+    abandoned: Mutex<Abandoned>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<SentAway>,
     /// For the hashes of [`SentAway`].
@@ -159,6 +161,7 @@ impl Node {
             quotas,
             recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
+            abandoned: Mutex::default(),
             sight: RwLock::default(),
             sent: Mutex::default(),
             hasher: RandomState::new(),
@@ -331,6 +334,10 @@ impl Node {
 
     pub(super) fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn abandoned(&self) -> MutexGuard<'_, Abandoned> {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Not to be kept while waiting: the server does not stop as long as this is there.

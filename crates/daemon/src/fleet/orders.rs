@@ -239,7 +239,7 @@ impl FleetOrders {
     pub fn bans(&self) -> Vec<Ban> {
         let now = unix();
         let mut bans = self.fleet.banned.list();
-        bans.retain(|ban| ban.until > now);
+        bans.retain(|ban| ban.is_in_force(now));
         bans.sort_by(|one, other| {
             (one.until, one.subject.to_string()).cmp(&(other.until, other.subject.to_string()))
         });
@@ -264,8 +264,7 @@ impl FleetOrders {
 
     async fn tell_of_ban(&self, ban: &Ban) -> Result<(), FleetError> {
         let Some(node) = &self.fleet.node else { return Ok(()) };
-        let text = serde_json::to_vec(ban).unwrap_or_default();
-        node.store.put_ban(&ban.subject, &node.seal(BAN, &text)).await?;
+        node.put_ban(ban).await?;
         Ok(node.say(Notice::Ban { ban: ban.clone() }).await?)
     }
 
@@ -274,12 +273,16 @@ impl FleetOrders {
     /// # Errors
     /// The other nodes do not hear of it.
     pub async fn unban(&self, subject: &Subject) -> Result<bool, FleetError> {
-        let existed = self.fleet.banned.remove(subject);
+        let lifted = self.fleet.banned.lift(unix(), subject);
         if let Some(node) = &self.fleet.node {
-            node.store.remove_ban(subject).await?;
+            // A node that is away hears nothing of it, and has to find it there.
+            match &lifted {
+                Some(lifted) => node.put_ban(lifted).await?,
+                None => node.store.remove_ban(subject).await?,
+            }
             node.say(Notice::Unban { subject: subject.clone() }).await?;
         }
-        Ok(existed)
+        Ok(lifted.is_some())
     }
 
     /// A user has another credential, or none: no node believes the old one any more.
@@ -371,11 +374,9 @@ impl Node {
     }
 
     /// Bans that the store keeps count here, and those that we know and it does not are given back: it may have been emptied. What was lifted
-    /// meanwhile is heard of between the two.
+    /// meanwhile it keeps, too.
     pub(super) async fn read_bans(self: &Arc<Self>) -> Result<(), StoreError> {
-        for (_, ban) in self.kept_bans().await? {
-            self.banned.put(ban);
-        }
+        self.banned.read(unix(), &self.kept_bans().await?);
         let node = Arc::clone(self);
         tokio::spawn(async move {
             sleep(GIVE_BACK + Duration::from_millis(rand::random::<u64>() % 3000)).await;
@@ -387,24 +388,20 @@ impl Node {
     }
 
     async fn give_bans_back(&self) -> Result<(), StoreError> {
-        let kept = self.kept_bans().await?;
-        for ban in self.banned.list() {
-            if !kept.iter().any(|(subject, _)| *subject == ban.subject) {
-                let text = serde_json::to_vec(&ban).unwrap_or_default();
-                self.store.put_ban(&ban.subject, &self.seal(BAN, &text)).await?;
-            }
+        for ban in self.banned.missing(unix(), &self.kept_bans().await?) {
+            self.put_ban(&ban).await?;
         }
         Ok(())
     }
 
-    async fn kept_bans(&self) -> Result<Vec<(Subject, Ban)>, StoreError> {
-        let now = unix();
-        let read = |sealed: Vec<u8>| -> Option<Ban> {
-            let ban: Ban = serde_json::from_slice(&self.sealer.open(BAN, &sealed)?).ok()?;
-            (ban.until > now).then_some(ban)
-        };
-        let kept = self.store.bans().await?.into_iter().filter_map(read);
-        Ok(kept.map(|ban| (ban.subject.clone(), ban)).collect())
+    async fn put_ban(&self, ban: &Ban) -> Result<(), StoreError> {
+        let text = serde_json::to_vec(ban).unwrap_or_default();
+        self.store.put_ban(&ban.subject, &self.seal(BAN, &text)).await
+    }
+
+    async fn kept_bans(&self) -> Result<Vec<Ban>, StoreError> {
+        let read = |sealed: Vec<u8>| serde_json::from_slice(&self.sealer.open(BAN, &sealed)?).ok();
+        Ok(self.store.bans().await?.into_iter().filter_map(read).collect())
     }
 
     /// Whether levels and bans are to be read again; once.
@@ -429,11 +426,7 @@ mod tests {
     }
 
     fn ban(subject: &str, seconds: u64) -> Ban {
-        Ban {
-            subject: subject.parse().expect("a subject"),
-            until: unix() + seconds,
-            reason: "spam".to_owned(),
-        }
+        Ban::new(subject.parse().expect("a subject"), unix() + seconds, "spam".to_owned())
     }
 
     #[tokio::test]

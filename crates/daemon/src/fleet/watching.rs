@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Card, Change, GONE_MS, Member, NodeName, Notice, Pauses, Record, View, look_period_ms};
+use turnpike_fleet::{Card, Change, Member, NodeName, Notice, Pauses, View, look_period_ms};
 use turnpike_stores::{Look, StoreError};
 
 use super::{
@@ -17,10 +17,6 @@ const CARDS: usize = 200;
 const TOLD: usize = 20;
 /// Silent nodes that the others are told of at a time.
 const SILENT: usize = 1000;
-/// So long the store has to answer all, and so old a record has to be, before it counts for one that nobody renews: who lost the store has found
-/// it again by then.
-const ABANDONED_MS: u64 = 2 * GONE_MS;
-
 /// Looks until the node has left.
 pub(super) async fn keep_watching(node: Arc<Node>) {
     let mut pauses = Pauses::default();
@@ -45,7 +41,7 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     let Look { store_ms, records } = node.store.look().await?;
     let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
     node.answered();
-    let abandoned = abandoned(&records, store_ms, steady_ms);
+    let abandoned = node.abandoned().look(now_ms, store_ms, steady_ms, &records);
     let (changes, missing) = {
         let mut members = node.members();
         let changes = members.look(now_ms, store_ms, steady_ms, records);
@@ -118,15 +114,6 @@ fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
     serde_json::from_slice(&text?).ok()
 }
 
-/// Records that nobody renews: of nodes that are gone, or of those whose giving back was begun and not ended.
-fn abandoned(records: &[Record], store_ms: u64, steady_ms: u64) -> Vec<(NodeName, u16)> {
-    if steady_ms < ABANDONED_MS {
-        return Vec::new();
-    }
-    let is_old = |record: &&Record| store_ms.saturating_sub(record.stamp_ms) >= ABANDONED_MS;
-    records.iter().filter(is_old).map(|record| (record.name.clone(), record.beat.number)).collect()
-}
-
 fn say(node: &Node, changes: &[Change]) {
     let members = node.members();
     if changes.len() > TOLD {
@@ -147,27 +134,5 @@ fn say(node: &Node, changes: &[Change]) {
             }
             _ => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use turnpike_fleet::{Beat, Load};
-
-    use super::*;
-
-    #[test]
-    fn a_record_is_nobodys_when_it_is_old_and_all_had_time_to_renew_theirs() {
-        let record = |name: &str, stamp_ms| Record {
-            name: name.parse().expect("a name"),
-            stamp_ms,
-            beat: Beat { number: 3, incarnation: 1, draining: false, load: Load::default() },
-        };
-        let records = [record("young", 100_000), record("old", 80_000), record("begun", 0)];
-        let names = |steady_ms| -> Vec<String> {
-            abandoned(&records, 100_500, steady_ms).iter().map(|(name, _)| name.to_string()).collect()
-        };
-        assert_eq!(names(19_999), Vec::<String>::new());
-        assert_eq!(names(20_000), ["old", "begun"]);
     }
 }

@@ -1,0 +1,471 @@
+//! Clocks that differ: by an offset, and by so many seconds in a million. What of a fleet depends on them, up to which difference it holds, and what
+//! happens beyond. Nodes, store and the way of what is said are simulated; what is said, bans, key rings and looks are the real ones.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use turnpike_fleet::{
+    Abandoned, Ban, Bans, Beat, Change, GONE_MS, KeyRing, Load, Members, Message, Notice, Record, Sealer,
+    Subject,
+};
+
+use crate::chance::Chance;
+
+/// The real time at which all begins, in Unix seconds.
+const BEGIN: u64 = 1_800_000_000;
+/// Clocks that differ by no more hear each other.
+const HEARD_S: u64 = 120;
+
+/// Of one node.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    ahead_s: i64,
+    /// Microseconds that it gains in a second.
+    drift: i64,
+}
+
+impl Clock {
+    /// What it shows so many milliseconds after the beginning.
+    fn unix(self, ms: u64) -> u64 {
+        let drifted = i64::try_from(ms).unwrap() * self.drift / 1_000_000_000;
+        (BEGIN + ms / 1000).checked_add_signed(self.ahead_s + drifted).unwrap()
+    }
+}
+
+/// Clocks of which no two differ by more than that, within the hour for which anything here lasts.
+fn clocks(differ_s: i64, nodes: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Clock>> {
+    let most = differ_s / 2 - 1;
+    let clock = (-most..=most, -100_i64..=100).prop_map(|(ahead_s, drift)| Clock { ahead_s, drift });
+    prop::collection::vec(clock, nodes)
+}
+
+fn alice() -> Subject {
+    "user alice@here".parse().unwrap()
+}
+
+fn is_banned(bans: &Bans, unix: u64) -> bool {
+    bans.has(unix, "here", ["alice", "alice"], [192, 0, 2, 1].into())
+}
+
+/// What the store keeps of bans.
+#[derive(Default)]
+struct Kept(BTreeMap<String, Ban>);
+
+impl Kept {
+    fn put(&mut self, ban: Ban) {
+        self.0.insert(ban.subject.to_string(), ban);
+    }
+
+    fn all(&self) -> Vec<Ban> {
+        self.0.values().cloned().collect()
+    }
+
+    /// A node forgets what is over, and takes it from the store.
+    fn forget(&mut self, bans: &mut Bans, unix: u64) {
+        bans.expire(unix).iter().for_each(|subject| _ = self.0.remove(&subject.to_string()));
+    }
+}
+
+/// What happens to one ban.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Ban(u64),
+    Lift,
+}
+
+fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
+    let order = prop_oneof![(3000_u64..6000).prop_map(Order::Ban), Just(Order::Lift)];
+    prop::collection::vec((10_u64..400, order), 1..5)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Two nodes hear each other when their clocks and the way differ by less than two minutes together. Nothing is carried out again later than
+    /// twice that after it was said.
+    #[test]
+    fn a_message_is_heard_when_clocks_and_its_way_differ_by_less_than_two_minutes(
+        sends in -300_i64..300,
+        hears in -300_i64..300,
+        way_ms in 0_u64..10_000,
+    ) {
+        let sealer = Sealer::new("secret");
+        let [sends, hears] = [sends, hears].map(|ahead_s| Clock { ahead_s, drift: 0 });
+        let message = Message { from: "a".parse().unwrap(), at: sends.unix(1000), notice: Notice::RulesChanged };
+        let sealed = message.seal(&sealer, [1; 12]);
+        let is_heard = |ms| Message::open(&sealer, hears.unix(ms), &sealed).is_some();
+        let differ_ms = ((hears.ahead_s - sends.ahead_s) * 1000 + i64::try_from(way_ms).unwrap()).unsigned_abs();
+        prop_assert!(is_heard(1000 + way_ms) || differ_ms > 1000 * (HEARD_S - 1), "{differ_ms} ms");
+        prop_assert!(!is_heard(1000 + way_ms) || differ_ms < 1000 * (HEARD_S + 1), "{differ_ms} ms");
+        if (hears.ahead_s - sends.ahead_s).unsigned_abs() <= HEARD_S {
+            prop_assert!(!is_heard(1000 + 1000 * (2 * HEARD_S + 1)), "said again");
+        }
+    }
+
+    /// Each node believes its own clock. The store keeps a ban for as long as any of them: whoever begins meanwhile knows of it, too.
+    #[test]
+    fn a_ban_lasts_until_its_end_by_the_clock_of_each_node_and_is_kept_for_those_who_come(
+        clocks in clocks(120, 2..6),
+        seconds in 1_u64..900,
+    ) {
+        let mut kept = Kept::default();
+        let mut nodes = vec![Bans::default(); clocks.len()];
+        let until = clocks[0].unix(0) + seconds;
+        let ban = Ban::new(alice(), until, String::new());
+        nodes.iter_mut().for_each(|bans| bans.put(ban.clone()));
+        kept.put(ban);
+        for second in 0..seconds + 4 * HEARD_S {
+            for (at, (clock, bans)) in clocks.iter().zip(&mut nodes).enumerate() {
+                let unix = clock.unix(1000 * second + 100 * at as u64);
+                kept.forget(bans, unix);
+                prop_assert_eq!(is_banned(bans, unix), unix < until, "second {}, node {}", second, at);
+                let mut begins = Bans::default();
+                begins.read(unix, &kept.all());
+                prop_assert_eq!(is_banned(&begins, unix), unix < until, "second {}, one that begins", second);
+            }
+        }
+        prop_assert!(kept.0.is_empty() && nodes.iter().all(Bans::is_empty), "it is kept for ever");
+    }
+
+    /// Nodes are away for minutes while somebody is banned and the ban is lifted again, and the store may be emptied meanwhile. When all are back and
+    /// have read, all of them say what was said last.
+    #[test]
+    fn who_was_away_while_a_ban_was_lifted_does_not_bring_it_back(
+        clocks in clocks(120, 2..5),
+        orders in orders(),
+        away in prop::collection::vec((0_u64..1500, 0_u64..900), 4),
+        emptied in prop_oneof![Just(None), (0_u64..2000).prop_map(Some), Just(Some(u64::MAX))],
+        seed: u64,
+    ) {
+        // Best of all when somebody comes back.
+        let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
+        let (mut kept, mut chance) = (Kept::default(), Chance::new(seed));
+        let mut nodes = vec![Bans::default(); clocks.len()];
+        // Notices, with when they were said.
+        let mut said: Vec<(u64, Order, Ban)> = Vec::new();
+        let mut gives_back = vec![None; clocks.len()];
+        let is_there = |at: usize, second: u64| {
+            let (from, seconds) = away[at];
+            at == 0 || !(from..from + seconds).contains(&second)
+        };
+        let mut due: Vec<(u64, Order)> = Vec::new();
+        orders.iter().fold(0, |second, (pause, order)| {
+            due.push((second + pause, *order));
+            second + pause
+        });
+        // Of the last order: whether it was a ban, and until when by the clock of who gave it.
+        let mut last = None;
+        for second in 0..2500 {
+            let mut new = Vec::new();
+            for (_, order) in due.iter().filter(|(at, _)| *at == second) {
+                let by = loop {
+                    let by = chance.below(clocks.len());
+                    if is_there(by, second) {
+                        break by;
+                    }
+                };
+                let unix = clocks[by].unix(1000 * second);
+                let ban = match order {
+                    Order::Ban(seconds) => {
+                        let ban = Ban::new(alice(), unix + seconds, String::new());
+                        nodes[by].put(ban.clone());
+                        last = Some(ban.until);
+                        Some(ban)
+                    }
+                    // Who does not know of it lifts nothing.
+                    Order::Lift => nodes[by].lift(unix, &alice()).inspect(|_| last = None),
+                };
+                if let Some(ban) = ban {
+                    kept.put(ban.clone());
+                    new.push((second, *order, ban));
+                }
+            }
+            said.extend(new);
+            let is_emptied = emptied == Some(second);
+            if is_emptied {
+                kept.0.clear();
+            }
+            for at in (0..clocks.len()).filter(|at| is_there(*at, second)) {
+                let (unix, bans) = (clocks[at].unix(1000 * second), &mut nodes[at]);
+                let comes_back = second > 0 && !is_there(at, second - 1);
+                if comes_back || is_emptied || (second > 0 && emptied == Some(second - 1)) {
+                    bans.read(unix, &kept.all());
+                    gives_back[at] = Some(second + 2 + chance.next() % 4);
+                }
+                // What was said while it was away it hears when it is back, of the last two minutes.
+                let from = if comes_back { second.saturating_sub(HEARD_S) } else { second };
+                for (_, order, ban) in said.iter().filter(|(said, ..)| (from..=second).contains(said)) {
+                    match order {
+                        Order::Ban(_) => bans.put(ban.clone()),
+                        Order::Lift => _ = bans.lift(unix, &alice()),
+                    }
+                }
+                if gives_back[at] == Some(second) {
+                    bans.missing(unix, &kept.all()).into_iter().for_each(|ban| kept.put(ban));
+                }
+                kept.forget(bans, unix);
+            }
+        }
+        for (clock, bans) in clocks.iter().zip(&mut nodes) {
+            let unix = clock.unix(2_500_000);
+            bans.read(unix, &kept.all());
+            prop_assert_eq!(is_banned(bans, unix), last.is_some_and(|until| unix < until));
+        }
+    }
+
+    /// Whichever of them makes a new key, and however long some did not reach the store: no node uses a key that another one does not know that does
+    /// reach it. Clocks may differ by what a key is told ahead, less some beats.
+    #[test]
+    fn no_key_is_used_before_all_know_it(
+        clocks in clocks(60 - 2 * BEATS_S as i64, 2..6),
+        absences in absences(),
+        rotation_s in 120_u64..600,
+    ) {
+        let fleet = Keys::new(&clocks, rotation_s).run(&absences);
+        prop_assert_eq!(fleet.unknown, 0, "a key is used that is not known everywhere");
+        prop_assert!(fleet.version() > 2, "none was made");
+    }
+
+    /// Beyond that: whoever reads a ring late, and is ahead of who made it, uses a key at once, which the others know with their next beat.
+    #[test]
+    fn a_key_is_known_to_all_a_beat_after_it_was_made_however_clocks_differ(
+        clocks in clocks(3600, 2..6),
+        absences in absences(),
+        rotation_s in 120_u64..600,
+    ) {
+        Keys::new(&clocks, rotation_s).run(&absences);
+    }
+
+    /// The clock of the store is set, forward and back, by an hour. Whoever beats is there for the others, and nobody gives back what he holds; who
+    /// does not is gone after ten seconds, and what he held is given back soon after twice that, or later by as much as the clock was set back.
+    #[test]
+    fn a_store_whose_clock_is_set_loses_nobody_who_beats(
+        sets in prop::collection::vec((30_u64..300, -3_600_000_i64..3_600_000), 0..4),
+        dies in 100_u64..250,
+        phases in prop::collection::vec(0_u64..1000, 3),
+    ) {
+        let (mut members, mut abandoned) = (Members::default(), Abandoned::default());
+        let mut set_ms: i64 = 0;
+        let mut stamps = [0_u64; 3];
+        let (mut gone, mut given_back) = (None, None);
+        for ms in (0..300_000_u64).step_by(100) {
+            let second = ms / 1000;
+            if ms % 1000 == 0 {
+                set_ms += sets.iter().filter(|(at, _)| *at == second).map(|(_, by)| by).sum::<i64>();
+            }
+            let store_ms = (BEGIN * 1000 + ms).checked_add_signed(set_ms).unwrap();
+            for (at, stamp) in stamps.iter_mut().enumerate() {
+                let beats = ms % 1000 / 100 == phases[at] / 100 && (at != 2 || second < dies);
+                if beats || ms == 0 {
+                    *stamp = store_ms;
+                }
+            }
+            if ms % 1000 != 500 {
+                continue;
+            }
+            let records: Vec<Record> = (0..3_usize)
+                .map(|at| Record {
+                    name: format!("n{at}").parse().unwrap(),
+                    stamp_ms: stamps[at],
+                    beat: Beat {
+                        number: u16::try_from(at + 1).unwrap(),
+                        incarnation: 1,
+                        draining: false,
+                        load: Load::default(),
+                    },
+                })
+                .collect();
+            for (name, number) in abandoned.look(ms, store_ms, ms, &records) {
+                prop_assert!(number == 3 && second >= dies, "second {}: {} is given back", second, name);
+                given_back.get_or_insert(ms);
+            }
+            for change in members.look(ms, store_ms, ms, records) {
+                if let Change::Gone { name, number } = change {
+                    prop_assert!(number == 3 && second >= dies, "second {}: {} is gone", second, name);
+                    gone.get_or_insert(ms);
+                }
+            }
+        }
+        let after = |at: Option<u64>| at.map(|ms| ms - dies * 1000);
+        prop_assert!(after(gone).is_some_and(|ms| ms <= GONE_MS + 2000), "gone after {:?}", after(gone));
+        let is_set_back = sets.iter().any(|(at, by)| *at + 2 >= dies && *by < 0);
+        if dies < 250 && !is_set_back {
+            prop_assert!(after(given_back).is_some_and(|ms| ms <= 2 * GONE_MS + 3000), "{:?}", after(given_back));
+        }
+    }
+}
+
+/// A node whose clock is ahead of the others by more than two minutes takes a ban from the store sooner than they are done with it, by what it is more.
+/// They have it still, and give it back when they read again; who begins in between knows nothing of it.
+#[test]
+fn a_node_that_is_further_ahead_takes_a_ban_from_the_store_too_soon() {
+    let [right, ahead] = [0, 300].map(|ahead_s| Clock { ahead_s, drift: 0 });
+    let (mut here, mut there, mut kept) = (Bans::default(), Bans::default(), Kept::default());
+    let ban = Ban::new(alice(), right.unix(0) + 1000, String::new());
+    [&mut here, &mut there].into_iter().for_each(|bans| bans.put(ban.clone()));
+    kept.put(ban);
+    let mut lacks = 0;
+    for second in 0..1000 {
+        kept.forget(&mut there, ahead.unix(1000 * second));
+        kept.forget(&mut here, right.unix(1000 * second));
+        assert!(is_banned(&here, right.unix(1000 * second)));
+        lacks += u64::from(kept.0.is_empty());
+    }
+    assert_eq!(lacks, 300 - HEARD_S);
+    assert_eq!(here.missing(right.unix(999_000), &kept.all()).len(), 1);
+}
+
+/// A node that is more than a minute ahead of who has made a key uses it as soon as it has read it: until the others have beaten, what it makes with
+/// that is not known there.
+#[test]
+fn a_node_that_is_further_ahead_uses_a_key_before_another_knows_it() {
+    for (ahead_s, is_too_soon) in [(50, false), (90, true)] {
+        let clocks = [0, ahead_s, 0].map(|ahead_s| Clock { ahead_s, drift: 0 });
+        // It would make the key itself, if it were there then.
+        let absences = [Absence::default(), Absence { from: 100, after_a_key: 1 }, Absence::default()];
+        let fleet = Keys::new(&clocks, 300).run(&absences);
+        assert_eq!(fleet.unknown > 0, is_too_soon, "{ahead_s} s ahead");
+    }
+}
+
+/// An old key is good for a week after its last use, by whichever clock.
+#[test]
+fn an_old_key_is_kept_for_a_week_less_what_clocks_differ() {
+    const WEEK_S: u64 = 7 * 86_400;
+    let clocks = [-300, 0, 10, 300].map(|ahead_s| Clock { ahead_s, drift: 0 });
+    let mut fleet = Keys::new(&clocks, 6 * 3600);
+    let mut used: BTreeMap<[u8; 32], u64> = BTreeMap::new();
+    for second in (0..16 * 86_400).step_by(60) {
+        (0..clocks.len()).for_each(|at| fleet.beat(at, second));
+        for at in 0..clocks.len() {
+            used.insert(fleet.in_use(at, second), second);
+        }
+        let ring = fleet.stored.as_ref().unwrap();
+        let is_kept = |key: &[u8; 32]| ring.keys().iter().any(|kept| kept.bytes == *key);
+        for (key, last) in &used {
+            assert!(second > last + WEEK_S - 600 || is_kept(key), "second {second}: last used at {last}");
+        }
+        assert!(ring.keys().len() <= 30, "second {second}: {} keys", ring.keys().len());
+    }
+}
+
+/// Seconds between two beats, as far apart as they ever are.
+const BEATS_S: u64 = 5;
+
+/// A node does not reach the store from a second on, until some seconds after another one has made a key.
+#[derive(Clone, Copy, Debug)]
+struct Absence {
+    from: u64,
+    after_a_key: u64,
+}
+
+impl Default for Absence {
+    /// None at all.
+    fn default() -> Self {
+        Self { from: u64::MAX, after_a_key: 0 }
+    }
+}
+
+fn absences() -> impl Strategy<Value = Vec<Absence>> {
+    let absence = (0_u64..1500, 0_u64..8).prop_map(|(from, after_a_key)| Absence { from, after_a_key });
+    prop::collection::vec(prop_oneof![Just(Absence::default()), absence], 6)
+}
+
+/// Nodes, each with its clock and what it has read of the ring, and the store.
+struct Keys {
+    clocks: Vec<Clock>,
+    rings: Vec<Option<KeyRing>>,
+    /// Those that reach the store and have beaten since they do.
+    there: Vec<bool>,
+    stored: Option<KeyRing>,
+    /// In which second that was made.
+    made: u64,
+    rotation_s: u64,
+    /// How often a key was used while a node that reaches the store did not know it.
+    unknown: u32,
+}
+
+impl Keys {
+    fn new(clocks: &[Clock], rotation_s: u64) -> Self {
+        let (rings, there) = (vec![None; clocks.len()], vec![false; clocks.len()]);
+        Self { clocks: clocks.to_vec(), rings, there, stored: None, made: 0, rotation_s, unknown: 0 }
+    }
+
+    fn version(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |ring| ring.version)
+    }
+
+    /// What a node makes nonces with.
+    fn in_use(&self, at: usize, second: u64) -> [u8; 32] {
+        let unix = self.clocks[at].unix(1000 * second);
+        let keys = self.rings[at].as_ref().unwrap().keys();
+        keys.iter().rev().find(|key| key.from <= unix).unwrap_or(&keys[0]).bytes
+    }
+
+    fn knows(&self, at: usize, key: &[u8; 32]) -> bool {
+        self.rings[at].as_ref().is_some_and(|ring| ring.keys().iter().any(|known| known.bytes == *key))
+    }
+
+    /// Half an hour in which each node that reaches the store beats now and then. What was used when all of them have beaten since is known to all.
+    fn run(mut self, absences: &[Absence]) -> Self {
+        let nodes = self.clocks.len();
+        let mut left: Vec<Option<u64>> = vec![None; nodes];
+        let mut used: Vec<Vec<[u8; 32]>> = Vec::new();
+        for second in 0..1800 {
+            for at in 0..nodes {
+                // The first one is always there.
+                let Absence { from, after_a_key } = absences[at];
+                if at > 0 && second == from {
+                    left[at] = Some(self.version());
+                }
+                let is_made = |version: &u64| *version < self.version() && second >= self.made + after_a_key;
+                if left[at].as_ref().is_some_and(is_made) {
+                    left[at] = None;
+                }
+                self.there[at] &= left[at].is_none();
+                let is_its_turn = second % BEATS_S == at as u64 % BEATS_S || !self.there[at];
+                if left[at].is_none() && is_its_turn {
+                    self.beat(at, second);
+                    self.count_unknown(second);
+                }
+            }
+            self.count_unknown(second);
+            let there: Vec<usize> = (0..nodes).filter(|at| self.there[*at]).collect();
+            used.push(there.iter().map(|at| self.in_use(*at, second)).collect());
+            if let Some(before) = second.checked_sub(BEATS_S) {
+                let before = &used[usize::try_from(before).unwrap()];
+                let is_known = |key| there.iter().all(|at| self.knows(*at, key));
+                assert!(
+                    before.iter().all(is_known),
+                    "second {second}: a key is not known a beat after its use"
+                );
+            }
+        }
+        self
+    }
+
+    /// A node reads a newer ring, or makes one that is due.
+    fn beat(&mut self, at: usize, second: u64) {
+        let unix = self.clocks[at].unix(1000 * second);
+        let stored = self.version();
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&(stored + 1).to_be_bytes());
+        match &self.rings[at] {
+            Some(ring) if ring.version == stored && ring.is_due(unix, self.rotation_s) => {
+                (self.stored, self.made) = (Some(ring.rotated(unix, bytes)), second);
+            }
+            None if stored == 0 => self.stored = Some(KeyRing::first(unix, bytes)),
+            _ => {}
+        }
+        self.rings[at].clone_from(&self.stored);
+        self.there[at] = true;
+    }
+
+    fn count_unknown(&mut self, second: u64) {
+        let there: Vec<usize> = (0..self.clocks.len()).filter(|at| self.there[*at]).collect();
+        for by in &there {
+            let key = self.in_use(*by, second);
+            self.unknown += u32::from(there.iter().any(|at| !self.knows(*at, &key)));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Some nodes do not reach the store, which is whole, and others do: how far a quota is exceeded on each side, and how all comes together again.
+//! Ledgers, eras and the rules of the store are the real ones, as in `recovery.rs`, whose world this is.
+
+use proptest::prelude::*;
+
+use crate::recovery::{ABANDONED, ALONE, BACK, Demand, USER, World, most};
+
+/// Ticks within which nodes that come back find the store: the longest pause between two tries.
+const FOUND: u64 = 50;
+/// Ticks after which what such a node has is known: a beat, what follows from it, and the exchange after that.
+const TOLD: u64 = 20;
+
+/// What the nodes on one side have.
+fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
+    (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
+}
+
+/// Those of `away` do not reach the store for so many ticks, and find it again at a time of their own.
+fn part(world: &mut World, away: &[bool], ticks: u64) {
+    for at in (0..world.nodes.len()).filter(|at| away[*at]) {
+        let found = world.chance.next() % FOUND;
+        world.nodes[at].away_until = world.tick + 1 + ticks + found;
+    }
+}
+
+/// What each node holds by the books of the store, is what all of them do; and no node uses more than that, but for what is never told.
+fn books_are_right(world: &World, limit: u32) {
+    let held =
+        |at: usize| world.store.held.get(&at).and_then(|held| held.get(&USER)).copied().unwrap_or_default();
+    let all: u32 = (0..world.nodes.len()).map(held).sum();
+    assert_eq!(world.store.sums.get(&USER).copied().unwrap_or_default(), all, "the sum of what nodes hold");
+    let untold = limit / (40 * u32::try_from(world.nodes.len()).unwrap());
+    for (at, node) in world.nodes.iter().enumerate() {
+        let used = node.ledger.used(&USER);
+        assert!(used <= held(at).max(untold) + 1, "node {at} has {used} and holds {}", held(at));
+    }
+}
+
+/// Until so much has ended that the quota is kept to; then it can be used up, and nobody has more.
+fn heals(world: &mut World, demand: Demand) -> bool {
+    let Demand { limit, .. } = demand;
+    let ends = Demand { ended: demand.ended.max(5), ..demand };
+    let most = most(limit, world.nodes.len());
+    let mut before = world.used(&USER);
+    for _ in 0..2000 {
+        ends.step_unchecked(world);
+        let used = world.used(&USER);
+        assert!(used <= most.max(before), "tick {}: {before}, and now {used} of {limit}", world.tick);
+        before = used;
+        if used <= limit {
+            break;
+        }
+    }
+    (0..BACK).for_each(|_| ends.step_unchecked(world));
+    world.is_whole();
+    (0..TOLD).for_each(|_| Demand { asked: 0, ended: 0, ..demand }.step_unchecked(world));
+    books_are_right(world, limit);
+    demand.is_met(world)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// For so long that they are alone, and the others hold them for gone and give back what they held. Each side keeps to the limit: those who
+    /// reach the store together, and each of the others by itself. From some seconds after the last one has come back nobody gets anything beyond.
+    #[test]
+    fn each_side_of_a_partition_keeps_to_the_limit_and_both_come_together_again(
+        away in prop::collection::vec(any::<bool>(), 2..8),
+        limit in 100_u32..2000,
+        asked in 1_usize..60,
+        ended in 0_usize..30,
+        before in 5_u64..120,
+        ticks in prop_oneof![ALONE..100, 100..2 * ABANDONED],
+        seed: u64,
+    ) {
+        let nodes = away.len();
+        let mut world = World::new(nodes, seed, 0);
+        world.some_go_alone = true;
+        let demand = Demand { limit, asked, ended };
+        (0..before).for_each(|_| demand.step_unchecked(&mut world));
+        part(&mut world, &away, ticks);
+        let is_together = |world: &World, at: usize| world.tick >= world.nodes[at].away_until;
+        for _ in 0..ticks {
+            demand.step_unchecked(&mut world);
+            let together = used_of(&world, |at| is_together(&world, at));
+            prop_assert!(together <= most(limit, nodes), "tick {}: {together} of {limit}", world.tick);
+            for (at, node) in world.nodes.iter().enumerate() {
+                prop_assert!(node.ledger.used(&USER) <= limit, "tick {}: node {at}", world.tick);
+            }
+        }
+        (0..FOUND + TOLD).for_each(|_| demand.step_unchecked(&mut world));
+        world.is_whole();
+        prop_assert!(heals(&mut world, demand), "{} of {limit}", world.used(&USER));
+    }
+
+    /// For less than that: nobody knows that anything is wrong. A node may then give away what it may without asking, once, though the others have
+    /// been granted all of it.
+    #[test]
+    fn nodes_that_miss_the_store_for_a_moment_give_away_what_they_may_without_asking_and_no_more(
+        away in prop::collection::vec(any::<bool>(), 2..8),
+        limit in 100_u32..2000,
+        asked in 1_usize..60,
+        ended in 0_usize..30,
+        before in 5_u64..120,
+        ticks in 1_u64..ALONE,
+        seed: u64,
+    ) {
+        let nodes = away.len();
+        let mut world = World::new(nodes, seed, 0);
+        world.some_go_alone = true;
+        let demand = Demand { limit, asked, ended };
+        (0..before).for_each(|_| demand.step_unchecked(&mut world));
+        for at in (0..nodes).filter(|at| away[*at]) {
+            world.nodes[at].away_until = world.tick + 1 + ticks;
+        }
+        let parted = u32::try_from(away.iter().filter(|away| **away).count()).unwrap();
+        let unasked = limit / (2 * u32::try_from(nodes).unwrap());
+        for _ in 0..ticks + TOLD {
+            demand.step_unchecked(&mut world);
+            let (used, most) = (world.used(&USER), most(limit, nodes) + parted * unasked.max(8));
+            prop_assert!(used <= most, "tick {}: {used} of {limit}, {most} at most", world.tick);
+        }
+        world.is_whole();
+        prop_assert!(heals(&mut world, demand), "{} of {limit}", world.used(&USER));
+    }
+}
