@@ -76,6 +76,16 @@ fn settled(before: &[IpAddr], found: &[IpAddr]) -> Vec<IpAddr> {
     stay.chain(come).take(MOST_ADDRESSES).copied().collect()
 }
 
+/// Those that are a host's. The unspecified address is not, with which lists of blocked names answer: connect(2) would take it for this
+/// machine.
+fn of_hosts(mut found: Vec<IpAddr>) -> io::Result<Vec<IpAddr>> {
+    found.retain(|ip| match ip.to_canonical() {
+        IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
+        IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast(),
+    });
+    if found.is_empty() { Err(io::Error::other("the answer has no address of a host")) } else { Ok(found) }
+}
+
 /// Those that this machine has a route to, or all if it has none to any: on a machine without IPv6 half of the addresses of most
 /// names lead nowhere.
 fn reachable(found: Vec<IpAddr>) -> Vec<IpAddr> {
@@ -247,8 +257,8 @@ impl Keeper {
     fn start_one(&self, name: &Arc<Name>) -> bool {
         let (name, lookup, answers) = (Arc::clone(name), Arc::clone(&self.lookup), self.answers.clone());
         let work = move || {
-            let found = lookup(&name.host);
-            let good = matches!(&found, Ok(addresses) if !addresses.is_empty());
+            let found = lookup(&name.host).and_then(of_hosts);
+            let good = found.is_ok();
             name.set(found.unwrap_or_else(|error| {
                 tracing::warn!(name = name.host, %error, "cannot resolve; the last answer stays");
                 Vec::new()
@@ -273,6 +283,14 @@ mod tests {
         let found = addresses(&["2001:db8::1", "10.0.0.9", "10.0.0.1"]);
         assert_eq!(settled(&before, &found), addresses(&["10.0.0.1", "2001:db8::1", "10.0.0.9"]));
         assert!(settled(&before, &[]).is_empty());
+    }
+
+    #[test]
+    fn addresses_that_are_no_hosts_are_no_answer() {
+        let nobodies = ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "255.255.255.255", "ff02::1"];
+        assert!(of_hosts(addresses(&nobodies)).is_err());
+        let answer = of_hosts(addresses(&[nobodies[0], "10.0.0.2", nobodies[1], "::1"]));
+        assert_eq!(answer.unwrap(), addresses(&["10.0.0.2", "::1"]));
     }
 
     #[test]
