@@ -92,6 +92,16 @@ impl Group {
         text.and_then(|text| text.trim().parse().ok()).expect("the kernel counts it")
     }
 
+    /// How often it wanted more than its limit: reclaimed from it, refused, or ended for it.
+    pub(super) fn refusals(&self) -> u64 {
+        if let Ok(text) = fs::read_to_string(self.group.join("memory.failcnt")) {
+            return text.trim().parse().expect("a number");
+        }
+        let events = fs::read_to_string(self.group.join("memory.events")).expect("version 2 has it");
+        let most = events.lines().find_map(|line| line.strip_prefix("max ")?.parse().ok());
+        most.expect("version 2 counts it")
+    }
+
     /// Bytes that the kernel has for it (slabs, sockets), where it says so.
     pub(crate) fn kernel(&self) -> Option<u64> {
         if let Ok(text) = fs::read_to_string(self.group.join("memory.kmem.usage_in_bytes")) {

@@ -15,12 +15,21 @@ use std::{
 use turnpike_testkit::alone::{in_namespaces, run};
 
 use super::{
-    Row, Wanted, forwarder::Forwarder, forwards::unharmed, limits::cpu_ms, or_thorough, talks::Target,
+    Row, Wanted,
+    forwarder::Forwarder,
+    forwards::unharmed,
+    limits::cpu_ms,
+    or_thorough,
+    talks::{self, Fate, Target},
+    within,
 };
 use crate::{
-    harness::{Dir, V4, eventually, need},
+    harness::{Dir, SOON, V4, need},
     kernel_path::{PEER, SERVER, on_links},
 };
+
+/// Bytes that a connection may cost the process, whatever its client does. What waits for a reader is the kernel's.
+const MOST_MEMORY: u64 = 16 << 10;
 
 /// How long it lasts.
 fn a_while() -> Duration {
@@ -34,7 +43,10 @@ fn clients_that_hardly_speak() {
         "clients_that_hardly_speak",
         "forward: 500 clients send a byte a second (slow loris), 500 more are half closed or never read",
     );
-    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, row| {
+    // Room for those who are served and for these.
+    let most = Forwarder::clients() + 1000;
+    let wanted = Wanted::default().with_rule(&format!("max_connections = {most}\n"));
+    let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
         let before = forwarder.kept();
         let connect =
             || TcpStream::connect_timeout(&forwarder.tcp, Duration::from_secs(5)).expect("it listens");
@@ -42,6 +54,7 @@ fn clients_that_hardly_speak() {
         let deaf: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
         for (number, mut stream) in deaf.iter().enumerate() {
             if number % 2 == 0 {
+                stream.write_all(talks::HOLD).expect("it is open");
                 stream.shutdown(std::net::Shutdown::Write).expect("it is open");
             } else {
                 // What the target sends back finds no reader.
@@ -56,10 +69,26 @@ fn clients_that_hardly_speak() {
             }
             thread::sleep(Duration::from_secs(1));
         }
-        let (spent, held) = (cpu_ms(forwarder.pid()) - spent, forwarder.kept());
+        let spent = cpu_ms(forwarder.pid()) - spent;
+        // With the sessions of the rule for datagrams.
+        let all = most + Forwarder::clients();
+        within(SOON, "all of them are there", || forwarder.kept().sessions == all);
+        let held = forwarder.kept();
+        for _ in 0..100 {
+            assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "the rule has its most");
+        }
+        let open = forwarder.metrics().sum("turnpike_forward_connections", "rule=\"t\"");
+        assert!(open <= most, "{open} are open");
+        within(SOON, "those who were refused are counted", || {
+            forwarder.metrics().sum("turnpike_forward_ended_total", "reason=\"limit\"") >= 100
+        });
+        let each = held.memory.saturating_sub(before.memory) / 1000;
+        assert!(each <= MOST_MEMORY, "{each} bytes of memory for each");
+        let descriptors = held.descriptors.saturating_sub(before.descriptors);
+        assert!(descriptors <= 2 * 1000 + 10, "{descriptors} descriptors");
         row.note(format!(
-            "meanwhile {} KiB of memory for each of them, {} ms of processor time a second",
-            held.memory.saturating_sub(before.memory) / 1000 / 1024,
+            "meanwhile {} KiB of memory for each of them, {} ms of processor time a second; 100 more were refused by `max_connections`",
+            each / 1024,
             spent / a_while().as_secs()
         ));
     });
@@ -69,10 +98,11 @@ fn clients_that_hardly_speak() {
 #[test]
 #[ignore = "takes long: cargo xtask faults"]
 fn connections_that_never_come_about() {
-    const TEST: &str = "faults::abuse::connections_that_never_come_about";
+    const TEST: &str = "faults::forward_abuse::connections_that_never_come_about";
     on_links(TEST, |links| {
-        let wanted =
-            Wanted { entry: [vec!["nsenter".to_owned()], links.nsenter()].concat(), ..Wanted::default() };
+        // Room for those who are served, and for one more.
+        let most = Forwarder::clients() + 1;
+        let wanted = Wanted::inside(links).with_rule(&format!("max_connections = {most}\n"));
         let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
         // From this address nothing leaves but the first packet of each connection.
         run("ip", &["addr", "add", "10.77.1.66/24", "dev", "c"]);
@@ -86,17 +116,30 @@ fn connections_that_never_come_about() {
         let seen = forwarder.row(row, |forwarder, row| {
             let before = forwarder.kept();
             let mut sent = 0_u32;
-            for _ in 0..or_thorough(10, 100) {
+            let (mut half, mut served) = (0, 0);
+            for turn in 0..or_thorough(10, 100) {
                 let flood: Vec<socket2::Socket> = (0..200).filter_map(|_| half_open(forwarder.tcp)).collect();
                 sent += u32::try_from(flood.len()).expect("a few");
                 thread::sleep(Duration::from_millis(50));
+                // Those that the kernel keeps: state 03 is SYN_RECV.
+                let table = links.inside_says(&["cat", "/proc/net/tcp"]);
+                let state = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
+                half = half.max(table.lines().filter(|line| state(line).as_deref() == Some("03")).count());
+                if turn % 10 == 9 {
+                    let fate = talks::newcomer(forwarder.tcp);
+                    assert_eq!(fate, Fate::Served, "the flood takes nobody's place");
+                    served += 1;
+                }
             }
-            let half = links.inside_says(&["cat", "/proc/net/snmp"]);
-            let opened =
-                half.lines().filter(|line| line.starts_with("Tcp:")).nth(1).unwrap_or_default().to_owned();
             let held = forwarder.kept();
-            assert!(held.sessions <= before.sessions, "none of them is a connection: {held:?}");
-            row.note(format!("{sent} begun; the kernel keeps them, the forwarder none ({opened})"));
+            assert!(half > 100, "only {half} were half open at a time");
+            assert!(held.sessions <= before.sessions + 1, "none of them is a connection: {held:?}");
+            assert!(held.descriptors <= before.descriptors + 4, "{before:?}, {held:?}");
+            assert!(held.memory <= before.memory + (4 << 20), "{before:?}, {held:?}");
+            row.note(format!(
+                "{sent} begun, {half} half open at a time at most: the kernel keeps them, the forwarder none; \
+                 {served} newcomers meanwhile were served by a rule with room for one"
+            ));
         });
         unharmed(&seen);
     });
@@ -119,8 +162,8 @@ fn hostile_proxy_headers() {
         "hostile_proxy_headers",
         "forward: connections with PROXY headers that are malformed, endless, or lie",
     );
-    let from_proxies = "proxy_protocol_from = [\"127.0.0.9\"]\n";
-    let seen = Forwarder::with_rule(Wanted::default(), from_proxies).row(row, |forwarder, row| {
+    let wanted = Wanted::default().with_rule("proxy_protocol_from = [\"127.0.0.9\"]\n");
+    let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
         let signature = b"\r\n\r\n\0\r\nQUIT\n";
         let hostile: Vec<Vec<u8>> = vec![
             b"PROXY TCP4 999.1.1.1 1.1.1.1 1 2\r\n".to_vec(),
@@ -162,21 +205,25 @@ fn hostile_proxy_headers() {
     unharmed(&seen);
 }
 
-/// What a name server says.
-const LIES: [&str; 7] = [
-    "the truth",
-    "no such name",
-    "nothing",
-    "bytes without sense",
-    "0.0.0.0",
-    "its own address",
-    "200 addresses",
+/// Where the name leads.
+const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+
+/// What a name server says, and what becomes of those who come new then. An answer that is none, or that names nobody, leaves the last one
+/// as it was; one with addresses counts, wherever these lead.
+const LIES: [(&str, Fate); 7] = [
+    ("the truth", Fate::Served),
+    ("no such name", Fate::Served),
+    ("nothing", Fate::Served),
+    ("bytes without sense", Fate::Served),
+    ("0.0.0.0", Fate::Served),
+    ("its own address", Fate::Refused),
+    ("200 addresses", Fate::Refused),
 ];
 
 #[test]
 #[ignore = "takes long: cargo xtask faults"]
 fn a_name_server_lies() {
-    const TEST: &str = "faults::abuse::a_name_server_lies";
+    const TEST: &str = "faults::forward_abuse::a_name_server_lies";
     let probe = ["mount", "--bind", "/etc/resolv.conf", "/etc/resolv.conf"];
     in_namespaces(TEST, "nm", &probe, || {
         run("ip", &["link", "set", "lo", "up"]);
@@ -191,24 +238,42 @@ fn a_name_server_lies() {
             }
         }
         let server = need!(NameServer::start());
-        let target = Target::on(V4);
+        // Not where 0.0.0.0 would lead, and not where the forwarder listens.
+        let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
         let row = Row::new(
             "a_name_server_lies",
             "forward: the name server says that the target's name is not, is silent, garbles, sends to nowhere, back, or to 200 addresses",
         );
-        let seen = forwarder.row(row, |_, row| {
-            for lie in 1..LIES.len() {
+        let seen = forwarder.row(row, |forwarder, row| {
+            // The name is asked for once a second; an answer that is waited for takes longer.
+            let is_asked = |times: u64| {
+                let asked = server.asked();
+                within(SOON, "it asks again", || server.asked() >= asked + times);
+            };
+            for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
                 server.say(lie);
-                // The name is asked for once a second.
-                thread::sleep(or_thorough(Duration::from_millis(1500), Duration::from_secs(3)));
+                // Questions for both families, and one more round.
+                is_asked(or_thorough(4, 8));
+                within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
+                let fates = [(); 5].map(|()| talks::newcomer(forwarder.tcp));
+                assert_eq!(fates, [*fate; 5], "newcomers by TCP, the name server saying {said}");
+                let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
+                assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
             }
             server.say(0);
-            let asked = server.asked();
-            eventually("it asks again", || server.asked() > asked + 2);
-            row.note(format!("each for 3 s: {}; connections that there were went on", LIES[1..].join(", ")));
+            within(SOON, "the truth counts", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            let told = |wanted: Fate| {
+                let lies = LIES[1..].iter().filter(|(_, fate)| *fate == wanted).map(|(said, _)| *said);
+                lies.collect::<Vec<_>>().join(", ")
+            };
+            row.note(format!(
+                "newcomers were served by the last good answer ({}) or refused at once ({}); connections and sessions that there were went on",
+                told(Fate::Served),
+                told(Fate::Refused)
+            ));
         });
-        assert_eq!(seen["lost"], 0, "sessions that there were go on: {seen}");
+        unharmed(&seen);
     });
 }
 
@@ -260,15 +325,15 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
     let end = name.iter().position(|byte| *byte == 0)?;
     let asked = name.get(..end + 5)?;
     let is_a = asked[end + 1..end + 3] == [0, 1];
-    let (code, addresses): (u8, Vec<[u8; 4]>) = match LIES[lie] {
+    let (code, addresses): (u8, Vec<[u8; 4]>) = match LIES[lie].0 {
         "nothing" => return None,
         "bytes without sense" => return Some(vec![0xA5; 300]),
         "no such name" => (3, Vec::new()),
         "0.0.0.0" => (0, vec![[0; 4]]),
         // Where the forwarder itself listens: at the port of the target nobody is.
-        "its own address" => (0, vec![[127, 0, 0, 2]]),
+        "its own address" => (0, vec![[127, 0, 0, 1]]),
         "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),
-        _ => (0, vec![[127, 0, 0, 1]]),
+        _ => (0, vec![TARGET.octets()]),
     };
     let addresses = if is_a { addresses } else { Vec::new() };
     let count = u16::try_from(addresses.len()).ok()?;
@@ -288,6 +353,6 @@ fn an_answer_is_one_for_dig() {
     let said = answer(&question, 0).expect("the truth");
     assert_eq!(said[..12], [7, 9, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
     assert_eq!(said[12..21], question[12..]);
-    assert_eq!(said[21..], [0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 127, 0, 0, 1]);
+    assert_eq!(said[21..], [0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 127, 0, 0, 3]);
     assert_eq!(answer(&question, 2), None);
 }

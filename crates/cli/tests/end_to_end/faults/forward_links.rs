@@ -1,26 +1,34 @@
 //! What happens to the links of `turnpike forward`: streams stay whole to the byte, and go on.
 
-use std::{thread, time::Duration};
-
 use serde_json::Value;
 
-use super::{Row, Wanted, forwarder::Forwarder, or_thorough, talks::Target};
+use super::{
+    Row, Wanted,
+    forwarder::Forwarder,
+    link_faults, or_thorough,
+    talks::{self, Fate, Target},
+};
 use crate::kernel_path::{Links, PEER, SERVER, on_links};
 
 /// Has something happen to the links, with clients at one and the target at the other; no connection may be cut by it.
-fn on_a_link(test: &str, what: &'static str, fault: impl FnOnce(&Links)) {
+fn on_a_link(
+    test: &str,
+    what: &'static str,
+    fault: impl FnOnce(&Links, &Forwarder, &mut Row),
+    check: impl FnOnce(&Value),
+) {
     let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
     on_links(test, |links| {
-        let wanted =
-            Wanted { entry: [vec!["nsenter".to_owned()], links.nsenter()].concat(), ..Wanted::default() };
-        let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), wanted);
-        let seen: Value = forwarder.row(Row::new(name, what), |_, _| fault(links));
+        let forwarder = Forwarder::between(SERVER[0], Target::on(PEER[0]), Wanted::inside(links));
+        let seen = forwarder.row(Row::new(name, what), |forwarder, row| fault(links, forwarder, row));
         assert_eq!(seen["cut"], 0, "{seen}");
+        check(&seen);
     });
 }
 
-fn a_while() {
-    thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
+/// The fault has cost somebody something.
+fn was_felt(seen: &Value) {
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
@@ -29,14 +37,24 @@ fn interfaces_of_a_forwarder_go_down_and_up() {
     on_a_link(
         "faults::forward_links::interfaces_of_a_forwarder_go_down_and_up",
         "forward: the interfaces to targets and to clients go down for 3 s, one after the other",
-        |links| {
-            for device in ["p", "c"] {
-                links.inside(&["ip", "link", "set", device, "down"]);
-                a_while();
-                links.inside(&["ip", "link", "set", device, "up"]);
-                a_while();
-            }
+        |links, _, _| link_faults::go_down_and_up(links),
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn an_address_of_a_forwarder_is_removed() {
+    on_a_link(
+        "faults::forward_links::an_address_of_a_forwarder_is_removed",
+        "forward: the address towards targets, then that of the listeners, is removed for 3 s",
+        |links, forwarder, row| {
+            let mut fates = Vec::new();
+            link_faults::lose_their_addresses(links, |_| fates.push(talks::newcomer(forwarder.tcp)));
+            assert!(!fates.contains(&Fate::Served), "a newcomer is served meanwhile: {fates:?}");
+            row.note("no newcomer was served meanwhile; connections that there were waited, and went on");
         },
+        was_felt,
     );
 }
 
@@ -46,12 +64,14 @@ fn the_mtu_of_a_forwarder_becomes_small() {
     on_a_link(
         "faults::forward_links::the_mtu_of_a_forwarder_becomes_small",
         "forward: both links take 1,000 bytes for a while, then 1,500 again",
-        |links| {
-            for mtu in ["1000", "1500"] {
-                ["p", "c"].iter().for_each(|device| links.inside(&["ip", "link", "set", device, "mtu", mtu]));
-                a_while();
-            }
+        |links, forwarder, row| {
+            link_faults::become_narrow(links, || {
+                let fate = talks::newcomer_of_udp(forwarder.udp, 1400);
+                assert_eq!(fate, Fate::Served, "a datagram of 1,400 bytes");
+            });
+            row.note("a datagram of 1,400 bytes went to the target and back meanwhile, in fragments");
         },
+        |_| {},
     );
 }
 
@@ -61,14 +81,12 @@ fn queues_of_a_forwarder_are_full() {
     on_a_link(
         "faults::forward_links::queues_of_a_forwarder_are_full",
         "forward: the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
-        |links| {
-            for device in ["p", "c"] {
-                let limit = ["tbf", "rate", "1mbit", "burst", "3k", "limit", "6k"];
-                links.inside(&[&["tc", "qdisc", "add", "dev", device, "root"], &limit[..]].concat());
-            }
-            a_while();
-            ["p", "c"].iter().for_each(|device| links.inside(&["tc", "qdisc", "del", "dev", device, "root"]));
+        |links, _, row| {
+            let dropped = link_faults::are_full(links);
+            assert!(dropped > 0, "the queues were not full");
+            row.note(format!("the queues refused {dropped} packets"));
         },
+        was_felt,
     );
 }
 
@@ -77,17 +95,35 @@ fn queues_of_a_forwarder_are_full() {
 fn links_of_a_forwarder_lose_much() {
     on_a_link(
         "faults::forward_links::links_of_a_forwarder_lose_much",
-        "forward: 10 % of all packets lost on both links, both ways",
-        |links| {
-            let nft = |words: &str| links.inside(&["nft", words]);
-            nft("add table inet lossy");
-            for hook in ["input", "output"] {
-                nft(&format!("add chain inet lossy {hook} {{ type filter hook {hook} priority 0; }}"));
-                nft(&format!("add rule inet lossy {hook} numgen random mod 100 < 10 drop"));
-            }
-            a_while();
-            a_while();
-            nft("delete table inet lossy");
+        "forward: 30 % of all packets lost on both links, both ways",
+        |links, forwarder, row| {
+            let lost = link_faults::lose(links, 30, || {
+                link_faults::a_while();
+                link_faults::a_while();
+                // A connection may need some tries for each of its packets.
+                let served = (1..=10).find(|_| talks::newcomer(forwarder.tcp) == Fate::Served);
+                row.note(format!("a newcomer was served, at try {}", served.expect("a newcomer is served")));
+            });
+            assert!(lost > or_thorough(100, 1000), "only {lost} packets were lost");
+            row.note(format!("{lost} packets were lost"));
         },
+        was_felt,
+    );
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn the_firewall_of_a_forwarder_is_full() {
+    on_a_link(
+        "faults::forward_links::the_firewall_of_a_forwarder_is_full",
+        "forward: a firewall with a table of connections that is full: no new ones",
+        |links, forwarder, row| {
+            link_faults::have_a_full_firewall(links, || {
+                let fates = (talks::newcomer(forwarder.tcp), talks::newcomer_of_udp(forwarder.udp, 100));
+                assert_eq!(fates, (Fate::Unheard, Fate::Unheard), "newcomers by TCP and UDP");
+            });
+            row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
+        },
+        |seen| assert_eq!(seen["lost"], 0, "{seen}"),
     );
 }

@@ -13,7 +13,7 @@ use super::{
     Row, Wanted, as_before, or_thorough,
     row::complaints,
     server::{Kept, start},
-    talks::{Talks, Target},
+    talks::{self, Talks, Target},
     within,
 };
 use crate::harness::{Dir, Metrics, Program, SOON, Upgraded, V4, eventually, free_port, get_unix};
@@ -25,8 +25,6 @@ pub(super) struct Forwarder {
     target: Option<Target>,
     /// How the rules name its host.
     host: Option<String>,
-    /// More lines of the rule for streams.
-    more: String,
     wanted: Wanted,
     dir: Dir,
     said: Vec<String>,
@@ -39,40 +37,45 @@ impl Forwarder {
         Self::between(V4, Target::on(V4), wanted)
     }
 
-    /// The same with more lines in the rule for streams.
-    pub(super) fn with_rule(wanted: Wanted, more: &str) -> Self {
-        Self::new(V4, Target::on(V4), None, more, wanted)
-    }
-
     /// To a target that the rules know by this name.
     pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
-        Self::new(V4, target, Some(name), "", wanted)
+        Self::new(V4, target, Some(name), wanted)
     }
 
     /// From this address to that target.
     pub(super) fn between(listen: IpAddr, target: Target, wanted: Wanted) -> Self {
-        Self::new(listen, target, None, "", wanted)
+        Self::new(listen, target, None, wanted)
     }
 
-    fn new(listen: IpAddr, target: Target, host: Option<&str>, more: &str, wanted: Wanted) -> Self {
+    fn new(listen: IpAddr, target: Target, host: Option<&str>, wanted: Wanted) -> Self {
         let dir = Dir::new();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
         // In a namespace of its own every port is free.
         let ports = if listen == V4 { [free_port(V4), free_port(V4)] } else { [9000, 9001] };
         let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));
         let host = host.map(str::to_owned);
-        dir.file("f.toml", rules(tcp, udp, &target, host.as_deref(), more, 0));
+        dir.file("f.toml", rules(tcp, udp, &target, host.as_deref(), &wanted.rule, 0));
         let program = launch(&wanted, &dir);
         let upgraded = Upgraded::new(&program);
-        let (target, said, more) = (Some(target), Vec::new(), more.to_owned());
-        let forwarder = Self { program, tcp, udp, target, host, more, wanted, dir, said, upgraded };
+        let target = Some(target);
+        let forwarder = Self { program, tcp, udp, target, host, wanted, dir, said: Vec::new(), upgraded };
         forwarder.is_up();
         forwarder
     }
 
     pub(super) fn kill_and_start(&mut self) {
+        self.kill();
+        self.again();
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) {
         self.program.signal("KILL");
         eventually("it has ended", || self.program.has_ended());
+    }
+
+    /// Another one in place of one that has ended.
+    pub(super) fn again(&mut self) {
         self.said.append(&mut self.program.lines());
         let _ = fs::remove_file(self.dir.at("a.sock"));
         self.program = launch(&self.wanted, &self.dir);
@@ -83,7 +86,7 @@ impl Forwarder {
     /// Reads another file of rules, in which something has changed that its clients need not notice.
     pub(super) fn reload(&self, turn: u32) {
         let target = self.target.as_ref().expect("it is there");
-        let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.more, turn);
+        let text = rules(self.tcp, self.udp, target, self.host.as_deref(), &self.wanted.rule, turn);
         self.dir.file("next.toml", text);
         fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
         self.program.signal("HUP");
@@ -126,26 +129,37 @@ impl Forwarder {
         });
     }
 
+    /// So many clients send streams, and as many datagrams.
+    pub(super) fn clients() -> u64 {
+        or_thorough(4, 20)
+    }
+
     /// Has `fault` happen and end while clients talk: what they saw. All must be as before then.
-    pub(super) fn row(mut self, mut row: Row, fault: impl FnOnce(&mut Self, &mut Row)) -> Value {
-        let clients = or_thorough(4, 20);
-        Talks::begin(self.tcp, self.udp, clients).end();
+    pub(super) fn row(self, row: Row, fault: impl FnOnce(&mut Self, &mut Row)) -> Value {
+        let udp = self.udp;
+        self.row_by(udp, row, fault)
+    }
+
+    /// The same with datagrams that come by way of this address.
+    pub(super) fn row_by(
+        mut self,
+        udp: SocketAddr,
+        mut row: Row,
+        fault: impl FnOnce(&mut Self, &mut Row),
+    ) -> Value {
+        let clients = Self::clients();
+        Talks::begin(self.tcp, udp, clients).end();
         let rest = Duration::from_secs(20);
         within(rest, "the rehearsal is over", || self.kept().sessions == 0);
         let before = self.kept();
 
-        let talks = Talks::begin(self.tcp, self.udp, clients);
+        let talks = Talks::begin(self.tcp, udp, clients);
         let said = self.lines().len();
         fault(&mut self, &mut row);
         talks.flow();
         let seen = talks.end();
         // Whole from beginning to end.
-        let control = Talks::begin(self.tcp, self.udp, 2).end();
-        assert_eq!(
-            (&control["cut"], &control["lost"]),
-            (&0.into(), &0.into()),
-            "the control is not whole: {control}"
-        );
+        talks::whole(self.tcp, udp);
         as_before(|| self.kept(), before, rest);
         row.note(format!(
             "{} bytes of streams right, none wrong; {} of {} connections cut",

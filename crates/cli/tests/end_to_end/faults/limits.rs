@@ -1,6 +1,6 @@
 //! Something has run out: descriptors, relay ports, memory, room on the disk.
 
-use std::{fs, io::Write as _, net::TcpStream, thread, time::Duration};
+use std::{fs, io::Write as _, net::TcpStream, path::PathBuf, process::Command, thread, time::Duration};
 
 use turnpike_testkit::alone::{in_namespaces, run};
 
@@ -95,6 +95,7 @@ fn no_memory_is_left() {
         limited.to(used + (2 << 20)).expect("it can be limited");
         let run = newcomers(server, "1000");
         let killed = server.program.has_ended();
+        assert!(limited.refusals() > 0, "the limit was never in the way");
         row.note(if killed {
             "the kernel ended the server, which was started again".to_owned()
         } else {
@@ -112,42 +113,85 @@ fn no_memory_is_left() {
 #[ignore = "takes long: cargo xtask faults"]
 fn no_room_is_left_on_the_disk() {
     const TEST: &str = "faults::limits::no_room_is_left_on_the_disk";
-    in_namespaces(TEST, "m", &["mount", "-t", "tmpfs", "tmpfs", "/mnt"], || {
-        let dir = Dir::new();
-        let disk = dir.path().to_str().expect("UTF-8");
-        run("mount", &["-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]);
-        full_disk(&dir);
-        run("umount", &["-l", disk]);
-    });
+    Disk::alone(TEST, full_disk);
 }
 
-fn full_disk(dir: &Dir) {
-    let (state, log, filler) = (dir.at("state"), dir.at("log"), dir.at("filler"));
+/// A disk of 2 MiB, with the log of what is started.
+pub(super) struct Disk {
+    dir: Dir,
+    /// All that was free, while it is full.
+    filler: Option<fs::File>,
+}
+
+impl Disk {
+    /// Runs `body` with one where nobody else sees it; `test` is the name of the calling test.
+    pub(super) fn alone(test: &str, body: impl FnOnce(Self)) {
+        in_namespaces(test, "m", &["mount", "-t", "tmpfs", "tmpfs", "/mnt"], || {
+            let dir = Dir::new();
+            run("mount", &["-t", "tmpfs", "-o", "size=2m", "tmpfs", dir.path().to_str().expect("UTF-8")]);
+            body(Self { dir, filler: None });
+        });
+    }
+
+    /// What is started so writes its log there.
+    pub(super) fn has_the_log_of(&self, mut wanted: Wanted) -> Wanted {
+        let script = format!("exec \"$0\" \"$@\" 2>>{}", self.log().display());
+        wanted.entry = ["sh", "-c", &script].map(str::to_owned).to_vec();
+        wanted.environment.push(("TURNPIKE_LOG_LEVEL", "info".to_owned()));
+        wanted
+    }
+
+    /// Nothing more can be written.
+    pub(super) fn fill(&mut self) {
+        let mut file = fs::File::create(self.dir.at("filler")).expect("there is room");
+        while file.write_all(&[0; 4096]).is_ok() {}
+        while file.write_all(&[0]).is_ok() {}
+        self.filler = Some(file);
+    }
+
+    /// There is room again.
+    pub(super) fn free(&mut self) {
+        self.filler = None;
+        fs::remove_file(self.dir.at("filler")).expect("it is ours");
+    }
+
+    /// How many lines the log has.
+    pub(super) fn lines(&self) -> usize {
+        fs::read_to_string(self.log()).expect("it has been made").lines().count()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.at("log")
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Its namespace ends with this process, and whoever still writes to it soon.
+        let _ = Program::run(Command::new("umount").arg("-l").arg(self.dir.path()));
+    }
+}
+
+fn full_disk(mut disk: Disk) {
+    let state = disk.dir.at("state");
     let state = state.to_str().expect("UTF-8");
     let user = |arguments: &[&str]| {
         let all = [&["user"], arguments, &["--state", state]].concat();
         Program::start(&mut turnpike(&all)).wait(SOON)
     };
     assert_eq!(user(&["add", "known", "--realm", "example.org", "--password", "pw"]).code, Some(0));
-    let mut wanted = Wanted::flags(&["--workers", "2", "--state", state]);
-    let script = format!("exec \"$0\" \"$@\" 2>>{}", log.display());
-    wanted.entry = ["sh", "-c", &script].map(str::to_owned).to_vec();
-    wanted.environment.push(("TURNPIKE_LOG_LEVEL", "info".to_owned()));
-    let mut server = Server::start(wanted);
+    let mut server = Server::start(disk.has_the_log_of(Wanted::flags(&["--workers", "2", "--state", state])));
     let crowd = Crowd::of(&server);
-    let lines = || fs::read_to_string(&log).expect("the server has made it").lines().count();
     let seen = Row::new("no_room_is_left_on_the_disk", "the disk of log and users is full").run(
         &mut server,
         crowd,
         |server, row| {
-            let mut file = fs::File::create(&filler).expect("there is room");
-            while file.write_all(&[0; 4096]).is_ok() {}
-            while file.write_all(&[0]).is_ok() {}
+            disk.fill();
             // The last page of the log has some room left.
             super::allocation_p99(server, "known:pw", "1");
-            let before = lines();
+            let before = disk.lines();
             let p99 = super::allocation_p99(server, "known:pw", "1");
-            assert_eq!(lines(), before, "the disk is full");
+            assert_eq!(disk.lines(), before, "the disk is full");
             let refused = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
             assert_eq!(refused.code, Some(1), "{}", refused.output());
             row.note(format!(
@@ -157,12 +201,11 @@ fn full_disk(dir: &Dir) {
                 "`turnpike user add` said: {}",
                 refused.stderr.lines().last().unwrap_or_default()
             ));
-            drop(file);
-            fs::remove_file(&filler).expect("it is ours");
+            disk.free();
             let added = user(&["add", "late", "--realm", "example.org", "--password", "pw"]);
             assert_eq!(added.code, Some(0), "{}", added.output());
             super::allocation_p99(server, "late:pw", "0.5");
-            within(SOON, "lines are written again", || lines() > before);
+            within(SOON, "lines are written again", || disk.lines() > before);
         },
     );
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");

@@ -1,11 +1,10 @@
 //! What happens to the server's links: they go down, lose their address, become narrow or full.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::net::SocketAddr;
 
 use serde_json::Value;
-use turnpike_testkit::alone::run;
 
-use super::{Crowd, Row, Server, Wanted, or_thorough};
+use super::{Crowd, Row, Server, Wanted, link_faults};
 use crate::{
     harness::{Load, PASSWORD, USER},
     kernel_path::{Links, RELAY, SERVER, on_links},
@@ -20,8 +19,7 @@ fn on_a_link(
 ) {
     let name: &'static str = test.rsplit("::").next().unwrap_or_default().to_owned().leak();
     on_links(test, |links| {
-        let mut wanted = Wanted::flags(&["--workers", "2"]);
-        wanted.entry = [vec!["nsenter".to_owned()], links.nsenter()].concat();
+        let wanted = Wanted { entry: Wanted::inside(links).entry, ..Wanted::flags(&["--workers", "2"]) };
         let address = SocketAddr::new(SERVER[0], 3478);
         let mut server = Server::on(address, RELAY[0], wanted);
         let crowd = Crowd::at(address, "10.77.2.2:0", "2");
@@ -32,25 +30,13 @@ fn on_a_link(
     });
 }
 
-/// How long a fault of a link lasts.
-fn a_while() {
-    thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
-}
-
 #[test]
 #[ignore = "takes long: cargo xtask faults"]
 fn an_interface_goes_down_and_up() {
     on_a_link(
         "faults::links::an_interface_goes_down_and_up",
         "the interfaces to peers and to clients go down for 3 s, one after the other",
-        |links, _, _| {
-            for device in ["p", "c"] {
-                links.inside(&["ip", "link", "set", device, "down"]);
-                a_while();
-                links.inside(&["ip", "link", "set", device, "up"]);
-                a_while();
-            }
-        },
+        |links, _, _| link_faults::go_down_and_up(links),
         |_| {},
     );
 }
@@ -61,15 +47,8 @@ fn an_address_is_removed() {
     on_a_link(
         "faults::links::an_address_is_removed",
         "the address of relays, then that of the listener, is removed for 3 s",
-        |links, _, _| {
-            for (device, address) in [("p", "10.77.2.1/24"), ("c", "10.77.1.1/24")] {
-                links.inside(&["ip", "addr", "del", address, "dev", device]);
-                a_while();
-                links.inside(&["ip", "addr", "add", address, "dev", device]);
-                a_while();
-            }
-        },
-        |_| {},
+        |links, _, _| link_faults::lose_their_addresses(links, |_| {}),
+        |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
     );
 }
 
@@ -80,15 +59,7 @@ fn the_mtu_becomes_small() {
         "faults::links::the_mtu_becomes_small",
         "both links take 1,000 bytes for a while, then 1,500 again",
         |links, server, row| {
-            for mtu in ["1000", "1500"] {
-                for device in ["p", "c"] {
-                    let set = ["ip", "link", "set", device, "mtu", mtu];
-                    // Both ends, as it is with a link: an end that takes less than the other sends would drop it.
-                    links.inside(&set);
-                    run(set[0], &set[1..]);
-                }
-                a_while();
-            }
+            link_faults::become_narrow(links, || {});
             let metrics = server.metrics();
             let refused = ["too_big", "refused"]
                 .map(|reason| metrics.sum("turnpike_tx_dropped_total", &format!("reason=\"{reason}\"")));
@@ -106,18 +77,12 @@ fn a_queue_is_full() {
         "faults::links::a_queue_is_full",
         "the queues of both links take 1 Mbit/s, the rest is refused (ENOBUFS)",
         |links, server, row| {
-            for device in ["p", "c"] {
-                links.inside(&[
-                    "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1mbit", "burst", "3k",
-                    "limit", "6k",
-                ]);
-            }
-            a_while();
-            ["p", "c"].iter().for_each(|device| links.inside(&["tc", "qdisc", "del", "dev", device, "root"]));
+            let dropped = link_faults::are_full(links);
             let refused = server.metrics().sum("turnpike_tx_dropped_total", "");
+            assert!(dropped > 0 && refused > 0, "the queues dropped {dropped}, the kernel refused {refused}");
             row.note(format!("{refused} datagrams were not taken by the kernel, and counted"));
         },
-        |_| {},
+        |seen| assert!(seen["lost"].as_u64() > Some(0), "{seen}"),
     );
 }
 
@@ -128,25 +93,13 @@ fn the_table_of_connections_is_full() {
         "faults::links::the_table_of_connections_is_full",
         "a firewall with a table of connections that is full: no new ones",
         |links, server, row| {
-            let nft = |words: &str| links.inside(&["nft", words]);
-            nft("add table inet full");
-            for hook in ["input", "output"] {
-                nft(&format!("add chain inet full {hook} {{ type filter hook {hook} priority 0; }}"));
-                // From the first rule on that asks for it, connections are followed.
-                nft(&format!("add rule inet full {hook} ct state new accept"));
-            }
-            a_while();
-            // As a full table does it: who is known goes on, who is new finds no place.
-            for hook in ["input", "output"] {
-                nft(&format!("flush chain inet full {hook}"));
-                nft(&format!("add rule inet full {hook} ct state new drop"));
-            }
-            a_while();
-            let run = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-                .with(&["--profile", "audio", "--clients", "2", "--peer", "10.77.2.2:0", "--duration", "0.5"])
-                .run();
-            assert_eq!(run.code, Some(1), "{}", run.output());
-            nft("delete table inet full");
+            link_faults::have_a_full_firewall(links, || {
+                let newcomers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                    .with(&["--profile", "audio", "--clients", "2"])
+                    .with(&["--peer", "10.77.2.2:0", "--duration", "0.5"])
+                    .run();
+                assert_eq!(newcomers.code, Some(1), "{}", newcomers.output());
+            });
             row.note("nf_conntrack_max is one for all namespaces: in its place nftables drops what is new (ct state)");
         },
         |seen| assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}"),

@@ -2,16 +2,20 @@
 //! all is as before once it is over; nothing may stay broken. Each test is a row of docs/reliability.md. `cargo xtask faults` runs all of
 //! them, one after the other, with more clients and the release build; those that take long run there only.
 
-mod abuse;
 mod allocations;
 mod cgroup;
 mod clock;
 mod crowd;
 mod fleet;
+mod forward_abuse;
+mod forward_limits;
 mod forward_links;
+mod forward_rough;
+mod forward_storm;
 mod forwarder;
 mod forwards;
 mod limits;
+mod link_faults;
 mod links;
 mod path;
 mod restarts;

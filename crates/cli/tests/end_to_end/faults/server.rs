@@ -17,6 +17,7 @@ use crate::harness::{
     Dir, Metrics, PASSWORD, Program, REALM, SOON, USER, Upgraded, V4, eventually, free_port, get_unix,
     upgradable,
 };
+use crate::kernel_path::Links;
 
 /// How it is to be started.
 #[derive(Clone, Default)]
@@ -27,11 +28,23 @@ pub(crate) struct Wanted {
     pub(crate) flags: Vec<String>,
     /// Realm, user and peers stand in a file of the flags'.
     pub(crate) by_file: bool,
+    /// More lines of a forwarder's rule for streams.
+    pub(crate) rule: String,
 }
 
 impl Wanted {
     pub(crate) fn flags(flags: &[&str]) -> Self {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
+    }
+
+    /// In the namespace at the other end of these links.
+    pub(super) fn inside(links: &Links) -> Self {
+        Self { entry: [vec!["nsenter".to_owned()], links.nsenter()].concat(), ..Self::default() }
+    }
+
+    /// With these lines in a forwarder's rule for streams.
+    pub(super) fn with_rule(self, lines: &str) -> Self {
+        Self { rule: lines.to_owned(), ..self }
     }
 }
 

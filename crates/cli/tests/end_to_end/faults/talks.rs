@@ -5,7 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
@@ -24,17 +24,23 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Between two datagrams of a client.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Of whoever says this and no more the target keeps the connection.
+pub(super) const HOLD: &[u8] = b"do not hang up";
+/// What a newcomer says, and how long it waits for an answer.
+const GREETING: &[u8] = b"anybody there?";
+const ENOUGH: Duration = Duration::from_secs(6);
+
 /// Sends all back, over TCP and UDP, for as long as it lives.
 pub(super) struct Target {
     pub(super) tcp: SocketAddr,
     pub(super) udp: SocketAddr,
     ends: Arc<AtomicBool>,
-    streams: Arc<Mutex<Vec<TcpStream>>>,
+    streams: Arc<Mutex<Vec<Weak<TcpStream>>>>,
 }
 
 impl Target {
     pub(super) fn on(ip: IpAddr) -> Self {
-        let listener = TcpListener::bind((ip, 0)).expect("a free port");
+        let listener = TcpListener::from(many_may_wait(ip).expect("a free port"));
         let socket = UdpSocket::bind((ip, 0)).expect("a free port");
         socket.set_read_timeout(Some(PAUSE * 10)).expect("not zero");
         let ends = Arc::new(AtomicBool::new(false));
@@ -50,11 +56,15 @@ impl Target {
                 if over.load(Relaxed) {
                     return;
                 }
-                streams.lock().expect("nobody panics with it").extend(stream.try_clone());
+                let stream = Arc::new(stream);
+                streams.lock().expect("nobody panics with it").push(Arc::downgrade(&stream));
+                let over = Arc::clone(&over);
                 thread::spawn(move || {
-                    let _ = echo(&stream);
-                    // It is kept above as well.
-                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                    if echo(&stream).is_ok_and(|said| said == HOLD) {
+                        while !over.load(Relaxed) {
+                            thread::sleep(PAUSE * 10);
+                        }
+                    }
                 });
             }
         });
@@ -74,19 +84,96 @@ impl Drop for Target {
     fn drop(&mut self) {
         self.ends.store(true, Relaxed);
         let _ = TcpStream::connect(self.tcp);
-        for stream in self.streams.lock().expect("nobody panics with it").iter() {
+        for stream in self.streams.lock().expect("nobody panics with it").iter().filter_map(Weak::upgrade) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
 
-fn echo(mut stream: &TcpStream) -> std::io::Result<()> {
-    let mut buffer = vec![0; 64 << 10];
+/// A listener at which thousands may come at once.
+fn many_may_wait(ip: IpAddr) -> std::io::Result<socket2::Socket> {
+    let address = SocketAddr::new(ip, 0);
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.bind(&address.into())?;
+    socket.listen(4096)?;
+    Ok(socket)
+}
+
+/// What becomes of somebody who comes new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// What it sent came back.
+    Served,
+    /// It was told that it would not be served: the connection ended, or ICMP said so.
+    Refused,
+    /// It heard nothing for some seconds.
+    Unheard,
+}
+
+/// A new connection's fate.
+pub(super) fn newcomer(server: SocketAddr) -> Fate {
+    let stream = match TcpStream::connect_timeout(&server, ENOUGH) {
+        Ok(stream) => stream,
+        Err(error) => return Fate::of(&error),
+    };
+    stream.set_read_timeout(Some(ENOUGH)).expect("not zero");
+    let asked = (&stream).write_all(GREETING);
+    Fate::told(asked.and_then(|()| (&stream).read_exact(&mut [0; GREETING.len()])))
+}
+
+/// The same of somebody who sends datagrams of so many bytes, two a second.
+pub(super) fn newcomer_of_udp(server: SocketAddr, len: usize) -> Fate {
+    let socket = client_of(server);
+    socket.set_read_timeout(Some(ENOUGH / 12)).expect("not zero");
+    let (datagram, mut back) = (vec![7; len], vec![0; len]);
+    let mut fate = Fate::Unheard;
+    for _ in 0..12 {
+        let asked = socket.send(&datagram);
+        match Fate::told(asked.and_then(|_| socket.recv(&mut back)).map(drop)) {
+            Fate::Served if back == datagram => return Fate::Served,
+            Fate::Served | Fate::Unheard => {}
+            Fate::Refused => fate = Fate::Refused,
+        }
+    }
+    fate
+}
+
+impl Fate {
+    fn told(asked: std::io::Result<()>) -> Self {
+        asked.map_or_else(|error| Self::of(&error), |()| Self::Served)
+    }
+
+    fn of(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
+        if matches!(error.kind(), TimedOut | WouldBlock) { Self::Unheard } else { Self::Refused }
+    }
+}
+
+/// Two clients of each kind, who are cut nowhere and lose nothing.
+pub(super) fn whole(tcp: SocketAddr, udp: SocketAddr) {
+    let seen = Talks::begin(tcp, udp, 2).end();
+    assert_eq!((&seen["cut"], &seen["lost"]), (&0.into(), &0.into()), "the control is not whole: {seen}");
+}
+
+/// A socket for datagrams to and from there.
+pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
+    let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((local, 0)).expect("a free port");
+    socket.connect(server).expect("there is a route");
+    socket
+}
+
+/// Sends all back until the client has said all: how that began.
+fn echo(mut stream: &TcpStream) -> std::io::Result<Vec<u8>> {
+    let (mut buffer, mut beginning) = (vec![0; 64 << 10], Vec::new());
     loop {
         let len = stream.read(&mut buffer)?;
         if len == 0 {
-            return Ok(());
+            return Ok(beginning);
         }
+        // One byte more tells that it goes on.
+        let more = (HOLD.len() + 1 - beginning.len()).min(len);
+        beginning.extend_from_slice(&buffer[..more]);
         stream.write_all(&buffer[..len])?;
     }
 }
@@ -229,9 +316,7 @@ impl Seen {
 
     /// One client's datagrams: each has its client's number and its own.
     fn datagrams(&self, server: SocketAddr, client: u64) {
-        let local: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-        let socket = UdpSocket::bind((local, 0)).expect("a free port");
-        socket.connect(server).expect("there is a route");
+        let socket = client_of(server);
         socket.set_read_timeout(Some(PAUSE)).expect("not zero");
         let (mut next, mut highest, mut seen) = (0_u64, None, std::collections::HashSet::new());
         let (mut last, mut buffer) = (Instant::now(), [0; 2048]);
@@ -287,7 +372,7 @@ impl Seen {
 }
 
 /// The byte of a connection at a place: neighbours differ, and so do connections.
-fn foretold(connection: u64, at: u64) -> u8 {
+pub(super) fn foretold(connection: u64, at: u64) -> u8 {
     let mixed = (at ^ connection.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     mixed.to_be_bytes()[0]
 }

@@ -1,0 +1,95 @@
+//! Something has run out for `turnpike forward`: memory, room for its log. Descriptors are in `forwards.rs`.
+
+use std::{io::Write as _, net::TcpStream, thread, time::Duration};
+
+use super::{
+    Row, Wanted,
+    cgroup::Group,
+    forwarder::Forwarder,
+    forwards::unharmed,
+    limits::Disk,
+    or_thorough,
+    talks::{self, Fate},
+    within,
+};
+use crate::harness::{SOON, need};
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn no_memory_is_left_to_a_forwarder() {
+    let forwarder = Forwarder::local(Wanted::default());
+    drop(need!(Group::of_process(forwarder.pid())));
+    let row = Row::new(
+        "no_memory_is_left_to_a_forwarder",
+        "forward: memory limited to what it uses, while 1,000 more connections come whose data nobody reads",
+    );
+    let seen = forwarder.row(row, |forwarder, row| {
+        let limited = Group::of_process(forwarder.pid()).expect("it went before");
+        limited.to(limited.used() + (2 << 20)).expect("it can be limited");
+        let opened: Vec<TcpStream> = (0..1000)
+            .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
+            .collect();
+        for mut stream in &opened {
+            stream.set_nonblocking(true).expect("it is open");
+            while stream.write(&[7; 16_384]).is_ok() {}
+        }
+        within(SOON, "the limit is in the way", || limited.refusals() > 0);
+        thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
+        let killed = forwarder.program.has_ended();
+        row.note(if killed {
+            "the kernel ended it, and it was started again".to_owned()
+        } else {
+            format!(
+                "it lived on with {} more connections begun; {} times it wanted more than it may have",
+                opened.len(),
+                limited.refusals()
+            )
+        });
+        drop(opened);
+        if killed {
+            forwarder.again();
+        } else {
+            limited.to(1 << 40).expect("it can be given back");
+        }
+        within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+    });
+    assert!(seen["connections"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn no_room_is_left_for_the_log_of_a_forwarder() {
+    const TEST: &str = "faults::forward_limits::no_room_is_left_for_the_log_of_a_forwarder";
+    Disk::alone(TEST, |mut disk| {
+        let forwarder = Forwarder::local(disk.has_the_log_of(Wanted::default()));
+        let row = Row::new(
+            "no_room_is_left_for_the_log_of_a_forwarder",
+            "forward: the disk of its log is full, while connections end, each of which has a line",
+        );
+        let seen = forwarder.row(row, |forwarder, row| {
+            let come_and_go = |clients: u32| {
+                for _ in 0..clients {
+                    assert_eq!(talks::newcomer(forwarder.tcp), Fate::Served);
+                }
+            };
+            let before = disk.lines();
+            come_and_go(5);
+            within(SOON, "each has a line", || disk.lines() >= before + 5);
+            disk.fill();
+            // The last page of the log has some room left.
+            come_and_go(100);
+            thread::sleep(Duration::from_secs(1));
+            let before = disk.lines();
+            come_and_go(100);
+            thread::sleep(Duration::from_secs(1));
+            assert_eq!(disk.lines(), before, "the disk is full");
+            disk.free();
+            within(SOON, "lines are written again", || {
+                come_and_go(1);
+                disk.lines() > before
+            });
+            row.note("no line could be written; 200 newcomers were served meanwhile, and afterwards there were lines again");
+        });
+        unharmed(&seen);
+    });
+}
