@@ -1,10 +1,16 @@
-//! Something has run out for `turnpike forward`: memory, room for its log. Descriptors are in `forwards.rs`.
+//! Something has run out for `turnpike forward`: memory, ports, room for its log. Descriptors are in `forwards.rs`.
 
-use std::{io::Write as _, net::TcpStream, thread, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
 
 use super::{
     Row, Wanted,
     cgroup::Group,
+    forward_links::on_a_link,
     forwarder::Forwarder,
     forwards::unharmed,
     limits::Disk,
@@ -54,6 +60,40 @@ fn no_memory_is_left_to_a_forwarder() {
         within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
     });
     assert!(seen["connections"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+}
+
+/// Ports towards a target, which the kernel gives: what comes nearest to a server's relay ports.
+#[test]
+#[ignore = "takes long: cargo xtask faults"]
+fn no_port_is_left_to_a_forwarder() {
+    on_a_link(
+        "faults::forward_limits::no_port_is_left_to_a_forwarder",
+        "forward: the kernel has no port left towards the target, and more clients come",
+        |links, forwarder, row| {
+            const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+            let set = |range: &str| links.inside(&["sh", "-c", &format!("echo {range} > {RANGE}")]);
+            let before = links.inside_says(&["cat", RANGE]);
+            set("40000 40003");
+            let held: Vec<TcpStream> = (0..4)
+                .map(|_| TcpStream::connect_timeout(&forwarder.tcp, SOON).expect("it listens"))
+                .collect();
+            for mut stream in &held {
+                stream.set_read_timeout(Some(SOON)).expect("not zero");
+                stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0])).expect("there is a port");
+            }
+            let refused = or_thorough(10, 100);
+            for _ in 0..refused {
+                assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "no port is left");
+            }
+            row.note(format!(
+                "{refused} newcomers were refused at once; four that had the last ports were served"
+            ));
+            drop(held);
+            set(before.trim());
+            within(SOON, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+        },
+        unharmed,
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::harness::SOON;
 /// Of one write; two a hundredth of a second.
 const PIECE: usize = 4096;
 /// A connection over which nothing comes for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two datagrams of a client.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -110,13 +110,15 @@ pub(super) enum Fate {
     Unheard,
 }
 
-/// A new connection's fate.
+/// A new connection's fate, within [`ENOUGH`].
 pub(super) fn newcomer(server: SocketAddr) -> Fate {
+    let end = Instant::now() + ENOUGH;
     let stream = match TcpStream::connect_timeout(&server, ENOUGH) {
         Ok(stream) => stream,
         Err(error) => return Fate::of(&error),
     };
-    stream.set_read_timeout(Some(ENOUGH)).expect("not zero");
+    let left = end.saturating_duration_since(Instant::now()).max(PAUSE);
+    stream.set_read_timeout(Some(left)).expect("not zero");
     let asked = (&stream).write_all(GREETING);
     Fate::told(asked.and_then(|()| (&stream).read_exact(&mut [0; GREETING.len()])))
 }
