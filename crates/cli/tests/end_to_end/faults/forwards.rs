@@ -9,7 +9,7 @@ use super::{
     limits::{cpu_ms, few_descriptors},
     or_thorough,
     stalled::{watched, worker},
-    talks::Target,
+    talks::{self, Fate, Target},
     within,
 };
 use crate::harness::{SOON, V4, need};
@@ -65,11 +65,13 @@ fn a_target_goes_and_comes() {
         "a_target_goes_and_comes",
         "forward: the target ends with all its connections, another one comes",
     );
-    Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
+    let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
         forwarder.lose_target();
+        assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "there is no target");
         thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
         forwarder.lead_to(Target::on(V4));
     });
+    assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
 
 #[test]
@@ -104,6 +106,7 @@ fn no_descriptor_is_left_to_a_forwarder() {
         let opened: Vec<TcpStream> = (0..300)
             .filter_map(|_| TcpStream::connect_timeout(&forwarder.tcp, Duration::from_millis(200)).ok())
             .collect();
+        within(SOON, "it says so", || forwarder.lines().iter().any(|line| line.contains("accepting pauses")));
         let spent = cpu_ms(forwarder.pid());
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(forwarder.pid()) - spent;
