@@ -288,6 +288,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_lifted_is_not_taken_from_a_store_that_somebody_has_given_it_back_to() {
+        let mut here = Bans::default();
+        let given_back = [ban("user alice@here", 1000)];
+        here.put(given_back[0].clone());
+        let lifted = here.lift(500, &given_back[0].subject).unwrap();
+        assert_eq!(here.read(600, &given_back), [lifted], "it is told so");
+        assert!(!has(&here, 600, "alice", "198.51.100.1"));
+        let anew = [ban("user alice@here", 2000)];
+        assert!(here.read(700, &anew).is_empty() && has(&here, 700, "alice", "198.51.100.1"), "another one");
+    }
+
+    #[test]
     fn who_knows_nothing_of_lifted_bans_takes_one_for_over() {
         let mut bans = Bans::default();
         bans.put(ban("user alice@here", 1000));

@@ -15,10 +15,13 @@ fn used_of(world: &World, is_there: impl Fn(usize) -> bool) -> u32 {
     (0..world.nodes.len()).filter(|at| is_there(*at)).map(|at| world.nodes[at].ledger.used(&USER)).sum()
 }
 
-/// Those of `away` do not reach the store for so many ticks, and find it again at a time of their own.
-fn part(world: &mut World, away: &[bool], ticks: u64) {
+/// Those of `away` do not reach the store for so many ticks, and find it again at a time of their own. Some have asked, and hear no answer.
+fn part(world: &mut World, away: &[bool], ticks: u64, found: u64) {
     for at in (0..world.nodes.len()).filter(|at| away[*at]) {
-        let found = world.chance.next() % FOUND;
+        if world.chance.below(2) == 0 {
+            world.exchange(at, false);
+        }
+        let found = world.chance.next() % found;
         world.nodes[at].away_until = world.tick + 1 + ticks + found;
     }
 }
@@ -78,7 +81,7 @@ proptest! {
         world.some_go_alone = true;
         let demand = Demand { limit, asked, ended };
         (0..before).for_each(|_| demand.step_unchecked(&mut world));
-        part(&mut world, &away, ticks);
+        part(&mut world, &away, ticks, FOUND);
         let is_together = |world: &World, at: usize| world.tick >= world.nodes[at].away_until;
         for _ in 0..ticks {
             demand.step_unchecked(&mut world);
@@ -99,9 +102,9 @@ proptest! {
     fn nodes_that_miss_the_store_for_a_moment_give_away_what_they_may_without_asking_and_no_more(
         away in prop::collection::vec(any::<bool>(), 2..8),
         limit in 100_u32..2000,
-        asked in 1_usize..60,
+        asked in 5_usize..80,
         ended in 0_usize..30,
-        before in 5_u64..120,
+        before in 1_u64..15,
         ticks in 1_u64..ALONE,
         seed: u64,
     ) {
@@ -110,9 +113,7 @@ proptest! {
         world.some_go_alone = true;
         let demand = Demand { limit, asked, ended };
         (0..before).for_each(|_| demand.step_unchecked(&mut world));
-        for at in (0..nodes).filter(|at| away[*at]) {
-            world.nodes[at].away_until = world.tick + 1 + ticks;
-        }
+        part(&mut world, &away, ticks, 1);
         let parted = u32::try_from(away.iter().filter(|away| **away).count()).unwrap();
         let unasked = limit / (2 * u32::try_from(nodes).unwrap());
         for _ in 0..ticks + TOLD {

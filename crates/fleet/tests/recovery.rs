@@ -305,7 +305,7 @@ impl World {
         node.recovery.looked(count);
     }
 
-    fn exchange(&mut self, at: usize, is_answered: bool) {
+    pub(crate) fn exchange(&mut self, at: usize, is_answered: bool) {
         let count = self.count();
         let node = &mut self.nodes[at];
         if !node.has_joined || node.recovery.is_to_clear() {
@@ -375,9 +375,9 @@ impl World {
 
 pub(crate) const USER: Bucket = Bucket([7; 16]);
 
-/// A twentieth, or one a node where that is more.
+/// A twentieth, or two a node where that is more: one before the store has lost anything, and one after.
 pub(crate) fn most(limit: u32, nodes: usize) -> u32 {
-    limit + (limit / 20).max(u32::try_from(nodes).unwrap())
+    limit + (limit / 20).max(2 * u32::try_from(nodes).unwrap())
 }
 
 /// What is asked of a user's quota in each tick.
