@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use crate::common::*;
+use proptest::prelude::*;
 use stun_types::attribute::{AttributeType, Nonce, Realm as RealmAttribute, UnknownAttributes, Username};
 use turnpike_turn::{
     access_token::{AccessToken, TokenKey},
     server::{
-        ClosedReason, CredentialRefusal, Effect, IssuerKey, Realm, ServerConfig, ThirdParty, TokenProblem,
+        ClosedReason, CredentialRefusal, Effect, IssuerKey, Link, Moved, Realm, ServerConfig, ThirdParty,
+        TokenProblem,
     },
+    time::Now,
     wire::integrity::{Key, Mac},
 };
 
@@ -504,4 +507,159 @@ fn no_truncation_of_a_request_with_a_token_lets_in() {
     }
     assert_eq!(world.server.allocations(), 0);
     assert!(Holder::new(&mut world, 0, 600).ask(&mut world, Ask::allocate()).is_success());
+}
+
+/// What happens to a client with tokens, all of one key: of an age, and for so many seconds.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Sleep(u64),
+    Allocate((u64, u32)),
+    Refresh(Option<(u64, u32)>, u32),
+    Permit,
+    /// Another process goes on.
+    Upgrade,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let token = || (0_u64..100, prop_oneof![0_u32..200, 200_u32..4000]);
+    let seconds = prop_oneof![1 => Just(0), 9 => 1_u32..5000];
+    prop_oneof![
+        3 => (1_u64..700).prop_map(Step::Sleep),
+        2 => (1_u64..8).prop_map(Step::Sleep),
+        3 => token().prop_map(Step::Allocate),
+        4 => (prop::option::of(token()), seconds).prop_map(|(token, seconds)| Step::Refresh(token, seconds)),
+        1 => Just(Step::Permit),
+        1 => Just(Step::Upgrade),
+    ]
+}
+
+/// The same server in another process, whose clock began at another time.
+fn upgraded(mut from: World) -> World {
+    let mut to = World::with(lasting());
+    to.now = Now { ms: 5000, unix: from.now.unix };
+    (to.client, to.ports) = (from.client, from.ports);
+    for allocation in from.server.portable(|_| true) {
+        let moved = from.server.snapshot(from.now, allocation).expect("it is there");
+        let text = serde_json::to_string(&moved).unwrap();
+        let moved: Moved = serde_json::from_str(&text).unwrap();
+        from.server.surrender(from.now, allocation);
+        assert!(to.server.restore(to.now, moved, Link(0)).is_ok(), "there is room");
+    }
+    to
+}
+
+/// With nonces that no play outlives.
+fn lasting() -> ServerConfig {
+    ServerConfig { nonce_lifetime: 1_000_000, ..third_party() }
+}
+
+/// What is believed of a client: until when its last token counts, and until when its allocation lasts; Unix seconds.
+#[derive(Clone, Copy, Debug)]
+struct Believed {
+    token: u64,
+    allocation: u64,
+}
+
+const SKEW_S: u64 = 5;
+
+/// When a token ends, if it counts now.
+fn end_of((age, lifetime): (u64, u32), now: u64) -> Option<u64> {
+    let end = now - age + u64::from(lifetime);
+    (now < end + SKEW_S).then_some(end)
+}
+
+/// What is granted of so many seconds under a token that ends then.
+fn granted(asked: u32, token: u64, now: u64) -> u64 {
+    let asked = u64::from(asked).clamp(600, 3600);
+    asked.min(token.saturating_sub(now).max(1))
+}
+
+/// Code, or lifetime.
+type Answered = Result<u64, u16>;
+
+impl Believed {
+    /// What the server has to answer, and what is believed then.
+    fn after(before: Option<Self>, step: Step, now: u64) -> (Answered, Option<Self>) {
+        match (step, before) {
+            (Step::Sleep(_) | Step::Upgrade, _) => (Ok(0), before),
+            (Step::Allocate(token), _) => match (end_of(token, now), before) {
+                (None, _) => (Err(401), before),
+                (Some(_), Some(_)) => (Err(437), before),
+                (Some(token), None) => {
+                    let seconds = granted(600, token, now);
+                    (Ok(seconds), Some(Self { token, allocation: now + seconds }))
+                }
+            },
+            (Step::Refresh(shown, asked), _) => {
+                // Without one it is the last one that counts; that of an allocation which is over is nobody's.
+                let end = match (shown, before) {
+                    (Some(token), _) => end_of(token, now),
+                    (None, Some(it)) => (now < it.token + SKEW_S).then_some(it.token),
+                    (None, None) => None,
+                };
+                match (end, before) {
+                    (None, _) => (Err(401), before),
+                    (Some(_), None) => (Err(437), None),
+                    (Some(_), Some(_)) if asked == 0 => (Ok(0), None),
+                    (Some(token), Some(_)) => {
+                        let seconds = granted(asked, token, now);
+                        (Ok(seconds), Some(Self { token, allocation: now + seconds }))
+                    }
+                }
+            }
+            (Step::Permit, Some(it)) if now < it.token + SKEW_S => (Ok(0), before),
+            (Step::Permit, _) => (Err(401), before),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::kept_seeds())]
+
+    /// Whatever tokens it shows, and whichever process it comes to: no allocation outlasts the last one, and all that is asked without one is
+    /// believed for as long as that.
+    #[test]
+    fn an_allocation_lasts_as_long_as_its_tokens_let_it(steps in prop::collection::vec(step(), 1..40)) {
+        let mut world = World::with(lasting());
+        let mut holder = Holder::new(&mut world, 0, 600);
+        let mut believed: Option<Believed> = None;
+        for step in steps {
+            let (expected, after) = Believed::after(believed, step, world.now.unix);
+            believed = after;
+            let mut show = |world: &World, token: Option<(u64, u32)>| {
+                holder.token = None;
+                if let Some((age, lifetime)) = token {
+                    holder.renew(world, &north(), age, lifetime);
+                }
+                holder.clone()
+            };
+            let ask = match step {
+                Step::Sleep(seconds) => {
+                    world.sleep(seconds);
+                    None
+                }
+                Step::Upgrade => {
+                    world = upgraded(world);
+                    None
+                }
+                Step::Allocate(token) => Some((show(&world, Some(token)), Ask::allocate())),
+                Step::Refresh(token, seconds) => Some((show(&world, token), Ask::refresh(seconds))),
+                Step::Permit => Some((show(&world, None), Ask::permit(PEER))),
+            };
+            if let Some((holder, ask)) = ask {
+                let reply = holder.ask(&mut world, ask);
+                let has_lifetime = !matches!(step, Step::Permit);
+                let answered: Answered = match reply.code() {
+                    Some(code) => Err(code),
+                    None if has_lifetime => Ok(reply.lifetime().into()),
+                    None => Ok(0),
+                };
+                prop_assert_eq!(answered, expected, "{:?}", step);
+                prop_assert_eq!(holder.signed(&reply), !matches!(expected, Err(401)), "{:?}", step);
+            }
+            believed = believed.filter(|it| world.now.unix < it.allocation);
+            let there = usize::from(believed.is_some());
+            prop_assert_eq!((world.server.allocations(), world.server.gate_mut().held()), (there, there), "{:?}", step);
+        }
+    }
 }
