@@ -163,14 +163,12 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
     assert!(ended.stderr.contains("sessions still open are ended"), "{}", ended.stderr);
     drop(session);
     assert!(!login.socket().exists(), "its socket goes with it");
-    // What only looks goes to loopback next, where a server of another test may be.
+    // It goes to loopback next, where a server of another test may be, or has just been.
     let nobody = login.run(&["reload"]);
     assert_eq!(nobody.code, Some(1));
-    assert!(
-        nobody.stderr.contains("no running turnpike serve") && nobody.stderr.contains("admin.sock"),
-        "{}",
-        nobody.stderr
-    );
+    let there_is_none =
+        nobody.stderr.contains("no running turnpike serve") && nobody.stderr.contains("admin.sock");
+    assert!(there_is_none || nobody.stderr.contains("127.0.0.1:9641 does not answer"), "{}", nobody.stderr);
 }
 
 #[test]

@@ -275,6 +275,8 @@ fn a_gateway_goes(links: &Links, datapath: &str, go: impl FnOnce(&Links, &mut Se
     pair.settle(&server);
     for router in ["10.77.2.7", "10.77.2.3"] {
         links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
+        // The kernel may have forgotten it by itself.
+        links.inside(&["ip", "neigh", "replace", router, "lladdr", number, "dev", "p", "nud", "stale"]);
         links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
     }
 }
