@@ -440,6 +440,10 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::{env, fs, process};
+
+    use turnpike_testkit::alone;
+
     use super::*;
 
     #[test]
@@ -450,6 +454,37 @@ mod tests {
         assert!(!loopback.is_ethernet && !loopback.is_port, "{loopback:?}");
         let addressed = netlink.with_addresses().expect("an answer");
         assert_eq!(addressed.contains(&loopback.number), loopback.is_up);
+    }
+
+    /// As much as the kernel keeps for whoever does not listen, and more.
+    #[test]
+    fn too_much_news_of_neighbours_is_told_from_none() {
+        const TEST: &str = "netlink::tests::too_much_news_of_neighbours_is_told_from_none";
+        alone::in_network_namespace(TEST, || {
+            alone::run("ip", &["link", "add", "one", "type", "veth", "peer", "name", "other"]);
+            for device in ["one", "other"] {
+                alone::run("ip", &["link", "set", device, "addrgenmode", "none", "up"]);
+            }
+            let news = NeighbourNews::new().expect("anybody may listen");
+            news.heard();
+            let replace = |last: u32, number: u32| {
+                let [high, low] = [number / 256, number % 256];
+                format!(
+                    "neigh replace 10.78.0.{last} lladdr 02:00:00:00:{high:02x}:{low:02x} dev one nud stale\n"
+                )
+            };
+            let told = |lines: String| {
+                let file = env::temp_dir().join(format!("turnpike-news-{}", process::id()));
+                fs::write(&file, lines).expect("there is room");
+                alone::run("ip", &["-batch", file.to_str().expect("a name")]);
+                fs::remove_file(&file).expect("it was there");
+                news.heard()
+            };
+            let few = told(replace(7, 1)).expect("one is not much");
+            assert_eq!(few.values().collect::<Vec<_>>(), [&true]);
+            assert!(told((0..20_000).map(|n| replace(n % 100, n)).collect()).is_none());
+            assert_eq!(told(replace(7, 2)).map(|few| few.len()), Some(1), "and then it hears again");
+        });
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! Where the programs are attached, and that nothing stays when whoever attached them is gone.
 
 use std::{
-    env,
+    env, fs,
+    fs::DirEntry,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
+    os::fd::OwnedFd,
     process::{Command, Stdio},
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use turnpike_offload::{
     Counted, Flows, Hook, Kernel, Kind, NewFlow, OffloadError, Settings, layout::FlowKey,
 };
@@ -320,6 +323,39 @@ fn a_successor_with_other_maps_or_another_way_has_flows_of_its_own_and_what_it_c
         assert_eq!(attached(&new), [("one".to_owned(), after.hook)], "{before:?}");
         assert!(new.flows().expect("descriptors").keys().is_empty());
         drop((flows, old, new));
+        nothing_is_left(&["one", "lo"]);
+    }
+}
+
+/// As a process has them that was just made by another thread, and has not run its program yet.
+fn links_of_this_process() -> Vec<OwnedFd> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux 5.3");
+    let all = fs::read_dir("/proc/self/fd").expect("/proc").flatten();
+    let is_link = |entry: &DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|to| {
+            to.to_string_lossy().contains("bpf_link") || to.to_string_lossy().contains("bpf-link")
+        })
+    };
+    let numbers = all.filter(is_link).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter_map(|number| pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok()).collect()
+}
+
+#[test]
+fn a_successor_attaches_in_another_way_while_somebody_still_has_the_links() {
+    if !with_a_link() {
+        return;
+    }
+    for (before, after) in [(Hook::Xdp, Hook::XdpGeneric), (Hook::Tcx, Hook::Xdp)] {
+        let Some(old) = start(before) else { return };
+        let first = seen_by();
+        let new = lent(&old, &settings(after));
+        let held = links_of_this_process();
+        assert!(!held.is_empty(), "{before:?} has links");
+        old.hand_on();
+        new.attach().expect("its place is free");
+        let second = seen_by();
+        assert!(second.len() == 1 && second != first, "{before:?} {after:?}: the new one alone, at once");
+        drop((held, old, new));
         nothing_is_left(&["one", "lo"]);
     }
 }

@@ -72,6 +72,11 @@ impl Rates {
         Self { each, total, most, buckets: HashMap::default(), all: 0, hasher, sweep_at: 0 }
     }
 
+    /// Has room for all sources from now on, so that none of them makes it allocate.
+    pub fn make_room_for_all(&mut self) {
+        self.buckets.reserve(self.most.saturating_sub(self.buckets.len()));
+    }
+
     /// Whether `source` may do it once more.
     pub fn admit(&mut self, now_us: u64, source: impl Hash) -> bool {
         let source = self.hasher.hash_one(source);
@@ -100,10 +105,6 @@ impl Rates {
         }
         let Some(all) = self.total.spend(self.all, now_us) else { return false };
         self.all = all;
-        if self.buckets.capacity() == 0 {
-            // Once and for all: in a flood nothing is allocated.
-            self.buckets.reserve(self.most);
-        }
         for (source, rate) in sources {
             if self.buckets.len() >= self.most
                 && !self.buckets.contains_key(source)

@@ -200,11 +200,15 @@ fn reason(log: &str) -> Option<String> {
 }
 
 /// Of a path of this machine, what is the same elsewhere: a package's file by its package, another by its name.
-fn without_machine(word: &str) -> &str {
-    let quote = word.len() - word.trim_start_matches(['"', '\'', '(']).len();
-    let Some(path) = word.get(quote..).filter(|path| path.starts_with('/')) else { return word };
+fn without_machine(word: &str) -> String {
+    let path = word.trim_start_matches(['"', '\'', '(']);
+    let quote = &word[..word.len() - path.len()];
+    if !path.starts_with('/') {
+        return word.to_owned();
+    }
     let package = path.split_once("/registry/src/").and_then(|(_, rest)| rest.split_once('/'));
-    package.map_or_else(|| path.rsplit_once('/').map_or(path, |(_, name)| name), |(_, rest)| rest)
+    let (_, rest) = package.or_else(|| path.rsplit_once('/')).unwrap_or_default();
+    format!("{quote}{rest}")
 }
 
 #[cfg(test)]
@@ -236,7 +240,7 @@ mod tests {
         let log = "thread 'x' panicked at /home/me/registry/src/host-1/toml-1.0/src/a.rs:1:2:\nno file \"/home/me/x.toml\"\n";
         assert_eq!(
             reason(log).as_deref(),
-            Some("thread 'x' panicked at toml-1.0/src/a.rs:1:2: no file x.toml\"")
+            Some("thread 'x' panicked at toml-1.0/src/a.rs:1:2: no file \"x.toml\"")
         );
     }
 

@@ -201,6 +201,7 @@ fn report(slices: &[Slice]) -> (String, bool) {
          | --- | --- | ---: | ---: | ---: | --- |\n",
     );
     let mut grows = false;
+    let mut too_short: BTreeSet<&str> = BTreeSet::new();
     for (what, unit, figure) in FIGURES {
         for (name, slices) in &by_path {
             let mut series = Series::default();
@@ -210,7 +211,10 @@ fn report(slices: &[Slice]) -> (String, bool) {
                     series.add(slice.life, slice.life_allocations as f64 / 1e6, value as f64 / unit);
                 }
             }
-            let Some(trend) = series.trend() else { continue };
+            let Some(trend) = series.trend() else {
+                too_short.insert(name);
+                continue;
+            };
             let leaks = trend.grows(TOLERATED);
             grows |= leaks;
             let Trend { first, second, slope, interval } = trend;
@@ -221,6 +225,14 @@ fn report(slices: &[Slice]) -> (String, bool) {
                 "| {what} | `{name}` | {first:.1} | {second:.1} | {slope:+.1} ({low:+.1} to {high:+.1}) | {verdict} |"
             );
         }
+    }
+    if !too_short.is_empty() {
+        let names: Vec<_> = too_short.into_iter().collect();
+        let _ = writeln!(
+            text,
+            "\nNothing, or not all, is known of what grows by {}: no life was long enough; --minutes 100 has pieces of twenty.",
+            names.join(", ")
+        );
     }
     (text, grows)
 }
@@ -255,4 +267,49 @@ fn done(slices: &[Slice], by_path: &BTreeMap<&str, Vec<&Slice>>) -> String {
     }
     row("all", &slices.iter().collect::<Vec<_>>());
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A life of slices of ten seconds and 10,000 allocations each, whose memory is told by its seconds.
+    fn life(seconds: u64, memory: impl Fn(u64) -> u64) -> Vec<Slice> {
+        let slice = |at: u64| Slice {
+            datapath: "gso".to_owned(),
+            life: 1,
+            seconds: 10 * at,
+            upgraded: false,
+            allocations: 10_000,
+            datagrams: 1,
+            lost: 0,
+            across: 0,
+            life_allocations: 10_000 * at,
+            memory: memory(10 * at),
+            descriptors: 25,
+            flows: 0,
+            idle_ms: 0,
+            sockets: Some(1),
+            tcp_pages: Some(1),
+            udp_pages: Some(1),
+            kernel_memory: Some(1),
+            control: 1 << 21,
+        };
+        (1..=seconds / 10).map(slice).collect()
+    }
+
+    #[test]
+    fn what_grows_after_the_first_minutes_is_a_leak_and_what_stops_is_none() {
+        let leak = |seconds: u64| (10 << 20) + seconds * 4096;
+        let (text, grows) = report(&life(1200, leak));
+        assert!(grows && text.contains("**grows**") && !text.contains("long enough"), "{text}");
+        let (text, grows) = report(&life(1200, |seconds| leak(seconds.min(WARM_UP))));
+        assert!(!grows && !text.contains("**grows**"), "{text}");
+    }
+
+    #[test]
+    fn where_no_life_is_long_enough_that_is_said() {
+        let (text, grows) = report(&life(600, |seconds| (10 << 20) + seconds * 4096));
+        assert!(!grows && text.contains("is known of what grows by gso"), "{text}");
+    }
 }

@@ -140,6 +140,7 @@ mod tests {
         assert_eq!((history.open.len(), history.refused.len()), (MOST, MOST));
         assert_eq!((history.open[0], history.open[MOST - 1]), (Some(100.0), Some(699.0)));
         assert_eq!(history.ends_at.as_deref(), Some("at 699"));
+        assert_eq!(minutes.points.capacity(), MOST, "what is never used is memory all the same");
         minutes.push(start + Duration::from_secs(710), &live(1));
         let open = minutes.history().open;
         assert_eq!((open[MOST - 1], open[MOST - 12]), (Some(1.0), Some(699.0)));

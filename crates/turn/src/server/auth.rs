@@ -283,9 +283,12 @@ impl<G: Gate> Server<G> {
         let Client { listener, address, .. } = context.source.client;
         let may_be_forged = self.config.listener(listener).transport == Transport::Udp;
         let now_us = context.now.ms.saturating_mul(1000);
-        let is_admitted = !may_be_forged
-            || !is_long(if has_attributes { named } else { short })
-            || self.long_challenge_rate.admit_address(now_us, address.ip());
+        let must_be_admitted = may_be_forged && is_long(if has_attributes { named } else { short });
+        let is_admitted = !must_be_admitted || {
+            // Once and for all: a flood allocates nothing.
+            self.long_challenge_rate.make_room_for_all();
+            self.long_challenge_rate.admit_address(now_us, address.ip())
+        };
         let is_full = has_attributes && (is_admitted || !is_long(full));
         if !is_full && !is_admitted && is_long(short) {
             return Answer::Drop(DropReason::RefusalRatio);

@@ -9,7 +9,7 @@ use std::{
 use turnpike_testkit::alone::run;
 
 use super::{
-    CLIENT, Links, PEER, SERVER, Server, by_each,
+    CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, received},
     on_links,
     relays::Pair,
@@ -206,79 +206,40 @@ fn link_local(device: &str) -> String {
 #[test]
 fn a_gateway_that_has_gone_is_left_for_another() {
     by_each("kernel_path::operator::a_gateway_that_has_gone_is_left_for_another", |links, datapath| {
-        a_gateway_goes(links, datapath, |links, _| links.inside(&GONE));
+        let said = ip_says(&["-o", "link", "show", "dev", "p"]);
+        let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+        let number = number.expect("Ethernet has one");
+        run("ip", &["addr", "replace", "10.77.9.9/32", "dev", "lo"]);
+        for (router, how) in [("10.77.2.7", "reachable"), ("10.77.2.3", "permanent")] {
+            run("ip", &["addr", "replace", &format!("{router}/24"), "dev", "p"]);
+            let neighbour = ["neigh", "replace", router, "lladdr", number, "dev", "p", "nud", how];
+            links.inside(&[&["ip"], &neighbour[..]].concat());
+            links.inside(&["ip", "route", "append", "default", "via", router, "dev", "p"]);
+        }
+        let server = links.serve(&["--datapath", datapath]);
+        let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
+        let peer = bound(ip("10.77.9.9"));
+        client.bind(0x4001, peer.local_addr().expect("bound"));
+        let mut pair = Pair { client, peer, sent: 0 };
+        pair.settle(&server);
+        // Any other news would have all routes looked up: that of addresses which IPv6 has made up, for one.
+        eventually("the links are as they will be", || {
+            !links.inside_says(&["ip", "-6", "addr", "show", "tentative"]).contains("inet6")
+        });
+        pair.settle(&server);
+        // Nobody tells of that but its silence; the kernel goes by the other one from then on.
+        run("ip", &["addr", "del", "10.77.2.7/24", "dev", "p"]);
+        links.inside(&["ip", "neigh", "replace", "10.77.2.7", "dev", "p", "nud", "failed"]);
+        let before = server.across();
+        pair.reach_again(&server, before + 20);
+        pair.settle(&server);
+        for router in ["10.77.2.7", "10.77.2.3"] {
+            links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
+            // The kernel may have forgotten it by itself.
+            links.inside(&["ip", "neigh", "replace", router, "lladdr", number, "dev", "p", "nud", "stale"]);
+            links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
+        }
     });
-}
-
-/// The kernel keeps so much news of neighbours for whoever does not listen, and drops the rest.
-#[test]
-fn a_gateway_that_has_gone_unheard_is_left_for_another() {
-    by_each(
-        "kernel_path::operator::a_gateway_that_has_gone_unheard_is_left_for_another",
-        |links, datapath| {
-            a_gateway_goes(links, datapath, |links, server| {
-                server.program.signal("STOP");
-                let name = |n: usize| format!("neigh replace 10.77.2.{} dev p", 100 + n % 100);
-                let news: String = (0..5000)
-                    .map(|n| {
-                        format!("{} lladdr 02:00:00:00:{:02x}:{:02x} nud stale\n", name(n), n / 256, n % 256)
-                    })
-                    .collect();
-                let file = std::env::temp_dir().join(format!("turnpike-neighbours-{}", std::process::id()));
-                fs::write(&file, news).expect("there is room");
-                links.inside(&["ip", "-batch", file.to_str().expect("a name")]);
-                fs::remove_file(&file).expect("it was there");
-                links.inside(&GONE);
-                // Groups of the fourth column, what was dropped in the ninth (net/netlink/af_netlink.c).
-                let sockets = links.inside_says(&["cat", "/proc/net/netlink"]);
-                let dropped = sockets.lines().skip(1).any(|line| {
-                    let columns: Vec<&str> = line.split_whitespace().collect();
-                    columns[1] == "0" && columns[3] == "00000004" && columns[8] != "0"
-                });
-                assert!(dropped, "it heard all: {sockets}");
-                server.program.signal("CONT");
-            });
-        },
-    );
-}
-
-/// Nobody tells of that but its silence.
-const GONE: [&str; 8] = ["ip", "neigh", "replace", "10.77.2.7", "dev", "p", "nud", "failed"];
-
-fn a_gateway_goes(links: &Links, datapath: &str, go: impl FnOnce(&Links, &mut Server<'_>)) {
-    let said = ip_says(&["-o", "link", "show", "dev", "p"]);
-    let number = said.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
-    let number = number.expect("Ethernet has one");
-    run("ip", &["addr", "replace", "10.77.9.9/32", "dev", "lo"]);
-    for (router, how) in [("10.77.2.7", "reachable"), ("10.77.2.3", "permanent")] {
-        run("ip", &["addr", "replace", &format!("{router}/24"), "dev", "p"]);
-        let neighbour = ["neigh", "replace", router, "lladdr", number, "dev", "p", "nud", how];
-        links.inside(&[&["ip"], &neighbour[..]].concat());
-        links.inside(&["ip", "route", "append", "default", "via", router, "dev", "p"]);
-    }
-    let mut server = links.serve(&["--datapath", datapath]);
-    let client = Client::allocate(CLIENT[0], SocketAddr::new(SERVER[0], 3478), false);
-    let peer = bound(ip("10.77.9.9"));
-    client.bind(0x4001, peer.local_addr().expect("bound"));
-    let mut pair = Pair { client, peer, sent: 0 };
-    pair.settle(&server);
-    // Any other news would have all routes looked up: that of addresses which IPv6 has made up, for one.
-    eventually("the links are as they will be", || {
-        !links.inside_says(&["ip", "-6", "addr", "show", "tentative"]).contains("inet6")
-    });
-    pair.settle(&server);
-    let before = server.across();
-    // The kernel goes by the other one from then on.
-    run("ip", &["addr", "del", "10.77.2.7/24", "dev", "p"]);
-    go(links, &mut server);
-    pair.reach_again(&server, before + 20);
-    pair.settle(&server);
-    for router in ["10.77.2.7", "10.77.2.3"] {
-        links.inside(&["ip", "route", "del", "default", "via", router, "dev", "p"]);
-        // The kernel may have forgotten it by itself.
-        links.inside(&["ip", "neigh", "replace", router, "lladdr", number, "dev", "p", "nud", "stale"]);
-        links.inside(&["ip", "neigh", "del", router, "dev", "p"]);
-    }
 }
 
 #[test]
