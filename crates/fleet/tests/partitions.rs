@@ -61,6 +61,15 @@ fn heals(world: &mut World, demand: Demand) -> bool {
     demand.is_met(world)
 }
 
+/// After so long a time in which all was well.
+fn parted(away: &[bool], demand: Demand, before: u64, seed: u64, ticks: u64, found: u64) -> World {
+    let mut world = World::new(away.len(), seed, 0);
+    world.some_go_alone = true;
+    (0..before).for_each(|_| demand.step_unchecked(&mut world));
+    part(&mut world, away, ticks, found);
+    world
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -77,11 +86,8 @@ proptest! {
         seed: u64,
     ) {
         let nodes = away.len();
-        let mut world = World::new(nodes, seed, 0);
-        world.some_go_alone = true;
         let demand = Demand { limit, asked, ended };
-        (0..before).for_each(|_| demand.step_unchecked(&mut world));
-        part(&mut world, &away, ticks, FOUND);
+        let mut world = parted(&away, demand, before, seed, ticks, FOUND);
         let is_together = |world: &World, at: usize| world.tick >= world.nodes[at].away_until;
         for _ in 0..ticks {
             demand.step_unchecked(&mut world);
@@ -109,11 +115,8 @@ proptest! {
         seed: u64,
     ) {
         let nodes = away.len();
-        let mut world = World::new(nodes, seed, 0);
-        world.some_go_alone = true;
         let demand = Demand { limit, asked, ended };
-        (0..before).for_each(|_| demand.step_unchecked(&mut world));
-        part(&mut world, &away, ticks, 1);
+        let mut world = parted(&away, demand, before, seed, ticks, 1);
         let parted = u32::try_from(away.iter().filter(|away| **away).count()).unwrap();
         let unasked = limit / (2 * u32::try_from(nodes).unwrap());
         for _ in 0..ticks + TOLD {
