@@ -216,6 +216,7 @@ impl<'l> Soak<'l> {
             "idle_ms": cpu_ms(self.server.pid()) - spent,
             "flows": self.server.metrics().maybe("turnpike_kernel_flows").unwrap_or_default(),
             "sockets": figure("sockets:", "used"), "tcp_pages": figure("TCP:", "mem"), "udp_pages": figure("UDP:", "mem"),
+            "slack_pages": slack_pages(),
             "kernel_memory": self.group.as_ref().and_then(Group::kernel),
         })
     }
@@ -255,6 +256,14 @@ impl<'l> Soak<'l> {
         ]);
         if port == 5349 { load.with(&["--ca", &authority, "--server-name", "turn.soak.test"]) } else { load }
     }
+}
+
+/// What the kernel's count of pages may be off: each CPU keeps so many for itself before it counts them (net.core.mem_pcpu_rsv, since Linux
+/// 6.7; 1 MiB before).
+fn slack_pages() -> u64 {
+    let each =
+        fs::read_to_string("/proc/sys/net/core/mem_pcpu_rsv").ok().and_then(|text| text.trim().parse().ok());
+    each.unwrap_or(256) * thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64)
 }
 
 /// What a reload takes, another one each time.

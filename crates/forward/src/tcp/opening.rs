@@ -366,7 +366,15 @@ fn tell_unreachable(state: &RuleState, obstacle: Option<(Address, io::Error)>) {
     let rule = &state.rule.id.0;
     match obstacle {
         Some((address, error)) => {
-            tracing::warn!(rule, to = %address, %error, "no target can be reached; clients are reset until one can");
+            // The source is gone, or all its ports towards the target are taken (connect(2)).
+            let remedy = if error.kind() == io::ErrorKind::AddrNotAvailable {
+                "; is `source` an address of this machine, and net.ipv4.ip_local_port_range wide enough?"
+            } else {
+                ""
+            };
+            tracing::warn!(
+                rule, to = %address, %error, "no target can be reached; clients are reset until one can{remedy}"
+            );
         }
         None => {
             tracing::warn!(rule, "no target has an address; clients are reset until one has");

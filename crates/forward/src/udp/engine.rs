@@ -537,6 +537,8 @@ impl Engine {
         self.complained = true;
         let remedy = if is_exhaustion(error) {
             "raise the limit of open files (ulimit -n)"
+        } else if error.kind() == io::ErrorKind::AddrInUse {
+            "no local port is left; widen net.ipv4.ip_local_port_range, or lower `idle` or `max_connections` of rules for UDP"
         } else {
             "check the rule's targets, source, device and mark, and the routes to them"
         };

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpStream, UdpSocket},
     thread,
     time::Duration,
 };
@@ -85,15 +85,44 @@ fn no_port_is_left_to_a_forwarder() {
             for _ in 0..refused {
                 assert_eq!(talks::newcomer(forwarder.tcp), Fate::Refused, "no port is left");
             }
+            let of_udp = send_without_ports(forwarder, refused);
             row.note(format!(
-                "{refused} newcomers were refused at once; four that had the last ports were served"
+                "{refused} newcomers of TCP were refused at once, the datagrams of {of_udp} of UDP dropped and counted; \
+                 four of each that had the last ports were served"
             ));
             drop(held);
             set(before.trim());
             within(SOON, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
+            let fate = talks::newcomer_of_udp(forwarder.udp, 100);
+            assert_eq!(fate, Fate::Served, "a newcomer of UDP");
         },
         unharmed,
     );
+}
+
+/// Four take the last ports towards the target for datagrams; so many more are not served. Of these all must be counted.
+fn send_without_ports(forwarder: &Forwarder, clients: u64) -> u64 {
+    let refused =
+        || forwarder.metrics().sum("turnpike_forward_ended_total", r#"rule="u",reason="connect_failed""#);
+    let before = refused();
+    let ask = |client: &UdpSocket| client.send(b"?").map(drop);
+    let held: Vec<UdpSocket> = (0..4).map(|_| talks::client_of(forwarder.udp)).collect();
+    let served = |client: &UdpSocket| {
+        client.set_read_timeout(Some(SOON)).expect("not zero");
+        ask(client).and_then(|()| client.recv(&mut [0]))
+    };
+    held.iter().for_each(|client| assert_eq!(served(client).ok(), Some(1), "there is a port"));
+    let newcomers: Vec<UdpSocket> = (0..clients).map(|_| talks::client_of(forwarder.udp)).collect();
+    for client in &newcomers {
+        // These do not fall silent meanwhile, which would end their sessions.
+        held.iter().chain([client]).for_each(|client| ask(client).expect("there is a route"));
+    }
+    within(SOON, "all are counted", || refused() >= before + clients);
+    for client in &newcomers {
+        client.set_nonblocking(true).expect("it is open");
+        client.recv(&mut [0]).expect_err("no port is left");
+    }
+    refused() - before
 }
 
 #[test]
