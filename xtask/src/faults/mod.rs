@@ -105,7 +105,7 @@ fn short(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The names of all rows.
+/// The names of all rows. In modules called `tests` are those of their tools.
 fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
     let output = crate::end_to_end(repository).args(["--", "--list"]).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
@@ -113,5 +113,8 @@ fn rows(repository: &Path) -> Result<Vec<String>, Failure> {
     }
     let said = String::from_utf8_lossy(&output.stdout);
     let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
-    Ok(names.filter(|name| name.starts_with(MODULE)).map(str::to_owned).collect())
+    Ok(names
+        .filter(|name| name.starts_with(MODULE) && !name.contains("::tests::"))
+        .map(str::to_owned)
+        .collect())
 }

@@ -114,8 +114,13 @@ fn number_behind(text: &str, words: &str) -> u64 {
     digits[..end].parse().unwrap_or(0)
 }
 
-#[test]
-fn a_number_is_found_behind_its_words() {
-    let said = " Sent 5 bytes 1 pkt (dropped 12081, overlimits 24 requeues 0)";
-    assert_eq!((number_behind(said, "(dropped "), number_behind(said, "lost ")), (12_081, 0));
+/// Not rows.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_found_behind_its_words() {
+        let said = " Sent 5 bytes 1 pkt (dropped 12081, overlimits 24 requeues 0)";
+        assert_eq!((number_behind(said, "(dropped "), number_behind(said, "lost ")), (12_081, 0));
+    }
 }

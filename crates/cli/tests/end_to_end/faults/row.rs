@@ -167,17 +167,36 @@ pub(super) fn complaints(lines: &[String]) -> Vec<String> {
         if words.starts_with("the limit of open files is") {
             continue;
         }
+        let words = without_places(words);
         let kind = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).take(40).collect::<String>();
-        if !found.iter().any(|before| kind(before) == kind(words)) {
-            found.push(without_places(words));
+        if !found.iter().any(|before| kind(before) == kind(&words)) {
+            found.push(words);
         }
     }
     found
 }
 
-#[test]
-fn what_is_told_names_no_directory_of_a_test() {
-    let place = std::env::temp_dir().join("turnpike-test-25041-0");
-    let told = format!("sqlite://{0}/state refuses: {0} is full", place.display());
-    assert_eq!(without_places(&told), "sqlite://DIR/state refuses: DIR is full");
+/// Not rows.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_of_two_directories_is_told_once() {
+        let line = |number: u32| {
+            let place = std::env::temp_dir().join(format!("turnpike-test-25041-{number}"));
+            format!(
+                "2026-11-28T13:00:00Z  WARN turnpike::reload: {}/a.toml: every user can read it",
+                place.display()
+            )
+        };
+        let told = complaints(&[line(1), "2026-11-28T13:00:00Z  INFO turnpike: ready".to_owned(), line(2)]);
+        assert_eq!(told, ["every user can read it"]);
+    }
+
+    #[test]
+    fn what_is_told_names_no_directory_of_a_test() {
+        let place = std::env::temp_dir().join("turnpike-test-25041-0");
+        let told = format!("sqlite://{0}/state refuses: {0} is full", place.display());
+        assert_eq!(without_places(&told), "sqlite://DIR/state refuses: DIR is full");
+    }
 }

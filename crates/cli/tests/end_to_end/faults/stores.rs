@@ -56,7 +56,12 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
     let mut server = Server::start(Wanted::flags(&["--workers", "2", "--store", &url]));
     let crowd = Crowd::of_user(&server, "known:pw");
     let seen = Row::new(name, what).run(&mut server, crowd, |server, row| {
-        let turns = allocations_under(server, "known:pw", settled, |_, on| fault(&world, on));
+        let turns = allocations_under(server, "known:pw", settled, |server, on| {
+            fault(&world, on);
+            if on {
+                nobody_finds_it(server);
+            }
+        });
         turns.tell(row, "users that are known", "in an outage");
         // Who is in the configuration never asks a store.
         super::allocation_p99(server, &format!("{USER}:{PASSWORD}"), "0.5");
@@ -72,21 +77,36 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
+/// Strangers ask, and it has no answer: then nobody is asked for any more, and the log says so.
+fn nobody_finds_it(server: &Server) {
+    const STRANGERS: usize = 8;
+    let answers = thread::scope(|scope| {
+        let asking: Vec<_> = (0..STRANGERS).map(|_| scope.spawn(|| look_up(server))).collect();
+        asking.into_iter().map(|one| one.join().expect("it is answered")).collect::<Vec<_>>()
+    });
+    assert_eq!(answers, [Some(500); STRANGERS], "the store answers");
+    super::within(SOON, "the store is away", || server.metrics().sum("turnpike_store_up", "") == 0);
+}
+
 /// Waits until the store is asked again, and three names that nobody has are looked up one after the other: each of them is a query.
 fn settled(server: &Server) {
     /// Less than what anybody waits for a store that does not answer.
     const AT_ONCE: Duration = Duration::from_millis(200);
-    static NAMES: AtomicU64 = AtomicU64::new(0);
     super::within(SOON, "the store is asked", || server.metrics().sum("turnpike_store_up", "") == 1);
     super::within(SOON, "the store answers", || {
         (0..3).all(|_| {
-            let mut client = Stun::new(server.address);
-            let (_, _, challenge) = client.challenge();
-            let name = format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed));
             let begun = Instant::now();
-            client.allocate(&name, "pw", &challenge) == Some(401) && begun.elapsed() < AT_ONCE
+            look_up(server) == Some(401) && begun.elapsed() < AT_ONCE
         })
     });
+}
+
+/// What is said to somebody with a name that nobody has, and that was never asked for.
+fn look_up(server: &Server) -> Option<u16> {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    let mut client = Stun::new(server.address);
+    let (_, _, challenge) = client.challenge();
+    client.allocate(&format!("nobody{}", NAMES.fetch_add(1, Ordering::Relaxed)), "pw", &challenge)
 }
 
 #[test]
