@@ -190,7 +190,7 @@ mod tests {
             )
         };
         let told = complaints(&[line(1), "2026-11-28T13:00:00Z  INFO turnpike: ready".to_owned(), line(2)]);
-        assert_eq!(told, ["every user can read it"]);
+        assert_eq!(told, ["DIR/a.toml: every user can read it"]);
     }
 
     #[test]
