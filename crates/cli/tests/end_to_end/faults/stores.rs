@@ -77,7 +77,7 @@ fn outage(name: &'static str, what: &'static str, fault: impl Fn(&World, bool)) 
     assert_eq!((&seen["lost"], &seen["returns_done"]), (&0.into(), &0.into()), "{seen}");
 }
 
-/// Strangers ask, and it has no answer: then nobody is asked for any more, and the log says so.
+/// Eight strangers come, and the store has no answer: then the server asks it no more, but for whether it is back.
 fn nobody_finds_it(server: &Server) {
     const STRANGERS: usize = 8;
     let answers = thread::scope(|scope| {
