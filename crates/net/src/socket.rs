@@ -196,6 +196,14 @@ impl UdpSocket {
         sys::set_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO, 1)
     }
 
+    /// Whether super-packets are received.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2): ENOPROTOOPT before Linux 5.13.
+    pub fn gathers(&self) -> io::Result<bool> {
+        Ok(sys::get_option(self.as_fd(), sys::SOL_UDP, sys::UDP_GRO)? != 0)
+    }
+
     /// Has single datagrams received from now on; false where that has to wait, since something is to be received first: the kernel
     /// tells the segment size of a super-packet when it is received, and then only if the socket still takes such. One that comes later it
     /// segments.

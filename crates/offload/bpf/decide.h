@@ -91,11 +91,9 @@ enum place { AT_TC, AT_XDP };
 struct arrival {
 	/* For the kernel's functions: struct __sk_buff or struct xdp_md. */
 	void *context;
-	/* From the Ethernet header to the end. */
-	u32 length;
 	u32 interface;
-	/* Of how many datagrams GRO has made it. */
-	u32 segments;
+	/* It is several datagrams in one. */
+	int is_super_packet;
 };
 
 /* A UDP datagram, as it came. Lengths are in host order, the checksum as it lies. */
@@ -265,7 +263,7 @@ INLINE u32 class_of(u16 port) {
 }
 
 /* The flow of a packet; 0 where there is none, and `*reason` says what to count, COUNTS for nothing. */
-INLINE struct flow *find(struct packet *packet, u32 segments, u32 *reason) {
+INLINE struct flow *find(struct packet *packet, int is_super_packet, u32 *reason) {
 	u32 class = class_of(NTOHS(packet->key.local_port));
 	struct flow *flow;
 	int looks;
@@ -274,7 +272,7 @@ INLINE struct flow *find(struct packet *packet, u32 segments, u32 *reason) {
 	if (!class)
 		return 0;
 	/* The first two bits of ChannelData (RFC 8656 section 12). A super-packet may have several channels in it. */
-	looks = (class & LISTENER) && segments <= 1 && (packet->channel_data.number & HTONS(0xc000)) == HTONS(0x4000);
+	looks = (class & LISTENER) && !is_super_packet && (packet->channel_data.number & HTONS(0xc000)) == HTONS(0x4000);
 	if (looks)
 		packet->key.channel = packet->channel_data.number;
 	flow = map_lookup(&flows, &packet->key);
@@ -454,7 +452,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (!way->state)
 		return PASS_STALE;
 	way->now = ktime_get_ns();
-	way->bulk = place == AT_XDP ? is_bulk(way->state, way->now) : arrival->segments > 1;
+	way->bulk = place == AT_XDP ? is_bulk(way->state, way->now) : arrival->is_super_packet;
 	way->leaving = place == AT_XDP && is_leaving(way->state, way->now);
 	if (way->bulk && !way->leaving)
 		return place == AT_XDP ? PASS_BULK : PASS_SUPER_PACKET;
@@ -492,8 +490,10 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_NO_CHECKSUM;
 	ip_length = way->length + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
 	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
-	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) ||
-	    check_mtu(arrival->context, way->interface, &mtu, ip_length + ETH_LEN - arrival->length, 0))
+	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280))
+		return PASS_TOO_BIG;
+	/* What it says of the packet itself takes into account how long link headers are there, which may be longer than Ethernet's (VLAN). */
+	if (check_mtu(arrival->context, way->interface, &mtu, 0, 0) < 0 || ip_length > mtu)
 		return PASS_TOO_BIG;
 	return settling(emptied, way->state, way->now, way->leaving);
 }

@@ -63,6 +63,8 @@ struct __sk_buff {
 	u64 tstamp;
 	u32 wire_len;
 	u32 gso_segs;
+	u64 sk __attribute__((aligned(8)));
+	u32 gso_size;
 };
 
 struct xdp_md {

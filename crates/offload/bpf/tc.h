@@ -156,13 +156,17 @@ INLINE int send(u32 interface, u32 number) {
 	return redirect_neigh(interface, &next, sizeof(next), 0);
 }
 
+/* Whether it is several datagrams in one. GRO says how many; a virtual machine's network card leaves that at none, and says how long they are. */
+INLINE int is_super_packet(const struct __sk_buff *skb) {
+	return skb->gso_segs > 1 || skb->gso_size;
+}
+
 /* Sends a packet of a flow across, or up. */
 INLINE int tc_forward(struct __sk_buff *skb, const struct packet *packet, const struct flow *found) {
 	struct arrival arrival = {
 		.context = skb,
-		.length = skb->len,
 		.interface = skb->ifindex,
-		.segments = skb->gso_segs,
+		.is_super_packet = is_super_packet(skb),
 	};
 	struct way way;
 	struct room *room;
@@ -216,7 +220,7 @@ SEC("classifier") int turnpike(struct __sk_buff *skb) {
 	}
 	flow = 0;
 	if (parse(data, end, skb->len, skb->protocol, &packet, &reason))
-		flow = find(&packet, skb->gso_segs, &reason);
+		flow = find(&packet, is_super_packet(skb), &reason);
 	if (flow)
 		return tc_forward(skb, &packet, flow);
 	if (reason != COUNTS)

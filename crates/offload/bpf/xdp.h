@@ -37,9 +37,7 @@ INLINE int xdp_rewrite(struct xdp_md *xdp, u32 length, const struct packet *pack
 INLINE int xdp_forward(struct xdp_md *xdp, u32 length, u64 sent_to, const struct packet *packet, const struct flow *found) {
 	struct arrival arrival = {
 		.context = xdp,
-		.length = length,
 		.interface = xdp->ingress_ifindex,
-		.segments = 1,
 	};
 	struct way way;
 	struct room *room;
@@ -89,7 +87,7 @@ SEC("xdp") int turnpike_xdp(struct xdp_md *xdp) {
 		return XDP_PASS;
 	sent_to = link_address(ethernet->to);
 	if (parse(data, end, length, ethernet->protocol, &packet, &reason))
-		flow = find(&packet, 1, &reason);
+		flow = find(&packet, 0, &reason);
 	if (flow)
 		return xdp_forward(xdp, length, sent_to, &packet, flow);
 	if (reason != COUNTS)

@@ -82,7 +82,8 @@ impl Counted {
     /// Whether nothing was counted.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        self.datagrams == 0
+        // The program adds to one behind the other, and may be in between.
+        self.datagrams == 0 && self.bytes == 0
     }
 }
 
@@ -107,16 +108,20 @@ impl Flows {
         Ok(Self { shared, map })
     }
 
-    /// A number for a socket that takes what goes up.
+    /// A number for a socket that takes what goes up. `None` where all are given out, which is counted as no room for a flow.
     pub fn socket(&self) -> Option<u32> {
-        let slot = locked(&self.shared.socket_slots).take()?;
+        let slot = locked(&self.shared.socket_slots).take(now_ns());
+        let Some(slot) = slot else {
+            self.refuse();
+            return None;
+        };
         self.shared.drained[slot as usize].store(0, Ordering::Relaxed);
         Some(slot)
     }
 
     /// The socket is closed.
     pub fn give_back_socket(&self, socket: u32) {
-        locked(&self.shared.socket_slots).give_back(socket);
+        locked(&self.shared.socket_slots).give_back(now_ns(), socket);
     }
 
     /// All that was in the queue of this socket at that time has been sent on.
@@ -150,7 +155,7 @@ impl Flows {
 
     /// A state for new flows. What comes until their socket has been emptied goes up: something of theirs may be on its way.
     pub fn state(&self) -> Result<State, Full> {
-        let Some(slot) = locked(&self.shared.state_slots).take() else {
+        let Some(slot) = locked(&self.shared.state_slots).take(now_ns()) else {
             self.refuse();
             return Err(Full);
         };
@@ -176,7 +181,7 @@ impl Flows {
     /// Its flows are gone; what was counted since the last call of [`Flows::counted`].
     pub fn give_back_state(&self, mut state: State) -> Counted {
         let last = self.counted(&mut state);
-        locked(&self.shared.state_slots).give_back(state.slot);
+        locked(&self.shared.state_slots).give_back(now_ns(), state.slot);
         last
     }
 

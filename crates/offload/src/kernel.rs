@@ -49,6 +49,8 @@ const XDP_PROGRAM: &str = "turnpike_xdp";
 
 /// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
+/// When the kernel is asked again that could not be asked.
+const AGAIN: Duration = Duration::from_secs(1);
 /// The watcher rests so long when neighbours were lost.
 const AFTER_LOST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -475,6 +477,7 @@ impl Attached {
 impl Watcher {
     fn run(mut self) {
         let mut used = Instant::now();
+        let mut failed = false;
         loop {
             let stopped = {
                 let readable = PollFlags::IN;
@@ -483,17 +486,21 @@ impl Watcher {
                     PollFd::new(&self.news, readable),
                     PollFd::new(&self.neighbours, readable),
                 ];
-                let at_most = Timespec::try_from(NEIGHBOURS_EVERY).ok();
-                let _ = poll(&mut fds, at_most.as_ref().filter(|_| self.shared.hook.is_xdp()));
+                let at_most = Timespec::try_from(if failed { AGAIN } else { NEIGHBOURS_EVERY }).ok();
+                let _ = poll(&mut fds, at_most.as_ref());
                 !fds[0].revents().is_empty()
             };
             if stopped {
                 break;
             }
-            if self.news.heard() {
+            if self.news.heard() | self.shared.routes.are_unknown() | failed {
+                let had_failed = std::mem::replace(&mut failed, false);
                 for done in [self.attach(false), self.follow_routes()] {
                     if let Err(error) = done {
-                        tracing::warn!("{error}: the kernel path keeps what it knows");
+                        failed = true;
+                        if !had_failed {
+                            tracing::warn!("{error}: the kernel path keeps what it knows, and asks again");
+                        }
                     }
                 }
             }

@@ -43,10 +43,19 @@ pub struct Frame<'a> {
     pub interface: u32,
     /// Sent to this machine's address on that link; for TC.
     pub for_us: bool,
-    /// Of how many datagrams GRO has made it; for TC.
+    /// Of how many datagrams GRO has made it; for TC. 0 where nobody says.
     pub segments: u32,
+    /// Bytes of each of them, 0 of a single one; for TC.
+    pub segment_size: u32,
     /// What is known of its UDP checksum; for TC.
     pub summed: Summed,
+}
+
+impl Frame<'_> {
+    /// Whether it is several datagrams in one.
+    fn is_super_packet(&self) -> bool {
+        self.segments > 1 || self.segment_size > 0
+    }
 }
 
 /// What the kernel knows of a UDP checksum (`ip_summed`).
@@ -183,7 +192,7 @@ pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<
         return up(None);
     }
     let [number, _] = packet.channel_data();
-    let is_alone = place == Place::Xdp || frame.segments <= 1;
+    let is_alone = place == Place::Xdp || !frame.is_super_packet();
     let looks_like_it = class & LISTENER != 0 && is_alone && number & 0xc000 == 0x4000;
     let plain = packet.key;
     let on_channel = FlowKey { channel: number.to_be_bytes(), ..plain };
@@ -310,7 +319,7 @@ fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment<'
         return Decision { action: Action::Up(Some(Count::Stale)), state: None };
     };
     let in_bulk = match place {
-        Place::Tc => frame.segments > 1,
+        Place::Tc => frame.is_super_packet(),
         Place::Xdp => state.count(now),
     };
     // What went across and has not left the driver is not overtaken by way of user space.

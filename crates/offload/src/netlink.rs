@@ -105,6 +105,12 @@ impl Netlink {
         Ok(Self { socket: socket(None, 0)?, sequence: 0, buffer: vec![0; 64 << 10] })
     }
 
+    /// With somebody else in the kernel's place.
+    #[cfg(test)]
+    pub(crate) fn of(socket: OwnedFd) -> Self {
+        Self { socket, sequence: 0, buffer: vec![0; 64 << 10] }
+    }
+
     /// Whether the driver of an interface takes packets that XDP redirects to it. `None` where the kernel does not tell: it does since
     /// Linux 6.3.
     pub(crate) fn takes_redirected(interface: u32) -> Option<bool> {

@@ -6,10 +6,14 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
     net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
+    flows::now_ns,
     layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped},
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
@@ -23,6 +27,8 @@ pub(crate) struct Routes {
     gateways: Words,
     /// For XDP.
     hops: Option<Words>,
+    /// The kernel could not be asked about one of them.
+    unknown: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -36,6 +42,9 @@ struct Inner {
 
 /// From one of our addresses to somebody else's.
 type Ends = (IpAddr, IpAddr);
+
+/// Its number, and where it leads.
+type HeldRoute = (u32, Ends, Option<NextHop>);
 
 struct Held {
     slot: u32,
@@ -111,7 +120,7 @@ impl Routes {
         let links = Links::read(&mut netlink, &BTreeSet::new())?;
         let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX));
         let inner = Inner { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
-        Ok(Self { words, gateways, hops, inner: Mutex::new(inner) })
+        Ok(Self { words, gateways, hops, unknown: AtomicBool::new(false), inner: Mutex::new(inner) })
     }
 
     /// The number of a route; `None` if there are too many. To be given back.
@@ -121,9 +130,9 @@ impl Routes {
             held.holders += 1;
             return Some(held.slot);
         }
-        let slot = inner.slots.take()?;
-        let next = inner.netlink.route(from, to).unwrap_or_default();
-        let hop = inner.links.hop(&mut inner.netlink, next).unwrap_or_default();
+        let slot = inner.slots.take(now_ns())?;
+        let next = self.or_later(inner.netlink.route(from, to));
+        let hop = self.or_later(inner.links.hop(&mut inner.netlink, next));
         self.write(slot, inner.links.word(to, next), next, hop);
         inner.by_ends.insert((from, to), Held { slot, holders: 1, next });
         inner.by_slot.insert(slot, (from, to));
@@ -146,17 +155,36 @@ impl Routes {
         if held.holders == 0 {
             inner.by_ends.remove(&ends);
             inner.by_slot.remove(&slot);
-            inner.slots.give_back(slot);
+            inner.slots.give_back(now_ns(), slot);
         }
+    }
+
+    /// What the kernel has said. Where it could not be asked, nothing until it is asked again: [`Routes::are_unknown`].
+    fn or_later<T: Default>(&self, said: io::Result<T>) -> T {
+        said.unwrap_or_else(|_| {
+            self.unknown.store(true, Ordering::Relaxed);
+            T::default()
+        })
+    }
+
+    /// Whether the kernel could not be asked about a route that is held since then. Says so once.
+    pub(crate) fn are_unknown(&self) -> bool {
+        self.unknown.swap(false, Ordering::Relaxed)
     }
 
     /// Asks for all of them anew, with a socket of its own: nobody waits for it. XDP may send by the interfaces `xdp`.
     pub(crate) fn refresh(&self, netlink: &mut Netlink, xdp: &BTreeSet<u32>) -> io::Result<()> {
         let links = Links::read(netlink, xdp)?;
         self.inner().links = links.clone();
-        self.held(|_, _| true)
+        self.ask_all(netlink, &links, self.held(|_, _| true))
+    }
+
+    /// Where the kernel cannot be asked about one of them, the others are asked about all the same; the first such error.
+    fn ask_all(&self, netlink: &mut Netlink, links: &Links, routes: Vec<HeldRoute>) -> io::Result<()> {
+        routes
             .into_iter()
-            .try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
+            .map(|(slot, ends, _)| self.ask(netlink, links, slot, ends))
+            .fold(Ok(()), |first, asked| first.and(asked))
     }
 
     /// Asks anew where those lead whose gateway is among these neighbours, who have not answered: the kernel takes another gateway by itself
@@ -165,7 +193,7 @@ impl Routes {
         let links = self.inner().links.clone();
         let is_lost = |to, next: NextHop| next.neighbour != to && lost.contains(&next);
         let by_lost = self.held(|to, next| next.is_some_and(|next| is_lost(to, next)));
-        by_lost.into_iter().try_for_each(|(slot, ends, _)| self.ask(netlink, &links, slot, ends))
+        self.ask_all(netlink, &links, by_lost)
     }
 
     /// The gateways that the kernel cannot send to. They are few, however many routes there are.
@@ -226,7 +254,7 @@ impl Routes {
     }
 
     /// Those to such an address with such a next hop.
-    fn held(&self, which: impl Fn(IpAddr, Option<NextHop>) -> bool) -> Vec<(u32, Ends, Option<NextHop>)> {
+    fn held(&self, which: impl Fn(IpAddr, Option<NextHop>) -> bool) -> Vec<HeldRoute> {
         let inner = self.inner();
         let held = inner.by_ends.iter().filter(|(ends, held)| which(ends.1, held.next));
         held.map(|(ends, held)| (held.slot, *ends, held.next)).collect()
@@ -249,5 +277,74 @@ impl Routes {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        os::{fd::OwnedFd, unix::net::UnixDatagram},
+        sync::{Arc, atomic::AtomicUsize},
+        thread,
+    };
+
+    use turnpike_testkit::Dir;
+
+    use super::*;
+
+    const ENOBUFS: i32 = 105;
+    /// RTM_GETROUTE.
+    const GET_ROUTE: u16 = 26;
+
+    /// Words that nobody shares.
+    fn words(len: usize) -> Words {
+        let dir = Dir::new();
+        let file = File::options().read(true).write(true).open(dir.file("words", [0; 4096]));
+        Words::map(file.unwrap(), len).unwrap()
+    }
+
+    /// A kernel that knows no interfaces, and has no room for an answer to the first so many questions about routes; how many were asked.
+    fn busy_kernel(times: usize) -> (Netlink, Arc<AtomicUsize>) {
+        let (ours, its) = UnixDatagram::pair().unwrap();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        thread::spawn(move || {
+            let mut question = [0; 4096];
+            while let Ok(16..) = its.recv(&mut question) {
+                let kind = u16::from_ne_bytes([question[4], question[5]]);
+                let is_about_routes = kind == GET_ROUTE;
+                let before = counted.fetch_add(usize::from(is_about_routes), Ordering::Relaxed);
+                let code = if is_about_routes && before < times { -ENOBUFS } else { 0 };
+                // An error, with the number of the question; 0 says that it is done.
+                let mut answer = [0; 20];
+                answer[..4].copy_from_slice(&20_u32.to_ne_bytes());
+                answer[4..6].copy_from_slice(&2_u16.to_ne_bytes());
+                answer[8..12].copy_from_slice(&question[8..12]);
+                answer[16..].copy_from_slice(&code.to_ne_bytes());
+                its.send(&answer).unwrap();
+            }
+        });
+        (Netlink::of(OwnedFd::from(ours)), asked)
+    }
+
+    #[test]
+    fn what_the_kernel_had_no_room_to_answer_is_asked_again() {
+        let routes = Routes::new(words(4), words(4 * GATEWAY_WORDS), None).unwrap();
+        let ends = |last| (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, last]));
+        routes.inner().netlink = busy_kernel(1).0;
+        let first = routes.hold(ends(2).0, ends(2).1).unwrap();
+        assert!(routes.are_unknown());
+        let second = routes.hold(ends(3).0, ends(3).1).unwrap();
+        assert!(!routes.are_unknown(), "it was told of the second one, and of the first once");
+        // All are asked about, also behind one of which nothing is said.
+        let (mut netlink, asked) = busy_kernel(1);
+        let said = routes.refresh(&mut netlink, &BTreeSet::new());
+        assert_eq!(said.unwrap_err().raw_os_error(), Some(ENOBUFS));
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        routes.refresh(&mut netlink, &BTreeSet::new()).unwrap();
+        assert_eq!(asked.load(Ordering::Relaxed), 4);
+        [first, second].into_iter().for_each(|slot| routes.give_back(slot));
+        assert_eq!(routes.len(), 0);
     }
 }

@@ -1,27 +1,41 @@
-//! Numbers of places in an array map: given out, and taken back.
+//! Numbers of places in an array map: given out, taken back, and given out again after a rest. A program that has read a flow may write to
+//! the flow's places for some moments after the flow is gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+
+/// How long a place rests: a CPU of a virtual machine may stand still in the midst of a program.
+pub(crate) const REST_NS: u64 = 100_000_000;
 
 /// The free ones.
 #[derive(Debug)]
 pub(crate) struct Slots {
     returned: BTreeSet<u32>,
+    /// Since when, the longest first.
+    resting: VecDeque<(u64, u32)>,
     next: u32,
     most: u32,
 }
 
 impl Slots {
     pub(crate) fn new(most: u32) -> Self {
-        Self { returned: BTreeSet::new(), next: 0, most }
+        Self { returned: BTreeSet::new(), resting: VecDeque::new(), next: 0, most }
     }
 
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        self.returned.pop_last().or_else(|| {
+    /// One that nobody writes to any more; where there is no other, the one that has rested for longest.
+    pub(crate) fn take(&mut self, now_ns: u64) -> Option<u32> {
+        while let Some((_, slot)) =
+            self.resting.pop_front_if(|(since_ns, _)| since_ns.saturating_add(REST_NS) <= now_ns)
+        {
+            self.returned.insert(slot);
+        }
+        let fresh = || {
             (self.next < self.most).then(|| {
                 self.next += 1;
                 self.next - 1
             })
-        })
+        };
+        let slot = self.returned.pop_last().or_else(fresh);
+        slot.or_else(|| self.resting.pop_front().map(|(_, slot)| slot))
     }
 
     /// Another process has given this one out: it is somebody's.
@@ -31,10 +45,11 @@ impl Slots {
             self.next += 1;
         }
         self.returned.remove(&slot);
+        self.resting.retain(|(_, resting)| *resting != slot);
     }
 
-    pub(crate) fn give_back(&mut self, slot: u32) {
-        self.returned.insert(slot);
+    pub(crate) fn give_back(&mut self, now_ns: u64, slot: u32) {
+        self.resting.push_back((now_ns, slot));
     }
 }
 
@@ -45,9 +60,21 @@ mod tests {
     #[test]
     fn each_number_is_somebodys_only_once() {
         let mut slots = Slots::new(2);
-        assert_eq!([slots.take(), slots.take(), slots.take()], [Some(0), Some(1), None]);
-        slots.give_back(0);
-        assert_eq!([slots.take(), slots.take()], [Some(0), None]);
+        assert_eq!([slots.take(0), slots.take(0), slots.take(0)], [Some(0), Some(1), None]);
+        slots.give_back(5, 0);
+        assert_eq!([slots.take(5 + REST_NS), slots.take(5 + REST_NS)], [Some(0), None]);
+    }
+
+    #[test]
+    fn a_place_rests_unless_there_is_no_other() {
+        let mut slots = Slots::new(3);
+        assert_eq!([slots.take(0), slots.take(0)], [Some(0), Some(1)]);
+        slots.give_back(10, 1);
+        slots.give_back(20, 0);
+        assert_eq!(slots.take(9 + REST_NS), Some(2), "a fresh one before one that rests");
+        assert_eq!(slots.take(10 + REST_NS), Some(1), "it has rested");
+        assert_eq!(slots.take(10 + REST_NS), Some(0), "there is no other");
+        assert_eq!(slots.take(10 + REST_NS), None);
     }
 
     #[test]
@@ -56,8 +83,10 @@ mod tests {
         for slot in [3, 1, 3] {
             slots.claim(slot);
         }
-        assert_eq!([(); 4].map(|()| slots.take()), [Some(2), Some(0), Some(4), None]);
-        slots.give_back(3);
-        assert_eq!([slots.take(), slots.take()], [Some(3), None]);
+        assert_eq!([(); 4].map(|()| slots.take(0)), [Some(2), Some(0), Some(4), None]);
+        slots.give_back(0, 3);
+        slots.give_back(0, 1);
+        slots.claim(3);
+        assert_eq!([slots.take(REST_NS), slots.take(REST_NS)], [Some(1), None]);
     }
 }

@@ -158,7 +158,8 @@ struct PacketRecipe {
     check: Check,
     /// Bytes behind the datagram, as Ethernet pads.
     trailer: usize,
-    segments: u32,
+    /// How many, and how long.
+    segments: (u32, u32),
     complete: bool,
     channel: Option<u16>,
     oddity: Oddity,
@@ -195,7 +196,11 @@ fn packet() -> impl Strategy<Value = PacketRecipe> {
     ];
     let ttl = prop_oneof![8 => 2..=255_u8, 1 => 0..3_u8];
     let trailer = prop_oneof![4 => Just(0_usize), 1 => 1..20_usize];
-    let segments = prop_oneof![9 => 0..2_u32, 1 => 2..9_u32];
+    let segments = prop_oneof![
+        9 => (0..2_u32).prop_map(|count| (count, 0)),
+        1 => (2..9_u32, prop_oneof![Just(0), Just(200)]),
+        1 => (0..2_u32).prop_map(|count| (count, 200)),
+    ];
     let channel = prop::option::weighted(0.15, any::<u16>());
     let shape = (any::<u8>(), ttl, payload, check, trailer);
     (any::<prop::sample::Index>(), shape, segments, any::<bool>(), channel, oddity()).prop_map(
@@ -492,7 +497,8 @@ fn agree(
         bytes: &frame,
         interface: LOOPBACK,
         for_us: frame[..6] == [0; 6],
-        segments: packet.segments,
+        segments: packet.segments.0,
+        segment_size: packet.segments.1,
         summed: if complete { Summed::Complete } else { Summed::Nothing },
     };
     let before = now_ns();

@@ -181,7 +181,7 @@ fn tables(golden: &Golden) -> Tables {
 const NEIGHBOUR: [u8; 8] = [2, 3, 4, 5, 6, 7, 0, 0];
 
 fn frame(bytes: &[u8], summed: Summed) -> Frame<'_> {
-    Frame { bytes, interface: LOOPBACK, for_us: true, segments: 1, summed }
+    Frame { bytes, interface: LOOPBACK, for_us: true, segments: 1, segment_size: 0, summed }
 }
 
 #[test]
@@ -192,6 +192,28 @@ fn the_mirror_makes_what_is_written_down() {
         let decision = decide(place, &frame(&arrives, Summed::Nothing), &tables(golden), &moment);
         check(golden, place, decision.action);
     }
+}
+
+/// GRO says of how many datagrams it has made one, the network card of a virtual machine how long they are.
+#[test]
+fn what_is_several_datagrams_goes_up_whoever_says_so() {
+    let golden = &GOLDEN[1];
+    let arrives = bytes(golden.arrives);
+    let alone = frame(&arrives, Summed::Nothing);
+    let moment = Moment { now: 1, id: [0xab, 0xcd], mtu: &|_| Some(MTU) };
+    let cases = [(0, 0), (1, 0), (2, 0), (0, 200), (1, 200), (4, 200)];
+    let frames = cases.map(|(segments, segment_size)| Frame { segments, segment_size, ..alone });
+    let is_several = [false, false, true, true, true, true];
+    let goes_up = |action: &Action| *action == Action::Up(Some(Count::SuperPacket));
+    let mirrored = frames.map(|frame| goes_up(&decide(Place::Tc, &frame, &tables(golden), &moment).action));
+    assert_eq!(mirrored, is_several);
+    with_program(|program| {
+        let run = frames.map(|frame| {
+            program.fill(&tables(golden));
+            goes_up(&program.run(Place::Tc, &frame).expect("the kernel takes it").action)
+        });
+        assert_eq!(run, is_several);
+    });
 }
 
 #[test]

@@ -156,10 +156,11 @@ impl Program {
             Summed::Nothing | Summed::Complete => 0,
             Summed::Verified | Summed::Partial => panic!("the kernel's test knows no such state"),
         };
-        // struct __sk_buff: number of the interface, segments. XDP's is loopback's without being told.
+        // struct __sk_buff: number of the interface, segments and their size. XDP's is loopback's without being told.
         let mut context = [0_u8; 192];
         context[40..44].copy_from_slice(&frame.interface.to_ne_bytes());
         context[164..168].copy_from_slice(&frame.segments.to_ne_bytes());
+        context[176..180].copy_from_slice(&frame.segment_size.to_ne_bytes());
         assert_eq!(frame.interface, LOOPBACK);
         let context = &context[..if place == Place::Tc { context.len() } else { 0 }];
         let (result, bytes) = test_run(self.descriptor(place), frame.bytes, context, flags)?;

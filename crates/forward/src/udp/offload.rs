@@ -174,11 +174,12 @@ impl Offload {
         self.flows.give_back_state(state)
     }
 
-    /// What has been counted since the last time. Flows of a session that lives are extended in time.
-    fn counted(&mut self, across: &mut Across, patience: u64, now: u64) -> [Counted; 2] {
+    /// What has been counted since the last time. Flows of a session that lives are extended in time, also where user space alone has heard of
+    /// it, which was `heard`.
+    fn counted(&mut self, across: &mut Across, heard: u64, patience: u64, now: u64) -> [Counted; 2] {
         let counted =
             [&mut across.to_target, &mut across.to_client].map(|(_, state)| self.flows.counted(state));
-        let lives = counted.iter().any(|counted| !counted.is_zero());
+        let lives = now.saturating_sub(heard) <= patience || counted.iter().any(|counted| !counted.is_zero());
         if lives && across.expires < now.saturating_add(patience).saturating_add(patience / 2) {
             across.expires = now.saturating_add(patience.saturating_mul(2));
             let expires_ns = self.ns(across.expires);
@@ -272,12 +273,13 @@ impl Engine {
 
     /// Counts what the kernel has forwarded of a session since the last look, which is a sign of life. True if there was something.
     pub(super) fn book(&mut self, at: u32, tick: &mut Tick<'_>) -> bool {
+        let heard = self.sessions.stamp(at);
         let (Some(offload), Some(session)) = (&mut self.offload, self.sessions.get_mut(at)) else {
             return false;
         };
         let Some(across) = &mut session.across else { return false };
         let state = &mut self.rules[session.rule as usize];
-        let counted = offload.counted(across, state.lists.active.patience, tick.now);
+        let counted = offload.counted(across, heard, state.lists.active.patience, tick.now);
         let [to_target, to_client] = &counted;
         if to_target.is_zero() && to_client.is_zero() {
             return false;

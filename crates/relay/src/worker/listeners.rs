@@ -132,6 +132,8 @@ impl Worker {
         match source {
             Source::Own(socket) => {
                 let bound = socket.local_addr();
+                // Another process may have had it do without.
+                self.ports.prepare(&socket);
                 Ok((self.adopt(socket, Role::Free)?, bound, None))
             }
             Source::Shared(place, clients) => {

@@ -157,9 +157,19 @@ impl Offload {
     }
 
     /// From now on the kernel relays what it can, or nothing: user space takes all flows over. [`Offload::walk`] goes on with that.
-    pub(super) fn set_active(&mut self, is_active: bool) {
+    pub(super) fn set_active(&mut self, is_active: bool, sockets: &Sockets) {
         self.is_active = is_active;
         self.walk = Some(0);
+        if !is_active {
+            self.gather(sockets);
+        }
+    }
+
+    /// Nothing goes across from now on: all sockets gather.
+    pub(super) fn gather(&mut self, sockets: &Sockets) {
+        if let Some(gathering) = &mut self.gathering {
+            gathering.end(|id| start_gro(sockets, id));
+        }
     }
 
     /// Has some more sessions follow; whether all have.
@@ -283,6 +293,11 @@ impl Offload {
                 let client = by_datagrams(client, *link);
                 self.with(*allocation, server, |session, flows| session.follow(flows, client));
                 self.renew(*allocation, listeners, |_| true);
+            }
+            // One that is away has no way to its client until it has moved.
+            Effect::Returned { allocation } => {
+                let Some((client, link)) = server.reached(*allocation) else { return };
+                self.open(*allocation, &client, link, server.is_limited(*allocation));
             }
             Effect::Closed { allocation, to_peer, to_client, .. } => {
                 let [peer, client] = self.release(*allocation, server).pairs();
@@ -435,7 +450,8 @@ impl Offload {
         empties: bool,
         rx: &Rx,
     ) {
-        let mut gathering = self.gathering.as_mut().filter(|_| self.emptied.is_needed(socket.0));
+        let is_judged = self.is_active && self.emptied.is_needed(socket.0);
+        let mut gathering = self.gathering.as_mut().filter(|_| is_judged);
         let mut is_bulk = false;
         for buffer in rx.buffers(received) {
             is_bulk |= buffer.count() > 1;
@@ -503,12 +519,7 @@ impl Offload {
             }
         }
         if let Some(gathering) = &mut self.gathering {
-            gathering.judge(now_ms, |socket| {
-                if let Some(socket) = sockets.get(SocketId(socket)) {
-                    // Where it cannot be changed nothing is gathered.
-                    let _ = socket.start_gro();
-                }
-            });
+            gathering.judge(now_ms, |id| start_gro(sockets, id));
         }
         any
     }
@@ -799,6 +810,13 @@ impl Channel {
         let Some((flow, state)) = self.to_client.take() else { return Across::default() };
         flows.remove(flow);
         Across { to_client: flows.give_back_state(state), ..Across::default() }
+    }
+}
+
+/// Where it cannot be changed nothing is gathered.
+fn start_gro(sockets: &Sockets, id: u32) {
+    if let Some(socket) = sockets.get(SocketId(id)) {
+        let _ = socket.start_gro();
     }
 }
 

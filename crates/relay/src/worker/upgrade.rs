@@ -112,7 +112,7 @@ impl Worker {
             Step::Lend(named, answer) => _ = answer.send(self.lend(&named)),
             Step::Suspend(done) => match &mut self.offload {
                 Some(offload) => {
-                    offload.set_active(false);
+                    offload.set_active(false, &self.sockets);
                     self.suspended = Some(done);
                 }
                 None => _ = done.send(()),
@@ -139,7 +139,7 @@ impl Worker {
     fn resume_offload(&mut self) {
         self.suspended = None;
         if let Some(offload) = &mut self.offload {
-            offload.set_active(true);
+            offload.set_active(true, &self.sockets);
         }
     }
 
@@ -285,6 +285,10 @@ impl Worker {
 
     /// The other worker has it now. What has not gone lives on here.
     fn release(&mut self, now: Now) {
+        // The other worker does not know which of those that no flow belongs to have been told otherwise.
+        if let Some(offload) = &mut self.offload {
+            offload.gather(&self.sockets);
+        }
         // Closing a socket here would not take it from the poller while it is open there.
         for (_, id) in self.sockets_listened_on() {
             let Some(socket) = self.sockets.get(id) else { continue };

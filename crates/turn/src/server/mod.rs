@@ -344,6 +344,12 @@ impl<G: Gate> Server<G> {
         self.forwarding.get(allocation).map(|entry| entry.link)
     }
 
+    /// The client of an allocation and the way to it. `None` if there is no such allocation, or its client is away.
+    pub fn reached(&mut self, allocation: AllocationId) -> Option<(Client, Link)> {
+        let entry = self.forwarding.get(allocation).filter(|entry| !entry.away)?;
+        Some((entry.client, entry.link))
+    }
+
     /// Ends every allocation with this reason.
     pub fn close_all(&mut self, now: Now, reason: ClosedReason) {
         for index in self.forwarding.indices() {

@@ -176,6 +176,32 @@ fn a_session_across_the_kernel_lives_as_long_as_it_has_something_to_do() {
 }
 
 #[test]
+fn a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again() {
+    on_links(
+        "kernel_path::forwards::a_session_that_user_space_alone_has_heard_of_for_long_goes_across_again",
+        |links| {
+            let target = bound(PEER[0]);
+            let forward = links.forward(&[&rule(at(0, 5000), &target, "idle=1")]);
+            let mut session = Session::new(0, at(0, 5000), &target);
+            session.settle(&forward);
+            // Longer than its flows live by themselves; these are not for the kernel, and nothing comes back.
+            let before = forward.passes("ttl");
+            session.client.set_ttl(1).expect("a TTL");
+            for _ in 0..20 {
+                thread::sleep(Duration::from_millis(250));
+                session.client.send(b"?").expect("it leaves");
+                received(&session.target);
+            }
+            assert!(forward.passes("ttl") >= before + 20);
+            session.client.set_ttl(64).expect("a TTL");
+            session.settle(&forward);
+            assert_eq!(forward.passes("expired"), 0);
+            assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
+        },
+    );
+}
+
+#[test]
 fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
     on_links(
         "kernel_path::forwards::a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows",

@@ -10,6 +10,7 @@ use turnpike_testkit::alone::run;
 use super::{
     CLIENT, Links, PEER, SERVER, by_each,
     client::{Client, bound, is_silent, received},
+    on_links,
 };
 use crate::harness::{eventually, installed, need, skip};
 
@@ -62,6 +63,38 @@ fn peers_in_a_vlan_are_reached_by_its_device() {
         // A VLAN's device has no driver: XDP leaves what is for it to user space, and takes what comes by it at TC.
         assert_eq!(counted("to_peer") > 0, datapath == "kernel");
         assert!(counted("to_client") > 0);
+        drop(server);
+        take_up(links, "5");
+    });
+}
+
+/// Where the tag is not left to the card, it is a part of what a device of the VLAN calls its header.
+#[test]
+fn what_does_not_fit_into_a_vlan_is_left_to_user_space() {
+    const TEST: &str = "kernel_path::vlan::what_does_not_fit_into_a_vlan_is_left_to_user_space";
+    need!(installed("ethtool"));
+    on_links(TEST, |links| {
+        links.inside(&["ethtool", "-K", "p", "txvlan", "off"]);
+        if !lay(links, "5") {
+            return;
+        }
+        let server = links.serve(&["--listen", "10.77.5.1:3478", "--relay-ip", "10.77.1.1"]);
+        let client = Client::allocate([10, 77, 5, 2].into(), ([10, 77, 5, 1], 3478).into(), false);
+        let peer = bound(CLIENT[0]);
+        client.bind(0x4001, peer.local_addr().expect("bound"));
+        let exchange = |len: usize| {
+            peer.send_to(&vec![7; len], client.relayed).expect("it leaves");
+            assert_eq!(client.receive(), Some((0x4001, vec![7; len])));
+        };
+        let before = server.across();
+        eventually("it goes across", || {
+            // With what ChannelData adds, all that fits.
+            exchange(1468);
+            (server.across() > before + 20).then_some(())
+        });
+        let before = server.passes("too_big");
+        (1469..=1472).for_each(exchange);
+        assert_eq!(server.passes("too_big"), before + 4);
         drop(server);
         take_up(links, "5");
     });

@@ -80,6 +80,10 @@ fn client(number: u16) -> Client {
 }
 
 impl Bench {
+    fn set_active(&mut self, is_active: bool) {
+        self.worker.offload.as_mut().unwrap().set_active(is_active, &self.worker.sockets);
+    }
+
     /// With so many relay sockets that all clients share, or none, and a table of so many flows. `None`, and said, where nobody may.
     fn new(shared_ports: usize, flows: u32) -> Option<Self> {
         for words in [
@@ -302,7 +306,7 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
         assert_eq!(bench.counts(), (4, 0));
         // While the kernel is to relay nothing, use is remembered.
         let set_active = |bench: &mut Bench, is_active| {
-            bench.worker.offload.as_mut().unwrap().set_active(is_active);
+            bench.set_active(is_active);
             bench.worker.walk_offload();
         };
         set_active(&mut bench, false);
@@ -350,10 +354,51 @@ fn channels_whose_flows_come_from_another_process_are_used() {
         assert_eq!(keys(&bench), before);
         // Let go and begun anew without a datagram in between: these, and not that of the channel without use.
         for (is_active, left) in [(false, HashSet::new()), (true, before)] {
-            bench.worker.offload.as_mut().unwrap().set_active(is_active);
+            bench.set_active(is_active);
             bench.worker.walk_offload();
             assert_eq!(keys(&bench), left, "{is_active}");
         }
+    });
+}
+
+/// As before a successor takes the sockets, which does not know what they were told.
+#[test]
+fn sockets_that_did_without_gather_again_where_nothing_goes_across() {
+    const TEST: &str =
+        "worker::offload::tests::sockets_that_did_without_gather_again_where_nothing_goes_across";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        let (listener, _) = bench.worker.out.listeners[0].unwrap();
+        let gathers = |bench: &Bench| bench.worker.sockets.get(listener).unwrap().gathers().unwrap();
+        bench.worker.offload.as_mut().unwrap().gathering.as_mut().unwrap().adopted(listener.0);
+        assert!(bench.worker.sockets.get(listener).unwrap().stop_gro().unwrap());
+        assert!(!gathers(&bench));
+        bench.set_active(false);
+        assert!(gathers(&bench));
+    });
+}
+
+/// It was to go on with another worker, which has not taken it.
+#[test]
+fn what_came_back_goes_across_again() {
+    const TEST: &str = "worker::offload::tests::what_came_back_goes_across_again";
+    in_network_namespace(TEST, || {
+        let Some(mut bench) = Bench::new(0, 65_536) else { return };
+        assert!(bench.allocate(client(0)));
+        assert!(bench.channel(client(0), 0x4001, peer(1)));
+        let (relay, _) = bench.client_sends(client(0), 0x4001).unwrap();
+        assert_eq!(bench.counts(), (2, 0));
+        let (now, worker) = (bench.now, &mut bench.worker);
+        let moved = worker.server.snapshot(now, relay.allocation).unwrap();
+        worker.offload.as_mut().unwrap().release(relay.allocation, &mut worker.server);
+        let sockets = worker.detach_sockets(relay.allocation);
+        worker.server.surrender(now, relay.allocation);
+        let allocation = worker.server.take_back(now, moved).expect("its 5-tuple is free");
+        worker.attach_sockets(now, allocation, sockets);
+        bench.end_tick();
+        assert_eq!(bench.counts(), (0, 0), "nothing has come on it since");
+        assert!(bench.client_sends(client(0), 0x4001).is_some());
+        assert_eq!(bench.counts(), (2, 0));
     });
 }
 
