@@ -17,6 +17,7 @@ mod gauge;
 mod handover;
 mod kernel;
 mod listen;
+mod own;
 mod preflight;
 mod rate;
 mod resolver;

@@ -286,3 +286,70 @@ fn the_source_address_is_the_rule_s() {
     let peer = support::accept(&server).peer_addr().unwrap();
     assert_eq!(peer.ip().to_string(), "127.0.0.9");
 }
+
+/// A rule that listens at one of loopback's addresses, or at all of them, at a port that is free for streams and datagrams.
+fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
+    let port = eventually("a port that both have", || {
+        let port = free_address().port();
+        UdpSocket::bind(("127.0.0.1", port)).ok().map(|_| port)
+    });
+    let mut rule = Rule::new("r", (listen, port).into(), SocketAddr::from((listen, port)).into());
+    rule.protocol = protocol;
+    rule.idle_timeout = (protocol == Protocol::Udp).then_some(Duration::from_secs(60));
+    rule.balance = Balance::Failover;
+    (rule, port)
+}
+
+#[test]
+fn a_rule_does_not_connect_to_its_own_listener() {
+    let (mut rule, port) = at_a_known_port([127, 0, 0, 1], Protocol::Tcp);
+    let running = Running::start(&[rule.clone()]);
+    for turn in 1..=3 {
+        assert_eq!(running.connect("r").read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(running.log.wait(turn)[turn - 1].reason, EndReason::ConnectFailed);
+    }
+    let own = SocketAddr::from(([127, 0, 0, 1], port));
+    eventually("they are counted", || failures(&running, own, Failure::Unreachable) == 3);
+    assert_eq!(running.snapshot("r").accepted, 3, "one connection each");
+    drop(running);
+    // Another target is tried in its place.
+    rule.targets.push(greeter("b").into());
+    assert_eq!(greeting(&Running::start(&[rule])), "b");
+}
+
+#[test]
+fn a_rule_that_listens_everywhere_does_not_connect_to_itself_at_any_address() {
+    let (mut rule, port) = at_a_known_port([0; 4], Protocol::Tcp);
+    rule.targets = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)).into()).to_vec();
+    let running = Running::start(&[rule]);
+    for _ in 0..10 {
+        let mut client = support::client(([127, 0, 0, 1], port).into());
+        assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+    eventually("all are counted", || running.snapshot("r").accepted >= 10);
+    eventually("all have ended", || running.forwarder.active() == 0);
+    // Each of the two addresses has to be tried to be known as our own.
+    assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
+}
+
+#[test]
+fn a_rule_for_datagrams_has_no_session_with_itself() {
+    for (listen, target, sessions) in [([127, 0, 0, 1], [127, 0, 0, 1], 0), ([0; 4], [127, 0, 0, 2], 1)] {
+        let (mut rule, port) = at_a_known_port(listen, Protocol::Udp);
+        rule.targets = vec![SocketAddr::from((target, port)).into()];
+        let running = Running::start(&[rule]);
+        let refused = || {
+            let ended = running.snapshot("r").ended;
+            ended
+                .iter()
+                .find(|(reason, _)| *reason == EndReason::ConnectFailed)
+                .map_or(0, |(_, count)| *count)
+        };
+        for turn in 1..=3 {
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.send_to(b"?", SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+            eventually("it is refused", || refused() >= turn);
+        }
+        assert_eq!((refused(), running.snapshot("r").accepted), (3, sessions), "{listen:?}");
+    }
+}

@@ -26,6 +26,7 @@ use crate::{
     common::Common,
     gather::WakeUp,
     listen::Acceptor,
+    own::Own,
     rate::Pace,
     state::{Counters, Place, RuleState},
     tally::{Slot, Tallies},
@@ -183,6 +184,7 @@ pub(crate) struct Engine {
     /// Rules whose targets this worker checks.
     pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
+    pub(super) own: Own,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
     /// Empty but for its memory, for [`Engine::again`]'s next turn.
@@ -226,6 +228,7 @@ impl Engine {
             checks_health,
             watched: Vec::new(),
             mover: Mover::new(),
+            own: Own::default(),
             again: Vec::new(),
             resumed: Vec::new(),
             pacing: Pacing::default(),

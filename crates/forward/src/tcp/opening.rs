@@ -111,8 +111,10 @@ impl Engine {
             } else {
                 &state.connect
             };
+            let asked = || connection.client.local_addr().ok().map(|asked| asked.ip());
             opening.connecting = Instant::now();
-            let begun = address.connect(options).and_then(|socket| {
+            let checked = self.own.check(&state.rule, &address, asked, tick.now);
+            let begun = checked.and_then(|()| address.connect(options)).and_then(|socket| {
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
                 Ok(socket)
             });

@@ -1,7 +1,11 @@
 //! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
 //! top to bottom; the sides that are TCP streams are next door.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use slab::Slab;
 use turnpike_net::{
@@ -23,6 +27,7 @@ use super::{
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol,
     cross::{SCRATCH, Stream},
+    own::Own,
     rate::{DOWN, Pace, UP},
 };
 
@@ -66,6 +71,7 @@ pub struct Engine {
     leaving: Vec<SocketId>,
     /// Nothing has to be done on a tick before this; never too late.
     due: Option<u64>,
+    own: Own,
     pub(super) draining: bool,
     complained: bool,
 }
@@ -86,6 +92,7 @@ impl Engine {
             offload: None,
             leaving: Vec::with_capacity(LEAVING + 2),
             due: None,
+            own: Own::default(),
             draining: false,
             complained: false,
         }
@@ -372,7 +379,7 @@ impl Engine {
             tick.worker.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
-        let Some((outward, choice)) = self.reach(arrival, tick) else {
+        let Some((outward, choice)) = self.reach(arrival, key.local, tick) else {
             let state = &mut self.rules[rule as usize];
             tick.worker.dismiss_client(state.key, key.client.ip());
             tick.worker.leave(state.key);
@@ -409,14 +416,24 @@ impl Engine {
         tick.worker.enter(key) == Admission::Entered
     }
 
-    /// A socket towards one of the rule's targets, watched under the token of the next session.
-    pub(super) fn reach(&mut self, arrival: Arrival, tick: &mut Tick<'_>) -> Option<(Outward, Choice)> {
+    /// A socket towards one of the rule's targets, watched under the token of the next session. `asked` is the address that the client came
+    /// to, where the listener has more than one.
+    pub(super) fn reach(
+        &mut self,
+        arrival: Arrival,
+        asked: Option<IpAddr>,
+        tick: &mut Tick<'_>,
+    ) -> Option<(Outward, Choice)> {
         let Arrival { rule, client, port } = arrival;
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {
             let choice = tick.worker.choose(key, client, port)?;
-            match self.outward(rule, client, choice, token(OUTWARD, next), tick.poller) {
+            let state = &self.rules[rule as usize];
+            let checked = self.own.check(&state.rule, &choice.address.into(), || asked, tick.now);
+            let begun =
+                checked.and_then(|()| self.outward(rule, client, choice, token(OUTWARD, next), tick.poller));
+            match begun {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);

@@ -87,7 +87,7 @@ impl Engine {
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
-        let Some((outward, choice)) = self.reach(arrival, tick) else {
+        let Some((outward, choice)) = self.reach(arrival, None, tick) else {
             tick.worker.dismiss_client(key, client.ip());
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
