@@ -47,7 +47,13 @@ const TABLES: [(&str, &str, &str); 4] = [
     ),
 ];
 const DOCUMENT: &str = "docs/reliability.md";
+/// Each of them has rows of its own among the peers. Those of the kernel need root, and XDP ethtool too.
+const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
+/// All that ran has passed, and something did not run.
+const INCOMPLETE: u8 = 5;
 
+/// Runs the tests, and writes the tables where each of their rows was asked for. Fails where a test does; the exit code is 5 where none does,
+/// and some could not run: then what was skipped is told, and the document stays as it is.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
@@ -60,39 +66,152 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         .stdout(Stdio::piped())
         .spawn()?;
     let output = child.stdout.take().ok_or("cargo has no output")?;
-    let mut rows: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut said = Said::default();
     for line in BufReader::new(output).lines() {
         let line = line?;
-        // What a test says first may stand behind its name.
-        match line
-            .find("ATTACK ")
-            .map(|at| &line[at + "ATTACK ".len()..])
-            .and_then(|rest| rest.split_once(' '))
-        {
-            Some((table, row)) => {
-                let rows = rows.entry(table.to_owned()).or_default();
-                if !rows.iter().any(|known| known == row) {
-                    rows.push(row.to_owned());
-                }
-            }
-            None => println!("{line}"),
+        if !said.take(&line) {
+            println!("{line}");
         }
     }
     let status = child.wait()?;
-    let mut document = fs::read_to_string(root.join(DOCUMENT))?;
+    let document = fs::read_to_string(root.join(DOCUMENT))?;
+    let skipped = said.skipped();
     for (name, head, line) in TABLES {
-        let Some(rows) = rows.get(name) else {
-            return Err(format!("no test has printed a row of {name}").into());
-        };
-        let table = format!("{head}\n{line}\n{}\n", rows.join("\n"));
-        println!("\n{table}");
-        document = with_table(&document, name, "cargo xtask attack", &table)?;
+        if let Some(table) = said.table(name, head, line) {
+            println!("\n{table}");
+        }
     }
     if !status.success() {
         return Err("some tests failed: the tables are not written".into());
     }
+    if !skipped.is_empty() {
+        for what in skipped {
+            println!("skipped: {what}");
+        }
+        println!("{DOCUMENT} stays as it is, for these rows of it have not been asked for again");
+        return Ok(ExitCode::from(INCOMPLETE));
+    }
+    let document = said.written_into(&document)?;
     if !options.dry {
         fs::write(root.join(DOCUMENT), document)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the tests have said, line by line.
+#[derive(Default)]
+struct Said {
+    /// Rows by table.
+    rows: BTreeMap<String, Vec<String>>,
+    /// Why some did not run.
+    reasons: Vec<String>,
+}
+
+impl Said {
+    /// Whether a line is a row, which is told in its table. What a test says first may stand behind its name.
+    fn take(&mut self, line: &str) -> bool {
+        let behind = |mark: &str| line.find(mark).map(|at| &line[at + mark.len()..]);
+        if let Some(why) = behind("SKIPPED: ") {
+            let why = why.to_owned();
+            if !self.reasons.contains(&why) {
+                self.reasons.push(why);
+            }
+            return false;
+        }
+        let Some((table, row)) = behind("ATTACK ").and_then(|rest| rest.split_once(' ')) else {
+            return false;
+        };
+        let rows = self.rows.entry(table.to_owned()).or_default();
+        if !rows.iter().any(|known| known == row) {
+            rows.push(row.to_owned());
+        }
+        true
+    }
+
+    /// What is not in the tables, and why; nothing where they are whole.
+    fn skipped(&self) -> Vec<String> {
+        let peers = self.rows.get("peers").map_or(&[][..], Vec::as_slice);
+        // A row begins with its data path.
+        let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
+        let missing = DATAPATHS.iter().filter(|datapath| !has(datapath));
+        let missing = missing.map(|datapath| format!("no row of the data path {datapath}"));
+        let tables = TABLES.iter().filter(|(name, ..)| !self.rows.contains_key(*name));
+        let tables = tables.map(|(name, ..)| format!("no row of the table {name}"));
+        self.reasons.iter().cloned().chain(missing).chain(tables).collect()
+    }
+
+    fn table(&self, name: &str, head: &str, line: &str) -> Option<String> {
+        Some(format!("{head}\n{line}\n{}\n", self.rows.get(name)?.join("\n")))
+    }
+
+    /// A document with these tables.
+    fn written_into(&self, document: &str) -> Result<String, Failure> {
+        TABLES.iter().try_fold(document.to_owned(), |document, (name, head, line)| {
+            let table = self.table(name, head, line).ok_or(format!("no test has printed a row of {name}"))?;
+            with_table(&document, name, "cargo xtask attack", &table)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that a whole run says, but for rows of these data paths.
+    fn said_without(left_out: &[&str]) -> Said {
+        let mut said = Said::default();
+        for datapath in DATAPATHS.iter().filter(|datapath| !left_out.contains(datapath)) {
+            assert!(
+                said.take(&format!(
+                    "test attack::a ... ATTACK peers | {datapath} | send | 1 | 1 | 1 | 1 | 0 |"
+                ))
+            );
+            assert!(
+                said.take(&format!("ATTACK peers | {datapath}, after a reload | send | 1 | 1 | 1 | 1 | 0 |"))
+            );
+        }
+        for table in ["strangers", "kept", "witness"] {
+            assert!(said.take(&format!("ATTACK {table} | a | b |")));
+        }
+        said
+    }
+
+    fn document() -> String {
+        let table = |(name, ..): &(&str, &str, &str)| {
+            format!("<!-- {name}: written by cargo xtask attack -->\nold\n<!-- end of {name} -->\n")
+        };
+        TABLES.iter().map(table).collect()
+    }
+
+    #[test]
+    fn a_whole_run_is_written() {
+        let mut said = said_without(&[]);
+        assert!(!said.take("test result: ok"));
+        // Told by each of two data paths, and one row.
+        assert!(said.take("ATTACK kept | a | b |"));
+        assert_eq!(said.skipped(), [""; 0]);
+        let written = said.written_into(&document()).expect("all marks are there");
+        assert!(written.contains("| xdp-generic | send |") && !written.contains("old"), "{written}");
+        assert_eq!(written.matches("| a | b |").count(), 3, "{written}");
+    }
+
+    #[test]
+    fn what_did_not_run_is_told_with_its_reason_and_without() {
+        let mut said = said_without(&["xdp", "xdp-generic"]);
+        assert!(!said.take("SKIPPED: data paths xdp and xdp-generic: ethtool is not installed"));
+        assert!(
+            !said
+                .take("test attack::b ... SKIPPED: data paths xdp and xdp-generic: ethtool is not installed")
+        );
+        let told = [
+            "data paths xdp and xdp-generic: ethtool is not installed",
+            "no row of the data path xdp",
+            "no row of the data path xdp-generic",
+        ];
+        assert_eq!(said.skipped(), told);
+        // One that nobody says anything of, and whose name begins another's.
+        assert_eq!(said_without(&["xdp"]).skipped(), ["no row of the data path xdp"]);
+        assert_eq!(said_without(&["kernel"]).skipped(), ["no row of the data path kernel"]);
+        assert_eq!(Said::default().skipped().len(), DATAPATHS.len() + TABLES.len());
+    }
 }

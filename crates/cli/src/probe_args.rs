@@ -44,6 +44,10 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "PORT", requires = "attack")]
     attack_port: Vec<u16>,
 
+    /// Another user, as which --attack tries to take and to end the first one's allocations by their mobility tickets [default: nobody]
+    #[arg(long, value_name = "NAME:PASSWORD", requires = "attack", value_parser = user)]
+    attack_user: Option<(String, String)>,
+
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
@@ -69,6 +73,7 @@ impl ProbeArgs {
             timeout: self.timeout,
             count: self.count,
             attack: self.attack.then_some(self.attack_port),
+            attack_user: self.attack_user,
             ..Config::new(self.server)
         };
         let only_say = self.attack && !self.i_own_this_server;

@@ -1,8 +1,10 @@
 //! What somebody would ask a server who means it ill: with a credential, for peers that nobody should reach, in each spelling of their
-//! addresses and by each way in; without one, for answers that are longer than their questions. For servers of one's own.
+//! addresses and by each way in, and for the allocations of others; without one, for answers that are longer than their questions. For servers
+//! of one's own.
 //!
-//! What is sent to a peer, if a server lets that happen, is a Binding request to a port of the server itself, whose answer then comes back by the
-//! relay and gives it away. Nobody else is sent anything.
+//! What is sent to a peer, if a server lets that happen, is a Binding request to a port at which the server itself answers, by default. Where
+//! somebody answers it, that comes back by the relay and gives it away; of a peer that keeps silent nothing can be seen from here, and nothing is
+//! claimed ([`Outcome::Silent`]): the server's own counters have to say it.
 
 mod forms;
 mod strangers;
@@ -23,7 +25,7 @@ use crate::{
     Probe,
     connection::words,
     report::Level,
-    session::{Answer, Session},
+    session::{Answer, Credentials, Session},
 };
 
 /// How long data that was sent to where it should not go may take to come back.
@@ -108,6 +110,8 @@ impl fmt::Display for Entry {
 pub enum Outcome {
     /// As it should be.
     Refused,
+    /// Sent, and nothing came back; nobody says whether that was let through to a peer that does not answer.
+    Silent,
     /// Granted for the address, which has ports that may be a peer's; what matters is whether data goes to this one.
     AddressOnly,
     /// Refused for another reason, or not answered.
@@ -147,8 +151,11 @@ pub fn plan(config: &crate::Config) -> Vec<String> {
             format!("- allocate as {user}, and ask for {forms} addresses that should be nobody's peer (loopback, metadata, private, the"),
             "  server's own, and their IPv6 spellings) by CreatePermission, ChannelBind, Send and Connect, and again after a move (RFC 8016)".to_owned(),
             "- send one datagram to a port of the server itself through each of them, which comes back where that is let through".to_owned(),
-            "- bind to connections and tickets that are not mine".to_owned(),
+            "- bind to connections of nobody, and show tickets that no server has made".to_owned(),
         ]);
+        if let Some((other, _)) = &config.attack_user {
+            lines.push(format!("- as {other}, try to take and to end those allocations by their tickets"));
+        }
     } else {
         lines.push("- ask for no peers: that needs --user".to_owned());
     }
@@ -238,6 +245,7 @@ impl Probe<'_> {
             let answer = shows(&mut session, made_up).map_err(|error| words(&error))?;
             asker.note_id(Entry::Mobility, form, &answer);
         }
+        self.stolen(asker, &ticket)?;
         let answer = shows(&mut session, &ticket).map_err(|error| words(&error))?;
         if answer.is_success() {
             let renew = || {
@@ -249,6 +257,20 @@ impl Probe<'_> {
         }
         drop(old);
         session.delete();
+        Ok(())
+    }
+
+    /// A ticket that is good, shown by somebody else.
+    fn stolen(&self, asker: &mut Asker<'_>, ticket: &[u8]) -> Result<(), String> {
+        let Some((user, password)) = self.config.attack_user.clone() else { return Ok(()) };
+        let thief = Credentials { user, password };
+        let Some(mut session) = self.session_of(Some(thief), asker.transport) else { return Ok(()) };
+        let answer = shows(&mut session, ticket).map_err(|error| words(&error))?;
+        asker.note_theft("another user's ticket", &answer);
+        let answer = session.request(method::REFRESH, &|message| {
+            message.attribute(kind::MOBILITY_TICKET, ticket).number(kind::LIFETIME, 0);
+        });
+        asker.note_theft("another user's ticket, to end it", &answer.map_err(|error| words(&error))?);
         Ok(())
     }
 
@@ -331,22 +353,29 @@ impl Probe<'_> {
         open.sort();
         for ((entry, form), mut transports) in open {
             transports.dedup();
-            self.report.advise(
-                Level::Bad,
-                "attack",
-                format!("{entry} lets users in to {form} (over {})", transports.join(", ")),
-                "any user can reach services that trust the server's own machine or network: refuse such peers",
-            );
+            let remedy = if form.contains("ticket") || form.contains("connection of") {
+                "any user can take what is another's: have such requests refused"
+            } else {
+                "any user can reach services that trust the server's own machine or network: refuse such peers"
+            };
+            let what = format!("{entry} lets users in to {form} (over {})", transports.join(", "));
+            self.report.advise(Level::Bad, "attack", what, remedy);
         }
+        let count = |wanted: fn(Outcome) -> bool| {
+            facts.peers.iter().filter(|attempt| wanted(attempt.outcome)).count()
+        };
         let asked = facts.peers.len();
-        let refused = facts.peers.iter().filter(|attempt| attempt.outcome != Outcome::Open).count();
+        let (closed, silent) = (count(|it| it != Outcome::Open), count(|it| it == Outcome::Silent));
         if asked > 0 {
-            let level = if refused == asked { Level::Ok } else { Level::Note };
-            self.report.line(
-                level,
-                "attack",
-                format!("{refused} of {asked} attempts at peers that nobody should reach lead nowhere"),
-            );
+            let level = if closed == asked { Level::Ok } else { Level::Note };
+            let mut what =
+                format!("{closed} of {asked} attempts at peers that nobody should reach lead nowhere");
+            if silent > 0 {
+                what += &format!(
+                    ", as far as can be seen: of {silent} by Send nothing came back, which a peer that does not answer looks like too"
+                );
+            }
+            self.report.line(level, "attack", what);
         }
         let worst = facts.strangers.iter().max_by(|one, other| one.ratio.total_cmp(&other.ratio));
         if let Some(Reply { message, ratio, sent, received, .. }) = worst {
@@ -422,7 +451,7 @@ impl Asker<'_> {
             message.xor_address(kind::XOR_PEER_ADDRESS, peer).attribute(kind::DATA, &payload);
         });
         sent.map_err(|error| words(&error))?;
-        let attempt = self.attempt(entry, form, port, Outcome::Refused);
+        let attempt = self.attempt(entry, form, port, Outcome::Silent);
         self.found.push(Attempt { answer: "nothing comes back".to_owned(), ..attempt });
         Ok(())
     }
@@ -461,14 +490,34 @@ impl Asker<'_> {
         self.found.push(Attempt { answer: answer.told(), ..attempt });
     }
 
-    /// Where there is no peer: a number or a ticket that is not the client's.
+    /// Where there is no peer: a number or a ticket that is nobody's.
     fn note_id(&mut self, entry: Entry, form: &str, answer: &Answer) {
+        let outcome = match answer.code() {
+            None => Outcome::Open,
+            // Who has not shown who he is has not asked.
+            Some(401 | 438) => Outcome::Unknown,
+            Some(_) => Outcome::Refused,
+        };
+        self.note_one(entry, form, outcome, answer);
+    }
+
+    /// A good ticket that is not the user's: refused for the user's sake (441, RFC 8656 section 19), or nothing is known of it.
+    fn note_theft(&mut self, form: &str, answer: &Answer) {
+        let outcome = match answer.code() {
+            None => Outcome::Open,
+            Some(441) => Outcome::Refused,
+            Some(_) => Outcome::Unknown,
+        };
+        self.note_one(Entry::Mobility, form, outcome, answer);
+    }
+
+    fn note_one(&mut self, entry: Entry, form: &str, outcome: Outcome, answer: &Answer) {
         self.found.push(Attempt {
             transport: self.transport.to_string(),
             entry,
             form: form.to_owned(),
             peer: String::new(),
-            outcome: if answer.is_success() { Outcome::Open } else { Outcome::Refused },
+            outcome,
             answer: answer.told(),
         });
     }

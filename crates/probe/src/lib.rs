@@ -53,6 +53,8 @@ pub struct Config {
     /// To ask what an attacker would, and for these ports of the peers (none: the server's own), in place of what a client would. Default
     /// `None`.
     pub attack: Option<Vec<u16>>,
+    /// Name and password of somebody else, who tries to take the first one's allocations. Default `None`.
+    pub attack_user: Option<(String, String)>,
 }
 
 impl Config {
@@ -60,7 +62,8 @@ impl Config {
     #[must_use]
     pub fn new(server: ServerUri) -> Self {
         let timeout = Duration::from_secs(30);
-        Self { server, user: None, tls: TlsOptions::default(), timeout, count: 5, attack: None }
+        let tls = TlsOptions::default();
+        Self { server, user: None, tls, timeout, count: 5, attack: None, attack_user: None }
     }
 }
 
@@ -292,10 +295,15 @@ impl Probe<'_> {
 
     /// A session over a transport that was found to work; `None` when it no longer does.
     fn session(&self, transport: Transport) -> Option<Session> {
+        self.session_of(self.credentials(), transport)
+    }
+
+    /// The same of this user.
+    fn session_of(&self, credentials: Option<Credentials>, transport: Transport) -> Option<Session> {
         let server = self.servers.get(&transport)?;
         let trust = self.trust(transport).ok()?;
         let (connection, _) = Connection::open(transport, *server, trust, self.soon()).ok()?;
-        Some(Session::new(connection, self.credentials(), PATIENCE, self.deadline))
+        Some(Session::new(connection, credentials, PATIENCE, self.deadline))
     }
 
     /// The transport that the name asks for if it works, else the first that does.

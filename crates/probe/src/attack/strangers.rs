@@ -148,7 +148,7 @@ fn datagrams() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A ClientHello as it is, and what becomes of it on a bad way.
+/// A ClientHello as it is and what becomes of it on a bad way; and short ones, for the ratio is that of the shortest that is answered.
 fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
     let settings = dtls::Settings::new(trust.security.clone(), WAIT).map_err(io::Error::other)?;
     let mut association =
@@ -168,8 +168,81 @@ fn hellos(trust: &Trust) -> io::Result<Vec<(String, Vec<u8>)>> {
         ("half a ClientHello", half),
         ("two ClientHellos", twice),
         ("a late ClientHello", again),
+        ("a ClientHello of DTLS 1.2 without suites", record(&body([0xFE, 0xFD], &[], &[], &[]))),
+        ("a ClientHello of DTLS 1.2 without extensions", record(&body([0xFE, 0xFD], &[], &SUITE, &[]))),
+        ("a short ClientHello of DTLS 1.2", record(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
+        ("a ClientHello with a cookie of nobody", record(&body([0xFE, 0xFD], &[7; 32], &SUITE, &OLD))),
+        ("a ClientHello of DTLS 1.0", record(&body([0xFE, 0xFF], &[], &SUITE, &OLD))),
+        ("a fragment of a ClientHello", fragment(&body([0xFE, 0xFD], &[], &SUITE, &OLD))),
     ];
-    Ok(all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec())
+    let mut all = all.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
+    // An answer of DTLS 1.3 is longer than the shortest question. One of the same length may be answered: padding goes through the lengths.
+    for (share, what) in [(1, "with a share of a byte"), (32, "with a whole share")] {
+        all.extend([0].into_iter().chain(4..48).map(|padding| {
+            let bytes = record(&body([0xFE, 0xFD], &[], &NEW_SUITE, &extensions_of_13(share, padding)));
+            (format!("a ClientHello of DTLS 1.3 {what}, {} bytes", bytes.len()), bytes)
+        }));
+    }
+    Ok(all)
+}
+
+/// ECDHE-ECDSA with AES-128-GCM.
+const SUITE: [u8; 2] = [0xC0, 0x2B];
+/// The same of TLS 1.3.
+const NEW_SUITE: [u8; 2] = [0x13, 0x01];
+/// supported_groups: P-256; ec_point_formats: uncompressed; signature_algorithms: ECDSA with SHA-256; extended_master_secret.
+const OLD: [u8; 26] = [0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3, 0, 23, 0, 0];
+
+/// supported_versions: DTLS 1.3; supported_groups: X25519; signature_algorithms as above; a key share of so many bytes; and in front of them, if
+/// there is room for its head, padding (RFC 7685) of so many bytes altogether.
+fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
+    let mut all = match padding.checked_sub(4) {
+        Some(rest) => [&[0, 21, 0, rest][..], &vec![0; rest.into()]].concat(),
+        None => Vec::new(),
+    };
+    all.extend([0, 43, 0, 3, 2, 0xFE, 0xFC]);
+    all.extend([0, 10, 0, 4, 0, 2, 0, 29]);
+    all.extend(&OLD[14..22]);
+    all.extend([0, 51, 0, share + 6, 0, share + 4, 0, 29, 0, share]);
+    all.resize(all.len() + usize::from(share), 9);
+    all
+}
+
+/// The body of a ClientHello (RFC 5246 section 7.4.1.2, with the cookie of RFC 6347 section 4.2.2).
+fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Vec<u8> {
+    let short = |len: usize| u8::try_from(len).expect("all of these are short");
+    let mut body = version.to_vec();
+    body.extend([7; 32]);
+    // No session.
+    body.extend([0, short(cookie.len())]);
+    body.extend(cookie);
+    body.extend([0, short(suites.len())]);
+    body.extend(suites);
+    // No compression; in the shortest one not even that.
+    body.extend(if suites.is_empty() { &[0][..] } else { &[1, 0] });
+    if !extensions.is_empty() {
+        body.extend([0, short(extensions.len())]);
+        body.extend(extensions);
+    }
+    body
+}
+
+/// In one record (RFC 6347 sections 4.1 and 4.2.2).
+fn record(body: &[u8]) -> Vec<u8> {
+    of_message(body, body.len())
+}
+
+/// The first half of it, in a record of its own.
+fn fragment(body: &[u8]) -> Vec<u8> {
+    of_message(&body[..body.len() / 2], body.len())
+}
+
+/// The beginning of a message of this length.
+fn of_message(here: &[u8], len: usize) -> Vec<u8> {
+    let short = |len: usize| u8::try_from(len).expect("all of these are short");
+    let head = [1, 0, 0, short(len), 0, 0, 0, 0, 0, 0, 0, short(here.len())];
+    let message = [&head[..], here].concat();
+    [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, short(message.len())][..], &message].concat()
 }
 
 #[cfg(test)]
@@ -184,5 +257,24 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn short_hellos_are_as_long_as_they_say_and_of_each_length() {
+        let shortest = record(&body([0xFE, 0xFD], &[], &[], &[]));
+        // Version, random, session, cookie, suites and compression, of which four are empty, behind both heads.
+        assert_eq!(shortest.len(), 13 + 12 + 2 + 32 + 1 + 1 + 2 + 1);
+        for share in [1, 32] {
+            let of =
+                |padding| record(&body([0xFE, 0xFD], &[], &NEW_SUITE, &extensions_of_13(share, padding)));
+            for padding in 4..48 {
+                let (bytes, next) = (of(padding), of(padding + 1));
+                assert_eq!(next.len(), bytes.len() + 1);
+                assert_eq!(usize::from(bytes[12]), bytes.len() - 13, "the record");
+                assert_eq!(usize::from(bytes[16]), bytes.len() - 25, "the message");
+            }
+        }
+        let cut = fragment(&body([0xFE, 0xFD], &[], &SUITE, &OLD));
+        assert!(cut[24] < cut[16] && usize::from(cut[24]) == cut.len() - 25, "{cut:?}");
     }
 }

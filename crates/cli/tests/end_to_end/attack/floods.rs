@@ -11,22 +11,18 @@ use turnpike_testkit::stun::xor_address;
 
 use super::{
     strangers::{Packet, are_read, are_read_by, half_open, pour_in_as_read},
-    wire::{ALLOCATE, REQUESTED_TRANSPORT, User, Wire, client_hello, handshake},
+    wire::{
+        ALLOCATE, CHANNEL_BIND, CHANNEL_NUMBER, CONNECT, CONNECTION_BIND, CONNECTION_ID, CREATE_PERMISSION,
+        DATA, MOBILITY_TICKET, REFRESH, REQUESTED_TRANSPORT, SEND, User, Wire, XOR_PEER_ADDRESS,
+        client_hello, handshake,
+    },
 };
-use crate::harness::{PASSWORD, Serve, USER, V4, allocate_request, fetch, plain_message, post};
+use crate::harness::{
+    Dir, PASSWORD, Program, REALM, Serve, USER, V4, address_after, allocate_request, fetch, plain_message,
+    post, turnpike,
+};
 
 const BINDING: u16 = 0x0001;
-const REFRESH: u16 = 0x0004;
-const CREATE_PERMISSION: u16 = 0x0008;
-const CHANNEL_BIND: u16 = 0x0009;
-const CONNECT: u16 = 0x000A;
-const CONNECTION_BIND: u16 = 0x000B;
-const SEND: u16 = 0x0016;
-const CHANNEL_NUMBER: u16 = 0x000C;
-const XOR_PEER_ADDRESS: u16 = 0x0012;
-const DATA: u16 = 0x0013;
-const CONNECTION_ID: u16 = 0x002A;
-const MOBILITY_TICKET: u16 = 0x8030;
 
 /// Nobody's peer here.
 const FORBIDDEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 9);
@@ -44,8 +40,10 @@ fn flood(name: &'static str, begin: impl for<'a> Fn(&'a Serve) -> Turn<'a> + 'st
     Flood { name, begin: Box::new(begin) }
 }
 
-pub(super) fn all() -> Vec<Flood> {
-    [Packet::ALL.map(packets).into(), streams(), users(), others()].into_iter().flatten().collect()
+/// With the key of an application ([`Applications`]).
+pub(super) fn all(key: &str) -> Vec<Flood> {
+    let others = others().into_iter().chain([application(key.to_owned())]).collect();
+    [Packet::ALL.map(packets).into(), streams(), users(), others].into_iter().flatten().collect()
 }
 
 /// Datagrams of strangers, whose answers go to where nobody waits for them.
@@ -227,6 +225,52 @@ fn others() -> Vec<Flood> {
             })
         }),
     ]
+}
+
+/// Where applications get credentials, and the key of one that may ask so often a second.
+pub(super) struct Applications {
+    dir: Dir,
+    pub(super) key: String,
+}
+
+impl Applications {
+    pub(super) fn new() -> Self {
+        let dir = Dir::new();
+        dir.file("turnpike.toml", "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n");
+        let state = dir.at("state").display().to_string();
+        let said = |words: &[&str]| {
+            let ended = Program::run(&mut turnpike(&[words, &["--json", "--state", &state]].concat()));
+            assert_eq!(ended.code, Some(0), "{}", ended.output());
+            ended.result()
+        };
+        said(&["secret", "rotate", REALM]);
+        let made = said(&["key", "add", "shop", "--rate", "100"]);
+        let key = made["key"].as_str().expect("it is printed once").to_owned();
+        Self { dir, key }
+    }
+
+    /// What `serve` is given.
+    pub(super) fn flags(&self) -> [String; 4] {
+        let path = |name: &str| self.dir.at(name).display().to_string();
+        ["-c".to_owned(), path("turnpike.toml"), "--state".to_owned(), path("state")]
+    }
+}
+
+/// One that asks as often as it can, and more often than it may.
+fn application(key: String) -> Flood {
+    flood("credentials for an application, and more than its rate", move |serve| {
+        let label = "credentials for applications on http://";
+        let lines = serve.program.lines();
+        let line = lines.iter().find(|line| line.contains(label)).expect("it says where");
+        let (api, key) = (address_after(line, label), key.clone());
+        Box::new(move |_| {
+            for _ in 0..4 {
+                let answer = post(api, "/v1/credentials", &key, &json!({ "user": "anybody" }));
+                assert!(answer.is_ok_and(|(status, _)| [200, 429].contains(&status)));
+            }
+            4
+        })
+    })
 }
 
 /// Packets from addresses that are nobody's, by links on which the server, a process with this id, has a route to all of them.

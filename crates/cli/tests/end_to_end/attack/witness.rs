@@ -33,7 +33,7 @@ pub(super) struct Witnesses {
 pub(super) struct Seen(Vec<(&'static str, Value)>);
 
 /// What the server has relayed to peers.
-fn relayed(metrics: &Metrics) -> u64 {
+pub(super) fn relayed(metrics: &Metrics) -> u64 {
     metrics.sum("turnpike_relayed_datagrams_total", "direction=\"to_peer\"")
 }
 
@@ -120,8 +120,11 @@ impl Seen {
 fn clients_on_the_attacked_worker_lose_nothing() {
     let duration = Duration::from_millis(if is_thorough() { 10_000 } else { 300 });
     let certificate = Certificate::new(&["turn.example.org"]);
-    let serve = Serve::start_secured(&certificate, &["--workers", "1"]);
-    for flood in floods::all() {
+    let applications = floods::Applications::new();
+    let flags = applications.flags();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).chain(["--workers", "1"]).collect();
+    let serve = Serve::start_secured(&certificate, &flags);
+    for flood in floods::all(&applications.key) {
         let at = |transport: &str| serve.address_of(transport, V4);
         let witnesses = Witnesses::begin(&TRANSPORTS, at, PEER, || serve.metrics());
         let begun = Instant::now();
