@@ -143,11 +143,16 @@ pub(crate) struct LoadTurnArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     migrate: Option<Duration>,
 
-    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (at most a second more, each another time), give its allocation up,
-    /// take another socket and ask SERVER for another, as calls do after a fault; the result tells how many did so, and how long it took.
-    /// For --mode packet with --relay udp
+    /// Have a client that has heard nothing for SECONDS, 0.2 to 3600 (and up to --reconnect-spread more, each another time), give its
+    /// allocation up, take another socket and ask SERVER for another, as calls do after a fault; the result tells how many did so, and how
+    /// long it took. For --mode packet with --relay udp
     #[arg(long = "reconnect", alias = "return", value_name = "SECONDS", value_parser = seconds)]
     patience: Option<Duration>,
+
+    /// With --reconnect: those who notice at once come back one after the other within SECONDS, 0 (all at once) to as long as --reconnect
+    /// [default: 1, or as long as --reconnect where that is less]
+    #[arg(long = "reconnect-spread", value_name = "SECONDS", value_parser = seconds, requires = "patience")]
+    spread: Option<Duration>,
 
     /// How datagrams enter and leave over udp: auto, basic, mmsg or gso
     #[arg(long, value_name = "D", default_value = "auto")]
@@ -302,6 +307,7 @@ impl LoadTurnArgs {
             mode: self.mode,
             migrate: self.migrate,
             patience: self.patience,
+            spread: self.spread,
             threads: self.time.threads,
             datapath: self.datapath,
             max_loss: self.limits.max_loss,
@@ -476,8 +482,8 @@ migration_ms_p50, _p99 and _max: from opening the socket, handshakes included, t
 With --reconnect a client that hears nothing for so long asks for an allocation anew, from another socket and at the first server, again \
 and again, as calls do (ICE) when the server was restarted or the path has changed. What it would have sent meanwhile counts as sent and \
 lost, and as error no_allocation. The result tells sessions_lost (allocations given up), returns_done and returns_failed, \
-reconnect_ms_p50, _p90, _p99 and _max (from the last that a client heard until it has another allocation), lost_of_others (of the lost \
-datagrams, those of clients that never had to come back), clients_silent (those who heard nothing at the end), and pause_ms_p50, _p99 \
+reconnect_ms_p50, _p90, _p99 and _max (from the last that a client heard until it has another allocation), lost_within_ms (from when the \
+first gave its allocation up until the last did), lost_of_others (of the lost datagrams, those of clients that never had to come back), clients_silent (those who heard nothing at the end), and pause_ms_p50, _p99 \
 and _max: of the longest silence that each client had in the measured time. Silence while the generator itself stood still does not count.
 
 A client that the server sends to another one (300 Try Alternate, RFC 8489 section 10) goes there, over the same transport and with the \
@@ -557,6 +563,11 @@ mod tests {
         assert_eq!(load_turn(&["--migrate", "0.5"]).map(|config| config.migrate), half);
         assert!(load_turn(&["--migrate", "soon"]).is_err());
         assert_eq!(load_turn(&["--reconnect", "0.5"]).map(|config| config.patience), half);
+        let spread =
+            load_turn(&["--reconnect", "0.5", "--reconnect-spread", "0"]).map(|config| config.spread);
+        assert_eq!(spread, Ok(Some(Duration::ZERO)));
+        let alone = load_turn(&["--reconnect-spread", "0.5"]).map(|_| ()).expect_err("refused");
+        assert!(alone.contains("--reconnect <SECONDS>"), "{alone}");
     }
 
     #[test]

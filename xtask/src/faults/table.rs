@@ -5,8 +5,21 @@ use std::{fmt::Write as _, fs, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::fleet;
-use crate::{Failure, document::with_table};
+use super::{SKIPPED, VOID, fleet};
+use crate::{Failure, LIMIT_EXCEEDED, document::with_table};
+
+/// Where the tables of all other rows stand, between two marks each.
+const DOCUMENT: &str = "docs/reliability.md";
+/// What writes them.
+const BY: &str = "cargo xtask faults --write";
+/// With what a row of the forwarder begins to tell what happens.
+const OF_FORWARDER: &str = "forward: ";
+/// The names of the tables in [`DOCUMENT`]: of the server, and of the forwarder.
+const TABLES: [&str; 2] = ["faults", "faults of the forwarder"];
+
+const HEAD: &str = "\
+| `cargo xtask faults` | what happens | what the clients saw | what the log said, and what is to be known | afterwards |\n\
+| --- | --- | --- | --- | --- |\n";
 
 #[derive(Default)]
 pub(super) struct Table {
@@ -64,11 +77,14 @@ impl Limit {
 impl Table {
     /// Takes what a row has left: its file, and what it has said.
     pub(super) fn add(&mut self, name: &str, passed: bool, file: &Path, said: &str) -> Result<(), Failure> {
-        let skipped = said.lines().find_map(|line| line.strip_prefix("SKIPPED: "));
+        // What a test says first stands behind its name.
+        let skipped = said.lines().find_map(|line| {
+            let words = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
+            words.map_or(line, |(_, words)| words).strip_prefix("SKIPPED: ")
+        });
         let outcome = match (passed, skipped) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
-            // A test of the harness, and no row.
-            (true, None) if !file.exists() => return Ok(()),
+            (true, None) if !file.exists() => Outcome::Broken("it passed, and wrote no row".to_owned()),
             (true, None) => Outcome::Healed(serde_json::from_str(&fs::read_to_string(file)?)?),
             (false, _) => {
                 let mut after = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
@@ -93,18 +109,83 @@ impl Table {
         self.rows.iter().any(|(_, outcome)| matches!(outcome, Outcome::Healed(row) if !row.void.is_empty()))
     }
 
-    /// Writes the rows of a fleet into its document.
-    pub(super) fn write(&self, repository: &Path) -> Result<(), Failure> {
-        if self.is_void() || self.rows.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Healed(_))) {
-            return Err("a row is broken, void or was skipped: the table is not written".into());
+    /// Those that could not be tried here.
+    pub(super) fn skipped(&self) -> Vec<&str> {
+        let is_skipped = |(_, outcome): &&(String, Outcome)| matches!(outcome, Outcome::Skipped(_));
+        self.rows.iter().filter(is_skipped).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// What the run ends with; 0 where every row was tried, heals, and is within its limits.
+    pub(super) fn code(&self) -> u8 {
+        if self.is_broken() {
+            1
+        } else if self.is_exceeded() {
+            LIMIT_EXCEEDED
+        } else if self.is_void() {
+            VOID
+        } else if !self.skipped().is_empty() {
+            SKIPPED
+        } else {
+            0
         }
-        let file = repository.join(fleet::DOCUMENT);
-        let document = fs::read_to_string(&file)?;
-        fs::write(
-            file,
-            with_table(&document, "faults", "cargo xtask faults fleet --write", &self.of_fleets())?,
-        )?;
+    }
+
+    /// Why the tables are not written, if they are not.
+    pub(super) fn is_in_part(&self) -> Option<&'static str> {
+        let has_all =
+            !self.is_void() && self.rows.iter().all(|(_, outcome)| matches!(outcome, Outcome::Healed(_)));
+        (!has_all).then_some("a row is broken, void or was skipped: no table is written")
+    }
+
+    /// Writes the rows into their documents. Of a fleet all have run, or none; of the others each that has not run stays as it was, as long as
+    /// it is one of `all`.
+    pub(super) fn write(&self, repository: &Path, all: &[&str]) -> Result<(), Failure> {
+        let of_fleets = self.of_fleets();
+        if !of_fleets.is_empty() {
+            let file = repository.join(fleet::DOCUMENT);
+            let document = fs::read_to_string(&file)?;
+            fs::write(
+                file,
+                with_table(&document, "faults", "cargo xtask faults fleet --write", &of_fleets)?,
+            )?;
+        }
+        let file = repository.join(DOCUMENT);
+        let before = fs::read_to_string(&file)?;
+        let after = self.within(&before, all)?;
+        if after != before {
+            fs::write(file, after)?;
+        }
         Ok(())
+    }
+
+    /// The document with these rows in place of those of the same names, all in the order of `all`.
+    fn within(&self, document: &str, all: &[&str]) -> Result<String, Failure> {
+        let mut document = document.to_owned();
+        for (table, of_forwarder) in TABLES.into_iter().zip([false, true]) {
+            let found = self.others().filter(|(_, outcome)| outcome.is_of_forwarder() == of_forwarder);
+            let found: Vec<_> = found.map(|(name, outcome)| (name.as_str(), outcome.row(name))).collect();
+            if found.is_empty() {
+                continue;
+            }
+            let kept = lines_of(&document, table);
+            let rows = all.iter().filter_map(|name| {
+                let new = found.iter().find(|(found, _)| found == name).map(|(_, row)| row.clone());
+                new.or_else(|| {
+                    let begin = format!("| `{name}` |");
+                    kept.iter().find(|line| line.starts_with(&begin)).map(|line| format!("{line}\n"))
+                })
+            });
+            let rows = HEAD.to_owned() + &rows.collect::<String>();
+            document = with_table(&document, table, BY, &rows)?;
+        }
+        Ok(document)
+    }
+
+    /// The rows that are of no fleet.
+    fn others(&self) -> impl Iterator<Item = &(String, Outcome)> {
+        self.rows
+            .iter()
+            .filter(|(_, outcome)| !matches!(outcome, Outcome::Healed(row) if row.fleet.is_some()))
     }
 
     /// The table of those rows that are of a fleet; nothing if there are none.
@@ -154,32 +235,42 @@ impl Table {
     /// For docs/reliability.md, and that of a fleet's rows.
     pub(super) fn markdown(&self) -> String {
         let mut text = self.of_fleets();
-        let is_of_fleet = |outcome: &Outcome| matches!(outcome, Outcome::Healed(row) if row.fleet.is_some());
-        let others: Vec<_> = self.rows.iter().filter(|(_, outcome)| !is_of_fleet(outcome)).collect();
-        if others.is_empty() {
-            return text;
+        let others: String = self.others().map(|(name, outcome)| outcome.row(name)).collect();
+        if !others.is_empty() {
+            text += HEAD;
         }
-        text.push_str(
-            "| `cargo xtask faults` | what happens | what the clients saw | what the log said, and what is to be known | afterwards |\n\
-             | --- | --- | --- | --- | --- |\n",
-        );
-        for (name, outcome) in others {
-            let cells = match outcome {
-                Outcome::Healed(row) => {
-                    let told: Vec<String> = [row.log(), row.notes.join("; "), row.limits()]
-                        .into_iter()
-                        .filter(|words| !words.is_empty())
-                        .collect();
-                    [row.what.clone(), row.seen(), told.join("; "), row.healed()]
-                }
-                Outcome::Broken(why) => ["", "", why, "**broken**"].map(str::to_owned),
-                Outcome::Skipped(why) => ["", "", why, "skipped"].map(str::to_owned),
-            };
-            let cells = cells.map(|cell| cell.replace('|', "\\|"));
-            let _ = writeln!(text, "| `{name}` | {} |", cells.join(" | "));
-        }
-        text
+        text + &others
     }
+}
+
+impl Outcome {
+    /// As a line of a table.
+    fn row(&self, name: &str) -> String {
+        let cells = match self {
+            Self::Healed(row) => {
+                let told: Vec<String> = [row.log(), row.notes.join("; "), row.limits()]
+                    .into_iter()
+                    .filter(|words| !words.is_empty())
+                    .collect();
+                [row.what.clone(), row.seen(), told.join("; "), row.healed()]
+            }
+            Self::Broken(why) => ["", "", why, "**broken**"].map(str::to_owned),
+            Self::Skipped(why) => ["", "", why, "skipped"].map(str::to_owned),
+        };
+        let cells = cells.map(|cell| cell.replace('|', "\\|"));
+        format!("| `{name}` | {} |\n", cells.join(" | "))
+    }
+
+    fn is_of_forwarder(&self) -> bool {
+        matches!(self, Self::Healed(row) if row.what.starts_with(OF_FORWARDER))
+    }
+}
+
+/// The lines of a table of a document; none where it is not there.
+fn lines_of<'a>(document: &'a str, table: &str) -> Vec<&'a str> {
+    let (begin, end) = (format!("<!-- {table}: written by {BY} -->\n"), format!("<!-- end of {table} -->"));
+    let rest = document.split_once(&begin).map_or("", |(_, rest)| rest);
+    rest.split_once(&end).map_or("", |(lines, _)| lines).lines().collect()
 }
 
 impl Row {
@@ -301,9 +392,62 @@ mod tests {
         let said = "test a ... thread 'a' panicked at x.rs:1:1:\nmedia flows for all: not within 60s\n";
         table.add("a", false, nowhere, said).expect("nothing is read");
         table.add("b", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
-        table.add("c", true, nowhere, "no row").expect("nothing is read");
         assert!(table.is_broken() && table.rows.len() == 2);
         assert!(table.text().contains("a: BROKEN: media flows for all: not within 60s"), "{}", table.text());
         assert!(table.markdown().contains("| `b` |  |  | no freezer | skipped |"), "{}", table.markdown());
+    }
+
+    #[test]
+    fn a_row_that_was_skipped_is_told_by_the_exit_code_and_nothing_is_written() {
+        let nowhere = Path::new("/nonexistent");
+        for said in [
+            "SKIPPED: no freezer\n",
+            // As libtest has it: the name first, where the test is run alone.
+            "running 1 test\ntest faults::a ... SKIPPED: no freezer\nok\n",
+        ] {
+            let mut table = table(4.5);
+            assert_eq!((table.code(), table.is_in_part()), (0, None));
+            table.add("a", true, nowhere, said).expect("nothing is read");
+            assert_eq!((table.skipped(), table.code()), (vec!["a"], SKIPPED), "{said}");
+            assert!(table.is_in_part().is_some_and(|why| why.contains("skipped")), "{said}");
+            assert!(table.text().contains("a: skipped: no freezer"), "{}", table.text());
+        }
+        // What is worse counts first.
+        let mut above = table(5.1);
+        above.add("a", true, nowhere, "SKIPPED: no freezer\n").expect("nothing is read");
+        assert_eq!(above.code(), LIMIT_EXCEEDED);
+    }
+
+    #[test]
+    fn a_row_that_passed_and_left_nothing_is_broken() {
+        let mut table = Table::default();
+        table.add("a", true, Path::new("/nonexistent"), "test faults::a ... ok\n").expect("nothing is read");
+        assert_eq!(table.code(), 1);
+        assert!(table.text().contains("a: BROKEN: it passed, and wrote no row"), "{}", table.text());
+    }
+
+    #[test]
+    fn rows_that_have_run_take_the_place_of_those_before_and_no_others() {
+        let tables = |rows: &str, of_forwarder: &str| {
+            format!(
+                "a\n<!-- faults: written by {BY} -->\n{HEAD}{rows}<!-- end of faults -->\nb\n\
+                 <!-- faults of the forwarder: written by {BY} -->\n{HEAD}{of_forwarder}<!-- end of faults of the forwarder -->\n"
+            )
+        };
+        let before =
+            tables("| `killed` | old |\n| `other` | old |\n| `is_no_more` | old |\n", "| `third` | old |\n");
+        let after =
+            table(4.5).within(&before, &["first", "other", "killed", "third"]).expect("the marks are there");
+        let row = table(4.5).markdown().lines().nth(2).expect("behind the title").to_owned();
+        assert_eq!(after, tables(&format!("| `other` | old |\n{row}\n"), "| `third` | old |\n"));
+        assert!(table(4.5).within("no marks", &["killed"]).is_err());
+    }
+
+    #[test]
+    fn the_document_has_both_tables() {
+        let document = include_str!("../../../docs/reliability.md");
+        for table in TABLES {
+            assert!(lines_of(document, table).len() > 10, "{table}");
+        }
     }
 }

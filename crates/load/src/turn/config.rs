@@ -84,9 +84,11 @@ pub struct Config {
     /// In the measured time, each client changes its socket so often and takes its allocation along (RFC 8016), 0.1 s to 1 h. Default
     /// never.
     pub migrate: Option<Duration>,
-    /// In [`Mode::Packet`]: a client that has heard nothing for so long, 0.2 s to 1 h (up to twice that, but at most a second more, each
-    /// another time), has lost its allocation: it takes another socket and asks the first server for a new one, and so on. Default never.
+    /// In [`Mode::Packet`]: a client that has heard nothing for so long, 0.2 s to 1 h (and up to `spread` more, each another time), has lost
+    /// its allocation: it takes another socket and asks the first server for a new one, and so on. Default never.
     pub patience: Option<Duration>,
+    /// With `patience`: within so long those come back who notice at once, 0 s to `patience`. Default: 1 s, or `patience` where that is less.
+    pub spread: Option<Duration>,
     /// Threads. Default: one per core that this process may use, but no more than clients.
     pub threads: Option<usize>,
     /// Step of the ladder. Default: the best.
@@ -128,6 +130,7 @@ impl Default for Config {
             profile: None,
             migrate: None,
             patience: None,
+            spread: None,
             threads: None,
             datapath: Datapath::best().0,
             max_loss: None,
@@ -146,6 +149,8 @@ impl Config {
     pub const MIGRATE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
     /// After which silence clients may come back.
     pub const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
+    /// Within which those come back who notice at once, where nothing else is said.
+    pub const SPREAD: Duration = Duration::from_secs(1);
 
     /// Says what is impossible about these settings.
     ///
@@ -378,7 +383,14 @@ impl Config {
 
     fn validate_return(&self) -> Result<(), LoadError> {
         let refused = |what: String| Err(LoadError::Config(what));
-        let Some(patience) = self.patience else { return Ok(()) };
+        let Some(patience) = self.patience else {
+            return match self.spread {
+                Some(_) => refused(
+                    "--reconnect-spread needs --reconnect: without it no client comes back".to_owned(),
+                ),
+                None => Ok(()),
+            };
+        };
         if self.mode != Mode::Packet {
             return refused(format!("--reconnect is for --mode packet, not for {}", self.mode));
         }
@@ -399,6 +411,13 @@ impl Config {
                 patience.as_secs_f64(),
                 Self::PATIENCE.start().as_secs_f64(),
                 Self::PATIENCE.end().as_secs_f64()
+            ));
+        }
+        if let Some(spread) = self.spread.filter(|spread| *spread > patience) {
+            return refused(format!(
+                "--reconnect-spread is {} s, longer than --reconnect ({} s)",
+                spread.as_secs_f64(),
+                patience.as_secs_f64()
             ));
         }
         Ok(())
@@ -560,6 +579,11 @@ mod tests {
             (Config { relayed: Relayed::Tcp, transport: Transport::Tcp, ..coming_back() }, "--relay tcp"),
             (Config { migrate: Some(Duration::from_secs(1)), ..coming_back() }, "--migrate"),
             (Config { patience: Some(Duration::from_millis(199)), ..base() }, "0.2 to 3600 s"),
+            (Config { spread: Some(Duration::ZERO), ..base() }, "--reconnect-spread needs --reconnect"),
+            (
+                Config { spread: Some(Duration::from_millis(1_001)), ..coming_back() },
+                "--reconnect-spread is 1.001 s",
+            ),
             (Config { access_token: token(60), user: "a".to_owned(), ..base() }, "--user"),
             (Config { access_token: token(10), ..base() }, "--ttl"),
             (Config { mode: Mode::Allocate, ..shaped() }, "--mode allocate"),
@@ -594,6 +618,8 @@ mod tests {
         base().validate().unwrap();
         moving().validate().unwrap();
         coming_back().validate().unwrap();
+        Config { spread: Some(Duration::ZERO), ..coming_back() }.validate().unwrap();
+        Config { spread: Some(Duration::from_secs(1)), ..coming_back() }.validate().unwrap();
         Config { patience: Some(Duration::from_secs(1)), ..shaped() }.validate().unwrap();
         shaped().validate().unwrap();
         Config { access_token: token(11), ..base() }.validate().unwrap();

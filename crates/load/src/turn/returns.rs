@@ -13,9 +13,6 @@ use turnpike_turn::client::{Event, Failure, Request};
 use super::{Config, allocate, engine::Engine, redirect::is_taken_port, set_up};
 use crate::{clock::nanos, run::Schedule, traffic::Carrier as _};
 
-/// Those who notice at once all come within this time.
-const LONGEST_SPREAD_NS: u64 = 1_000_000_000;
-
 /// What the clients of one thread have heard, and when they come back.
 pub(super) struct Returns {
     /// Empty where nobody comes back.
@@ -54,6 +51,8 @@ struct Client {
 pub(super) struct Found {
     /// Allocations that were given up.
     lost: u64,
+    /// When that was for the first time and for the last.
+    lost_ns: Option<(u64, u64)>,
     done: u64,
     failed: u64,
     /// From when a client was heard last until it has another allocation.
@@ -72,7 +71,7 @@ impl Returns {
     /// Of `count` clients, the first of which has number `first` in the whole run.
     pub(super) fn new(config: &Config, count: usize, first: usize) -> Self {
         let client = |number: usize, patience_ns: u64| {
-            let spread_ns = patience_ns.min(LONGEST_SPREAD_NS);
+            let spread_ns = nanos(config.spread.unwrap_or(Config::SPREAD)).min(patience_ns);
             let share = u128::from(spread_ns) * (first + number) as u128 / config.clients as u128;
             let patience_ns = patience_ns + u64::try_from(share).unwrap_or_default();
             Client {
@@ -156,6 +155,7 @@ impl Returns {
         }
         client.lost_ns = client.heard_ns.max(start);
         self.found.lost += 1;
+        self.found.lost_ns = hull(self.found.lost_ns, Some((now_ns, now_ns)));
     }
 
     /// A client has another one.
@@ -189,6 +189,7 @@ impl Returns {
         }
         if let Ok(mut all) = all.lock() {
             all.lost += found.lost;
+            all.lost_ns = hull(all.lost_ns, found.lost_ns);
             all.lost_of_others += found.lost_of_others;
             all.times.merge(&found.times);
             all.done += found.done;
@@ -198,6 +199,12 @@ impl Returns {
             all.why = all.why.take().or(found.why);
         }
     }
+}
+
+/// From the earlier beginning to the later end.
+fn hull(one: Option<(u64, u64)>, other: Option<(u64, u64)>) -> Option<(u64, u64)> {
+    let (Some((one_from, one_to)), Some((from, to))) = (one, other) else { return one.or(other) };
+    Some((one_from.min(from), one_to.max(to)))
 }
 
 impl Client {
@@ -275,8 +282,10 @@ impl Found {
     #[expect(clippy::cast_precision_loss, reason = "figures of a report")]
     pub(super) fn put(&self, report: &mut Report) {
         let ms = |us: u64| us as f64 / 1_000.0;
+        let lost_within_us = self.lost_ns.map_or(0, |(first, last)| (last - first) / 1_000);
         for (name, value) in [
             ("sessions_lost", self.lost as f64),
+            ("lost_within_ms", ms(lost_within_us)),
             ("lost_of_others", self.lost_of_others as f64),
             ("returns_done", self.done as f64),
             ("returns_failed", self.failed as f64),
@@ -335,6 +344,38 @@ mod tests {
         returns.answered(1, 11 * SECOND);
         assert_eq!(due(&returns, 12 * SECOND), [0, 2, 3]);
         assert_eq!(due(&returns, 60 * SECOND), [0; 0], "the run is over");
+    }
+
+    #[test]
+    fn those_who_notice_at_once_come_back_within_the_spread_that_was_asked_for() {
+        let patience = Duration::from_secs(3);
+        let spread = |asked: Option<Duration>, patience: Duration| {
+            let config = Config { clients: 4, patience: Some(patience), spread: asked, ..Config::default() };
+            let returns = Returns::new(&config, 4, 0);
+            returns.clients.iter().map(|client| client.patience_ns - nanos(patience)).collect::<Vec<_>>()
+        };
+        assert_eq!(spread(Some(Duration::ZERO), patience), [0; 4]);
+        assert_eq!(
+            spread(Some(Duration::from_millis(200)), patience),
+            [0, 50, 100, 150].map(|ms| ms * 1_000_000)
+        );
+        assert_eq!(spread(None, patience), [0, 250, 500, 750].map(|ms| ms * 1_000_000));
+        let half = Duration::from_millis(500);
+        assert_eq!(spread(None, half), [0, 125, 250, 375].map(|ms| ms * 1_000_000));
+    }
+
+    #[test]
+    fn it_is_told_within_which_time_all_gave_up() {
+        let (mut one, mut other) = (returns(2), returns(2));
+        one.leave(0, 12 * SECOND);
+        // It asks again, and has given up before.
+        one.leave(0, 20 * SECOND);
+        other.leave(1, 11 * SECOND);
+        other.leave(0, 13 * SECOND);
+        let all = Mutex::new(Found::default());
+        [&mut one, &mut other].map(|returns| returns.finish(&all));
+        returns(2).finish(&all);
+        assert_eq!(all.into_inner().expect("nobody else has it").lost_ns, Some((11 * SECOND, 13 * SECOND)));
     }
 
     #[test]

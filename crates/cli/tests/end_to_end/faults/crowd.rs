@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Server, or_thorough, within};
 use crate::harness::{Load, PASSWORD, Program, SOON, USER};
@@ -12,10 +12,18 @@ use crate::harness::{Load, PASSWORD, Program, SOON, USER};
 const PATIENCE: &str = "2";
 
 pub(super) struct Crowd {
-    load: Option<Program>,
-    asked: Load,
+    parts: Vec<Part>,
     peer: String,
     pub(super) clients: u32,
+}
+
+/// Clients of one transport.
+struct Part {
+    transport: &'static str,
+    profile: &'static str,
+    clients: u32,
+    asked: Load,
+    load: Option<Program>,
 }
 
 impl Crowd {
@@ -26,7 +34,7 @@ impl Crowd {
 
     /// The same as another user.
     pub(super) fn of_user(server: &Server, user: &str) -> Self {
-        Self::new(server.address, "127.0.0.1:0", PATIENCE, user)
+        Self::usual(server.address, "127.0.0.1:0", PATIENCE, user)
     }
 
     /// The same that wait so many seconds before they come back.
@@ -36,12 +44,103 @@ impl Crowd {
 
     /// To the server by this address, with peers at another one.
     pub(super) fn at(server: SocketAddr, peer: &str, patience: &str) -> Self {
-        Self::new(server, peer, patience, &format!("{USER}:{PASSWORD}"))
+        Self::usual(server, peer, patience, &format!("{USER}:{PASSWORD}"))
     }
 
-    fn new(server: SocketAddr, peer: &str, patience: &str, user: &str) -> Self {
-        let profile = or_thorough("audio", "call");
-        let clients: u32 = or_thorough(6, 20);
+    /// The same whose datagrams come one by one: voice alone.
+    pub(super) fn thin(server: SocketAddr, peer: &str, patience: &str) -> Self {
+        let part = Part::new(
+            server,
+            peer,
+            patience,
+            &format!("{USER}:{PASSWORD}"),
+            ("udp", "audio", or_thorough(6, 40)),
+        );
+        Self::new(vec![part], peer)
+    }
+
+    /// As many as usual by TCP, TLS and DTLS, a third each.
+    pub(super) fn secured(server: &Server) -> Self {
+        let (peer, user) = ("127.0.0.1:0", format!("{USER}:{PASSWORD}"));
+        let part = |transport| {
+            let kind = (transport, or_thorough("audio", "call"), or_thorough(2, 7));
+            Part::new(server.address, peer, PATIENCE, &user, kind)
+        };
+        Self::new(["tcp", "tls", "dtls"].map(part).into(), peer)
+    }
+
+    fn usual(server: SocketAddr, peer: &str, patience: &str, user: &str) -> Self {
+        let kind = ("udp", or_thorough("audio", "call"), or_thorough(6, 20));
+        Self::new(vec![Part::new(server, peer, patience, user, kind)], peer)
+    }
+
+    fn new(parts: Vec<Part>, peer: &str) -> Self {
+        let clients = parts.iter().map(|part| part.clients).sum();
+        Self { parts, peer: peer.to_owned(), clients }
+    }
+
+    /// Starts it, and waits until all have what they need.
+    pub(super) fn begin(&mut self, server: &Server) {
+        let before = server.allocations();
+        self.parts.iter_mut().for_each(|part| part.load = Some(part.asked.start()));
+        within(SOON, "all clients are there", || server.allocations() >= before + u64::from(self.clients));
+        self.flows();
+    }
+
+    /// Waits until media flows as it should, for all: by what the clients and their peers say each second.
+    pub(super) fn flows(&self) {
+        for part in &self.parts {
+            let load = part.load.as_ref().expect("it has begun");
+            let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
+            let begun = seconds().len();
+            // Were one of them silent, it would be less; the second that had begun counts for nothing.
+            let whole = 1.0 - 0.5 / f64::from(part.clients);
+            within(SOON * 3, "media flows for all", || {
+                seconds()
+                    .iter()
+                    .skip(begun + 1)
+                    .any(|second| second.sent > 0.0 && second.received >= second.sent * whole)
+            });
+        }
+    }
+
+    /// Ends it: what it has seen. Nobody may be silent at the end.
+    pub(super) fn end(&mut self) -> Value {
+        let loads =
+            self.parts.iter_mut().map(|part| (part.transport, part.load.take().expect("it has begun")));
+        let loads: Vec<_> = loads.collect();
+        loads.iter().for_each(|(_, load)| load.signal("INT"));
+        let seen = loads.into_iter().map(|(transport, load)| {
+            let run = load.wait(SOON);
+            let result = run.result();
+            assert_eq!(result["clients_silent"], 0, "{}", run.output());
+            assert_eq!(result["transport"], transport, "{}", run.output());
+            result
+        });
+        together(seen.collect())
+    }
+
+    /// A whole call of two more, in each way.
+    pub(super) fn control_calls(&self, server: &Server) -> Vec<Load> {
+        let call = |part: &Part| {
+            // Thin where the crowd is.
+            let load = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                .with(&["--profile", part.profile, "--clients", "2", "--duration", or_thorough("1", "3")])
+                .with(&["--max-loss", "0", "--warmup", "0.2", "--peer", &self.peer]);
+            by(load, part.transport)
+        };
+        self.parts.iter().map(call).collect()
+    }
+}
+
+impl Part {
+    fn new(
+        server: SocketAddr,
+        peer: &str,
+        patience: &str,
+        user: &str,
+        (transport, profile, clients): (&'static str, &'static str, u32),
+    ) -> Self {
         let asked = Load::as_user(server, user).with(&[
             "--profile",
             profile,
@@ -56,46 +155,33 @@ impl Crowd {
             "--duration",
             "600",
         ]);
-        Self { load: None, asked, peer: peer.to_owned(), clients }
+        Self { transport, profile, clients, asked: by(asked, transport), load: None }
     }
+}
 
-    /// Where the peers are.
-    pub(super) fn peer(&self) -> &str {
-        &self.peer
-    }
+/// By this transport.
+fn by(load: Load, transport: &str) -> Load {
+    let load = load.with(&["--transport", transport]);
+    if matches!(transport, "tls" | "dtls") { load.with(&["--insecure"]) } else { load }
+}
 
-    /// Starts it, and waits until all have what they need.
-    pub(super) fn begin(&mut self, server: &Server) {
-        let before = server.allocations();
-        self.load = Some(self.asked.start());
-        within(SOON, "all clients are there", || server.allocations() >= before + u64::from(self.clients));
-        self.flows();
+/// What all parts have seen: counts of all, and of silence the longest.
+fn together(mut parts: Vec<Value>) -> Value {
+    const COUNTS: [&str; 5] = ["sent", "lost", "duplicated", "reordered", "returns_done"];
+    if parts.len() == 1 {
+        return parts.swap_remove(0);
     }
-
-    /// Waits until media flows as it should, for all: by what the clients and their peers say each second.
-    pub(super) fn flows(&self) {
-        let load = self.load.as_ref().expect("it has begun");
-        let seconds = || load.lines().iter().filter_map(|line| Second::of(line)).collect::<Vec<_>>();
-        let begun = seconds().len();
-        // Were one of them silent, it would be less; the second that had begun counts for nothing.
-        let whole = 1.0 - 0.5 / f64::from(self.clients);
-        within(SOON * 3, "media flows for all", || {
-            seconds()
-                .iter()
-                .skip(begun + 1)
-                .any(|second| second.sent > 0.0 && second.received >= second.sent * whole)
-        });
+    let mut all = json!({});
+    for name in COUNTS {
+        let counts = parts.iter().map(|part| part[name].as_u64().expect("each tells it"));
+        all[name] = counts.sum::<u64>().into();
     }
-
-    /// Ends it: what it has seen. Nobody may be silent at the end.
-    pub(super) fn end(&mut self) -> Value {
-        let load = self.load.take().expect("it has begun");
-        load.signal("INT");
-        let run = load.wait(SOON);
-        let result = run.result();
-        assert_eq!(result["clients_silent"], 0, "{}", run.output());
-        result
+    for name in ["pause_ms_p50", "pause_ms_max"] {
+        let times = parts.iter().map(|part| part[name].as_f64().expect("each tells it"));
+        all[name] = times.fold(0.0, f64::max).into();
     }
+    all["parts"] = parts.into();
+    all
 }
 
 /// What was sent and received in a second, by both ends.

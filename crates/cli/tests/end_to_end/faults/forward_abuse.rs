@@ -2,14 +2,14 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use turnpike_testkit::alone::{in_namespaces, run};
@@ -155,6 +155,18 @@ fn half_open(to: SocketAddr) -> Option<socket2::Socket> {
     Some(socket)
 }
 
+/// Whose PROXY headers are believed, and somebody whose are not.
+const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
+const NO_PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 8);
+/// How long a header may take here: as long as a connect.
+const TOO_LATE: Duration = Duration::from_secs(2);
+/// By when it has come to an end because of that: before the ten seconds that a connect may take by default.
+const MUCH_LATER: Duration = Duration::from_secs(5);
+/// What stands behind a header, and would come back if a target heard it.
+const BEHIND: &[u8] = b"let me through";
+/// How version 2 begins.
+const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
 #[test]
 #[ignore = "takes long: cargo xtask faults"]
 fn hostile_proxy_headers() {
@@ -162,61 +174,200 @@ fn hostile_proxy_headers() {
         "hostile_proxy_headers",
         "forward: connections with PROXY headers that are malformed, endless, or lie",
     );
-    let wanted = Wanted::default().with_rule("proxy_protocol_from = [\"127.0.0.9\"]\n");
-    let seen = Forwarder::local(wanted).row(row, |forwarder, row| {
-        let signature = b"\r\n\r\n\0\r\nQUIT\n";
-        let hostile: Vec<Vec<u8>> = vec![
-            b"PROXY TCP4 999.1.1.1 1.1.1.1 1 2\r\n".to_vec(),
-            b"PROXY TCP4 127.0.0.1 127.0.0.1 99999 1\r\n".to_vec(),
-            b"PROXY TCP6 ::1 1.2.3.4 1 1\r\n".to_vec(),
-            [b"PROXY UNKNOWN ".to_vec(), vec![b'x'; 4096]].concat(),
-            b"PROXY".to_vec(),
-            b"PROXY TCP4 \0\0\0\r\n".to_vec(),
-            [signature.to_vec(), vec![0x21, 0x11, 0xFF, 0xFF], vec![0; 65_535]].concat(),
-            [signature.to_vec(), vec![0x21, 0x11, 0, 3, 1, 2, 3]].concat(),
-            [signature.to_vec(), vec![0x31, 0x11, 0, 12], vec![1; 12]].concat(),
-            [signature.to_vec(), vec![0x21, 0x21, 0, 12], vec![1; 12]].concat(),
-            [signature.to_vec(), vec![0x21, 0x11, 0, 20], vec![1; 12], vec![4, 0xFF, 0xFF, 0, 0, 0, 0, 0]]
-                .concat(),
-            vec![0xFF; 20_000],
-            signature[..5].to_vec(),
-        ];
-        let (mut tried, mut answered) = (0, 0);
+    let rule = format!("proxy_protocol_from = [\"{PROXY}\"]\nconnect_timeout = {}\n", TOO_LATE.as_secs());
+    let seen = Forwarder::local(Wanted::default().with_rule(&rule)).row(row, |forwarder, row| {
+        let refused = |reason: &str| {
+            let of_it = format!("rule=\"t\",reason=\"{reason}\"");
+            forwarder.metrics().sum("turnpike_forward_ended_total", &of_it)
+        };
+        let all_are_counted = |reason: &str, wanted: u64| {
+            within(SOON, reason, || refused(reason) >= wanted);
+            assert_eq!(refused(reason), wanted, "{reason}");
+        };
+        let (bad, untrusted) = (refused("bad_proxy_header"), refused("untrusted_proxy"));
+        let [connections, heard] = forwarder.visits();
+        let served = good_headers_are_served(forwarder.tcp);
+        assert_eq!(
+            forwarder.visits(),
+            [connections + served, heard + served],
+            "the target serves the good ones"
+        );
+
+        let (mut tried, mut late) = (0, 0);
         for turn in 0..or_thorough(2, 40) {
-            for header in &hostile {
-                let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
-                    .expect("a descriptor");
-                socket
-                    .bind(&SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0)).into())
-                    .expect("loopback has it");
-                socket.connect(&forwarder.tcp.into()).expect("it listens");
-                let mut stream = TcpStream::from(socket);
-                stream.set_read_timeout(Some(Duration::from_millis(20))).expect("not zero");
+            for header in bad_headers() {
+                let stream = come_from(PROXY, forwarder.tcp);
                 // In pieces, every other time.
-                let piece = if turn % 2 == 0 { header.len() } else { 7 };
-                header.chunks(piece).try_for_each(|bytes| stream.write_all(bytes)).ok();
+                say(&stream, &[&header[..], BEHIND].concat(), if turn % 2 == 0 { usize::MAX } else { 7 });
+                assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
                 tried += 1;
-                answered += u32::from(stream.read(&mut [0; 16]).is_ok_and(|len| len > 0));
             }
         }
-        assert_eq!(answered, 0, "the target has answered to one of them");
-        row.note(format!("{tried} such connections, none of which a target saw"));
+        for _ in 0..or_thorough(1, 5) {
+            late += headers_without_an_end(forwarder.tcp);
+        }
+        all_are_counted("bad_proxy_header", bad + tried + late);
+        assert_eq!(forwarder.visits(), [connections + served, heard + served], "a target saw one of them");
+
+        let mut liars = 0;
+        for header in good_headers().into_iter().filter(|header| !header.is_empty()) {
+            for piece in [usize::MAX, 1] {
+                let stream = come_from(NO_PROXY, forwarder.tcp);
+                say(&stream, &[&header[..], BEHIND].concat(), piece);
+                assert_eq!(until_its_end(&stream), b"", "{}", header.escape_ascii());
+                liars += 1;
+            }
+        }
+        all_are_counted("untrusted_proxy", untrusted + liars);
+        // The connection may be there before its client has said anything.
+        let visits = forwarder.visits();
+        assert!(visits[0] <= connections + served + liars && visits[1] == heard + served, "{visits:?}");
+
+        let served = served + good_headers_are_served(forwarder.tcp);
+        assert_eq!(forwarder.visits()[1], heard + served, "the target serves the good ones");
+        all_are_counted("bad_proxy_header", bad + tried + late);
+        all_are_counted("untrusted_proxy", untrusted + liars);
+        let after = TOO_LATE.as_secs();
+        row.note(format!("{tried} such connections, and {late} that stayed and were ended after {after} s"));
+        row.note(format!(
+            "a target saw none of them, and heard none of {liars} from somebody who is no proxy"
+        ));
+        row.note(format!("all of these were counted; {served} as they should be were served"));
     });
     unharmed(&seen);
+}
+
+/// A connection from this address of loopback.
+fn come_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a descriptor");
+    socket.bind(&SocketAddr::from((ip, 0)).into()).expect("loopback has it");
+    socket.connect(&to.into()).expect("it listens");
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true).expect("it is open");
+    stream.set_read_timeout(Some(SOON)).expect("not zero");
+    stream
+}
+
+/// Says it in pieces of so many bytes; the other side may end before the last one.
+fn say(mut stream: &TcpStream, bytes: &[u8], piece: usize) {
+    let _ = bytes.chunks(piece).try_for_each(|bytes| stream.write_all(bytes));
+}
+
+/// What comes until a connection ends.
+fn until_its_end(mut stream: &TcpStream) -> Vec<u8> {
+    let mut back = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut back) {
+        // A reset is an end as well.
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection does not end");
+    }
+    back
+}
+
+/// Headers as they should be. None is one for whoever is no proxy.
+fn good_headers() -> Vec<Vec<u8>> {
+    let v2 = |len: u8| [SIGNATURE, &[0x21, 0x11, 0, len], &[1; 12]].concat();
+    vec![
+        b"PROXY TCP4 192.0.2.7 192.0.2.8 4660 443\r\n".to_vec(),
+        b"PROXY UNKNOWN\r\n".to_vec(),
+        v2(12),
+        // Behind the addresses something that says to be longer than it is: that may be passed over, unread (section 2.2).
+        [&v2(20)[..], &[4, 0xFF, 0xFF, 0, 0, 0, 0, 0]].concat(),
+        Vec::new(),
+    ]
+}
+
+/// What is behind good headers comes back; how many these were.
+fn good_headers_are_served(server: SocketAddr) -> u64 {
+    let mut served = 0;
+    for header in good_headers() {
+        for piece in [usize::MAX, 1] {
+            let stream = come_from(if header.is_empty() { NO_PROXY } else { PROXY }, server);
+            say(&stream, &[&header[..], BEHIND].concat(), piece);
+            let mut back = [0; BEHIND.len()];
+            (&stream).read_exact(&mut back).unwrap_or_else(|error| {
+                panic!("{} is not served: {error}", header.escape_ascii());
+            });
+            assert_eq!(back, BEHIND, "{}", header.escape_ascii());
+            served += 1;
+        }
+    }
+    served
+}
+
+/// Headers that are none, and no header at all.
+fn bad_headers() -> Vec<Vec<u8>> {
+    let v2 = |rest: &[&[u8]]| [&[SIGNATURE][..], rest].concat().concat();
+    vec![
+        Vec::new(),
+        b"PROXY TCP4 999.1.1.1 1.1.1.1 1 2\r\n".to_vec(),
+        b"PROXY TCP4 127.0.0.1 127.0.0.1 99999 1\r\n".to_vec(),
+        b"PROXY TCP6 ::1 1.2.3.4 1 1\r\n".to_vec(),
+        [b"PROXY UNKNOWN ".to_vec(), vec![b'x'; 4096]].concat(),
+        b"PROXY".to_vec(),
+        b"PROXY TCP4 \0\0\0\r\n".to_vec(),
+        v2(&[&[0x21, 0x11, 0xFF, 0xFF], &[0; 65_535]]),
+        v2(&[&[0x21, 0x11, 0, 3, 1, 2, 3]]),
+        v2(&[&[0x31, 0x11, 0, 12], &[1; 12]]),
+        v2(&[&[0x21, 0x21, 0, 12], &[1; 12]]),
+        vec![0xFF; 20_000],
+        SIGNATURE[..5].to_vec(),
+    ]
+}
+
+/// Proxies that stay, with a header that is not whole and goes on slowly, if at all: their connections end, and not before their time.
+/// How many these were.
+fn headers_without_an_end(server: SocketAddr) -> u64 {
+    let beginning = |bytes: &[u8], slowly| (bytes.to_vec(), slowly);
+    // Of the longest that is believed.
+    let longest = [SIGNATURE, &[0x21, 0x11, 0x0F, 0xF0]].concat();
+    let headers = [
+        beginning(b"", false),
+        beginning(b"PROXY", false),
+        beginning(b"PROXY TCP4 127.0.0.1", false),
+        beginning(&SIGNATURE[..5], false),
+        beginning(&[SIGNATURE, &[0x21, 0x11, 0, 12], &[1; 11]].concat(), false),
+        beginning(&[&longest[..], &[0; 4000]].concat(), false),
+        beginning(b"PROXY UNKNOWN ", true),
+        beginning(&longest, true),
+    ];
+    let tried = headers.len() as u64;
+    thread::scope(|scope| {
+        for (bytes, slowly) in headers {
+            scope.spawn(move || {
+                let begun = Instant::now();
+                let stream = come_from(PROXY, server);
+                say(&stream, &bytes, usize::MAX);
+                if slowly {
+                    stream.set_read_timeout(Some(TOO_LATE / 20)).expect("not zero");
+                    while (&stream).read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+                        say(&stream, b"x", 1);
+                    }
+                } else {
+                    assert_eq!(until_its_end(&stream), b"", "{}", bytes.escape_ascii());
+                }
+                let lasted = begun.elapsed();
+                let in_time = lasted > TOO_LATE - TOO_LATE / 10 && lasted < MUCH_LATER;
+                assert!(in_time, "{} ended after {lasted:?}", bytes.escape_ascii());
+            });
+        }
+    });
+    tried
 }
 
 /// Where the name leads.
 const TARGET: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
 /// What a name server says, and what becomes of those who come new then. An answer that is none, or that names nobody, leaves the last one
-/// as it was; one with addresses counts, wherever these lead.
-const LIES: [(&str, Fate); 7] = [
+/// as it was; one with addresses counts, wherever these lead. The forwarder listens at the target's ports on 127.0.0.1.
+const LIES: [(&str, Fate); 8] = [
     ("the truth", Fate::Served),
     ("no such name", Fate::Served),
     ("nothing", Fate::Served),
     ("bytes without sense", Fate::Served),
     ("0.0.0.0", Fate::Served),
-    ("its own address", Fate::Refused),
+    ("the forwarder's own address", Fate::Refused),
+    ("where nobody listens", Fate::Refused),
     ("200 addresses", Fate::Refused),
 ];
 
@@ -238,7 +389,7 @@ fn a_name_server_lies() {
             }
         }
         let server = need!(NameServer::start());
-        // Not where 0.0.0.0 would lead, and not where the forwarder listens.
+        // Not where 0.0.0.0 would lead, and not the address where the forwarder listens.
         let target = Target::on(TARGET.into());
         let forwarder = Forwarder::to_name(Wanted::default(), target, "target.faults.test");
         let row = Row::new(
@@ -251,31 +402,58 @@ fn a_name_server_lies() {
                 let asked = server.asked();
                 within(SOON, "it asks again", || server.asked() >= asked + times);
             };
+            let told = |what: &str| forwarder.lines().iter().filter(|line| line.contains(what)).count();
+            let sum = |family: &str, label: &str| forwarder.metrics().sum(family, label);
+            let begun = |rule: &str| sum("turnpike_forward_accepted_total", rule);
+            let unreached =
+                |rule: &str| sum("turnpike_forward_ended_total", &format!("{rule},reason=\"connect_failed\""));
             for (lie, (said, fate)) in LIES.iter().enumerate().skip(1) {
+                let unresolved = told("cannot resolve");
                 server.say(lie);
                 // Questions for both families, and one more round.
                 is_asked(or_thorough(4, 8));
                 within(SOON, said, || talks::newcomer(forwarder.tcp) == *fate);
+                let (kept, before) = (forwarder.kept(), RULES.map(begun));
+                let failed = RULES.map(unreached);
                 let fates = [(); 5].map(|()| talks::newcomer(forwarder.tcp));
                 assert_eq!(fates, [*fate; 5], "newcomers by TCP, the name server saying {said}");
                 let by_udp = talks::newcomer_of_udp(forwarder.udp, 100);
                 assert_eq!(by_udp == Fate::Served, *fate == Fate::Served, "{said}: {by_udp:?}");
+                // It was heard.
+                match fate {
+                    Fate::Served => within(SOON, said, || told("cannot resolve") > unresolved),
+                    _ => within(SOON, said, || {
+                        let now = RULES.map(unreached);
+                        now[0] >= failed[0] + 5 && now[1] > failed[1]
+                    }),
+                }
+                // Each newcomer is one connection or session, and not one that makes others.
+                let (now, more) = (forwarder.kept(), RULES.map(begun));
+                assert!(now.sessions <= kept.sessions + FEW, "{said}: {kept:?}, {now:?}");
+                assert!(now.descriptors as u64 <= kept.descriptors as u64 + FEW, "{said}: {kept:?}, {now:?}");
+                assert!((0..2).all(|rule| more[rule] <= before[rule] + FEW), "{said}: {before:?}, {more:?}");
             }
+            assert!(told("the rule itself listens there") > 0, "{:?}", forwarder.lines());
             server.say(0);
             within(SOON, "the truth counts", || talks::newcomer(forwarder.tcp) == Fate::Served);
-            let told = |wanted: Fate| {
+            let of_fate = |wanted: Fate| {
                 let lies = LIES[1..].iter().filter(|(_, fate)| *fate == wanted).map(|(said, _)| *said);
                 lies.collect::<Vec<_>>().join(", ")
             };
             row.note(format!(
                 "newcomers were served by the last good answer ({}) or refused at once ({}); connections and sessions that there were went on",
-                told(Fate::Served),
-                told(Fate::Refused)
+                of_fate(Fate::Served),
+                of_fate(Fate::Refused)
             ));
         });
         unharmed(&seen);
     });
 }
+
+/// The rules for streams and for datagrams, as labels.
+const RULES: [&str; 2] = ["rule=\"t\"", "rule=\"u\""];
+/// Newcomers while one lie is looked at, and then some.
+const FEW: u64 = 20;
 
 /// Answers for every name.
 struct NameServer {
@@ -330,8 +508,9 @@ fn answer(question: &[u8], lie: usize) -> Option<Vec<u8>> {
         "bytes without sense" => return Some(vec![0xA5; 300]),
         "no such name" => (3, Vec::new()),
         "0.0.0.0" => (0, vec![[0; 4]]),
-        // Where the forwarder itself listens: at the port of the target nobody is.
-        "its own address" => (0, vec![[127, 0, 0, 1]]),
+        // At the target's port, as all of these.
+        "the forwarder's own address" => (0, vec![[127, 0, 0, 1]]),
+        "where nobody listens" => (0, vec![[127, 0, 0, 4]]),
         "200 addresses" => (0, (0..200).map(|last| [198, 51, 100, last]).collect()),
         _ => (0, vec![TARGET.octets()]),
     };

@@ -29,6 +29,7 @@ fn no_memory_is_left_to_a_forwarder() {
         "no_memory_is_left_to_a_forwarder",
         "forward: memory limited to what it uses, while 1,000 more connections come whose data nobody reads",
     );
+    let mut killed = false;
     let seen = forwarder.row(row, |forwarder, row| {
         let limited = Group::of_process(forwarder.pid()).expect("it went before");
         limited.to(limited.used() + (2 << 20)).expect("it can be limited");
@@ -41,7 +42,7 @@ fn no_memory_is_left_to_a_forwarder() {
         }
         within(SOON, "the limit is in the way", || limited.refusals() > 0);
         thread::sleep(or_thorough(Duration::from_millis(500), Duration::from_secs(3)));
-        let killed = forwarder.program.has_ended();
+        killed = forwarder.program.has_ended();
         row.note(if killed {
             "the kernel ended it, and it was started again".to_owned()
         } else {
@@ -59,7 +60,7 @@ fn no_memory_is_left_to_a_forwarder() {
         }
         within(SOON * 2, "newcomers are served", || talks::newcomer(forwarder.tcp) == Fate::Served);
     });
-    assert!(seen["connections"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+    assert!(!killed || seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
 
 /// Ports towards a target, which the kernel gives: what comes nearest to a server's relay ports.

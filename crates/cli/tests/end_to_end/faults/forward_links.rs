@@ -68,13 +68,25 @@ fn the_mtu_of_a_forwarder_becomes_small() {
         "forward: both links take 1,000 bytes for a while, then 1,500 again",
         |links, forwarder, row| {
             link_faults::become_narrow(links, || {
+                let before = fragments(links);
                 let fate = talks::newcomer_of_udp(forwarder.udp, 1400);
                 assert_eq!(fate, Fate::Served, "a datagram of 1,400 bytes");
+                // To the target and back to the client, in two each.
+                assert!(fragments(links) >= before + 4, "the links are not narrow");
             });
             row.note("a datagram of 1,400 bytes went to the target and back meanwhile, in fragments");
         },
         |_| {},
     );
+}
+
+/// How many fragments have left the forwarder's namespace.
+fn fragments(links: &Links) -> u64 {
+    let said = links.inside_says(&["cat", "/proc/net/snmp"]);
+    let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, figures) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let found = names.split(' ').zip(figures.split(' ')).find(|(name, _)| *name == "FragCreates");
+    found.and_then(|(_, figure)| figure.parse().ok()).expect("the kernel counts them")
 }
 
 #[test]

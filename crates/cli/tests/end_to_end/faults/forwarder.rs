@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     os::unix::fs::PermissionsExt as _,
     time::Duration,
 };
@@ -37,7 +38,8 @@ impl Forwarder {
         Self::between(V4, Target::on(V4), wanted)
     }
 
-    /// To a target that the rules know by this name.
+    /// To a target that the rules know by this name, at its own ports: the name can lead to the forwarder itself. In a namespace where
+    /// nobody else has them.
     pub(super) fn to_name(wanted: Wanted, target: Target, name: &str) -> Self {
         Self::new(V4, target, Some(name), wanted)
     }
@@ -50,8 +52,12 @@ impl Forwarder {
     fn new(listen: IpAddr, target: Target, host: Option<&str>, wanted: Wanted) -> Self {
         let dir = Dir::new();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("our own directory");
-        // In a namespace of its own every port is free.
-        let ports = if listen == V4 { [free_port(V4), free_port(V4)] } else { [9000, 9001] };
+        let ports = match host {
+            Some(_) => [target.tcp.port(), target.udp.port()],
+            None if listen == V4 => [free_port(V4), free_port(V4)],
+            // In a namespace of its own every port is free.
+            None => [9000, 9001],
+        };
         let [tcp, udp] = ports.map(|port| SocketAddr::new(listen, port));
         let host = host.map(str::to_owned);
         dir.file("f.toml", rules(tcp, udp, &target, host.as_deref(), &wanted.rule, 0));
@@ -90,6 +96,19 @@ impl Forwarder {
         self.dir.file("next.toml", text);
         fs::rename(self.dir.at("next.toml"), self.dir.at("f.toml")).expect("one directory");
         self.program.signal("HUP");
+    }
+
+    /// Whether the rules of that turn are in force: that the one that nobody uses is where they have it, and leads where they say.
+    pub(super) fn has_rules_of(&self, turn: u32) -> bool {
+        let (listener, target) = other(self.tcp, turn);
+        let leads_there = format!("rule=\"other\",target=\"{target}\"");
+        let is_taken = TcpListener::bind(listener).is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+        is_taken && self.metrics().text().contains(&leads_there)
+    }
+
+    /// Connections that have come to the target, and those of them that it has heard anything by.
+    pub(super) fn visits(&self) -> [u64; 2] {
+        self.target.as_ref().expect("it is there").visits()
     }
 
     /// The target goes.
@@ -188,19 +207,23 @@ fn rules(
         Some(host) => format!("{host}:{}", address.port()),
         None => address.to_string(),
     };
-    // Of loopback's addresses one that nobody else has, as nobody else has the port.
-    let [high, low] = tcp.port().to_be_bytes();
-    let other = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
+    let (unused, nowhere) = other(tcp, turn);
     format!(
         "[forward]\nworkers = 2\nresolve_every = 1\n\
          [[rule]]\nname = \"t\"\nlisten = \"{tcp}\"\ntarget = \"{}\"\n{more}\
          [[rule]]\nname = \"u\"\nprotocol = \"udp\"\nlisten = \"{udp}\"\ntarget = \"{}\"\nidle = 3\n\
-         [[rule]]\nname = \"other\"\nlisten = \"{}:{}\"\ntarget = \"192.0.2.{}:80\"\n",
+         [[rule]]\nname = \"other\"\nlisten = \"{unused}\"\ntarget = \"{nowhere}\"\n",
         named(target.tcp),
         named(target.udp),
-        other,
-        // Another one each time.
-        9_100 + turn % 50,
-        turn % 250,
     )
+}
+
+/// Where the rule that nobody uses listens, and where it leads, each another time somewhere else.
+fn other(tcp: SocketAddr, turn: u32) -> (SocketAddr, SocketAddr) {
+    // Of loopback's addresses one that nobody else has, as nobody else has the port.
+    let [high, low] = tcp.port().to_be_bytes();
+    let ip = if tcp.ip().is_loopback() { Ipv4Addr::new(127, 9, high, low).into() } else { tcp.ip() };
+    let port = u16::try_from(9_100 + turn % 50).expect("a small number");
+    let last = u8::try_from(turn % 250).expect("a small number");
+    (SocketAddr::new(ip, port), (Ipv4Addr::new(192, 0, 2, last), 80).into())
 }

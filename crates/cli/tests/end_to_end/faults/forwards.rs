@@ -24,7 +24,7 @@ pub(super) fn unharmed(seen: &Value) {
 fn a_forwarder_is_killed_and_started_again() {
     let row = Row::new("a_forwarder_is_killed_and_started_again", "forward: SIGKILL, started again at once");
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| forwarder.kill_and_start());
-    assert!(seen["cut"].as_u64() > Some(0), "{seen}");
+    assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
 }
 
 #[test]
@@ -33,7 +33,8 @@ fn a_forwarder_is_upgraded_in_place() {
     let row = Row::new("a_forwarder_is_upgraded_in_place", "forward: two upgrades in place");
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, _| {
         for _ in 0..2 {
-            forwarder.upgraded.next();
+            let before = forwarder.upgraded.next();
+            assert_ne!(before, forwarder.pid(), "another process serves");
         }
     });
     unharmed(&seen);
@@ -47,13 +48,24 @@ fn a_forwarder_is_reloaded_again_and_again() {
         "forward: 20 reloads a second, each with changes",
     );
     let seen = Forwarder::local(Wanted::default()).row(row, |forwarder, row| {
-        for turn in 1..or_thorough(20, 100) {
+        let last = or_thorough(20, 100);
+        for turn in 1..=last {
             forwarder.reload(turn);
             thread::sleep(Duration::from_millis(50));
         }
-        let loaded = || forwarder.metrics().sum("turnpike_config_reloads_total", "result=\"loaded\"");
-        within(SOON, "it reloads", || loaded() > 0);
-        row.note(format!("{} reloads were done", loaded()));
+        within(SOON, "the last rules are in force", || forwarder.has_rules_of(last));
+        assert!(!forwarder.has_rules_of(last - 1), "those of before are not");
+        let [loaded, failed] = ["loaded", "failed"].map(|result| {
+            let of_it = format!("result=\"{result}\"");
+            forwarder.metrics().sum("turnpike_config_reloads_total", &of_it)
+        });
+        assert_eq!(failed, 0, "reloads were refused");
+        // Two signals that come during a reload are one.
+        let (asked, most) = (u64::from(last), loaded * 4 >= u64::from(last) * 3);
+        assert!(most && loaded <= asked, "{loaded} of {asked} reloads were done");
+        row.note(format!(
+            "{loaded} reloads were done of {asked} that were asked for, the last one among them"
+        ));
     });
     unharmed(&seen);
 }
@@ -72,6 +84,7 @@ fn a_target_goes_and_comes() {
         forwarder.lead_to(Target::on(V4));
     });
     assert!(seen["cut"].as_u64() >= Some(Forwarder::clients()), "{seen}");
+    assert!(seen["lost"].as_u64() > Some(0), "{seen}");
 }
 
 #[test]
@@ -110,6 +123,7 @@ fn no_descriptor_is_left_to_a_forwarder() {
         let spent = cpu_ms(forwarder.pid());
         thread::sleep(Duration::from_secs(1));
         let spent = cpu_ms(forwarder.pid()) - spent;
+        assert_ne!(talks::newcomer(forwarder.tcp), Fate::Served, "no descriptor is left");
         row.note(format!(
             "with {} more connections begun, {spent} ms of processor time a second",
             opened.len()

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::{Crowd, Row, Server, Wanted, link_faults};
+use super::{Crowd, Row, Server, Wanted, link_faults, or_thorough};
 use crate::{
     harness::{Load, PASSWORD, USER},
     kernel_path::{Links, RELAY, SERVER, on_links},
@@ -37,7 +37,14 @@ fn an_interface_goes_down_and_up() {
         "faults::links::an_interface_goes_down_and_up",
         "the interfaces to peers and to clients go down for 3 s, one after the other",
         |links, _, _| link_faults::go_down_and_up(links),
-        |_| {},
+        |seen| {
+            // Nothing comes while one is down; whoever has lost patience by then comes back.
+            let down = or_thorough(500.0, 3_000.0);
+            assert!(
+                seen["lost"].as_u64() > Some(0) && seen["pause_ms_p50"].as_f64() >= Some(0.9 * down),
+                "{seen}"
+            );
+        },
     );
 }
 
@@ -52,6 +59,16 @@ fn an_address_is_removed() {
     );
 }
 
+/// Fragments that were sent at the other end of these links (`FragCreates`, RFC 4293).
+fn fragments_of(links: &Links) -> u64 {
+    let said = links.inside_says(&["cat", "/proc/net/snmp"]);
+    let mut lines = said.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let names = lines.next().expect("a line of names").split(' ');
+    let mut fields = names.zip(lines.next().expect("and one of counts").split(' '));
+    let (_, count) = fields.find(|(name, _)| *name == "FragCreates").expect("the kernel counts them");
+    count.parse().expect("a number")
+}
+
 #[test]
 #[ignore = "takes long: cargo xtask faults"]
 fn the_mtu_becomes_small() {
@@ -59,7 +76,21 @@ fn the_mtu_becomes_small() {
         "faults::links::the_mtu_becomes_small",
         "both links take 1,000 bytes for a while, then 1,500 again",
         |links, server, row| {
-            link_faults::become_narrow(links, || {});
+            let mut fragments = 0;
+            link_faults::become_narrow(links, || {
+                let before = fragments_of(links);
+                // With datagrams of up to 1,150 bytes.
+                let callers = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
+                    .with(&["--profile", "call", "--clients", "2", "--max-loss", "0"])
+                    .with(&["--peer", "10.77.2.2:0", "--warmup", "0.2", "--duration", "1"])
+                    .run();
+                assert_eq!(callers.code, Some(0), "{}", callers.output());
+                fragments = fragments_of(links) - before;
+            });
+            assert!(fragments > 0, "all fitted");
+            row.note(format!(
+                "the server sent {fragments} fragments while two more called, who lost nothing"
+            ));
             let metrics = server.metrics();
             let refused = ["too_big", "refused"]
                 .map(|reason| metrics.sum("turnpike_tx_dropped_total", &format!("reason=\"{reason}\"")));

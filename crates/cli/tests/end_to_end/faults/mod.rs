@@ -17,6 +17,7 @@ mod forwards;
 mod limits;
 mod link_faults;
 mod links;
+mod others;
 mod path;
 mod restarts;
 mod rough;
@@ -25,6 +26,7 @@ mod server;
 mod stalled;
 mod stores;
 mod talks;
+mod visitor;
 
 use std::{
     path::PathBuf,

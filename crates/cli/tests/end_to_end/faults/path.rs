@@ -35,6 +35,8 @@ struct Shared {
     late: AtomicU32,
     chance: AtomicU64,
     passed: AtomicU64,
+    /// Datagrams that were lost, came twice, or were kept until another one had left.
+    worsened: AtomicU64,
 }
 
 /// One client's.
@@ -61,6 +63,7 @@ impl Path {
             late: AtomicU32::new(0),
             chance: AtomicU64::new(1),
             passed: AtomicU64::new(0),
+            worsened: AtomicU64::new(0),
         });
         let upwards = Arc::clone(&shared);
         thread::spawn(move || upwards.carry_up());
@@ -82,6 +85,11 @@ impl Path {
     /// Datagrams that it was given.
     pub(super) fn passed(&self) -> u64 {
         self.shared.passed.load(Relaxed)
+    }
+
+    /// Of these, those that it has lost, doubled or kept for later.
+    pub(super) fn worsened(&self) -> u64 {
+        self.shared.worsened.load(Relaxed)
     }
 }
 
@@ -173,7 +181,9 @@ impl Shared {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         self.chance.store(next, Relaxed);
-        (next >> 33) % 100 < u64::from(share)
+        let happens = (next >> 33) % 100 < u64::from(share);
+        self.worsened.fetch_add(happens.into(), Relaxed);
+        happens
     }
 }
 

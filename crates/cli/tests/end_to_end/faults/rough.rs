@@ -17,15 +17,18 @@ fn worsened(name: &'static str, what: &'static str, [lost, doubled, late]: [u32;
     let crowd = Crowd::at(path.address, "127.0.0.1:0", "5");
     row.run(&mut server, crowd, |_, row| {
         path.worsen(lost, doubled, late);
-        let before = path.passed();
+        let before = (path.passed(), path.worsened());
         let newcomers = Load::as_user(path.address, &format!("{USER}:{PASSWORD}"))
             .with(&["--profile", "audio", "--clients", "4", "--warmup", "0.1"])
             .with(&["--duration", or_thorough("2", "8")]);
         // A generator gives up after ten seconds without an answer, which chance may well make; people try again.
         let tries = (1..=5).find(|_| newcomers.run().code == Some(0)).expect("newcomers find a way");
+        let [passed, worsened] = [path.passed() - before.0, path.worsened() - before.1];
+        // The chance that was asked for, or nearly: thousands went by.
+        let most = u64::from(lost + doubled + late) * passed / 100;
+        assert!(worsened > most / 2 && worsened < 2 * most, "{worsened} of {passed}");
         row.note(format!(
-            "{} datagrams went that way; four newcomers talked by it, at try {tries}",
-            path.passed() - before
+            "{worsened} of {passed} datagrams met that; four newcomers talked by that way, at try {tries}"
         ));
         path.worsen(0, 0, 0);
         thread::sleep(Duration::from_millis(100));

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 use serde_json::{Value, json};
 
 use super::{Crowd, Server, or_thorough, rows, server::Kept, within};
-use crate::harness::{Load, Metrics, PASSWORD, USER};
+use crate::harness::Metrics;
 
 /// What is told of a fault.
 pub(super) struct Row {
@@ -78,19 +78,10 @@ impl Row {
         if !new.is_empty() {
             self.note(format!("counted: {}", new.join(", ")));
         }
-        // A whole call.
-        let control = Load::as_user(server.address, &format!("{USER}:{PASSWORD}"))
-            .with(&[
-                "--profile",
-                or_thorough("audio", "call"),
-                "--clients",
-                "2",
-                "--duration",
-                or_thorough("1", "3"),
-            ])
-            .with(&["--max-loss", "0", "--warmup", "0.2", "--peer", crowd.peer()])
-            .run();
-        assert_eq!(control.code, Some(0), "the control call is not whole: {}", control.output());
+        for call in crowd.control_calls(server) {
+            let run = call.run();
+            assert_eq!(run.code, Some(0), "the control call is not whole: {}", run.output());
+        }
         let patience = if self.leaves_sessions { 90 } else { 20 };
         if !self.leaves_sessions || rows().is_some() {
             as_before(|| server.kept(), before, Duration::from_secs(patience));

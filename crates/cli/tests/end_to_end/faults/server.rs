@@ -155,6 +155,11 @@ impl Server {
         self.metrics().sum("turnpike_relayed_datagrams_total", "direction=\"to_client\"")
     }
 
+    /// Datagrams that the kernel has relayed by itself, told at most a second late.
+    pub(super) fn across(&self) -> u64 {
+        self.metrics().sum("turnpike_kernel_datagrams_total", "")
+    }
+
     pub(crate) fn kept(&self) -> Kept {
         Kept::of(self.pid(), self.allocations())
     }

@@ -23,6 +23,10 @@ const PIECE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two datagrams of a client.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Clients are looked at for so long at a time.
+const WINDOW: Duration = Duration::from_millis(500);
+/// Of what they send in it, a client that is served gets at least so much: bytes of its stream, a quarter, and datagrams, a half.
+const FAIR: [u64; 2] = [50 * PIECE as u64 / 4, 50 / 2];
 
 /// Of whoever says this and no more the target keeps the connection.
 pub(super) const HOLD: &[u8] = b"do not hang up";
@@ -36,6 +40,15 @@ pub(super) struct Target {
     pub(super) udp: SocketAddr,
     ends: Arc<AtomicBool>,
     streams: Arc<Mutex<Vec<Weak<TcpStream>>>>,
+    visits: Arc<Visits>,
+}
+
+/// Who came to a target by TCP.
+#[derive(Default)]
+struct Visits {
+    connections: AtomicU64,
+    /// Of these, those that have said something.
+    heard: AtomicU64,
 }
 
 impl Target {
@@ -49,18 +62,22 @@ impl Target {
             udp: socket.local_addr().expect("it is bound"),
             ends: Arc::clone(&ends),
             streams: Arc::default(),
+            visits: Arc::default(),
         };
         let (over, streams) = (Arc::clone(&ends), Arc::clone(&target.streams));
+        let visits = Arc::clone(&target.visits);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 if over.load(Relaxed) {
                     return;
                 }
+                visits.connections.fetch_add(1, Relaxed);
                 let stream = Arc::new(stream);
                 streams.lock().expect("nobody panics with it").push(Arc::downgrade(&stream));
-                let over = Arc::clone(&over);
+                let (over, visits) = (Arc::clone(&over), Arc::clone(&visits));
                 thread::spawn(move || {
-                    if echo(&stream).is_ok_and(|said| said == HOLD) {
+                    let said_something = || _ = visits.heard.fetch_add(1, Relaxed);
+                    if echo(&stream, said_something).is_ok_and(|said| said == HOLD) {
                         while !over.load(Relaxed) {
                             thread::sleep(PAUSE * 10);
                         }
@@ -77,6 +94,11 @@ impl Target {
             }
         });
         target
+    }
+
+    /// Connections so far, and those of them that have said something.
+    pub(super) fn visits(&self) -> [u64; 2] {
+        [&self.visits.connections, &self.visits.heard].map(|figure| figure.load(Relaxed))
     }
 }
 
@@ -165,13 +187,17 @@ pub(super) fn client_of(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Sends all back until the client has said all: how that began.
-fn echo(mut stream: &TcpStream) -> std::io::Result<Vec<u8>> {
+/// Sends all back until the client has said all: how that began. `heard` is called with the first of it.
+fn echo(mut stream: &TcpStream, heard: impl FnOnce()) -> std::io::Result<Vec<u8>> {
     let (mut buffer, mut beginning) = (vec![0; 64 << 10], Vec::new());
+    let mut heard = Some(heard);
     loop {
         let len = stream.read(&mut buffer)?;
         if len == 0 {
             return Ok(beginning);
+        }
+        if let Some(heard) = heard.take() {
+            heard();
         }
         // One byte more tells that it goes on.
         let more = (HOLD.len() + 1 - beginning.len()).min(len);
@@ -187,6 +213,8 @@ struct Seen {
     /// Bytes of streams that came back as they were sent.
     right: AtomicU64,
     wrong: AtomicU64,
+    /// By number of a client of each kind: bytes and datagrams that came back to it as they were sent.
+    served: Vec<[AtomicU64; 2]>,
     connections: AtomicU64,
     /// Of these, those that ended though nobody wanted it.
     cut: AtomicU64,
@@ -202,44 +230,49 @@ struct Seen {
 pub(super) struct Talks {
     seen: Arc<Seen>,
     threads: Vec<JoinHandle<()>>,
-    clients: u64,
 }
 
 impl Talks {
     /// So many clients by TCP, and as many by UDP.
     pub(super) fn begin(tcp: SocketAddr, udp: SocketAddr, clients: u64) -> Self {
-        let seen = Arc::new(Seen::default());
+        let served = (0..clients).map(|_| <[AtomicU64; 2]>::default()).collect();
+        let seen = Arc::new(Seen { served, ..Seen::default() });
         let mut threads = Vec::new();
-        for number in 0..clients {
+        for (place, number) in (0..clients).enumerate() {
             let own = Arc::clone(&seen);
             threads.push(thread::spawn(move || {
                 let mut connection = number;
                 while !own.ends.load(Relaxed) {
                     // Each connection has bytes of its own.
                     connection += clients;
-                    own.stream(tcp, connection);
+                    own.stream(tcp, connection, &own.served[place][0]);
                 }
             }));
             let own = Arc::clone(&seen);
-            threads.push(thread::spawn(move || own.datagrams(udp, number)));
+            threads.push(thread::spawn(move || own.datagrams(udp, number, &own.served[place][1])));
         }
-        let talks = Self { seen, threads, clients };
+        let talks = Self { seen, threads };
         talks.flow();
         talks
     }
 
-    /// Waits until all are served.
+    /// Waits until each of them is served, all at the same time. What a connection lost lets it wait for its turn to send again, so that
+    /// this may take some windows.
     pub(super) fn flow(&self) {
-        let figures = || (self.seen.right.load(Relaxed), self.seen.received.load(Relaxed));
+        let figures = || -> Vec<[u64; 2]> {
+            let of = |client: &[AtomicU64; 2]| client.each_ref().map(|figure| figure.load(Relaxed));
+            self.seen.served.iter().map(of).collect()
+        };
         let mut last = figures();
-        within(SOON * 2, "streams and datagrams flow", || {
-            thread::sleep(Duration::from_millis(500));
+        within(SOON * 2, "a stream and the datagrams of each client flow", || {
+            thread::sleep(WINDOW);
             let now = figures();
-            // A half of what clients send; none may be left out for long.
-            let wanted = self.clients * 25;
-            let flows = now.0 - last.0 >= wanted * PIECE as u64 / 2 && now.1 - last.1 >= wanted;
+            let flow = now
+                .iter()
+                .zip(&last)
+                .all(|(now, last)| (0..2).all(|kind| now[kind] - last[kind] >= FAIR[kind]));
             last = now;
-            flows
+            flow
         });
     }
 
@@ -271,7 +304,7 @@ impl Talks {
 
 impl Seen {
     /// One connection, until it ends.
-    fn stream(&self, server: SocketAddr, number: u64) {
+    fn stream(&self, server: SocketAddr, number: u64, served: &AtomicU64) {
         let Ok(mut stream) = TcpStream::connect_timeout(&server, Duration::from_secs(1)) else {
             return thread::sleep(Duration::from_millis(100));
         };
@@ -292,6 +325,7 @@ impl Seen {
                             let wrong = wrong.count() as u64;
                             self.wrong.fetch_add(wrong, Relaxed);
                             self.right.fetch_add(len as u64 - wrong, Relaxed);
+                            served.fetch_add(len as u64 - wrong, Relaxed);
                             position += len as u64;
                             self.note(&mut last);
                         }
@@ -317,7 +351,7 @@ impl Seen {
     }
 
     /// One client's datagrams: each has its client's number and its own.
-    fn datagrams(&self, server: SocketAddr, client: u64) {
+    fn datagrams(&self, server: SocketAddr, client: u64, served: &AtomicU64) {
         let socket = client_of(server);
         socket.set_read_timeout(Some(PAUSE)).expect("not zero");
         let (mut next, mut highest, mut seen) = (0_u64, None, std::collections::HashSet::new());
@@ -336,6 +370,7 @@ impl Seen {
                         return;
                     }
                     self.received.fetch_add(1, Relaxed);
+                    served.fetch_add(1, Relaxed);
                     if highest.is_some_and(|highest| number < highest) {
                         self.reordered.fetch_add(1, Relaxed);
                     }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::{
     network::{FLEET, Network, PEERS},
     service::PASSWORD,
+    visitors::STRANGERS,
 };
 use crate::{
     faults::{crowd::Second, or_thorough, within},
@@ -38,7 +39,7 @@ pub(super) fn newcomers() -> u32 {
 /// Names and numbers of all users there are.
 pub(super) fn users() -> Vec<(&'static str, u32)> {
     let own = parts().into_iter().map(|(name, _, count)| (name, count));
-    own.chain([("new", newcomers()), ("late", newcomers())]).collect()
+    own.chain([("new", newcomers()), ("late", newcomers()), ("known", 1), ("stranger", STRANGERS)]).collect()
 }
 
 pub(super) struct Crowd(Vec<(&'static str, u32, Program)>);

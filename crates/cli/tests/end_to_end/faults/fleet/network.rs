@@ -79,6 +79,11 @@ impl Network {
         run("ip", &["link", "set", "dev", &device(node), if is_cut { "down" } else { "up" }]);
     }
 
+    /// Whether a node answers by its link.
+    pub(super) fn reaches(&self, node: usize) -> bool {
+        answers(node)
+    }
+
     /// Has a node and the store of the fleet hear nothing of one another, or again; `None` for all nodes.
     pub(super) fn partition(&self, node: Option<usize>, store: SocketAddr, is_cut: bool) {
         if !is_cut {

@@ -39,6 +39,23 @@ pub(super) struct World {
     _dir: Dir,
 }
 
+/// What the Redis knows of the fleet.
+#[derive(Debug)]
+pub(super) struct Books {
+    /// In all of it.
+    pub(super) keys: u64,
+    pub(super) era: u64,
+    /// It knows what all nodes have.
+    pub(super) is_whole: bool,
+    /// The version of the keys for nonces and tickets.
+    pub(super) ring: u64,
+    /// That have beaten, and that have said who they are.
+    pub(super) nodes: u64,
+    pub(super) cards: u64,
+    /// Allocations: of all, of the realm, which is as many, and of the users, most first.
+    pub(super) sums: Vec<u64>,
+}
+
 impl World {
     /// All of it, and the user who wants too much. Or why it cannot be here.
     pub(super) fn up() -> Result<Self, String> {
@@ -126,10 +143,82 @@ impl World {
         });
     }
 
-    /// How often nodes have said that they go by limits of their own, without the store.
-    pub(super) fn times_alone(&self) -> usize {
-        let lines = self.nodes.iter().flat_map(Server::lines);
-        lines.filter(|line| line.contains("this node is alone")).count()
+    /// How often each node has said that it goes by limits of its own, without the store.
+    pub(super) fn times_alone(&self) -> [usize; NODES] {
+        self.times_said(&["this node is alone"])
+    }
+
+    /// How often each node has said that the store knows no more what it was told.
+    pub(super) fn times_emptied(&self) -> [usize; NODES] {
+        self.times_said(&[
+            "the fleet's store was emptied",
+            "the fleet's store has lost what this node had told it",
+        ])
+    }
+
+    /// In how many lines of its log each node has said one of these.
+    fn times_said(&self, words: &[&str]) -> [usize; NODES] {
+        array::from_fn(|node| {
+            let lines = self.nodes[node].lines();
+            lines.iter().filter(|line| words.iter().any(|words| line.contains(words))).count()
+        })
+    }
+
+    /// Whether a node says wherever it can be asked, and has said in its log, that it is without the store of the fleet.
+    pub(super) fn is_alone(&self, node: usize) -> bool {
+        let said = self.nodes[node].lines();
+        let said = said.iter().rev().find(|line| {
+            line.contains("; this node is alone") || line.contains(": this node is one of the fleet")
+        });
+        said.is_some_and(|line| line.contains("alone"))
+            && self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_fleet_up", "") == 0)
+            && self.readiness(node) == Some((200, "alone\n".to_owned()))
+    }
+
+    /// Whether all other nodes have missed a node's beats.
+    pub(super) fn is_missed(&self, node: usize) -> bool {
+        self.others_know(node, "serving", NODES as u64 - 1)
+    }
+
+    /// Whether all other nodes know that a node drains.
+    pub(super) fn drains_for_others(&self, node: usize) -> bool {
+        self.others_know(node, "draining", 1)
+    }
+
+    /// Whether all nodes but one know so many in this state.
+    fn others_know(&self, but: usize, state: &str, count: u64) -> bool {
+        let label = format!("state=\"{state}\"");
+        let knows = |node| {
+            self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_fleet_nodes", &label) == count)
+        };
+        (0..NODES).filter(|node| *node != but).all(knows)
+    }
+
+    /// Whether a node has given the store of users up.
+    pub(super) fn is_without_users(&self, node: usize) -> bool {
+        self.metrics(node).is_some_and(|metrics| metrics.sum("turnpike_store_up", "") == 0)
+    }
+
+    /// What is in the Redis.
+    pub(super) fn books(&self) -> Books {
+        let numbers = |words: &str| -> Vec<u64> {
+            let said = self.redis.say(words);
+            // In an answer of several lines these tell of lengths.
+            let values = said.lines().filter(|line| !line.starts_with(['*', '$']));
+            values.filter_map(|line| line.trim_start_matches(':').parse().ok()).collect()
+        };
+        let number = |words: &str| numbers(words).first().copied().unwrap_or_default();
+        let mut sums = numbers("HVALS turnpike:{turnpike}:sums");
+        sums.sort_unstable_by(|a, b| b.cmp(a));
+        Books {
+            keys: number("DBSIZE"),
+            era: number("HGET turnpike:{turnpike}:era number"),
+            is_whole: number("HGET turnpike:{turnpike}:era whole") == 1,
+            ring: number("HGET turnpike:{turnpike}:ring version"),
+            nodes: number("HLEN turnpike:{turnpike}:nodes"),
+            cards: number("HLEN turnpike:{turnpike}:cards"),
+            sums,
+        }
     }
 
     /// Ends a node at once.
