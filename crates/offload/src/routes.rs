@@ -181,10 +181,11 @@ impl Routes {
 
     /// Where the kernel cannot be asked about one of them, the others are asked about all the same; the first such error.
     fn ask_all(&self, netlink: &mut Netlink, links: &Links, routes: Vec<HeldRoute>) -> io::Result<()> {
-        routes
-            .into_iter()
-            .map(|(slot, ends, _)| self.ask(netlink, links, slot, ends))
-            .fold(Ok(()), |first, asked| first.and(asked))
+        let mut first = Ok(());
+        for (slot, ends, _) in routes {
+            first = first.and(self.ask(netlink, links, slot, ends));
+        }
+        first
     }
 
     /// Asks anew where those lead whose gateway is among these neighbours, who have not answered: the kernel takes another gateway by itself
