@@ -448,4 +448,16 @@ impl Sockets {
     pub fn get(&self, id: SocketId) -> Option<&UdpSocket> {
         self.slots.get(id.index())
     }
+
+    /// [`UdpSocket::start_gro`] of one, if it is there. Where that cannot be, nothing is gathered.
+    pub fn start_gro(&self, id: SocketId) {
+        if let Some(socket) = self.get(id) {
+            let _ = socket.start_gro();
+        }
+    }
+
+    /// [`UdpSocket::stop_gro`] of one; whether that is settled. Where it is not there, or that cannot be, there is nothing to wait for.
+    pub fn stop_gro(&self, id: SocketId) -> bool {
+        self.get(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true))
+    }
 }

@@ -27,6 +27,9 @@ pub fn now_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
+/// How long places in the tables rest before they are another's: a CPU of a virtual machine may stand still in the midst of a program.
+pub(crate) const REST_NS: u64 = 100_000_000;
+
 /// One worker's.
 pub struct Flows {
     shared: Arc<Shared>,

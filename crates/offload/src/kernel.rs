@@ -26,7 +26,7 @@ use strum::VariantArray as _;
 
 use crate::{
     error::OffloadError,
-    flows::{Flows, now_ns},
+    flows::{Flows, REST_NS, now_ns},
     layout::{self, Count, FlowKey, GATEWAY_WORDS, HOP_WORDS, STATE_WORDS},
     lent::{Inherited, Lent, LentLink, LentWay, MAPS},
     links::{self, Link},
@@ -411,8 +411,8 @@ impl Shared {
             )?,
             ports: Ports::new(ports),
             flows: data(take(object, "flows")?)?,
-            state_slots: Mutex::new(Slots::new(settings.states())),
-            socket_slots: Mutex::new(Slots::new(settings.sockets)),
+            state_slots: Mutex::new(Slots::new(settings.states(), REST_NS)),
+            socket_slots: Mutex::new(Slots::new(settings.sockets, REST_NS)),
             most_flows: settings.flows,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),

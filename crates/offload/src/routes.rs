@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    flows::now_ns,
+    flows::{REST_NS, now_ns},
     layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped},
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
@@ -118,7 +118,7 @@ impl Routes {
     pub(crate) fn new(words: Words, gateways: Words, hops: Option<Words>) -> io::Result<Self> {
         let mut netlink = Netlink::new()?;
         let links = Links::read(&mut netlink, &BTreeSet::new())?;
-        let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX));
+        let slots = Slots::new(u32::try_from(words.len()).unwrap_or(u32::MAX), REST_NS);
         let inner = Inner { netlink, slots, by_ends: HashMap::new(), by_slot: HashMap::new(), links };
         Ok(Self { words, gateways, hops, unknown: AtomicBool::new(false), inner: Mutex::new(inner) })
     }

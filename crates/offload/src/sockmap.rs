@@ -10,7 +10,6 @@
 //! user space and the program always agree on which byte is whose.
 
 use std::{
-    collections::VecDeque,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::atomic::{AtomicU64, Ordering},
@@ -27,6 +26,7 @@ use rustix::net::sockopt::socket_cookie;
 use crate::{
     error::{OffloadError, chain},
     kernel::{array, map_error, take},
+    slots::Slots,
     verification::load_program,
     words::Words,
 };
@@ -59,7 +59,7 @@ pub struct Sockmap {
     sockets: SockMap<MapData>,
     sides: Words,
     raised: RingBuf<MapData>,
-    free: Free,
+    free: Slots,
     /// The program is attached as long as this is there.
     _object: Ebpf,
 }
@@ -125,7 +125,7 @@ impl Sockmap {
             sockets,
             sides: array(&mut object, "sides", places as usize * SIDE_WORDS)?,
             raised: RingBuf::try_from(take(&mut object, "raised")?).map_err(map_error)?,
-            free: Free::new(pairs),
+            free: Slots::new(pairs, REST_MS),
             _object: object,
         })
     }
@@ -137,7 +137,7 @@ impl Sockmap {
     /// Those of getsockopt(2) and bpf(2): nothing has changed.
     pub fn join(&mut self, now: u64, sockets: [BorrowedFd<'_>; 2]) -> io::Result<Option<Joined>> {
         let cookies = [socket_cookie(sockets[0])?, socket_cookie(sockets[1])?];
-        let Some(pair) = self.free.take(now) else { return Ok(None) };
+        let Some(pair) = self.free.take_rested(now) else { return Ok(None) };
         let mut joined = Joined { pair, cookies, is_whole: false };
         for (side, cookie) in cookies.iter().enumerate() {
             let place = joined.place(side);
@@ -246,47 +246,9 @@ fn number(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-/// Numbers of pairs: given out, taken back, and given out again after a rest.
-struct Free {
-    resting: VecDeque<(u64, u32)>,
-    next: u32,
-    most: u32,
-}
-
-impl Free {
-    fn new(most: u32) -> Self {
-        Self { resting: VecDeque::new(), next: 0, most }
-    }
-
-    fn take(&mut self, now: u64) -> Option<u32> {
-        if self.resting.front().is_some_and(|(since, _)| since + REST_MS <= now) {
-            return self.resting.pop_front().map(|(_, pair)| pair);
-        }
-        (self.next < self.most).then(|| {
-            self.next += 1;
-            self.next - 1
-        })
-    }
-
-    fn give_back(&mut self, now: u64, pair: u32) {
-        self.resting.push_back((now, pair));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_place_rests_before_it_is_anothers() {
-        let mut free = Free::new(2);
-        assert_eq!([free.take(5), free.take(5), free.take(5)], [Some(0), Some(1), None]);
-        free.give_back(10, 0);
-        free.give_back(20, 1);
-        assert_eq!(free.take(REST_MS + 9), None);
-        assert_eq!([free.take(REST_MS + 10), free.take(REST_MS + 10)], [Some(0), None]);
-        assert_eq!(free.take(REST_MS + 20), Some(1));
-    }
 
     #[test]
     fn the_layout_is_the_same_in_both_languages() {

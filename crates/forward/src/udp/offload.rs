@@ -81,16 +81,14 @@ impl Offload {
     pub(super) fn flushed(&mut self, sockets: &Sockets) {
         self.emptied.flushed(&self.flows);
         if let Some(gathering) = &mut self.gathering {
-            let socket = |id| sockets.get(SocketId(id));
-            // Where it cannot be changed, something is gathered.
-            gathering.end_tick(|id| socket(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true)));
+            gathering.end_tick(|id| sockets.stop_gro(SocketId(id)));
         }
     }
 
     /// Nothing goes across from now on: all sockets gather.
     fn gather(&mut self, sockets: &Sockets) {
         if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| start_gro(sockets, id));
+            gathering.end(|id| sockets.start_gro(SocketId(id)));
         }
     }
 
@@ -329,7 +327,7 @@ impl Engine {
         }
         offload.swept = tick.now;
         if let Some(gathering) = &mut offload.gathering {
-            gathering.judge(tick.now, |id| start_gro(&self.sockets, id));
+            gathering.judge(tick.now, |id| self.sockets.start_gro(SocketId(id)));
         }
         if offload.open == 0 {
             return false;
@@ -337,13 +335,6 @@ impl Engine {
         offload.sweep = (offload.sweep + 1) % SWEEPS;
         let some = (offload.sweep..self.sessions.capacity()).step_by(SWEEPS);
         some.fold(false, |any, at| self.book(narrow(at), tick) | any)
-    }
-}
-
-/// Where it cannot be changed nothing is gathered.
-fn start_gro(sockets: &Sockets, id: u32) {
-    if let Some(socket) = sockets.get(SocketId(id)) {
-        let _ = socket.start_gro();
     }
 }
 

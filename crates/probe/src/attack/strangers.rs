@@ -210,7 +210,6 @@ fn extensions_of_13(share: u8, padding: u8) -> Vec<u8> {
 
 /// The body of a ClientHello (RFC 5246 section 7.4.1.2, with the cookie of RFC 6347 section 4.2.2).
 fn body(version: [u8; 2], cookie: &[u8], suites: &[u8], extensions: &[u8]) -> Vec<u8> {
-    let short = |len: usize| u8::try_from(len).expect("all of these are short");
     let mut body = version.to_vec();
     body.extend([7; 32]);
     // No session.
@@ -237,9 +236,13 @@ fn fragment(body: &[u8]) -> Vec<u8> {
     of_message(&body[..body.len() / 2], body.len())
 }
 
+/// A length in one byte.
+fn short(len: usize) -> u8 {
+    u8::try_from(len).expect("all of these are shorter than 256 bytes")
+}
+
 /// The beginning of a message of this length.
 fn of_message(here: &[u8], len: usize) -> Vec<u8> {
-    let short = |len: usize| u8::try_from(len).expect("all of these are short");
     let head = [1, 0, 0, short(len), 0, 0, 0, 0, 0, 0, 0, short(here.len())];
     let message = [&head[..], here].concat();
     [&[22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, short(message.len())][..], &message].concat()

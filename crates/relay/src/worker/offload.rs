@@ -168,7 +168,7 @@ impl Offload {
     /// Nothing goes across from now on: all sockets gather.
     pub(super) fn gather(&mut self, sockets: &Sockets) {
         if let Some(gathering) = &mut self.gathering {
-            gathering.end(|id| start_gro(sockets, id));
+            gathering.end(|id| sockets.start_gro(SocketId(id)));
         }
     }
 
@@ -473,9 +473,7 @@ impl Offload {
     pub(super) fn flushed(&mut self, sockets: &Sockets, listeners: &[Option<(SocketId, bool)>]) {
         self.emptied.flushed(&self.flows);
         if let Some(gathering) = &mut self.gathering {
-            let socket = |id| sockets.get(SocketId(id));
-            // Where it cannot be changed, something is gathered.
-            gathering.end_tick(|id| socket(id).is_none_or(|socket| socket.stop_gro().unwrap_or(true)));
+            gathering.end_tick(|id| sockets.stop_gro(SocketId(id)));
         }
         let mut left = BEGIN;
         while left > 0
@@ -519,7 +517,7 @@ impl Offload {
             }
         }
         if let Some(gathering) = &mut self.gathering {
-            gathering.judge(now_ms, |id| start_gro(sockets, id));
+            gathering.judge(now_ms, |id| sockets.start_gro(SocketId(id)));
         }
         any
     }
@@ -810,13 +808,6 @@ impl Channel {
         let Some((flow, state)) = self.to_client.take() else { return Across::default() };
         flows.remove(flow);
         Across { to_client: flows.give_back_state(state), ..Across::default() }
-    }
-}
-
-/// Where it cannot be changed nothing is gathered.
-fn start_gro(sockets: &Sockets, id: u32) {
-    if let Some(socket) = sockets.get(SocketId(id)) {
-        let _ = socket.start_gro();
     }
 }
 
