@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{Failure, document::with_table, end_to_end, program, repository};
+use crate::{Failure, INCOMPLETE, document::with_table, end_to_end, program, repository, why_skipped};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -49,8 +49,6 @@ const TABLES: [(&str, &str, &str); 4] = [
 const DOCUMENT: &str = "docs/reliability.md";
 /// Each of them has rows of its own among the peers. Those of the kernel need root, and XDP ethtool too.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
-/// All that ran has passed, and something did not run.
-const INCOMPLETE: u8 = 5;
 
 /// Runs the tests, and writes the tables where each of their rows was asked for. Fails where a test does; the exit code is 5 where none does,
 /// and some could not run: then what was skipped is told, and the document stays as it is.
@@ -110,15 +108,13 @@ struct Said {
 impl Said {
     /// Whether a line is a row, which is told in its table. What a test says first may stand behind its name.
     fn take(&mut self, line: &str) -> bool {
-        let behind = |mark: &str| line.find(mark).map(|at| &line[at + mark.len()..]);
-        if let Some(why) = behind("SKIPPED: ") {
-            let why = why.to_owned();
-            if !self.reasons.contains(&why) {
-                self.reasons.push(why);
+        if let Some(why) = why_skipped(line) {
+            if !self.reasons.iter().any(|known| known == why) {
+                self.reasons.push(why.to_owned());
             }
             return false;
         }
-        let Some((table, row)) = behind("ATTACK ").and_then(|rest| rest.split_once(' ')) else {
+        let Some((table, row)) = line.split_once("ATTACK ").and_then(|(_, row)| row.split_once(' ')) else {
             return false;
         };
         let rows = self.rows.entry(table.to_owned()).or_default();

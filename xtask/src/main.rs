@@ -26,6 +26,8 @@ type Failure = Box<dyn std::error::Error>;
 
 /// An asked-for limit was exceeded, as turnpike's own exit code says it.
 const LIMIT_EXCEEDED: u8 = 3;
+/// All that ran has passed, and something could not run on this machine.
+const INCOMPLETE: u8 = 5;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Chores of the turnpike repository")]
@@ -69,6 +71,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Why a test did not run, if this line of its output says so. What a test says first stands behind its name.
+fn why_skipped(line: &str) -> Option<&str> {
+    let words = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
+    words.map_or(line, |(_, words)| words).strip_prefix("SKIPPED: ")
 }
 
 /// The root of the repository, wherever below it the command was typed.

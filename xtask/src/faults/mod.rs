@@ -17,8 +17,6 @@ use crate::Failure;
 
 /// All heals, and a row says nothing: the machine was busy with something else.
 const VOID: u8 = 4;
-/// All that was tried heals, and a row could not be tried here.
-const SKIPPED: u8 = 5;
 
 /// Where the rows stand among the tests.
 const MODULE: &str = "faults::";

@@ -5,8 +5,8 @@ use std::{fmt::Write as _, fs, path::Path};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{SKIPPED, VOID, fleet};
-use crate::{Failure, LIMIT_EXCEEDED, document::with_table};
+use super::{VOID, fleet};
+use crate::{Failure, INCOMPLETE, LIMIT_EXCEEDED, document::with_table, why_skipped};
 
 /// Where the tables of all other rows stand, between two marks each.
 const DOCUMENT: &str = "docs/reliability.md";
@@ -77,12 +77,7 @@ impl Limit {
 impl Table {
     /// Takes what a row has left: its file, and what it has said.
     pub(super) fn add(&mut self, name: &str, passed: bool, file: &Path, said: &str) -> Result<(), Failure> {
-        // What a test says first stands behind its name.
-        let skipped = said.lines().find_map(|line| {
-            let words = line.strip_prefix("test ").and_then(|line| line.split_once(" ... "));
-            words.map_or(line, |(_, words)| words).strip_prefix("SKIPPED: ")
-        });
-        let outcome = match (passed, skipped) {
+        let outcome = match (passed, said.lines().find_map(why_skipped)) {
             (true, Some(why)) => Outcome::Skipped(why.to_owned()),
             (true, None) if !file.exists() => Outcome::Broken("it passed, and wrote no row".to_owned()),
             (true, None) => Outcome::Healed(serde_json::from_str(&fs::read_to_string(file)?)?),
@@ -124,7 +119,7 @@ impl Table {
         } else if self.is_void() {
             VOID
         } else if !self.skipped().is_empty() {
-            SKIPPED
+            INCOMPLETE
         } else {
             0
         }
@@ -408,7 +403,7 @@ mod tests {
             let mut table = table(4.5);
             assert_eq!((table.code(), table.is_in_part()), (0, None));
             table.add("a", true, nowhere, said).expect("nothing is read");
-            assert_eq!((table.skipped(), table.code()), (vec!["a"], SKIPPED), "{said}");
+            assert_eq!((table.skipped(), table.code()), (vec!["a"], INCOMPLETE), "{said}");
             assert!(table.is_in_part().is_some_and(|why| why.contains("skipped")), "{said}");
             assert!(table.text().contains("a: skipped: no freezer"), "{}", table.text());
         }

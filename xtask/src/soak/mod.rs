@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use self::slope::{Series, Trend};
-use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program};
+use crate::{Failure, LIMIT_EXCEEDED, document::with_table, program, why_skipped};
 
 /// In turns, so that each has its share of what is done.
 const DATAPATHS: [&str; 5] = ["basic", "mmsg", "gso", "kernel", "xdp"];
@@ -164,7 +164,7 @@ fn soak(
         if !output.status.success() {
             return Err(format!("{datapath} failed: see {}", log.display()).into());
         }
-        if let Some(why) = said.lines().find_map(|line| line.strip_prefix("SKIPPED: ")) {
+        if let Some(why) = said.lines().find_map(why_skipped) {
             println!("{datapath} is left out: {why}");
             skipped.push(*datapath);
         }
