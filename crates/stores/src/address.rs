@@ -82,7 +82,7 @@ impl FromStr for StoreAddress {
             [("psql-userdb", Kind::Postgres), ("mysql-userdb", Kind::Mysql), ("redis-userdb", Kind::Redis)]
         {
             if let Some(value) = value_of(text, option) {
-                return if value.contains("://") { from_url(value) } else { from_words(kind, value) };
+                return if begins_with_scheme(value) { from_url(value) } else { from_words(kind, value) };
             }
         }
         for option in ["userdb", "sqlite-userdb", "db", "sqlite"] {
@@ -92,6 +92,12 @@ impl FromStr for StoreAddress {
         }
         from_url(text)
     }
+}
+
+/// Whether it is a URL (RFC 3986 section 3.1). Words may have `://` in them too: in a password.
+fn begins_with_scheme(value: &str) -> bool {
+    let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    value.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_of_scheme))
 }
 
 /// Without the password.
@@ -449,6 +455,17 @@ mod tests {
     fn no_output_holds_the_password() {
         let address = read("mysql://turn:hunter2@h/d");
         assert!(!format!("{address} {address:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_password_is_no_scheme() {
+        for text in
+            ["psql-userdb=dbname=d password=a://b user=u", "psql-userdb=\"dbname=d password='a://b' user=u\""]
+        {
+            let StoreAddress::Postgres(server) = read(text) else { panic!("{text}") };
+            let [password, user] = [server.password.as_deref().map(String::as_str), server.user.as_deref()];
+            assert_eq!([password, user], [Some("a://b"), Some("u")], "{text}");
+        }
     }
 
     proptest! {
