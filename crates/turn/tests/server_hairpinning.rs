@@ -226,6 +226,42 @@ fn on_a_shared_relay_socket_all_names_of_a_peer_are_one_clients() {
     assert_eq!(world.server.claimant(PORT, address(NAMED).ip(), 1), Some(second));
 }
 
+/// By the names that there were when they asked, they had peers of their own.
+#[test]
+fn on_a_shared_relay_socket_a_peer_of_two_clients_is_one_clients_once_a_nat_is_known() {
+    const PORT: SharedPort = SharedPort(0);
+    for bobs_name in [BOUND, "10.0.0.5:1"] {
+        let mut config = streams();
+        config.peers.allow = vec!["10.0.0.5".parse().unwrap()];
+        let mut world = World::with(config);
+        let relayed = address("203.0.114.5:50000");
+        let (alice, first) = world.allocated_sharing(relayed, PORT);
+        world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).success();
+        world.ask(&Ask::bind(0x4001, PEER).signed(&alice)).success();
+        world.client = client(2);
+        let (bob, second) = world.allocated_sharing(relayed, PORT);
+        world.ask(&Ask::bind(0x4000, bobs_name).signed(&bob)).success();
+        assert_eq!(world.server.claimant(PORT, address(NAMED).ip(), 1), Some(first));
+        assert_eq!(world.server.claimant(PORT, address(BOUND).ip(), 1), Some(second));
+        world.all_effects();
+
+        world.server.reconfigure(world.now, Arc::new(behind_nat(&["10.0.0.5"])));
+        // One of them has lost it, with its channel, and nothing else.
+        let (allocation, number, peer) = (first.allocation, ChannelNumber::MIN, address(NAMED));
+        let told = world.all_effects();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told.contains(&Effect::PermissionEnded { allocation, peer: peer.ip() }), "{told:?}");
+        assert!(told.contains(&Effect::Unbound { allocation, number, peer }), "{told:?}");
+        for name in [NAMED, BOUND] {
+            assert_eq!(world.server.claimant(PORT, address(name).ip(), 1), Some(second));
+        }
+        goes_to(&world.feed(&channel_data(0x4000, b"x")), bobs_name);
+        world.client = client(40_000);
+        goes_to(&world.feed(&channel_data(0x4001, b"x")), PEER);
+        assert_eq!(world.ask(&Ask::bind(0x4000, NAMED).signed(&alice)).code(), Some(508));
+    }
+}
+
 #[test]
 fn the_way_without_the_nat_allocates_nothing() {
     let mut world = world();

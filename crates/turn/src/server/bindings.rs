@@ -128,6 +128,24 @@ impl<G: Gate> Server<G> {
         })
     }
 
+    /// Ends permissions and channels to peers that are another client's as well on a shared relayed transport address, by names of which it
+    /// was not known before that they are one's.
+    pub(super) fn end_contested(&mut self, now: Now, index: u32) {
+        if !self.config.peers.own.are_translated() {
+            return;
+        }
+        let Some((_, entry)) = self.forwarding.at(index) else { return };
+        if !entry.is_shared() {
+            return;
+        }
+        let peers: SmallVec<[IpAddr; 8]> = entry.bindings().map(|binding| binding.named()).collect();
+        let contested: SmallVec<[IpAddr; 8]> =
+            peers.into_iter().filter(|peer| self.is_anothers(now, index, *peer)).collect();
+        if !contested.is_empty() {
+            self.end_bindings(now, index, |binding| contested.contains(&binding.named()));
+        }
+    }
+
     /// Another request of the same client has no better luck here; another allocation may be on another port.
     fn refuse_shared(&mut self, context: &Context<'_>) -> Answer {
         self.stats.shared_peer_limit += 1;

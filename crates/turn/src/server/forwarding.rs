@@ -87,6 +87,12 @@ impl Binding {
         let (Self::Permission(_, expires_ms) | Self::Channel(Channel { expires_ms, .. })) = self;
         *expires_ms
     }
+
+    /// The peer's address, as the client calls it.
+    pub(super) fn named(&self) -> IpAddr {
+        let (Self::Permission(ip, _) | Self::Channel(Channel { named: ip, .. })) = self;
+        *ip
+    }
 }
 
 impl Entry {
@@ -136,6 +142,11 @@ impl Entry {
         self.channels.bind(Channel { peer, named, expires_ms, permitted_until_ms, number, used: false });
     }
 
+    /// Whether a relayed transport address of it is others' too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.iter().any(Option::is_some)
+    }
+
     /// The relay socket on which a peer must be this allocation's, and nobody else's.
     fn shares(&self, peer: IpAddr) -> Option<SharedPort> {
         self.shared[Family::of(peer) as usize]
@@ -161,10 +172,7 @@ impl Entry {
 
     /// Addresses of peers of this family as the client names them, some of them more than once.
     fn peers(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
-        let peers = self.bindings().map(|binding| match binding {
-            Binding::Permission(ip, _) => ip,
-            Binding::Channel(channel) => channel.named,
-        });
+        let peers = self.bindings().map(|binding| binding.named());
         peers.filter(move |ip| Family::of(*ip) == family)
     }
 

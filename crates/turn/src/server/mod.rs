@@ -278,6 +278,7 @@ impl<G: Gate> Server<G> {
         self.config = Arc::clone(&config);
         for index in self.forwarding.indices() {
             self.end_refused(now, index);
+            self.end_contested(now, index);
             self.lead_channels(now, index, &config.peers.own);
         }
         for index in self.forwarding.indices() {
