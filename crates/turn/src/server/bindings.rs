@@ -128,8 +128,8 @@ impl<G: Gate> Server<G> {
         })
     }
 
-    /// Ends permissions and channels to peers that are another client's as well on a shared relayed transport address, by names of which it
-    /// was not known before that they are one's.
+    /// Ends permissions and channels to a peer that another client of the same shared relayed transport address has too. Both could get it
+    /// while two of its addresses were not known to be one peer's.
     pub(super) fn end_contested(&mut self, now: Now, index: u32) {
         if !self.config.peers.own.are_translated() {
             return;
