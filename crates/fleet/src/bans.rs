@@ -86,13 +86,23 @@ pub struct Ban {
     /// Until when it would have lasted that was lifted; 0 of one that was not.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lifted: u64,
+    /// Which of all that this subject ever had, drawn by chance: two may end in the same second. 0 if nobody has drawn it, as nodes do that know of
+    /// no such thing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub id: u64,
 }
 
 impl Ban {
     /// One that holds until then.
     #[must_use]
     pub fn new(subject: Subject, until: u64, reason: String) -> Self {
-        Self { subject, until, reason, lifted: 0 }
+        Self { subject, until, reason, lifted: 0, id: 0 }
+    }
+
+    /// The same, told from all others of its subject.
+    #[must_use]
+    pub fn with_id(self, id: u64) -> Self {
+        Self { id, ..self }
     }
 
     /// Whether it holds.
@@ -103,7 +113,8 @@ impl Ban {
 
     /// Whether it is that very ban which was lifted.
     fn lifts(&self, other: &Self) -> bool {
-        self.lifted != 0 && self.lifted == other.until
+        let is_same = self.id == other.id || self.id == 0 || other.id == 0;
+        self.lifted != 0 && self.lifted == other.until && is_same
     }
 
     fn is_over(&self, unix: u64) -> bool {
@@ -300,6 +311,28 @@ mod tests {
     }
 
     #[test]
+    fn another_ban_that_ends_in_the_same_second_is_not_the_one_that_was_lifted() {
+        let alice: Subject = "user alice@here".parse().unwrap();
+        let banned = |lifted_id, id| {
+            let (mut away, mut here) = (Bans::default(), Bans::default());
+            let first = ban("user alice@here", 1000).with_id(lifted_id);
+            [&mut away, &mut here].into_iter().for_each(|bans| bans.put(first.clone()));
+            [&mut away, &mut here].into_iter().for_each(|bans| _ = bans.lift(500, &alice));
+            let second = ban("user alice@here", 1000).with_id(id);
+            here.put(second.clone());
+            let kept = [second];
+            assert_eq!(here.missing(600, &kept), []);
+            let gives_back = away.read(600, &kept).len();
+            (has(&away, 600, "alice", "198.51.100.1"), gives_back)
+        };
+        assert_eq!(banned(1, 2), (true, 0));
+        assert_eq!(banned(1, 1), (false, 1), "that very ban");
+        for (lifted_id, id) in [(0, 0), (1, 0), (0, 2)] {
+            assert_eq!(banned(lifted_id, id), (false, 1), "one that may be it");
+        }
+    }
+
+    #[test]
     fn who_knows_nothing_of_lifted_bans_takes_one_for_over() {
         let mut bans = Bans::default();
         bans.put(ban("user alice@here", 1000));
@@ -307,6 +340,10 @@ mod tests {
         assert_eq!(written["until"], 0);
         let written = serde_json::to_string(&ban("user alice@here", 9)).unwrap();
         assert_eq!(written, r#"{"subject":"user alice@here","until":9,"reason":""}"#);
+        let with_id = ban("user alice@here", 9).with_id(7);
+        let written = serde_json::to_string(&with_id).unwrap();
+        assert_eq!(written, r#"{"subject":"user alice@here","until":9,"reason":"","id":7}"#);
+        assert_eq!(serde_json::from_str::<Ban>(&written).unwrap(), with_id);
     }
 
     #[test]

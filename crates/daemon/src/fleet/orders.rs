@@ -256,6 +256,7 @@ impl FleetOrders {
             return Err(FleetError::Length);
         }
         let banned = &self.fleet.banned;
+        let ban = ban.with_id(rand::random());
         banned.put(ban.clone());
         let told = self.tell_of_ban(&ban).await;
         let ended = banned.end_sessions(&ban.subject).await;
