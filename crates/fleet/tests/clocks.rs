@@ -82,7 +82,7 @@ fn orders() -> impl Strategy<Value = Vec<(u64, Order)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     /// Two nodes hear each other when their clocks and the way differ by less than two minutes together. Nothing is carried out again later than
     /// twice that after it was said.
@@ -133,7 +133,7 @@ proptest! {
 
 proptest! {
     // What can go wrong takes several things at once.
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #![proptest_config(crate::cases(4000))]
 
     /// Nodes are away for minutes while somebody is banned and the ban is lifted again, and the store may be emptied meanwhile. When all are back and
     /// have read, all of them say what was said last. (If it is emptied in the seconds in which somebody comes back who has missed more than one
@@ -225,7 +225,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     /// Whichever of them makes a new key, and however long some did not reach the store: no node uses a key that another one does not know that does
     /// reach it. Clocks may differ by what a key is told ahead, less some beats.

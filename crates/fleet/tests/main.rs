@@ -8,3 +8,11 @@ mod partitions;
 mod quotas;
 mod recovery;
 mod spreading;
+
+use proptest::prelude::ProptestConfig;
+
+/// So many cases, or as many as `PROPTEST_CASES` asks for.
+pub(crate) fn cases(usual: u32) -> ProptestConfig {
+    let asked = std::env::var_os("PROPTEST_CASES").is_some();
+    if asked { ProptestConfig::default() } else { ProptestConfig::with_cases(usual) }
+}

@@ -71,7 +71,7 @@ fn parted(away: &[bool], demand: Demand, before: u64, seed: u64, ticks: u64, fou
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     /// For so long that they are alone, and the others hold them for gone and give back what they held. Each side keeps to the limit: those who
     /// reach the store together, and each of the others by itself. From some seconds after the last one has come back nobody gets anything beyond.

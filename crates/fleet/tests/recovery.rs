@@ -430,7 +430,7 @@ fn losses() -> impl Strategy<Value = Loss> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(crate::cases(300))]
 
     /// Whatever is lost, for however long it is away, whoever comes back when: the quota is exceeded by a twentieth at most, and some seconds
     /// after the last one has come back all is as before.
