@@ -400,6 +400,13 @@ impl Mover {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
+            // At an urgent byte it says so as well, once the end has arrived behind it: the event that announces that byte is yet to be read.
+            Ok(0) if from.is_at_urgent_byte() => {
+                flow.on_urgent();
+                // In the stream, where it was sent; where it fails, the byte is skipped as it is by default.
+                let _ = from.set_oob_inline(true);
+                self.reclaim(flow);
+            }
             Ok(0) => flow.ended = true,
             Ok(moved) => {
                 flow.took(moved, true);

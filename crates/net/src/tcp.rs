@@ -382,6 +382,16 @@ impl TcpSocket {
         sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into())
     }
 
+    /// SIOCATMARK (tcp(7)): whether the next byte to be read is an urgent one. False where it cannot be told.
+    pub fn is_at_urgent_byte(&self) -> bool {
+        /// Of asm-generic/sockios.h, which the C library leaves out.
+        const SIOCATMARK: libc::Ioctl = 0x8905;
+        let mut is_there: libc::c_int = 0;
+        // SAFETY: SIOCATMARK writes an integer.
+        let asked = sys::check(unsafe { libc::ioctl(self.fd.as_raw_fd(), SIOCATMARK, &raw mut is_there) });
+        asked.is_ok() && is_there != 0
+    }
+
     /// Bytes that the kernel has taken to be sent, whether they are on their way, acknowledged or neither. Counted from somewhere: only
     /// differences mean something. While others write it may say less than there is, never more.
     ///

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::*;
-use crate::rlimit;
+use crate::{poll::Poller, rlimit};
 
 const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer];
 
@@ -302,6 +302,34 @@ fn an_urgent_byte_keeps_a_flow_off_pipes() {
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 100);
     flow.on_urgent();
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 0);
+}
+
+/// A turn that comes after an urgent byte and the end behind it, and before the event that tells of them.
+#[test]
+fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
+    for copy in MODES {
+        let (mut mover, mut flow, mut ends) =
+            (Mover::new(), Flow { readable: true, ..Flow::default() }, Ends::new());
+        ends.source.write_all(b"abc").unwrap();
+        socket2::SockRef::from(&ends.source).send_out_of_band(b"!").unwrap();
+        ends.source.write_all(b"def").unwrap();
+        ends.source.shutdown(Shutdown::Write).unwrap();
+        let mut poller = Poller::new().unwrap();
+        poller.add_edge(&ends.from, 0).unwrap();
+        until(|| poller.wait(None).unwrap().iter().any(|event| event.priority && event.closed).then_some(()));
+        let first = to_the_end(&mut mover, &mut flow, &mut ends, copy);
+        if first != Pumped::Done {
+            // A read that stops short waits for that event.
+            assert_eq!((first, flow.bytes, flow.has_ended()), (Pumped::Idle, 3, false), "{copy:?}");
+            flow.on_urgent();
+            ends.from.set_oob_inline(true).unwrap();
+            (flow.readable, flow.fin) = (true, true);
+            assert_eq!(to_the_end(&mut mover, &mut flow, &mut ends, copy), Pumped::Done);
+        }
+        let mut heard = Vec::new();
+        ends.sink.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"abc!def", "{copy:?}");
+    }
 }
 
 #[test]
