@@ -96,8 +96,8 @@ fn only_if(argument: u8, compare: SeccompCmpOp, value: u32) -> Result<SeccompRul
 const FAMILIES: &[u32] =
     &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 
-/// Of ioctl(2): whether a socket waits, what is queued, whether a file is closed with execve(2), what a terminal is, names and numbers of
-/// interfaces. Not what puts words into a terminal.
+/// Of ioctl(2): whether a socket waits, what is queued, whether an urgent byte is next, whether a file is closed with execve(2), what a
+/// terminal is, names and numbers of interfaces. Not what puts words into a terminal.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a request has 32 bits, in whichever type a C library has it"
@@ -106,6 +106,8 @@ const REQUESTS: &[u32] = &[
     libc::FIONBIO as u32,
     libc::FIONREAD as u32,
     libc::TIOCOUTQ as u32,
+    // SIOCATMARK, which the C library leaves out.
+    0x8905,
     libc::FIOCLEX as u32,
     libc::FIONCLEX as u32,
     libc::TCGETS as u32,
