@@ -86,8 +86,7 @@ pub struct Ban {
     /// Until when it would have lasted that was lifted; 0 of one that was not.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lifted: u64,
-    /// Which of all that this subject ever had, drawn by chance: two may end in the same second. 0 if nobody has drawn it, as nodes do that know of
-    /// no such thing.
+    /// A random number that tells this ban from any other of its subject: two may end in the same second. 0 is none: older programs draw none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub id: u64,
 }
@@ -99,7 +98,7 @@ impl Ban {
         Self { subject, until, reason, lifted: 0, id: 0 }
     }
 
-    /// The same, told from all others of its subject.
+    /// The same with a random number, see [`Ban::id`].
     #[must_use]
     pub fn with_id(self, id: u64) -> Self {
         Self { id, ..self }
@@ -113,6 +112,7 @@ impl Ban {
 
     /// Whether it is that very ban which was lifted.
     fn lifts(&self, other: &Self) -> bool {
+        // A program that knows of no numbers drops them.
         let is_same = self.id == other.id || self.id == 0 || other.id == 0;
         self.lifted != 0 && self.lifted == other.until && is_same
     }

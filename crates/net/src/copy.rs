@@ -165,11 +165,12 @@ impl Flow {
         }
     }
 
-    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it. Whether it stays in the stream is up to
-    /// the source, see [`TcpSocket::set_oob_inline`].
-    pub fn on_urgent(&mut self) {
+    /// An urgent byte is on its way: reads stop at it, and splice(2) never passes it. It stays in the stream, where it was sent.
+    pub fn on_urgent(&mut self, source: &TcpSocket) {
         self.plain = true;
         self.thorough = true;
+        // Where it fails, the byte is skipped as it is by default.
+        let _ = source.set_oob_inline(true);
     }
 
     /// Reads go on until the source would block: for a source whose reads may be short although more waits, as those of Unix
@@ -400,11 +401,9 @@ impl Mover {
         let most = flow.within_budget(usize::MAX);
         let Held::Pipe(pipe) = &mut flow.held else { return Ok(()) };
         match pipe.fill(from, most) {
-            // At an urgent byte it says so as well, once the end has arrived behind it: the event that announces that byte is yet to be read.
+            // The same 0 stands for an urgent byte behind which the end has arrived already. The event that announces it may come later.
             Ok(0) if from.is_at_urgent_byte() => {
-                flow.on_urgent();
-                // In the stream, where it was sent; where it fails, the byte is skipped as it is by default.
-                let _ = from.set_oob_inline(true);
+                flow.on_urgent(from);
                 self.reclaim(flow);
             }
             Ok(0) => flow.ended = true,

@@ -17,6 +17,8 @@ use crate::{
 
 /// Pieces of one sendmsg(2) (UIO_MAXIOV).
 const MOST_PIECES: usize = 1024;
+/// A request of ioctl(2) (tcp(7), asm-generic/sockios.h) that the C library leaves out: whether an urgent byte is next.
+pub const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// How a listener is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -384,8 +386,6 @@ impl TcpSocket {
 
     /// SIOCATMARK (tcp(7)): whether the next byte to be read is an urgent one. False where it cannot be told.
     pub fn is_at_urgent_byte(&self) -> bool {
-        /// Of asm-generic/sockios.h, which the C library leaves out.
-        const SIOCATMARK: libc::Ioctl = 0x8905;
         let mut is_there: libc::c_int = 0;
         // SAFETY: SIOCATMARK writes an integer.
         let asked = sys::check(unsafe { libc::ioctl(self.fd.as_raw_fd(), SIOCATMARK, &raw mut is_there) });

@@ -437,6 +437,8 @@ mod tests {
         orders.ban(ban("user alice@here", 50)).await.expect("it is banned");
         let subjects: Vec<String> = orders.bans().iter().map(|ban| ban.subject.to_string()).collect();
         assert_eq!(subjects, ["user alice@here", "user bob@here"]);
+        let ids: Vec<u64> = orders.bans().iter().map(|ban| ban.id).collect();
+        assert!(!ids.contains(&0) && ids[0] != ids[1], "{ids:?}");
         let alice = "user alice@here".parse().expect("a subject");
         assert!(orders.unban(&alice).await.expect("nobody to ask"));
         assert!(!orders.unban(&alice).await.expect("nobody to ask"));

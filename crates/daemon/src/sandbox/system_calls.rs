@@ -10,7 +10,10 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
 };
-use turnpike_net::system_calls::{self, Instruction};
+use turnpike_net::{
+    system_calls::{self, Instruction},
+    tcp::SIOCATMARK,
+};
 
 use super::Layers;
 
@@ -106,8 +109,7 @@ const REQUESTS: &[u32] = &[
     libc::FIONBIO as u32,
     libc::FIONREAD as u32,
     libc::TIOCOUTQ as u32,
-    // SIOCATMARK, which the C library leaves out.
-    0x8905,
+    SIOCATMARK as u32,
     libc::FIOCLEX as u32,
     libc::FIONCLEX as u32,
     libc::TCGETS as u32,

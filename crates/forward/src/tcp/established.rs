@@ -28,12 +28,10 @@ impl Engine {
             inward.be_thorough();
             inward.readable = true;
         }
-        if event.priority {
-            inward.on_urgent();
-            if let Some(socket) = socket {
-                // In the stream, where it was sent; where it fails, the byte is skipped as it is by default.
-                let _ = socket.set_oob_inline(true);
-            }
+        if event.priority
+            && let Some(socket) = socket
+        {
+            inward.on_urgent(socket);
         }
         if event.error {
             // Nothing is left to read, or nothing can be read now: a reset does not wait.

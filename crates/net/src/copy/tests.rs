@@ -292,7 +292,7 @@ fn a_flow_that_forgoes_pipes_is_copied_however_much_it_brings() {
         assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Kernel, BULK + 1000), 0);
     }
     assert!(flow.is_ordinary());
-    flow.on_urgent();
+    flow.on_urgent(&ends.from);
     assert!(!flow.is_ordinary());
 }
 
@@ -300,7 +300,7 @@ fn a_flow_that_forgoes_pipes_is_copied_however_much_it_brings() {
 fn an_urgent_byte_keeps_a_flow_off_pipes() {
     let (mut mover, mut flow, mut ends) = (Mover::new(), Flow::default(), Ends::new());
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 100);
-    flow.on_urgent();
+    flow.on_urgent(&ends.from);
     assert_eq!(message(&mut mover, &mut flow, &mut ends, CopyMode::Splice, 100), 0);
 }
 
@@ -321,8 +321,7 @@ fn an_urgent_byte_that_nobody_has_told_of_ends_no_stream() {
         if first != Pumped::Done {
             // A read that stops short waits for that event.
             assert_eq!((first, flow.bytes, flow.has_ended()), (Pumped::Idle, 3, false), "{copy:?}");
-            flow.on_urgent();
-            ends.from.set_oob_inline(true).unwrap();
+            flow.on_urgent(&ends.from);
             (flow.readable, flow.fin) = (true, true);
             assert_eq!(to_the_end(&mut mover, &mut flow, &mut ends, copy), Pumped::Done);
         }

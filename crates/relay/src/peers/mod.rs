@@ -320,7 +320,7 @@ impl Peers {
             }
             // Nothing of it could reach the client any more.
             Stage::Waiting if event.error => self.end(slot),
-            Stage::Waiting => note(&mut connection.to_client, event),
+            Stage::Waiting => note(&mut connection.to_client, &connection.peer, event),
             Stage::Bound(_) => self.on_traffic(slot, side, event, purse),
         }
         None
@@ -422,7 +422,7 @@ impl Peers {
         let result = connection.peer.take_error().map_err(|error| reason(&error));
         if result.is_ok() {
             connection.stage = Stage::Waiting;
-            note(&mut connection.to_client, event);
+            note(&mut connection.to_client, &connection.peer, event);
         } else {
             self.remove(slot);
         }
@@ -467,12 +467,12 @@ impl Connection {
     }
 }
 
-/// What an event says of the end of a flow that it is about.
-fn note(flow: &mut Flow, event: &Event) {
+/// What an event says of the source of a flow.
+fn note(flow: &mut Flow, source: &TcpSocket, event: &Event) {
     flow.readable |= event.readable;
     flow.fin |= event.closed;
     if event.priority {
-        flow.on_urgent();
+        flow.on_urgent(source);
     }
 }
 

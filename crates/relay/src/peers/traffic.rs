@@ -26,7 +26,11 @@ impl Peers {
             Side::Peer => &mut connection.to_client,
             Side::Client => &mut connection.to_peer,
         };
-        note(source, event);
+        let socket = match (&connection.stage, side) {
+            (Stage::Bound(ClientEnd::Plain(client)), Side::Client) => client,
+            _ => &connection.peer,
+        };
+        note(source, socket, event);
         if event.error {
             // Nothing is left to read, or nothing can be read now: a reset does not wait.
             let stuck = match &connection.stage {
@@ -37,14 +41,6 @@ impl Peers {
                 return self.end(slot);
             }
             source.on_error();
-        }
-        if event.priority {
-            let socket = match (&connection.stage, side) {
-                (Stage::Bound(ClientEnd::Plain(client)), Side::Client) => client,
-                _ => &connection.peer,
-            };
-            // In the stream, where it was sent; where it fails, the byte is skipped as it is by default.
-            let _ = socket.set_oob_inline(true);
         }
         self.turn(slot, purse);
     }
