@@ -162,6 +162,37 @@ fn peers_connect_and_what_they_sent_before_is_not_lost() {
     }
 }
 
+/// TCP's out-of-band data, sent before the client has bound the connection or afterwards, with the end right behind it.
+#[test]
+fn an_urgent_byte_of_a_peer_stays_in_the_stream() {
+    let world = support::start_workers(1);
+    let (mut client, relayed) = control(&world);
+    client.ask(&permit((Ipv4Addr::LOCALHOST, 9).into()));
+    for round in 0..16 {
+        let mut peer = connect(relayed);
+        let attempt = client.receive().expect("a ConnectionAttempt");
+        let mut say = || {
+            peer.write_all(b"abc").unwrap();
+            socket2::SockRef::from(&peer).send_out_of_band(b"!").unwrap();
+            peer.write_all(b"def").unwrap();
+            peer.shutdown(Shutdown::Write).unwrap();
+        };
+        let is_early = round % 2 == 0;
+        if is_early {
+            say();
+            // By its answer the worker has heard of it.
+            client.ask(&support::refresh(20 + round));
+        }
+        let mut stream = data(&world, &attempt.attribute(CONNECTION_ID));
+        if !is_early {
+            say();
+        }
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"abc!def", "early: {is_early}");
+    }
+}
+
 /// Each is the other's peer by the address that it is told, which nobody here has.
 #[test]
 fn two_clients_of_a_relay_behind_a_nat_are_connected() {
