@@ -137,8 +137,8 @@ pub struct Reply {
     pub ratio: f64,
 }
 
-/// More than this a server should not send to strangers per byte.
-pub const MOST_AMPLIFICATION: f64 = 3.0;
+/// Bytes that a server should send to strangers at most, per byte of their requests.
+pub const MOST_AMPLIFICATION: f64 = 4.0;
 
 /// What [`crate::run`] would do with [`crate::Config::attack`], line by line.
 #[must_use]
@@ -383,7 +383,7 @@ impl Probe<'_> {
                 "sends strangers at most {ratio:.1} bytes for each of theirs ({message}: {received} for {sent})"
             );
             if *ratio > MOST_AMPLIFICATION {
-                let remedy = "whoever forges a source address floods that one by this server: shorten realm and software, or limit such answers";
+                let remedy = "an attacker with forged source addresses can flood others through this server: shorten the realm, or leave out SOFTWARE";
                 self.report.advise(Level::Warn, "attack", what, remedy);
             } else {
                 self.report.line(Level::Ok, "attack", what);

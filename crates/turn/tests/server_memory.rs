@@ -47,18 +47,19 @@ fn a_flood_of_requests_without_credentials_allocates_nothing() {
 }
 
 #[test]
-fn a_flood_that_a_long_realm_answers_allocates_nothing_either() {
+fn a_flood_answered_with_a_long_realm_allocates_nothing() {
     flood_allocates_nothing(ServerConfig { realm: "r".repeat(100), ..config() });
 }
 
 fn flood_allocates_nothing(config: ServerConfig) {
     let mut world = World::with(config);
-    // The first long challenge makes the table of those who get them.
-    world.ask(&Ask::allocate());
+    // The first challenge to a request too short to be granted makes the table of rates.
+    world.feed(&Ask::new(ALLOCATE).bytes());
     let floods = [
         Ask::allocate().bytes(),
         Ask::new(BINDING).fingerprint().bytes(),
         Ask::refresh(0).bytes(),
+        Ask::new(REFRESH).bytes(),
         vec![0; 500],
     ];
     let now = world.now;

@@ -245,7 +245,8 @@ impl<G: Gate> Server<G> {
     fn note_granted(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
         let Context { now, request, envelope, who, .. } = context;
         // Without nonces there is no telling.
-        let issued = request.get(kind::NONCE).filter(|_| envelope.signer.is_some()).and_then(nonce::issued);
+        let nonce = request.get(kind::NONCE).filter(|_| envelope.signer.is_some());
+        let issued = nonce.and_then(|nonce| nonce::issued(nonce, now.unix));
         let Some(issued) = issued else { return Ok(None) };
         let noted = self.granted.note(request.transaction(), issued, nonce::truncate(now.unix));
         if noted.is_some() {

@@ -82,13 +82,13 @@ impl<G: Gate> Server<G> {
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
-        self.verdict(now, source, request, answer)
+        self.verdict(now, source, answer)
     }
 
-    fn verdict(&mut self, now: Now, source: &Source, request: &Request<'_>, answer: Answer) -> Verdict<'_> {
+    fn verdict(&mut self, now: Now, source: &Source, answer: Answer) -> Verdict<'_> {
         let Source { client, link } = *source;
         match answer {
-            Answer::Reply => match self.may_answer(now, &client, request.view.bytes().len()) {
+            Answer::Reply => match self.may_answer(now, &client) {
                 Ok(()) => Verdict::Reply { client, link, bytes: &self.reply },
                 Err(reason) => self.dropped(reason),
             },
@@ -152,12 +152,12 @@ impl<G: Gate> Server<G> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request);
         if let Some(answer) = self.discover(now, client, request, &envelope) {
-            return self.verdict(now, source, request, answer);
+            return self.verdict(now, source, answer);
         }
         let unknown = unknown_in_plain_binding(request);
         if !unknown.is_empty() {
             let answer = self.unknown_attributes(&envelope, &unknown);
-            return self.verdict(now, source, request, answer);
+            return self.verdict(now, source, answer);
         }
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);

@@ -28,20 +28,23 @@ use crate::{
 /// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
 const MAX_USERNAME_LEN: usize = 508;
 
-/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. All other requests need more.
+/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter request can be granted.
 const SHORTEST_REQUEST: usize = 28;
 
 /// Bytes of a header.
 const HEADER: usize = 20;
 
-/// Bytes of an attribute whose value has so many.
+/// Longest challenge per byte of a request that is too short to be granted, beyond [`short_request_rate`].
+const MOST_REFLECTION: usize = 4;
+
+/// Bytes of an attribute with a value of `len` bytes.
 const fn attribute(len: usize) -> usize {
     4 + len.next_multiple_of(4)
 }
 
-/// How often a challenge over UDP is longer than three times its request: ten times a second to one host, 50 times at once, and a thousand
-/// times a second of one worker.
-pub(super) fn long_challenge_rate() -> Rates {
+/// Challenges over UDP that are longer than [`MOST_REFLECTION`] times a request too short to be granted: ten a second to one host after a
+/// burst of 50, and a thousand a second for each worker. A client that can be granted anything never meets this rate.
+pub(super) fn short_request_rate() -> Rates {
     Rates::new(Rate::new(50, 100), Rate::new(1000, 1), 4096)
 }
 
@@ -258,58 +261,44 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// 401 or 438 with what the client needs to try again: realm, nonce and algorithms (RFC 8489 section 9.2.4). Neither SOFTWARE
-    /// nor a reason phrase: it answers unauthenticated packets, so
-    /// every byte serves amplification. With the realm `turnpike` it has 84 bytes, three times the shortest Allocate that can be
-    /// granted: 20 of header, 8 of ERROR-CODE, 12 of REALM, 32 of NONCE, 12 of PASSWORD-ALGORITHMS. A longer realm adds its
-    /// length.
+    /// Builds a 401 or 438 with all that the next attempt needs: realm, nonce and algorithms (RFC 8489 section 9.2.4). Browsers and pion
+    /// give up after a 438 on Allocate, so a challenge never carries a nonce that fails.
     ///
-    /// What is longer than three times its request, by its realm or by THIRD-PARTY-AUTHORIZATION (at most 260 bytes; RFC 7635
-    /// section 6.1 wants it), is at a bounded rate where the client's address may be forged. Beyond that the name of the server for
-    /// tokens is left out; then what a client cannot do without, so that it asks once more; and then there is no answer.
-    ///
-    /// What has no room for an attribute is nobody's request. Its answer lacks that, too: the nonce there is good for nothing but a 438
-    /// with the real one, since one without the bits of RFC 8489 that counted would let whoever sits between make any client's
-    /// credentials weaker (section 9.2.1).
+    /// A forged source address receives these bytes, so SOFTWARE and the reason phrase are left out. With the realm `turnpike` a challenge
+    /// has 80 bytes, four times a header alone: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of NONCE and 12 of PASSWORD-ALGORITHMS. Realms
+    /// of up to 40 bytes stay within four times the shortest Allocate. THIRD-PARTY-AUTHORIZATION adds at most 264 bytes, where RFC 7635
+    /// section 6.1 asks for it.
     pub(super) fn challenge(&mut self, context: &Context<'_>, realm: &Terms, code: u16) -> Answer {
-        let asked = context.request.len_without_fingerprint();
-        let is_long = |len: usize| len > 3 * asked;
-        let short = HEADER + attribute(4) + attribute(realm.name.len()) + attribute(nonce::NONE.len());
-        let full =
-            short - attribute(nonce::NONE.len()) + attribute(nonce::LEN) + attribute(realm.algorithms.len());
-        let name = self.config.third_party.server_name.as_bytes();
-        let named = full + if realm.third_party { attribute(name.len()) } else { 0 };
-        let has_attributes = asked >= SHORTEST_REQUEST;
+        let server_name = realm.third_party.then(|| self.config.third_party.server_name.as_bytes());
+        let len = HEADER
+            + attribute(4)
+            + attribute(realm.name.len())
+            + attribute(nonce::LEN)
+            + attribute(realm.algorithms.len())
+            + server_name.map_or(0, |name| attribute(name.len()));
         let Client { listener, address, .. } = context.source.client;
-        let may_be_forged = self.config.listener(listener).transport == Transport::Udp;
-        let now_us = context.now.ms.saturating_mul(1000);
-        let must_be_admitted = may_be_forged && is_long(if has_attributes { named } else { short });
-        let is_admitted = !must_be_admitted || {
-            // Once and for all: a flood allocates nothing.
-            self.long_challenge_rate.make_room_for_all();
-            self.long_challenge_rate.admit_address(now_us, address.ip())
-        };
-        let is_full = has_attributes && (is_admitted || !is_long(full));
-        if !is_full && !is_admitted && is_long(short) {
-            return Answer::Drop(DropReason::RefusalRatio);
+        let asked = context.request.len_without_fingerprint();
+        if asked < SHORTEST_REQUEST
+            && len > MOST_REFLECTION * asked
+            && self.config.listener(listener).transport == Transport::Udp
+        {
+            // Allocated once, so that a flood allocates nothing.
+            self.short_request_rate.make_room_for_all();
+            if !self.short_request_rate.admit_address(context.now.ms.saturating_mul(1000), address.ip()) {
+                return Answer::Drop(DropReason::RefusalRatio);
+            }
         }
         let now = context.now.unix;
-        let scope = self.nonce_scope(now, address.ip(), realm);
-        let nonce = is_full.then(|| scope.issue(now));
+        let nonce = self.nonce_scope(now, address.ip(), realm).issue(now);
         self.stats.error(code);
-        self.stats.nonces += u64::from(is_full);
+        self.stats.nonces += 1;
         let mut response = context.envelope.begin(&mut self.reply, Class::Error);
         response.error(code, "");
         response.attribute(kind::REALM, realm.name.as_bytes());
-        match nonce {
-            None => _ = response.attribute(kind::NONCE, nonce::NONE),
-            Some(nonce) => {
-                response.attribute(kind::NONCE, &nonce);
-                response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
-                if realm.third_party && is_admitted {
-                    response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
-                }
-            }
+        response.attribute(kind::NONCE, &nonce);
+        response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
+        if let Some(name) = server_name {
+            response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
         }
         response.finish(context.envelope.fingerprint);
         Answer::Reply

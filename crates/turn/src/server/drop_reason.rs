@@ -54,9 +54,9 @@ pub enum DropReason {
     RealmBandwidth,
     /// Beyond those of all allocations together.
     TotalBandwidth,
-    /// A request whose refusal would be one too many for the source's prefix ([`super::RefusalLimit`]).
+    /// A request beyond the refusals per second of its prefix ([`super::RefusalLimit`]).
     RefusalLimit,
-    /// A request whose refusal would be too long for what was asked: of its prefix, where there is such a limit, or by the realm alone.
+    /// A request too short to be granted, whose 401 would be more than four times as long, beyond a fixed rate.
     RefusalRatio,
     /// A Send indication on an allocation that relays TCP (RFC 6062).
     TcpAllocation,

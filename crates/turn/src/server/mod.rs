@@ -126,8 +126,7 @@ pub struct Server<G> {
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
-    /// Of challenges that are long for what they answer.
-    long_challenge_rate: rates::Rates,
+    short_request_rate: rates::Rates,
     reflection: Reflection,
     pools: Pools,
     leases: Leases,
@@ -174,7 +173,7 @@ impl<G: Gate> Server<G> {
             request_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
-            long_challenge_rate: auth::long_challenge_rate(),
+            short_request_rate: auth::short_request_rate(),
             reflection: Reflection::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),

@@ -1,14 +1,14 @@
-//! Stateless nonces (RFC 8489 section 9.2). A nonce proves by itself that we gave it to this client address, when, and
-//! which security features we announced; nothing is remembered.
+//! Stateless nonces (RFC 8489 section 9.2). A nonce proves by itself that this server gave it to this client address, when, and
+//! which security features it announced; nothing is remembered.
 //!
 //! ```text
-//!  obMatJos2  wAAA  AAAAAAAAAAAAAAA
-//!  cookie     24    base64 of time, 4 bytes, and
-//!             bits  7 bytes of HMAC-SHA256(key, time, network, realm, features)
+//!  obMatJos2  wAAA  AAAAAAAAAAA
+//!  cookie     24    base64 of 8 bytes: the lower 18 bits of the time in seconds, and
+//!             bits  46 bits of HMAC-SHA256(key, time, network, realm, features)
 //! ```
 //!
-//! Seven bytes of MAC are enough: guessing one takes 2^55 requests, each of them seen, and wins no more than an hour's
-//! right to guess a password. An eighth would make the challenge longer than three times a plain Allocate.
+//! A 401 over UDP may go to a forged address, so the nonce is short. 46 bits of MAC suffice: guessing one takes 2^45 requests on
+//! average, each of them seen, and wins no more than an hour's right to guess a password. 18 bits of time span three days.
 //!
 //! The port is left out, and of an IPv6 address the half that a host chooses for itself: a client has its data connections
 //! (RFC 6062) on other ports than its control connection, and every NAT mapping is a port of its own.
@@ -21,15 +21,16 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
 /// Length in characters.
-pub(super) const LEN: usize = 28;
+pub(super) const LEN: usize = 24;
 
-/// What stands where no nonce would be of use: good for nothing but to be told a real one. Shorter than any of ours.
-pub(super) const NONE: &[u8] = b"none";
+/// Length of the nonces of version 0.1, with 4 bytes of time and 7 of MAC. They stay good during an upgrade in place and in a fleet of
+/// both versions.
+const LEN_0_1: usize = 28;
 
-/// Bytes of time and MAC, and where they start.
-const RAW_LEN: usize = 11;
-const MAC_LEN: usize = RAW_LEN - 4;
+/// First character behind the cookie and the feature bits.
 const RAW_AT: usize = 13;
+const MAC_BITS: u32 = 46;
+const TIME_BITS: u32 = 64 - MAC_BITS;
 
 /// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
 /// anonymity, are the leftmost): 0xC00000 in base64.
@@ -68,27 +69,26 @@ pub(super) struct Scope<'a> {
 
 impl Scope<'_> {
     pub(super) fn issue(&self, unix: u64) -> [u8; LEN] {
-        let time = truncate(unix).to_be_bytes();
-        let mut raw = [0; RAW_LEN];
-        raw[..4].copy_from_slice(&time);
-        raw[4..].copy_from_slice(&self.mac(time));
+        let time = truncate(unix);
+        let raw = u64::from(time) << MAC_BITS | self.mac(time) >> TIME_BITS;
         let mut nonce = [0; LEN];
         nonce[..RAW_AT].copy_from_slice(self.cookie());
-        // 11 bytes are 15 characters, for which the slice has exactly room.
-        let written = STANDARD_NO_PAD.encode_slice(raw, &mut nonce[RAW_AT..]);
-        debug_assert_eq!(written, Ok(15));
+        // 8 bytes are 11 characters, exactly the room behind the cookie.
+        let written = STANDARD_NO_PAD.encode_slice(raw.to_be_bytes(), &mut nonce[RAW_AT..]);
+        debug_assert_eq!(written, Ok(LEN - RAW_AT));
         nonce
     }
 
     pub(super) fn judge(&self, nonce: &[u8], unix: u64, lifetime: u32) -> Standing {
-        let Some((time, mac)) = open(nonce).filter(|_| nonce.starts_with(self.cookie())) else {
+        let Some(opened) = open(nonce, unix).filter(|_| nonce.starts_with(self.cookie())) else {
             return Standing::Foreign;
         };
-        if !bool::from(self.mac(time).ct_eq(&mac)) {
+        let difference = (self.mac(opened.issued) ^ opened.mac) >> (64 - opened.mac_bits);
+        if !bool::from(difference.ct_eq(&0)) {
             return Standing::Foreign;
         }
         // Wraps every 136 years, and counts a nonce of the future, after the clock was set back, as stale.
-        let age = truncate(unix).wrapping_sub(u32::from_be_bytes(time));
+        let age = truncate(unix).wrapping_sub(opened.issued);
         let ahead = age.wrapping_neg();
         if age <= lifetime || ahead <= SKEW { Standing::Fresh } else { Standing::Stale }
     }
@@ -97,39 +97,68 @@ impl Scope<'_> {
         if self.anonymity { COOKIE_WITH_ANONYMITY } else { COOKIE }
     }
 
-    fn mac(&self, time: [u8; 4]) -> [u8; MAC_LEN] {
+    /// The first 64 bits of the HMAC.
+    fn mac(&self, time: u32) -> u64 {
         let mut hmac =
             <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
-        hmac.update(&time);
+        hmac.update(&time.to_be_bytes());
         hmac.update(&network(self.client).octets());
         // So little that with a realm of up to 25 bytes it is one block of SHA-256. The length tells where the realm begins.
         let [.., length] = self.algorithms.len().to_be_bytes();
         hmac.update(&[u8::from(self.anonymity), length]);
         hmac.update(self.algorithms);
         hmac.update(self.realm.as_bytes());
-        let mut mac = [0; MAC_LEN];
-        mac.copy_from_slice(&hmac.finalize().into_bytes()[..MAC_LEN]);
-        mac
+        let mac: [u8; 32] = hmac.finalize().into_bytes().into();
+        let [b0, b1, b2, b3, b4, b5, b6, b7, ..] = mac;
+        u64::from_be_bytes([b0, b1, b2, b3, b4, b5, b6, b7])
     }
 }
 
-/// When a nonce was issued that has been judged to be ours: the lower 32 bits of Unix seconds.
-pub(super) fn issued(nonce: &[u8]) -> Option<u32> {
-    open(nonce).map(|(time, _)| u32::from_be_bytes(time))
+/// Time of issue of a nonce already judged to be ours: the lower 32 bits of Unix seconds. `unix` is the present.
+pub(super) fn issued(nonce: &[u8], unix: u64) -> Option<u32> {
+    open(nonce, unix).map(|opened| opened.issued)
 }
 
-/// The same in Unix seconds, of a nonce that is not judged yet: it says which key has made it, if one has. What is no nonce says that of now.
+/// Time of issue in Unix seconds that a nonce claims, which tells the key that made it. Anything but a nonce claims the present.
 pub(super) fn claimed(nonce: &[u8], unix: u64) -> u64 {
-    let ahead = issued(nonce).map_or(0, |issued| issued.wrapping_sub(truncate(unix)).cast_signed());
+    let ahead = issued(nonce, unix).map_or(0, |issued| issued.wrapping_sub(truncate(unix)).cast_signed());
     unix.saturating_add_signed(ahead.into())
 }
 
-/// Time and MAC.
-fn open(nonce: &[u8]) -> Option<([u8; 4], [u8; MAC_LEN])> {
-    let mut raw = [0; RAW_LEN];
-    let whole = nonce.len() == LEN && STANDARD_NO_PAD.decode_slice(&nonce[RAW_AT..], &mut raw) == Ok(RAW_LEN);
-    let [t0, t1, t2, t3, mac @ ..] = raw;
-    whole.then_some(([t0, t1, t2, t3], mac))
+/// Content of a nonce.
+struct Opened {
+    /// Lower 32 bits of Unix seconds.
+    issued: u32,
+    /// Leading `mac_bits` of the HMAC, then zeros.
+    mac: u64,
+    mac_bits: u32,
+}
+
+/// Splits a nonce. Only 18 bits of its time are inside; the rest is that of the time nearest to `unix`, 36 hours to either side.
+fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
+    match nonce.len() {
+        LEN => {
+            let mut raw = [0; 8];
+            let read = STANDARD_NO_PAD.decode_slice(&nonce[RAW_AT..], &mut raw).ok()?;
+            (read == raw.len()).then_some(())?;
+            let raw = u64::from_be_bytes(raw);
+            let now = truncate(unix);
+            // Sign extension of the difference of 18 bits.
+            let ahead = truncate(raw >> MAC_BITS).wrapping_sub(now) << (32 - TIME_BITS);
+            let ahead = ahead.cast_signed() >> (32 - TIME_BITS);
+            let issued = now.wrapping_add_signed(ahead);
+            Some(Opened { issued, mac: raw << TIME_BITS, mac_bits: MAC_BITS })
+        }
+        LEN_0_1 => {
+            let mut raw = [0; 11];
+            let read = STANDARD_NO_PAD.decode_slice(&nonce[RAW_AT..], &mut raw).ok()?;
+            (read == raw.len()).then_some(())?;
+            let [t0, t1, t2, t3, m0, m1, m2, m3, m4, m5, m6] = raw;
+            let issued = u32::from_be_bytes([t0, t1, t2, t3]);
+            Some(Opened { issued, mac: u64::from_be_bytes([m0, m1, m2, m3, m4, m5, m6, 0]), mac_bits: 56 })
+        }
+        _ => None,
+    }
 }
 
 /// What one client keeps, whatever its port: an IPv4 address, or the /64 in which an IPv6 host draws its addresses (RFC 8981).
@@ -225,9 +254,33 @@ mod tests {
     #[test]
     fn a_nonce_says_when_it_was_issued() {
         let key = [7; 32];
-        assert_eq!(issued(&scope(&key).issue(1_800_000_000)), Some(1_800_000_000));
-        assert_eq!(issued(NONE), None);
-        assert_eq!(scope(&key).judge(NONE, 1000, 3600), Standing::Foreign);
+        for now in [1_800_000_000, 1_800_000_000 + 36 * 3600, 1_800_000_000 - 9] {
+            assert_eq!(issued(&scope(&key).issue(1_800_000_000), now), Some(1_800_000_000));
+        }
+        assert_eq!(issued(b"none", 1_800_000_000), None);
+        assert_eq!(scope(&key).judge(b"none", 1000, 3600), Standing::Foreign);
+    }
+
+    /// Made by version 0.1 with the key of this test at 1,800,000,000.
+    #[test]
+    fn a_nonce_of_version_0_1_counts_until_it_is_stale() {
+        let (key, then) = ([7; 32], 1_800_000_000);
+        let scope = scope(&key);
+        let nonce = b"obMatJos2wAAAa0nSALyiOc7Gf5k";
+        assert_eq!(scope.judge(nonce, then + 3600, 3600), Standing::Fresh);
+        assert_eq!(scope.judge(nonce, then + 3601, 3600), Standing::Stale);
+        assert_eq!(issued(nonce, then + 9), Some(1_800_000_000));
+        assert_eq!(Scope { key: &[8; 32], ..scope }.judge(nonce, then, 3600), Standing::Foreign);
+    }
+
+    #[test]
+    fn a_nonce_older_than_its_bits_of_time_is_not_taken_for_a_younger_one() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let nonce = scope.issue(1_800_000_000);
+        for span in 1..20 {
+            assert_eq!(scope.judge(&nonce, 1_800_000_000 + (span << TIME_BITS), 3600), Standing::Foreign);
+        }
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! What strangers can make the server send to others. Over UDP a source address may be forged, and a refusal goes to whoever has it: so
-//! there may be a bound on refusals to one prefix, in number and by the bytes that came from there.
+//! Optional limit on refusals per address prefix. A UDP source address can be forged, and the refusal goes to its owner.
 
 use std::net::IpAddr;
 
@@ -10,103 +9,49 @@ use turnpike_wire::stun::View;
 use super::{DropReason, Gate, Server, Transport};
 use crate::{rates::Rate, time::Now};
 
-/// How many refusals nobody has signed may go to one prefix over UDP ([`super::ServerConfig::prefixes`]).
+/// Unsigned refusals to one prefix over UDP ([`super::ServerConfig::prefixes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusalLimit {
-    /// So many a second, and of two seconds at once. Of each worker.
+    /// Refusals per second and worker, with a burst of two seconds' worth.
     pub per_second: u32,
 }
 
-/// Bytes of refusals for each byte of requests, beyond [`HEAD_START`]: three, as RFC 9000 section 8.1 has it for addresses that have
-/// not been validated. Our usual challenge is just as long.
-const FACTOR: i64 = 3;
-/// Bytes that may be sent to a prefix beyond that, once in ten seconds: who has a long realm challenges short requests, too.
-const HEAD_START: i64 = 2000;
-/// So many of them come back in a second.
-const REGAINED: i64 = 200;
-/// Prefixes that are remembered. More than can have something in their accounts in the flood that a worker takes; for those beyond,
-/// nothing is counted: who forges that many sends nobody much.
+/// Prefixes remembered. More than one worker can exhaust in a flood; further prefixes are not limited.
 const MOST: usize = 16_384;
-/// A full table is looked through once in so many milliseconds at most.
+/// Shortest time between two sweeps of a full table, in milliseconds.
 const SWEEP_MS: u64 = 1000;
 
-/// The accounts of prefixes.
+/// Time at which the bucket of each prefix is full again, in microseconds.
 #[derive(Default)]
 pub(super) struct Reflection {
-    accounts: HashMap<IpAddr, Account, RandomState>,
+    buckets: HashMap<IpAddr, u64, RandomState>,
     sweep_ms: u64,
 }
 
-#[derive(Clone, Copy)]
-struct Account {
-    /// When its bucket of refusals is full again, in microseconds.
-    full_at_us: u64,
-    /// Bytes that may be sent there.
-    credit: i64,
-    credited_ms: u64,
-}
-
-impl Account {
-    const NEW: Self = Self { full_at_us: 0, credit: HEAD_START, credited_ms: 0 };
-
-    fn regain(&mut self, now_ms: u64) {
-        let seconds = i64::try_from(now_ms.saturating_sub(self.credited_ms) / 1000).unwrap_or(i64::MAX);
-        if seconds > 0 {
-            self.credited_ms = now_ms;
-            self.credit = seconds.saturating_mul(REGAINED).saturating_add(self.credit).min(HEAD_START);
-        }
-    }
-
-    fn is_new(mut self, now_ms: u64) -> bool {
-        self.regain(now_ms);
-        self.full_at_us <= now_ms.saturating_mul(1000) && self.credit >= HEAD_START
-    }
-}
-
 impl Reflection {
-    /// Whether a request of so many bytes may be answered by a refusal of so many.
-    fn admit(
-        &mut self,
-        now_ms: u64,
-        limit: RefusalLimit,
-        prefix: IpAddr,
-        request: usize,
-        refusal: usize,
-    ) -> Result<(), DropReason> {
-        if self.accounts.len() >= MOST && !self.accounts.contains_key(&prefix) {
+    /// Takes a token of the prefix; returns false if it has none left.
+    fn admit(&mut self, now_ms: u64, limit: RefusalLimit, prefix: IpAddr) -> bool {
+        let now_us = now_ms.saturating_mul(1000);
+        if self.buckets.len() >= MOST && !self.buckets.contains_key(&prefix) {
             if now_ms >= self.sweep_ms {
                 self.sweep_ms = now_ms + SWEEP_MS;
-                self.accounts.retain(|_, account| !account.is_new(now_ms));
+                self.buckets.retain(|_, full_at| *full_at > now_us);
             }
-            if self.accounts.len() >= MOST {
-                return Ok(());
+            if self.buckets.len() >= MOST {
+                return true;
             }
         }
-        let account = self.accounts.entry(prefix).or_insert(Account { credited_ms: now_ms, ..Account::NEW });
-        account.regain(now_ms);
-        let bytes = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
-        account.credit = account.credit.saturating_add(FACTOR.saturating_mul(bytes(request))).min(HEAD_START);
-        let now_us = now_ms.saturating_mul(1000);
-        let Some(full_at_us) = Rate::per_second(limit.per_second, 2).spend(account.full_at_us, now_us) else {
-            return Err(DropReason::RefusalLimit);
-        };
-        if account.credit < bytes(refusal) {
-            return Err(DropReason::RefusalRatio);
-        }
-        (account.full_at_us, account.credit) = (full_at_us, account.credit - bytes(refusal));
-        Ok(())
+        let full_at = self.buckets.entry(prefix).or_insert(0);
+        let spent = Rate::per_second(limit.per_second, 2).spend(*full_at, now_us);
+        *full_at = spent.unwrap_or(*full_at);
+        spent.is_some()
     }
 }
 
 impl<G: Gate> Server<G> {
-    /// Whether what the reply buffer holds may be sent to this client, in answer to so many bytes. Only refusals that nobody has signed,
-    /// over UDP, are bounded: all others have shown that they are where they say.
-    pub(super) fn may_answer(
-        &mut self,
-        now: Now,
-        client: &super::Client,
-        request: usize,
-    ) -> Result<(), DropReason> {
+    /// Checks the reply buffer against the limit of the client's prefix. Signed replies and other transports are exempt: those clients
+    /// have proved their address.
+    pub(super) fn may_answer(&mut self, now: Now, client: &super::Client) -> Result<(), DropReason> {
         let Some(limit) = self.config.refusals else { return Ok(()) };
         let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);
         if !is_refusal || self.config.listener(client.listener).transport != Transport::Udp {
@@ -116,7 +61,7 @@ impl<G: Gate> Server<G> {
             return Ok(());
         }
         let prefix = self.config.prefixes.of(client.address.ip());
-        self.reflection.admit(now.ms, limit, prefix, request, self.reply.len())
+        if self.reflection.admit(now.ms, limit, prefix) { Ok(()) } else { Err(DropReason::RefusalLimit) }
     }
 }
 
@@ -131,44 +76,22 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_gets_its_rate_and_leaves_others_alone() {
+    fn each_prefix_has_a_rate_of_its_own() {
         let mut reflection = Reflection::default();
-        let mut admitted = |now_ms, of| {
-            (0..1000).filter(|_| reflection.admit(now_ms, LIMIT, prefix(of), 28, 84).is_ok()).count()
-        };
+        let mut admitted =
+            |now_ms, of| (0..1000).filter(|_| reflection.admit(now_ms, LIMIT, prefix(of))).count();
         assert_eq!([admitted(0, 1), admitted(0, 2)], [20, 20]);
         assert_eq!([admitted(1000, 1), admitted(60_000, 1)], [10, 20]);
     }
 
     #[test]
-    fn no_prefix_is_sent_more_than_three_times_what_came_from_there_and_a_head_start() {
-        let mut reflection = Reflection::default();
-        let many = RefusalLimit { per_second: 1_000_000 };
-        // A realm of 127 characters makes a challenge of 203 bytes.
-        let (mut received, mut sent, mut refused) = (0, 0, 0);
-        for now_ms in 0..10_000 {
-            received += 28;
-            match reflection.admit(now_ms, many, prefix(1), 28, 203) {
-                Ok(()) => sent += 203,
-                Err(reason) => {
-                    assert_eq!(reason, DropReason::RefusalRatio);
-                    refused += 1;
-                }
-            }
-        }
-        assert!(refused > 5000 && sent <= 3 * received + 2000 + 2000, "{sent} for {received}");
-        // Ours is never refused for its length.
-        assert!((0..10_000).all(|now_ms| reflection.admit(now_ms, many, prefix(2), 28, 84).is_ok()));
-    }
-
-    #[test]
-    fn memory_is_bounded_and_whoever_finds_no_room_is_answered() {
+    fn memory_is_bounded_and_prefixes_beyond_it_are_answered() {
         let mut reflection = Reflection::default();
         for n in 0..50_000 {
-            assert_eq!(reflection.admit(0, LIMIT, prefix(n), 28, 84), Ok(()));
+            assert!(reflection.admit(0, LIMIT, prefix(n)));
         }
-        assert_eq!(reflection.accounts.len(), MOST);
-        assert_eq!(reflection.admit(60_000, LIMIT, prefix(99_999), 28, 84), Ok(()));
-        assert_eq!(reflection.accounts.len(), 1, "those that owe nothing are forgotten");
+        assert_eq!(reflection.buckets.len(), MOST);
+        assert!(reflection.admit(60_000, LIMIT, prefix(99_999)));
+        assert_eq!(reflection.buckets.len(), 1, "full buckets are forgotten");
     }
 }

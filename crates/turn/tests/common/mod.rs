@@ -53,7 +53,7 @@ pub(crate) use turn_types::{
     },
 };
 
-/// So short that a challenge is no longer than three times the shortest Allocate: those come at whatever rate.
+/// Short enough that the challenge to a header alone stays within four times its length, and so has no rate.
 pub(crate) const REALM: &str = "test.org";
 pub(crate) const PEER: &str = "198.41.0.4:7000";
 pub(crate) const PEER_V6: &str = "[2606:4700::1]:7000";

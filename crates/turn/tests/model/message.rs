@@ -247,7 +247,6 @@ pub(super) enum Told {
     Challenge {
         code: u16,
         realm: &'static str,
-        whole: bool,
     },
 }
 
@@ -292,13 +291,12 @@ impl Answer {
         };
         match &self.told {
             Told::Error(code) => says("another code", !success && reply.code() == Some(*code))?,
-            Told::Challenge { code, realm, whole } => {
+            Told::Challenge { code, realm } => {
                 says("another code", !success && reply.code() == Some(*code))?;
                 let said = message.attribute::<Realm>().ok().map(|realm| realm.realm().to_owned());
                 says("another realm", said.as_deref() == Some(*realm))?;
-                let nonce = message.attribute::<Nonce>().ok().map(|nonce| nonce.nonce().to_owned());
-                says("whether the nonce is one", (nonce.as_deref() != Some("none")) == *whole)?;
-                learned.nonce = nonce.filter(|_| *whole);
+                learned.nonce = message.attribute::<Nonce>().ok().map(|nonce| nonce.nonce().to_owned());
+                says("a nonce is missing", learned.nonce.is_some())?;
             }
             _ if !success => return Err(format!("an error: {:?}", reply.code())),
             Told::Done => {}

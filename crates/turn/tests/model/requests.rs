@@ -196,11 +196,9 @@ impl Model {
     }
 
     fn challenge(&mut self, asking: &Asking<'_>, code: u16, realm: &'static str) -> Outcome {
-        // A header and an attribute of four bytes: what is shorter is nobody's request.
-        let whole = asking.request.bytes().len() >= 28;
         self.error(asking.at, code);
-        self.stats(asking.at).nonces += u64::from(whole);
-        let told = Told::Challenge { code, realm, whole };
+        self.stats(asking.at).nonces += 1;
+        let told = Told::Challenge { code, realm };
         Ok(Answer { transaction: asking.request.transaction, said: Said::ByNobody, told })
     }
 

@@ -32,8 +32,8 @@ const SPELLINGS: [&str; 9] = [
     "Teredo, as the server",
     "ISATAP",
 ];
-/// With the realm `turnpike`: a longer one adds its length to the challenge (docs/serve.md).
-const MOST_AMPLIFICATION: f64 = 3.0;
+/// Bytes out per byte in, with the realm `turnpike`. A longer realm adds its length to the challenge (docs/serve.md).
+const MOST_AMPLIFICATION: f64 = 4.0;
 /// Of a handshake with DTLS, before its client has shown that it is there.
 const MOST_OF_DTLS: f64 = 1.0;
 /// Another user, who is after the first one's allocation.
