@@ -12,7 +12,8 @@ use turnpike_config::{
     UserSecret, WhenUnavailable, limit_keys, readable_by_all, realms,
 };
 use turnpike_stores::{
-    Database, Directory, Edit, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError, UserKeys,
+    Database, Directory, Edit, Existing, Limits, PeerRanges, Rules, SqliteUse, StoreAddress, StoreError,
+    UserKeys,
 };
 use turnpike_turn::{
     ip_range,
@@ -159,8 +160,10 @@ impl OpenStore {
         let UserSecret::Password(password) = &user.secret else { return None };
         let (realm, name) = (settings.realm.clone(), user.name.clone());
         let keys = UserKeys::new(&name, &realm, password.reveal());
-        let made = self.directory.edit(&Edit::PutUser { realm, name, keys }).await;
-        Some(made.map(|_| MadeUp { user, dir: file.parent().unwrap_or(Path::new("/")).to_owned() }))
+        // Another process that starts on the same file may have been faster.
+        let made = self.directory.apply(&Edit::PutUser { realm, name, keys }, Existing::Keep).await;
+        let dir = || file.parent().unwrap_or(Path::new("/")).to_owned();
+        made.map(|existed| (!existed).then(|| MadeUp { user, dir: dir() })).transpose()
     }
 
     /// Whether anybody could authenticate by this store.

@@ -29,8 +29,24 @@ pub trait Backend: Send + Sync + 'static {
         after: Option<&UserRow>,
     ) -> impl Future<Output = Result<Vec<UserRow>, StoreError>> + Send;
 
-    /// Changes something. Whether it was there before; for what is removed, whether it was there at all.
-    fn edit(&self, edit: &Edit) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    /// Makes a change, which is atomic: of several at once, each sees the store as another has left it. Returns whether it was there
+    /// before; for a removal, whether it was there at all.
+    fn apply(&self, edit: &Edit, existing: Existing)
+    -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The same, in place of what there is.
+    fn edit(&self, edit: &Edit) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        self.apply(edit, Existing::Replace)
+    }
+}
+
+/// What a change does to a user, secret, key or realm that is there already. Removals and rotations take no notice of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// Takes its place.
+    Replace,
+    /// Leaves it as it is.
+    Keep,
 }
 
 /// A user in a list.

@@ -1,7 +1,7 @@
 //! One of the databases, whichever it is.
 
 use crate::{
-    Backend, Edit, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
+    Backend, Edit, Existing, Rules, SqliteUse, StoreAddress, StoreError, StoredSecret, UserKeys, UserRow,
     directory::Limits,
     redis::Redis,
     sql::{Mysql, Postgres},
@@ -71,7 +71,7 @@ impl Backend for Database {
         each!(self, backend => backend.users(realm, after).await)
     }
 
-    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
-        each!(self, backend => backend.edit(edit).await)
+    async fn apply(&self, edit: &Edit, existing: Existing) -> Result<bool, StoreError> {
+        each!(self, backend => backend.apply(edit, existing).await)
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, ApiKeys, Backend, Edit, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
+    ApiKey, ApiKeys, Backend, Edit, Existing, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
     breaker::{self, Breaker},
     cache::{self, Cache, Cached, Lifetimes},
     secrets::{signing, unix},
@@ -122,6 +122,9 @@ struct Inner<B> {
     /// Held by who asks for some.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
+    /// Number of the last question for all rules, and of the one whose answer is held.
+    rules_asked: AtomicU64,
+    rules_read: Mutex<u64>,
     version: AtomicU64,
     /// The last trouble with rules that the log was told of.
     trouble: Mutex<Option<String>>,
@@ -155,6 +158,8 @@ impl<B: Backend> Directory<B> {
             wait_for_secrets: AtomicUsize::new(0),
             asks_for_secrets: tokio::sync::Mutex::default(),
             generation: AtomicU64::new(0),
+            rules_asked: AtomicU64::new(0),
+            rules_read: Mutex::default(),
             version: AtomicU64::new(u64::MAX),
             trouble: Mutex::default(),
             counts: Tallies::default(),
@@ -302,15 +307,25 @@ impl<B: Backend> Directory<B> {
     /// # Errors
     /// Why not. What has not been answered in time may have been done.
     pub async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+        self.apply(edit, Existing::Replace).await
+    }
+
+    /// The same, as [`Backend::apply`].
+    ///
+    /// # Errors
+    /// As [`Self::edit`].
+    pub async fn apply(&self, edit: &Edit, existing: Existing) -> Result<bool, StoreError> {
         let inner = &*self.0;
-        let existed = inner.within(LIST_DEADLINE, inner.backend.edit(edit)).await?;
+        let edited = inner.within(LIST_DEADLINE, inner.backend.apply(edit, existing)).await;
         let is_user = match edit {
             Edit::PutUser { realm, name, .. } | Edit::RemoveUser { realm, name } => {
+                // Before an error is returned: the change may have been made.
                 inner.cache.forget(&cache::key(realm, name));
                 true
             }
             _ => false,
         };
+        let existed = edited?;
         // Which realms have users without a SHA-256 key, SQLite alone tells; and it tells nobody of what he has written himself.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
@@ -417,7 +432,14 @@ impl<B: Backend> Inner<B> {
     }
 
     async fn read_rules(&self) -> Result<(), StoreError> {
+        let turn = self.rules_asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
+        // An answer that was overtaken by one to a later question is older.
+        let mut read_at = lock(&self.rules_read);
+        if *read_at > turn {
+            return Ok(());
+        }
+        *read_at = turn;
         *write(&self.secrets) = std::mem::take(&mut rules.secrets).into_iter().collect();
         *write(&self.api_keys) = Arc::new(std::mem::take(&mut rules.api_keys));
         let mut held = write(&self.rules);

@@ -32,6 +32,8 @@ pub enum Fault {
     Schema,
     /// One row cannot be read.
     Row,
+    /// Its character set has no such text.
+    Text,
     /// Its certificate, or the TLS handshake.
     Tls,
     /// Anything else that it refuses.
@@ -79,6 +81,12 @@ impl fmt::Display for StoreError {
                 write!(
                     f,
                     "{store} cannot be trusted: {detail}; name its authority in {setting} (docs/stores.md)"
+                )
+            }
+            Fault::Text => {
+                write!(
+                    f,
+                    "{store} cannot hold this text: {detail}; give the table a character set that has it, such as utf8mb4"
                 )
             }
             Fault::Other => write!(f, "{store} refuses: {detail}"),

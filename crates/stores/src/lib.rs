@@ -41,7 +41,7 @@ const SHARDS: usize = 16;
 
 pub use address::{ServerAddress, StoreAddress, TlsMode};
 pub use api_keys::{ApiKey, ApiKeys};
-pub use backend::{Backend, PAGE, UserRow};
+pub use backend::{Backend, Existing, PAGE, UserRow};
 pub use database::Database;
 pub use directory::{Counts, Directory, Found, Known, Limits};
 pub use edit::{Edit, RealmOptions};

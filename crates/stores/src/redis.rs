@@ -12,7 +12,8 @@ use url::form_urlencoded;
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Fault, Rules, ServerAddress, StoreError, StoredSecret, TlsMode, UserKeys, UserRow,
+    ApiKey, Backend, Edit, Existing, Fault, Rules, ServerAddress, StoreError, StoredSecret, TlsMode,
+    UserKeys, UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
@@ -156,20 +157,10 @@ impl Redis {
         Ok(())
     }
 
-    /// Whether another secret was there before. The new one is there before the others have an end: whatever fails in between can be done
-    /// again.
-    async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
-        let held = self.secrets(realm).await?;
-        let marks = marks_key(realm);
-        let mark = |secret: &str, since: u64, until: &str| {
-            of("HSET", &[&marks, secret, &format!("{since} {until}")])
-        };
-        let mut commands = vec![mark(secret, since, ""), of("SADD", &[&secrets_key(realm), secret])];
-        for other in held.iter().filter(|held| held.ends_sooner(until) && *held.value != *secret) {
-            commands.push(mark(&other.value, other.since, &until.to_string()));
-        }
-        self.run(&commands).await?;
-        Ok(!held.is_empty())
+    /// Runs a script, which is atomic; its number.
+    async fn script(&self, script: &str, keys: &[&str], arguments: &[&str]) -> Result<u64, StoreError> {
+        let mut command = redis::cmd("EVAL");
+        self.ask(command.arg(script).arg(keys.len()).arg(keys).arg(arguments)).await
     }
 
     /// How many of these commands have changed something.
@@ -278,37 +269,45 @@ impl Backend for Redis {
         Ok(rows)
     }
 
-    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+    async fn apply(&self, edit: &Edit, existing: Existing) -> Result<bool, StoreError> {
         let key = |realm: &str, what: &str| format!("{REALM}{realm}/{what}");
+        let keeps = existing == Existing::Keep;
+        let words_of_existing = if keeps { "keep" } else { "replace" };
         let changed = match edit {
             Edit::PutUser { realm, name, keys } => {
-                let set = of("GETSET", &[&user_key(realm, name), keys.to_hex().as_str()]);
+                let (user, keys) = (user_key(realm, name), keys.to_hex());
+                if keeps {
+                    return Ok(self.run(&[of("SETNX", &[&user, &keys])]).await? == 0);
+                }
+                let set = of("GETSET", &[&user, &keys]);
                 return Ok(self.ask::<Option<String>>(&set).await?.is_some());
             }
             Edit::RemoveUser { realm, name } => self.run(&[of("DEL", &[&user_key(realm, name)])]).await?,
             Edit::AddSecret { realm, secret } => {
-                self.run(&[of("HDEL", &[&marks_key(realm), secret])]).await?;
-                return Ok(self.run(&[of("SADD", &[&secrets_key(realm), secret])]).await? == 0);
+                let keys = [secrets_key(realm), marks_key(realm)];
+                self.script(ADD_SECRET, &keys.each_ref().map(String::as_str), &[secret, words_of_existing])
+                    .await?
             }
             Edit::RemoveSecret { realm, secret } => {
-                let removed = self.run(&[of("SREM", &[&secrets_key(realm), secret])]).await?;
-                self.run(&[of("HDEL", &[&marks_key(realm), secret])]).await?;
-                removed
+                let keys = [secrets_key(realm), marks_key(realm)];
+                self.script(REMOVE_SECRET, &keys.each_ref().map(String::as_str), &[secret]).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
-                return self.rotate(realm, secret, *since, *until).await;
+                let keys = [secrets_key(realm), marks_key(realm)];
+                let (since, until) = (since.to_string(), until.to_string());
+                self.script(ROTATE, &keys.each_ref().map(String::as_str), &[secret, &since, &until]).await?
             }
             Edit::PutApiKey(key) => {
-                return Ok(self.run(&[of("HSET", &[API_KEYS, &key.name, &words(key)])]).await? == 0);
+                let put = if keeps { "HSETNX" } else { "HSET" };
+                return Ok(self.run(&[of(put, &[API_KEYS, &key.name, &words(key)])]).await? == 0);
             }
             Edit::RemoveApiKey { name } => self.run(&[of("HDEL", &[API_KEYS, name])]).await?,
             Edit::PutRealm { realm, options } => {
-                let set = |option: &str, value: u64| of("GETSET", &[&key(realm, option), &value.to_string()]);
-                let mut was_there = false;
-                for (option, value) in options.named() {
-                    was_there |= self.ask::<Option<String>>(&set(option, value)).await?.is_some();
-                }
-                return Ok(was_there);
+                let [total, user, rate] =
+                    options.named().map(|(option, value)| (key(realm, option), value.to_string()));
+                let (keys, values) =
+                    ([&*total.0, &user.0, &rate.0], [words_of_existing, &total.1, &user.1, &rate.1]);
+                self.script(PUT_REALM, &keys, &values).await?
             }
             Edit::RemoveRealm { realm } => {
                 let mut removed = Vec::new();
@@ -326,6 +325,40 @@ impl Backend for Redis {
         Ok(changed > 0)
     }
 }
+
+/// Keys: secrets, marks. Arguments: secret, `keep` or `replace`. 1 if it was there before.
+const ADD_SECRET: &str = "\
+local added = redis.call('SADD', KEYS[1], ARGV[1])
+if added == 1 or ARGV[2] == 'replace' then redis.call('HDEL', KEYS[2], ARGV[1]) end
+return 1 - added";
+/// Keys: secrets, marks. Argument: secret. 1 if it was there.
+const REMOVE_SECRET: &str = "\
+redis.call('HDEL', KEYS[2], ARGV[1])
+return redis.call('SREM', KEYS[1], ARGV[1])";
+/// Keys: secrets, marks. Arguments: secret, since, until. The others end then, or sooner: numbers without leading zeros, so the longer one
+/// is the greater one. The number of secrets that were there before.
+const ROTATE: &str = "\
+local held = redis.call('SMEMBERS', KEYS[1])
+for _, other in ipairs(held) do
+  if other ~= ARGV[1] then
+    local times = redis.call('HGET', KEYS[2], other) or '0 '
+    local since, ends = string.match(times, '^(%d*) ?(%d*)$')
+    if not since then since, ends = '0', '' end
+    if ends == '' or #ends > #ARGV[3] or (#ends == #ARGV[3] and ends > ARGV[3]) then
+      redis.call('HSET', KEYS[2], other, since .. ' ' .. ARGV[3])
+    end
+  end
+end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ' ')
+redis.call('SADD', KEYS[1], ARGV[1])
+return #held";
+/// Keys: options. Arguments: `keep` or `replace`, their values. The number of options that were there before.
+const PUT_REALM: &str = "\
+local found = 0
+for _, key in ipairs(KEYS) do found = found + redis.call('EXISTS', key) end
+if found > 0 and ARGV[1] == 'keep' then return found end
+for index, key in ipairs(KEYS) do redis.call('SET', key, ARGV[index + 1]) end
+return found";
 
 /// What is wrong with the server of this name.
 pub(crate) fn told(name: &str, error: &RedisError) -> StoreError {

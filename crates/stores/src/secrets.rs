@@ -30,11 +30,6 @@ impl StoredSecret {
         Self { value, since: 0, until: None }
     }
 
-    /// Whether a rotation gives it this end: one that it has may come sooner, never later.
-    pub(crate) fn ends_sooner(&self, until: u64) -> bool {
-        self.until.is_none_or(|end| end > until)
-    }
-
     /// Whether credentials made with it are good in this Unix second.
     #[must_use]
     pub fn counts(&self, unix: u64) -> bool {

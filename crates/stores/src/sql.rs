@@ -18,13 +18,16 @@ use tokio::{
 
 use crate::{
     Fault, ServerAddress, StoreError, TlsMode,
-    tables::{Bound, Row, Sql},
+    tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
 /// A connection that has been idle for longer may have been forgotten by something on the way.
 const IDLE: Duration = Duration::from_secs(60);
 /// Jobs that wait for a connection; whoever asks has a deadline of its own.
 const QUEUE: usize = 65_536;
+
+/// Transactions of other programs that a change gives way to.
+const MOST_COLLISIONS: usize = 5;
 
 /// A server with coturn's tables.
 pub(crate) struct Server<D> {
@@ -44,8 +47,7 @@ struct Job {
 /// Statements with what stands for their question marks.
 pub(crate) enum Work {
     Read(&'static str, Vec<String>),
-    /// In one transaction.
-    Change(Vec<(&'static str, Vec<String>)>),
+    Change(OwnedChange),
 }
 
 #[derive(Default)]
@@ -59,6 +61,10 @@ pub(crate) trait Driver: Send + Sized + 'static {
     type Options: Send + Sync + 'static;
     /// Table and column, of all that this connection sees.
     const COLUMNS: &'static str;
+    /// Waits for the lock of all who change this database as we do, and says 1 when it has it. A transaction of PostgreSQL gives it back.
+    const LOCK: &'static str;
+    /// Gives it back, where a transaction does not.
+    const UNLOCK: Option<&'static str>;
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
@@ -90,10 +96,8 @@ impl<D: Driver> Sql for Server<D> {
         Ok(self.run(Work::Read(statement, values)).await?.rows)
     }
 
-    async fn change(&self, statements: Vec<Bound<'_>>) -> Result<Vec<u64>, StoreError> {
-        let owned = |values: Vec<&str>| values.into_iter().map(str::to_owned).collect();
-        let statements = statements.into_iter().map(|(statement, values)| (statement, owned(values)));
-        Ok(self.run(Work::Change(statements.collect())).await?.changed)
+    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+        Ok(self.run(Work::Change(change.to_owned())).await?.changed)
     }
 
     async fn columns(&self) -> Result<Vec<Row>, StoreError> {
@@ -125,25 +129,32 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D
     }
 }
 
-/// On the connection that there is, or on a new one if that has gone stale.
-async fn run<D: Driver>(kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
-    if let Some(mut connection) = kept {
+/// On the connection that there is, or on a new one if that has gone stale. A transaction that has met one of another program begins again.
+async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
+    let mut collisions = 0;
+    loop {
+        let is_kept = kept.is_some();
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => D::connect(options).await?,
+        };
         match connection.run(work).await {
-            Err(error) if is_broken(&error) => {}
-            result => return result.map(|output| (connection, output)),
+            Ok(output) => return Ok((connection, output)),
+            Err(error) if is_kept && is_broken(&error) => {}
+            Err(error) if is_collision(&error) && collisions < MOST_COLLISIONS => collisions += 1,
+            Err(error) => return Err(error),
         }
     }
-    let mut connection = D::connect(options).await?;
-    let output = connection.run(work).await?;
-    Ok((connection, output))
 }
 
 /// A connection and what it runs; `$text` makes of a statement what this database understands.
 macro_rules! driver {
-    ($database:ty, $connection:ty, $options:ty, $columns:literal, $address:path, $text:path) => {
+    ($database:ty, $connection:ty, $options:ty, $columns:literal, $lock:literal, $unlock:expr, $address:path, $text:path) => {
         impl Driver for $connection {
             type Options = $options;
             const COLUMNS: &'static str = $columns;
+            const LOCK: &'static str = $lock;
+            const UNLOCK: Option<&'static str> = $unlock;
 
             fn options(address: &ServerAddress) -> $options {
                 $address(address).disable_statement_logging()
@@ -166,17 +177,33 @@ macro_rules! driver {
                         });
                         Ok(Output { rows: columns.collect::<sqlx::Result<_>>()?, changed: Vec::new() })
                     }
-                    Work::Change(statements) => {
+                    Work::Change(change) => {
                         let mut transaction = self.begin().await?;
-                        let mut changed = Vec::new();
-                        for (statement, values) in statements {
+                        let locked =
+                            sqlx::query::<$database>(Self::LOCK).fetch_one(&mut *transaction).await?;
+                        if locked.try_get::<Option<i32>, usize>(0)? != Some(1) {
+                            let why = "another change of this database does not end";
+                            return Err(io::Error::new(io::ErrorKind::TimedOut, why).into());
+                        }
+                        let mut changed = Vec::with_capacity(change.statements.len());
+                        for (statement, values) in &change.statements {
                             let mut query = sqlx::query::<$database>($text(statement));
                             for value in values {
                                 query = query.bind(value.clone());
                             }
-                            changed.push(query.execute(&mut *transaction).await?.rows_affected());
+                            changed.push(if is_query(statement) {
+                                query.fetch_all(&mut *transaction).await?.len() as u64
+                            } else {
+                                query.execute(&mut *transaction).await?.rows_affected()
+                            });
+                            if change.ends_after(&changed) {
+                                break;
+                            }
                         }
                         transaction.commit().await?;
+                        if let Some(unlock) = Self::UNLOCK {
+                            sqlx::query::<$database>(unlock).execute(&mut *self).await?;
+                        }
                         Ok(Output { rows: Vec::new(), changed })
                     }
                 }
@@ -190,6 +217,8 @@ driver!(
     PgConnection,
     PgConnectOptions,
     "select table_name::text, column_name::text from information_schema.columns where table_schema = any(current_schemas(false))",
+    "select 1 from pg_advisory_xact_lock(hashtext('turnpike.changes'))",
+    None,
     postgres_options,
     numbered
 );
@@ -200,6 +229,8 @@ driver!(
     MySqlConnectOptions,
     "select cast(table_name as char(128)), cast(column_name as char(128)) from information_schema.columns \
      where table_schema = database()",
+    "select cast(get_lock(concat('turnpike.', left(md5(database()), 32)), 10) as signed integer)",
+    Some("do release_lock(concat('turnpike.', left(md5(database()), 32)))"),
     mysql_options,
     verbatim
 );
@@ -281,6 +312,17 @@ fn numbered(statement: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(text)
 }
 
+/// Whether a transaction was ended for the sake of another one, such as that of a `turnadmin`.
+fn is_collision(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else { return false };
+    match error.try_downcast_ref::<MySqlDatabaseError>() {
+        // Duplicate key, lock wait timeout, deadlock.
+        Some(error) => matches!(error.number(), 1062 | 1205 | 1213),
+        // unique_violation, serialization_failure, deadlock_detected.
+        None => matches!(error.code().as_deref(), Some("23505" | "40001" | "40P01")),
+    }
+}
+
 /// Whether the connection is the trouble, and another one may do better.
 fn is_broken(error: &sqlx::Error) -> bool {
     match error {
@@ -303,6 +345,8 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
                 (Some(1045 | 1698), _) | (None, Some("28P01" | "28000")) => Fault::Login,
                 (Some(1049), _) | (None, Some("3D000")) => Fault::NoDatabase,
                 (Some(1044 | 1142 | 1143), _) | (None, Some("42501")) => Fault::Permission,
+                // Illegal mix of collations, no such character; untranslatable_character, character_not_in_repertoire.
+                (Some(1267 | 1366 | 3854 | 3988), _) | (None, Some("22P05" | "22021")) => Fault::Text,
                 (Some(1054 | 1146), _) | (None, Some("42P01" | "42703")) => Fault::Schema,
                 // Too many connections, or it starts or stops.
                 (Some(1040 | 1053), _) | (None, Some("53300" | "57P01" | "57P02" | "57P03")) => {

@@ -9,12 +9,15 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, TransactionBehavior, params_from_iter,
+    types::{FromSql as _, ValueRef},
+};
 use tokio::sync::oneshot;
 
 use crate::{
     Fault, StoreError,
-    tables::{Bound, Row, Sql},
+    tables::{Change, OwnedChange, Row, Sql, is_query},
 };
 
 /// How long a writer elsewhere may keep us waiting.
@@ -80,18 +83,16 @@ impl Sql for Sqlite {
         .await
     }
 
-    async fn change(&self, statements: Vec<Bound<'_>>) -> Result<Vec<u64>, StoreError> {
-        let owned = |values: Vec<&str>| values.into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let statements: Vec<_> =
-            statements.into_iter().map(|(statement, values)| (statement, owned(values))).collect();
+    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+        let change = change.to_owned();
         self.run(move |file| {
             // For what is removed no file is made.
             let adds = |(statement, _): &(&str, _)| {
                 statement.starts_with("insert") || statement.starts_with("create")
             };
-            let adds = statements.iter().any(adds);
-            let Some(open) = file.open(adds)? else { return Ok(vec![0; statements.len()]) };
-            let changed = change_all(&mut open.connection, &statements);
+            let adds = change.statements.iter().any(adds);
+            let Some(open) = file.open(adds)? else { return Ok(vec![0; change.statements.len()]) };
+            let changed = change_all(&mut open.connection, &change);
             changed.map_err(|error| file.error(&error))
         })
         .await
@@ -249,20 +250,34 @@ pub(crate) fn read_rows(
     let mut statement = connection.prepare(statement)?;
     let columns = statement.column_count();
     let rows = statement.query_map(params_from_iter(values), |row| {
-        (0..columns).map(|index| row.get::<_, Option<String>>(index)).collect::<rusqlite::Result<Row>>()
+        (0..columns).map(|index| text(row.get_ref(index)?)).collect::<rusqlite::Result<Row>>()
     })?;
     rows.collect()
 }
 
-pub(crate) fn change_all(
-    connection: &mut Connection,
-    statements: &[(&'static str, Vec<String>)],
-) -> rusqlite::Result<Vec<u64>> {
-    let transaction = connection.transaction()?;
-    let changed = statements.iter().map(|(statement, values)| {
-        transaction.execute(statement, params_from_iter(values)).map(|rows| rows as u64)
-    });
-    let changed = changed.collect::<rusqlite::Result<Vec<_>>>()?;
+/// A value as text. SQLite checks no encoding, and `turnadmin` writes what is not UTF-8: one such row must not hide the others.
+fn text(value: ValueRef<'_>) -> rusqlite::Result<Option<String>> {
+    match value {
+        ValueRef::Text(bytes) => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
+        other => Option::<String>::column_result(other).map_err(Into::into),
+    }
+}
+
+pub(crate) fn change_all(connection: &mut Connection, change: &OwnedChange) -> rusqlite::Result<Vec<u64>> {
+    // Locked from its beginning: one that reads first and writes then could not wait for another writer.
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut changed = Vec::with_capacity(change.statements.len());
+    for (statement, values) in &change.statements {
+        let rows = if is_query(statement) {
+            read_rows(&transaction, statement, values)?.len()
+        } else {
+            transaction.execute(statement, params_from_iter(values))?
+        };
+        changed.push(rows as u64);
+        if change.ends_after(&changed) {
+            break;
+        }
+    }
     transaction.commit()?;
     Ok(changed)
 }

@@ -9,7 +9,7 @@ use std::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, UserRow,
+    ApiKey, Backend, Edit, Existing, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, UserRow,
     api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
@@ -21,6 +21,47 @@ pub(crate) type Row = Vec<Option<String>>;
 /// A statement and what stands for its question marks.
 pub(crate) type Bound<'a> = (&'static str, Vec<&'a str>);
 
+/// Statements of one transaction.
+#[derive(Clone, Debug)]
+pub(crate) struct Change<'a> {
+    pub(crate) statements: Vec<Bound<'a>>,
+    /// Whether it ends without a change if the first statement finds rows.
+    pub(crate) only_if_absent: bool,
+}
+
+impl<'a> From<Vec<Bound<'a>>> for Change<'a> {
+    fn from(statements: Vec<Bound<'a>>) -> Self {
+        Self { statements, only_if_absent: false }
+    }
+}
+
+impl<'a> Change<'a> {
+    /// As a job for another thread has it.
+    pub(crate) fn to_owned(&self) -> OwnedChange {
+        let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
+        let statements = self.statements.iter().map(|(statement, values)| (*statement, owned(values)));
+        OwnedChange { statements: statements.collect(), only_if_absent: self.only_if_absent }
+    }
+}
+
+/// A [`Change`] with values of its own.
+pub(crate) struct OwnedChange {
+    pub(crate) statements: Vec<(&'static str, Vec<String>)>,
+    pub(crate) only_if_absent: bool,
+}
+
+impl OwnedChange {
+    /// Whether nothing more is to be done, after statements that have changed or found so many rows.
+    pub(crate) fn ends_after(&self, rows: &[u64]) -> bool {
+        self.only_if_absent && rows.len() == 1 && rows[0] > 0
+    }
+}
+
+/// Whether a statement finds rows, and changes none.
+pub(crate) fn is_query(statement: &str) -> bool {
+    statement.starts_with("select")
+}
+
 /// A database that runs statements.
 pub(crate) trait Sql: Send + Sync + 'static {
     /// Runs a query.
@@ -30,9 +71,9 @@ pub(crate) trait Sql: Send + Sync + 'static {
         values: &[&str],
     ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 
-    /// Runs statements in one transaction; how many rows each has changed.
-    fn change(&self, statements: Vec<Bound<'_>>)
-    -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
+    /// Runs statements in one transaction, one transaction of all servers of the store after the other; returns how many rows each has
+    /// changed, or found.
+    fn change(&self, change: Change<'_>) -> impl Future<Output = Result<Vec<u64>, StoreError>> + Send;
 
     /// Table and column, of all that there are.
     fn columns(&self) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
@@ -93,6 +134,14 @@ const MARKS: &str = "select realm, value, signs_since, counts_until from turnpik
 const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
 const ADD_MARK: &str =
     "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
+/// An end for each mark that has none, or a later one: numbers without leading zeros, so the longer one is the greater one.
+const END_MARKS: &str = "update turnpike_secret set counts_until = ? where realm = ? and (counts_until is null or counts_until = '' or \
+                         length(counts_until) > length(?) or (length(counts_until) = length(?) and counts_until > ?))";
+/// A mark with an end for each secret without a mark.
+const MARK_OTHERS: &str = "insert into turnpike_secret (realm, value, signs_since, counts_until) \
+                           select s.realm, s.value, '0', ? from turn_secret s where s.realm = ? and not exists \
+                           (select 1 from turnpike_secret m where m.realm = s.realm and m.value = s.value)";
+const API_KEY: &str = "select name from turnpike_api_key where name = ?";
 const API_KEYS: &str = "select name, sha256, realm, max_ttl, rate from turnpike_api_key";
 const REMOVE_API_KEY: &str = "delete from turnpike_api_key where name = ?";
 const ADD_API_KEY: &str =
@@ -100,10 +149,12 @@ const ADD_API_KEY: &str =
 
 const USER: &str = "select name, hmackey from turnusers_lt where realm = ? and name = ?";
 const SECRETS_OF: &str = "select value from turn_secret where realm = ?";
+const SECRET: &str = "select value from turn_secret where realm = ? and value = ?";
 const SECRETS: &str = "select realm, value from turn_secret";
 const ALLOWED: &str = "select realm, ip_range from allowed_peer_ip";
 const DENIED: &str = "select realm, ip_range from denied_peer_ip";
 const ORIGINS: &str = "select origin, realm from turn_origin_to_realm";
+const OPTIONS_OF: &str = "select opt from turn_realm_option where realm = ?";
 const OPTIONS: &str = "select realm, opt, value from turn_realm_option";
 // Numbers as text, in words that every database knows.
 const TOKEN_KEYS: &str = "select kid, ikm_key, cast(oauth_key.timestamp as char(20)), cast(lifetime as char(20)), as_rs_alg, \
@@ -128,7 +179,11 @@ const REMOVE_DENIED: &str = "delete from denied_peer_ip where realm = ?";
 
 impl<S: Sql> Backend for Tables<S> {
     async fn user(&self, realm: &str, name: &str) -> Result<Option<UserKeys>, StoreError> {
-        let rows = self.sql.rows(USER, &[realm, name]).await?;
+        let rows = match self.sql.rows(USER, &[realm, name]).await {
+            // A name that the column cannot hold is in no row: clients choose what is asked for, and must not make a store look broken.
+            Err(error) if error.fault == Fault::Text => return Ok(None),
+            rows => rows?,
+        };
         // MySQL takes "ALICE" for "alice" too, who would be somebody else to quotas.
         let row = rows.into_iter().find(|row| field(row, 0) == Some(name));
         let Some(hmackey) = row.and_then(|mut row| row.pop()?) else { return Ok(None) };
@@ -228,40 +283,43 @@ impl<S: Sql> Backend for Tables<S> {
         Ok(rows.iter().map(user).collect())
     }
 
-    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+    async fn apply(&self, edit: &Edit, existing: Existing) -> Result<bool, StoreError> {
         let changed = match edit {
             Edit::PutUser { realm, name, keys } => {
-                let hmackey = keys.to_hex();
-                let remove = (REMOVE_USER, vec![realm.as_str(), name]);
-                self.sql.change(vec![remove, (ADD_USER, vec![realm, name, &hmackey])]).await?
+                let (user, hmackey) = (vec![realm.as_str(), name], keys.to_hex());
+                let put = vec![(REMOVE_USER, user.clone()), (ADD_USER, vec![realm, name, &hmackey])];
+                self.put((USER, user), put, existing).await?
             }
             Edit::RemoveUser { realm, name } => {
-                self.sql.change(vec![(REMOVE_USER, vec![realm, name])]).await?
+                match self.sql.change(vec![(REMOVE_USER, vec![realm.as_str(), name])].into()).await {
+                    Err(error) if error.fault == Fault::Text => return Ok(false),
+                    removed => removed?,
+                }
             }
             Edit::AddSecret { realm, secret } => {
                 let mut statements = self.without_secret(realm, secret).await?;
                 statements.push((ADD_SECRET, vec![realm.as_str(), secret]));
-                self.sql.change(statements).await?
+                self.put((SECRET, vec![realm.as_str(), secret]), statements, existing).await?
             }
             Edit::RemoveSecret { realm, secret } => {
                 let statements = self.without_secret(realm, secret).await?;
-                self.sql.change(statements).await?
+                self.sql.change(statements.into()).await?
             }
             Edit::RotateSecret { realm, secret, since, until } => {
                 return self.rotate(realm, secret, *since, *until).await;
             }
-            Edit::PutApiKey(key) => self.put_api_key(key).await?,
+            Edit::PutApiKey(key) => self.put_api_key(key, existing).await?,
             Edit::RemoveApiKey { name } => {
                 if !self.has_own_tables().await? {
                     return Ok(false);
                 }
-                self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])]).await?
+                self.sql.change(vec![(REMOVE_API_KEY, vec![name.as_str()])].into()).await?
             }
-            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options).await,
+            Edit::PutRealm { realm, options } => return self.put_realm(realm, *options, existing).await,
             Edit::RemoveRealm { realm } => {
                 let tables = [REMOVE_OPTIONS, REMOVE_ORIGINS, REMOVE_ALLOWED, REMOVE_DENIED];
-                let removed =
-                    self.sql.change(tables.map(|table| (table, vec![realm.as_str()])).to_vec()).await?;
+                let statements = tables.map(|table| (table, vec![realm.as_str()])).to_vec();
+                let removed = self.sql.change(statements.into()).await?;
                 return Ok(removed.iter().sum::<u64>() > 0);
             }
         };
@@ -288,7 +346,7 @@ impl<S: Sql> Tables<S> {
             return Ok(());
         }
         for (_, create) in OWN_TABLES {
-            self.sql.change(vec![(create, Vec::new())]).await?;
+            self.sql.change(vec![(create, Vec::new())].into()).await?;
         }
         self.own.store(THERE, Ordering::Relaxed);
         Ok(())
@@ -310,28 +368,43 @@ impl<S: Sql> Tables<S> {
     /// Whether another secret was there before.
     async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
         self.make_own_tables().await?;
-        let held = self.secrets(realm).await?;
-        let times = |since: u64| since.to_string();
-        let others = held.iter().filter(|held| held.ends_sooner(until) && *held.value != *secret);
-        let others: Vec<_> = others.map(|held| (held.value.as_str(), times(held.since))).collect();
-        let (since, until) = (times(since), times(until));
-        let mut statements = self.without_secret(realm, secret).await?;
-        statements.push((ADD_SECRET, vec![realm, secret]));
-        statements.push((ADD_MARK, vec![realm, secret, &since, ""]));
-        for (other, since) in &others {
-            statements.push((REMOVE_MARK, vec![realm, other]));
-            statements.push((ADD_MARK, vec![realm, other, since, &until]));
-        }
-        self.sql.change(statements).await?;
-        Ok(!held.is_empty())
+        let (since, until) = (since.to_string(), until.to_string());
+        let found = self.sql.change(
+            vec![
+                (SECRETS_OF, vec![realm]),
+                (REMOVE_MARK, vec![realm, secret]),
+                (REMOVE_SECRET, vec![realm, secret]),
+                // All that are left count until then, unless they end sooner.
+                (END_MARKS, vec![&until, realm, &until, &until, &until]),
+                (MARK_OTHERS, vec![&until, realm]),
+                (ADD_SECRET, vec![realm, secret]),
+                (ADD_MARK, vec![realm, secret, &since, ""]),
+            ]
+            .into(),
+        );
+        Ok(found.await?.first().is_some_and(|held| *held > 0))
     }
 
-    async fn put_api_key(&self, key: &ApiKey) -> Result<Vec<u64>, StoreError> {
+    async fn put_api_key(&self, key: &ApiKey, existing: Existing) -> Result<Vec<u64>, StoreError> {
         self.make_own_tables().await?;
         let [hash, realm, max_ttl, rate] = key.written();
         let name = key.name.as_str();
         let add = (ADD_API_KEY, vec![name, &hash, &realm, &max_ttl, &rate]);
-        self.sql.change(vec![(REMOVE_API_KEY, vec![name]), add]).await
+        self.put((API_KEY, vec![name]), vec![(REMOVE_API_KEY, vec![name]), add], existing).await
+    }
+
+    /// Puts something by statements, the first of which removes it; only if `find` finds nothing, where what exists is kept.
+    async fn put<'a>(
+        &self,
+        find: Bound<'a>,
+        mut statements: Vec<Bound<'a>>,
+        existing: Existing,
+    ) -> Result<Vec<u64>, StoreError> {
+        let only_if_absent = existing == Existing::Keep;
+        if only_if_absent {
+            statements.insert(0, find);
+        }
+        self.sql.change(Change { statements, only_if_absent }).await
     }
 
     /// What tables there are, if all are that are needed.
@@ -351,13 +424,20 @@ impl<S: Sql> Tables<S> {
     }
 
     /// Whether it had any of its limits before.
-    async fn put_realm(&self, realm: &str, options: RealmOptions) -> Result<bool, StoreError> {
+    async fn put_realm(
+        &self,
+        realm: &str,
+        options: RealmOptions,
+        existing: Existing,
+    ) -> Result<bool, StoreError> {
         // All have a row, so that the realm is there though it has no limit: coturn takes 0 for none.
         let values = options.named().map(|(name, value)| (name, value.to_string()));
         let remove = values.iter().map(|(name, _)| (REMOVE_OPTION, vec![realm, *name]));
         let add = values.iter().map(|(name, value)| (ADD_OPTION, vec![realm, *name, value.as_str()]));
-        let changed = self.sql.change(remove.chain(add).collect()).await?;
-        Ok(changed.iter().take(values.len()).any(|removed| *removed > 0))
+        let find = (OPTIONS_OF, vec![realm]);
+        let changed = self.put(find, remove.chain(add).collect(), existing).await?;
+        let tells = if existing == Existing::Keep { 1 } else { values.len() };
+        Ok(changed.iter().take(tells).any(|rows| *rows > 0))
     }
 }
 

@@ -27,12 +27,17 @@ fn place(world: &World) -> [String; 2] {
     }
 }
 
-/// What it says on standard output.
-fn turnadmin(world: &World, arguments: &[&str]) -> String {
+fn turnadmin_command(world: &World, arguments: &[&str]) -> Command {
     let program = installed("turnadmin").expect("the caller has looked");
     let mut command = Command::new(program);
     // It leaves a log file where it stands.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).args(place(world)).args(arguments);
+    command
+}
+
+/// What it says on standard output.
+fn turnadmin(world: &World, arguments: &[&str]) -> String {
+    let mut command = turnadmin_command(world, arguments);
     let output = command.output().expect("it runs");
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -103,6 +108,101 @@ fn what_we_write_turnadmin_reads() {
         for said in ["total-quota", "9", "max-bps", "250000"] {
             assert!(options.contains(said), "{said}: {options}");
         }
+    });
+}
+
+/// Names of users as people have them, and as they try them out.
+const NAMES: [&str; 22] = [
+    "gorst",
+    "Gorst",
+    "@matrix:example.org",
+    "a:b:c",
+    ":leading",
+    "1001",
+    "user@example.org",
+    "two words",
+    "a/b",
+    "a.b-c_d",
+    "a+b",
+    "a*b",
+    "a?b[c]",
+    "a,b;c",
+    "a=b&c",
+    "(a){b}",
+    "#a!",
+    "José",
+    "voilà",
+    "Ωmega",
+    "日本語",
+    "🦀",
+];
+
+/// What turnadmin itself does not manage to write (it escapes nothing) is nobody, and nothing fails for it.
+#[test]
+fn every_name_that_turnadmin_writes_is_found_and_no_name_makes_a_store_fail() {
+    with_turnadmin(|world| {
+        let mut found = Vec::new();
+        for name in NAMES {
+            let mut command = turnadmin_command(world, &["-a", "-u", name, "-r", REALM, "-p", "hero"]);
+            let _ = command.output().expect("it runs");
+            let listed = turnadmin(world, &["-l", "-r", REALM]);
+            let is_written = listed.lines().any(|line| line.trim().starts_with(&format!("{name}[")));
+            let asked = world.wait(world.database().user(REALM, name));
+            let user = asked.unwrap_or_else(|error| panic!("{:?}, {name:?}: {error}", world.kind));
+            if is_written {
+                let user = user.unwrap_or_else(|| panic!("{:?} has no {name:?}: {listed}", world.kind));
+                let expected = UserKeys::new(name, REALM, "hero");
+                assert_eq!(user.get(KeyAlgorithm::Md5), expected.get(KeyAlgorithm::Md5), "{name:?}");
+                found.push(name);
+            }
+        }
+        for name in ["gorst", "@matrix:example.org", "José"] {
+            assert!(found.contains(&name), "{:?}: {found:?}", world.kind);
+        }
+        let database = world.database();
+        let listed = world.wait(database.users(Some(REALM), None)).expect("a list, whatever is in it");
+        for name in found {
+            let rows = listed.iter().filter(|row| row.name == name).count();
+            // A key of MySQL takes Gorst for gorst.
+            assert!(
+                rows == 1 || (world.kind == Kind::Mariadb && name.eq_ignore_ascii_case("gorst")),
+                "{name:?}"
+            );
+        }
+        for name in [
+            "",
+            " ",
+            "\0",
+            "a\0b",
+            "'",
+            "\"",
+            "\\",
+            "%",
+            "_",
+            "\u{1F980}\u{301}",
+            "x' or '1'='1",
+            &"é".repeat(254),
+        ] {
+            let asked = world.wait(database.user(REALM, name));
+            assert_eq!(asked.unwrap_or_else(|error| panic!("{name:?}: {error}")), None, "{:?}", world.kind);
+        }
+    });
+}
+
+/// As old installations have them: coturn's schema names no character set, and MariaDB's default was latin1.
+#[test]
+fn a_name_that_the_character_set_of_a_table_lacks_is_nobody() {
+    on(Kind::Mariadb, |world| {
+        world.sql("alter table turnusers_lt convert to character set latin1");
+        let database = world.database();
+        for name in ["日本語", "🦀", "Ωmega"] {
+            assert_eq!(world.wait(database.user(REALM, name)).expect("an answer"), None, "{name}");
+            let removal = Edit::RemoveUser { realm: REALM.to_owned(), name: name.to_owned() };
+            assert!(!world.edit(&removal), "{name}");
+        }
+        let keys = UserKeys::new("José", REALM, "pw");
+        world.edit(&Edit::PutUser { realm: REALM.to_owned(), name: "José".to_owned(), keys: keys.clone() });
+        assert_eq!(world.wait(database.user(REALM, "José")).expect("an answer"), Some(keys));
     });
 }
 

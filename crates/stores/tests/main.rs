@@ -7,5 +7,6 @@ mod coturn;
 mod fleet;
 mod outages;
 mod questions;
+mod races;
 mod refused;
 mod support;

@@ -84,7 +84,7 @@ impl Backend for Arc<Fake> {
         unreachable!("no list is asked for")
     }
 
-    async fn edit(&self, edit: &Edit) -> Result<bool, StoreError> {
+    async fn apply(&self, edit: &Edit, _: Existing) -> Result<bool, StoreError> {
         if *lock(&self.state) == State::TakesNothing {
             self.removals.fetch_add(1, Ordering::Relaxed);
             return Err(StoreError::new("fake", Fault::Permission, "read only"));

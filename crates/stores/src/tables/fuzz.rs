@@ -74,11 +74,8 @@ impl Sql for Memory {
         sqlite::read_rows(&self.lock(), statement, &values).map_err(told)
     }
 
-    async fn change(&self, statements: Vec<Bound<'_>>) -> Result<Vec<u64>, StoreError> {
-        let owned = |values: Vec<&str>| values.into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let statements: Vec<_> =
-            statements.into_iter().map(|(statement, values)| (statement, owned(values))).collect();
-        sqlite::change_all(&mut self.lock(), &statements).map_err(told)
+    async fn change(&self, change: Change<'_>) -> Result<Vec<u64>, StoreError> {
+        sqlite::change_all(&mut self.lock(), &change.to_owned()).map_err(told)
     }
 
     async fn columns(&self) -> Result<Vec<Row>, StoreError> {
