@@ -29,10 +29,21 @@ use axum::{
 use tokio::time::sleep;
 use turnpike_config::{AdminAccess, AdminSettings, Secret};
 
-use crate::{hosts, model::Problem, program::Program, web};
+use crate::{
+    changes::Changes,
+    connections::Progress,
+    hosts,
+    model::Problem,
+    program::Program,
+    refusal_log::RefusalLog,
+    routes::{path_at_node, whole},
+    web,
+};
 
 /// What somebody waits for who has shown a wrong token, or a wrong key: with a few dozen connections at a time, a few dozen tries a second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
+/// Characters of a path in a log line.
+const LONGEST_PATH: usize = 200;
 
 /// Answered whoever asks: a program that looks after this one need not know a token, and the files of the page, which hold nothing of
 /// this program, are there before anybody can type one.
@@ -50,7 +61,8 @@ pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
 /// What nobody gets who may look alone, although it is but asked for: secrets, of which a weak one could be guessed by its fingerprint, and
 /// credentials, which a GET makes too.
 fn private(uri: &Uri) -> Option<&'static str> {
-    match uri.path() {
+    // The same through another node, so that the answer is the same.
+    match path_at_node(uri.path()).unwrap_or(uri.path()) {
         "/v1/secrets" => Some("secrets"),
         _ => asks_for_credential(uri).then_some("credentials"),
     }
@@ -63,8 +75,8 @@ pub(crate) enum Via {
     Unix(Option<u32>),
     /// In the clear, on loopback.
     Loopback(SocketAddr),
-    /// By TLS; what the client's certificate is worth, if it has one.
-    Tls(SocketAddr, AdminAccess),
+    /// By TLS, with the client's certificate, if it has one.
+    Tls(SocketAddr, Option<ClientCertificate>),
     /// Through another node: what may be done, and by whom.
     Node(AdminAccess, String),
 }
@@ -82,7 +94,10 @@ impl Via {
         match self {
             Self::Unix(_) => AdminAccess::Full,
             Self::Loopback(_) => settings.loopback,
-            Self::Tls(_, access) | Self::Node(access, _) => *access,
+            Self::Tls(_, certificate) => {
+                certificate.as_ref().map_or(AdminAccess::None, |certificate| certificate.access)
+            }
+            Self::Node(access, _) => *access,
         }
     }
 
@@ -98,18 +113,30 @@ impl fmt::Display for Via {
             Self::Unix(Some(uid)) => write!(f, "user {uid} of this machine"),
             Self::Unix(None) => f.write_str("a user of this machine"),
             Self::Loopback(address) => write!(f, "{address}"),
-            Self::Tls(address, AdminAccess::None) => write!(f, "{address} by TLS"),
-            Self::Tls(address, _) => write!(f, "{address} by TLS with a client certificate"),
+            Self::Tls(address, None) => write!(f, "{address} by TLS"),
+            Self::Tls(address, Some(certificate)) => {
+                write!(f, "{address} by TLS with the client certificate {}", certificate.name)
+            }
             Self::Node(_, by) => f.write_str(by),
         }
     }
 }
 
-/// Who asks: what that is worth depends on the configuration in force.
+/// Certificate of a client, signed by an authority of the configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientCertificate {
+    pub(crate) access: AdminAccess,
+    /// Subject and fingerprint, for the audit log.
+    pub(crate) name: Arc<str>,
+}
+
+/// A client that may ask: its access depends on the configuration in force.
 #[derive(Clone)]
 pub(crate) struct Grant {
     via: Via,
     token: Option<Secret>,
+    /// Place of the token in the configuration when it was shown, such as `token 2 of admin.tokens`.
+    token_name: Option<Arc<str>>,
 }
 
 impl Grant {
@@ -120,8 +147,16 @@ impl Grant {
 
     /// By the way that the connection came, or by the token if that is worth more.
     pub(crate) fn access(&self, settings: &AdminSettings) -> AdminAccess {
-        let shown = self.token.as_ref().and_then(|token| worth(settings, token));
-        shown.unwrap_or(AdminAccess::None).max(self.via.access(settings))
+        let shown = self.token.as_ref().and_then(|token| find(settings, token));
+        shown.map_or(AdminAccess::None, |found| found.access).max(self.via.access(settings))
+    }
+}
+
+/// Names the client for the audit log; the token is named by its place in the configuration.
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.via)?;
+        self.token_name.as_ref().map_or(Ok(()), |token| write!(f, " with {token}"))
     }
 }
 
@@ -162,35 +197,105 @@ impl Counts {
     }
 }
 
-/// Lets a request pass that may, writes a line about what it has changed, and marks each answer as one that nobody keeps.
+/// State of [`admit`].
+#[derive(Clone)]
+pub(crate) struct Guard {
+    program: Arc<dyn Program>,
+    changes: Changes,
+    refusals: Arc<RefusalLog>,
+}
+
+impl Guard {
+    pub(crate) fn new(program: Arc<dyn Program>, changes: Changes) -> Self {
+        Self { program, changes, refusals: Arc::default() }
+    }
+
+    /// Answers a request that may pass. A change runs to its end.
+    async fn pass(
+        &self,
+        grant: Grant,
+        progress: Option<Progress>,
+        mut request: Request,
+        next: Next,
+    ) -> Response {
+        let (what, by) = (what(&request), grant.to_string());
+        request.extensions_mut().insert(grant);
+        if !changes_something(request.method()) {
+            progress.iter().for_each(Progress::work);
+            let response = next.run(request).await;
+            if response.extensions().get::<Audit>().is_some() {
+                log(&by, &what, &response);
+            }
+            return response;
+        }
+        // The body comes at the pace of its client; the change begins behind it.
+        let request = match whole(request).await {
+            Ok(request) => request,
+            Err(problem) => {
+                let response = problem.into_response();
+                log(&by, &what, &response);
+                return response;
+            }
+        };
+        progress.iter().for_each(Progress::work);
+        let change = async move {
+            let response = next.run(request).await;
+            log(&by, &what, &response);
+            // The place of the connection is free when the change is over.
+            drop(progress);
+            response
+        };
+        self.changes.run(change).await
+    }
+
+    async fn refuse(&self, via: &Via, request: Request, refused: Refused) -> Response {
+        let what = what(&request);
+        let is_logged = changes_something(request.method()) || matches!(refused, Refused::WrongToken);
+        let problem = match refused {
+            Refused::For(problem) => problem,
+            Refused::WrongToken => {
+                COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
+                let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are taken at credentials.listen";
+                Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail)
+            }
+        };
+        if is_logged && self.refusals.admits(via) {
+            tracing::warn!(
+                target: "turnpike::audit",
+                by = %via, request = what, status = problem.status, code = problem.code,
+                "admin request refused"
+            );
+        }
+        if &*problem.code == "wrong_token" {
+            sleep(WRONG_TOKEN).await;
+        }
+        problem.into_response()
+    }
+}
+
+/// Passes permitted requests on, writes an audit line for each change, and forbids caching of all answers.
 pub(crate) async fn admit(
-    State(program): State<Arc<dyn Program>>,
+    State(guard): State<Guard>,
     Extension(via): Extension<Via>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match judge(&program.settings(), &via, &request) {
-        Ok(grant) => {
-            request.extensions_mut().insert(grant);
-            let changes = changes_something(request.method());
-            let what = format!("{} {}", request.method(), request.uri().path());
-            let response = next.run(request).await;
-            if changes || response.extensions().get::<Audit>().is_some() {
-                write_line(&via, &what, &response);
-            }
-            response
-        }
-        Err(Refused::For(problem)) => problem.into_response(),
-        Err(Refused::WrongToken) => {
-            COUNTS.wrong_tokens.fetch_add(1, Ordering::Relaxed);
-            sleep(WRONG_TOKEN).await;
-            let detail = "no such token: see admin.tokens and admin.read_tokens; keys of applications (tpk_...) are taken at credentials.listen";
-            Problem::new(StatusCode::UNAUTHORIZED, "wrong_token", detail).into_response()
-        }
+    let progress = request.extensions().get::<Progress>().cloned();
+    let mut response = match judge(&guard.program.settings(), &via, &request) {
+        Ok(grant) => guard.pass(grant, progress, request, next).await,
+        Err(refused) => guard.refuse(&via, request, refused).await,
     };
     COUNTS.count(response.status());
     keep_from_being_kept(response.headers_mut());
     response
+}
+
+/// Method and path for a log line: printable ASCII, cut with a mark.
+fn what(request: &Request) -> String {
+    let path = request.uri().path();
+    let shown: String = path.chars().flat_map(char::escape_default).take(LONGEST_PATH).collect();
+    let mark = if shown.len() < path.len() { "…" } else { "" };
+    format!("{} {shown}{mark}", request.method())
 }
 
 /// Marks an answer as one that nobody keeps, nor takes for something else.
@@ -203,11 +308,11 @@ pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
 
-fn write_line(via: &Via, what: &str, response: &Response) {
+fn log(by: &str, what: &str, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
-        by = %via, request = what, status = response.status().as_u16(), result,
+        by, request = what, status = response.status().as_u16(), result,
         "admin request"
     );
 }
@@ -241,13 +346,11 @@ fn judge(settings: &AdminSettings, via: &Via, request: &Request) -> Result<Grant
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", "this request has no body").into());
     }
     if is_open(request.method(), request.uri()) {
-        return Ok(Grant { via: via.clone(), token: None });
+        return Ok(Grant { via: via.clone(), token: None, token_name: None });
     }
     let token = token(headers)?.map(Secret::new);
-    if token.as_ref().is_some_and(|token| worth(settings, token).is_none()) {
-        return Err(Refused::WrongToken);
-    }
-    let grant = Grant { via: via.clone(), token };
+    let found = token.as_ref().map(|token| find(settings, token).ok_or(Refused::WrongToken)).transpose()?;
+    let grant = Grant { via: via.clone(), token, token_name: found.map(|found| found.name.into()) };
     let private = private(request.uri());
     let is_full = changes_something(request.method()) || private.is_some();
     let needed = if is_full { AdminAccess::Full } else { AdminAccess::Read };
@@ -314,9 +417,20 @@ pub(crate) fn token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     }
 }
 
+/// A token of the configuration.
+struct Found {
+    access: AdminAccess,
+    name: String,
+}
+
 /// Compares with all tokens, in constant time each.
-fn worth(settings: &AdminSettings, token: &Secret) -> Option<AdminAccess> {
-    let is_one = |all: &[Secret]| all.iter().fold(false, |found, one| found | (one == token));
-    let (full, read) = (is_one(&settings.tokens), is_one(&settings.read_tokens));
-    if full { Some(AdminAccess::Full) } else { read.then_some(AdminAccess::Read) }
+fn find(settings: &AdminSettings, token: &Secret) -> Option<Found> {
+    let at = |all: &[Secret]| {
+        let numbered = all.iter().enumerate();
+        numbered.fold(None, |found, (index, one)| if one == token { Some(index + 1) } else { found })
+    };
+    let (full, read) = (at(&settings.tokens), at(&settings.read_tokens));
+    let named = |access, number: usize, key: &str| Found { access, name: format!("token {number} of {key}") };
+    full.map(|number| named(AdminAccess::Full, number, "admin.tokens"))
+        .or(read.map(|number| named(AdminAccess::Read, number, "admin.read_tokens")))
 }

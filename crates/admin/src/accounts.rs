@@ -14,7 +14,8 @@ use turnpike_config::{
     restapi_credentials::{fingerprint, random_secret},
 };
 use turnpike_stores::{
-    ApiKey, Database, Directory, Edit, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys, UserRow,
+    ApiKey, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys,
+    UserRow,
 };
 use zeroize::Zeroizing;
 
@@ -121,7 +122,7 @@ impl Accounts {
 
     /// Makes a user, or gives one another password.
     pub(crate) async fn put_user(&self, new: NewUser) -> Result<Change, Problem> {
-        let NewUser { name, realm, password } = new;
+        let NewUser { name, realm, password, only_new } = new;
         let password = Zeroizing::new(password);
         if !is_username(&name) {
             let why = "name is expected to have 1 to 508 bytes, no control characters and no colon";
@@ -131,9 +132,15 @@ impl Accounts {
             return Err(Problem::bad_request("the password is empty"));
         }
         let realm = self.realm(realm.as_deref())?;
+        if configured(&self.settings, Some(&realm)).any(|user| user.name == name) {
+            let detail = format!(
+                "the configuration defines user {name:?} of realm {realm:?}, and comes before the store: change the password there (auth.users)"
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail));
+        }
         let keys = UserKeys::new(&name, &realm, &password);
         let edit = Edit::PutUser { realm: realm.clone(), name: name.clone(), keys };
-        self.put(edit, name, realm).await
+        self.put(edit, USER, existing(only_new), name, realm).await
     }
 
     /// Removes a user.
@@ -177,7 +184,7 @@ impl Accounts {
         let realm = self.realm(new.realm.as_deref())?;
         let text = Zeroizing::new(secret.reveal().to_owned());
         let edit = Edit::AddSecret { realm: realm.clone(), secret: text };
-        self.put(edit, fingerprint(&secret), realm).await
+        self.put(edit, SECRET, existing(new.only_new), fingerprint(&secret), realm).await
     }
 
     /// Removes a secret by its fingerprint.
@@ -212,7 +219,7 @@ impl Accounts {
         let until = since.saturating_add(overlap.into());
         let text = Zeroizing::new(secret.reveal().to_owned());
         let edit = Edit::RotateSecret { realm: realm.clone(), secret: text, since, until };
-        let change = self.put(edit, fingerprint(&secret), realm).await?;
+        let change = self.put(edit, SECRET, Existing::Replace, fingerprint(&secret), realm).await?;
         let Change { name: fingerprint, realm, store, existed, note } = change;
         let configured =
             realms::all(&self.settings).iter().any(|view| view.name == realm && !view.secrets.is_empty());
@@ -253,15 +260,8 @@ impl Accounts {
         if !is_within(rate, 1_000_000) {
             return Err(Problem::bad_request("rate is expected to be 1 to 1000000"));
         }
-        self.read().await?;
-        let store = self.store()?;
-        if store.api_key(&name).is_some() {
-            let detail =
-                format!("there is a key {name:?} already: take another name, or remove that one first");
-            return Err(Problem::new(StatusCode::CONFLICT, "key_exists", detail));
-        }
         let key = ApiKey { name: name.clone(), hash, realm: realm.clone(), max_ttl, rate };
-        self.put(Edit::PutApiKey(key), name, realm.unwrap_or_default()).await
+        self.put(Edit::PutApiKey(key), KEY, Existing::Keep, name, realm.unwrap_or_default()).await
     }
 
     /// Removes a key.
@@ -292,12 +292,26 @@ impl Accounts {
 
     /// Names a realm, or gives one other limits.
     pub(crate) async fn put_realm(&self, new: NewRealm) -> Result<Change, Problem> {
-        let NewRealm { name, max_sessions, max_sessions_per_user, bits_per_second_per_session: rate } = new;
+        let NewRealm {
+            name,
+            max_sessions,
+            max_sessions_per_user,
+            bits_per_second_per_session: rate,
+            only_new,
+        } = new;
         let name = self.realm(Some(&name))?;
         if rate.is_some_and(|rate| !limit_keys::RATES.contains(&rate)) {
             let (least, most) = limit_keys::RATES.into_inner();
             let detail = format!("bits_per_second_per_session is expected to be {least} to {most}");
             return Err(Problem::bad_request(detail));
+        }
+        for (what, limit) in
+            [("max_sessions", max_sessions), ("max_sessions_per_user", max_sessions_per_user)]
+        {
+            if limit == Some(0) {
+                let detail = format!("{what} is expected to be 1 or more; without it there is no limit");
+                return Err(Problem::bad_request(detail));
+            }
         }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
         let options = RealmOptions {
@@ -305,7 +319,8 @@ impl Accounts {
             user_quota: limit(max_sessions_per_user),
             max_bps: limit(rate) / 8,
         };
-        self.put(Edit::PutRealm { realm: name.clone(), options }, name.clone(), name).await
+        let edit = Edit::PutRealm { realm: name.clone(), options };
+        self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
 
     /// Names a realm no more.
@@ -348,13 +363,27 @@ impl Accounts {
         each.collect()
     }
 
-    async fn put(&self, edit: Edit, name: String, realm: String) -> Result<Change, Problem> {
+    async fn put(
+        &self,
+        edit: Edit,
+        kind: Kind,
+        existing: Existing,
+        name: String,
+        realm: String,
+    ) -> Result<Change, Problem> {
         let store = self.store()?;
         // One that is no store of ours is told before anything is written.
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }
-        let existed = store.edit(&edit).await.map_err(told)?;
+        let existed = store.apply(&edit, existing).await.map_err(told)?;
+        if existed && existing == Existing::Keep {
+            let detail = format!(
+                "there is a {} {name:?} already: take another name, or remove that one first",
+                kind.what
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, kind.exists, detail));
+        }
         let named =
             store.rules().is_some_and(|rules| rules.realms.get(&*realm).is_some_and(|realm| realm.named));
         // A key may be good for all of them.
@@ -377,13 +406,22 @@ impl Accounts {
     }
 }
 
-/// What can be removed, and the code of the problem where it is not there.
-type Kind = (&'static str, &'static str);
+/// A kind of entry, and the codes of the problems where it is missing, or there already.
+#[derive(Clone, Copy, PartialEq)]
+struct Kind {
+    what: &'static str,
+    missing: &'static str,
+    exists: &'static str,
+}
 
-const USER: Kind = ("user", "no_such_user");
-const SECRET: Kind = ("secret", "no_such_secret");
-const REALM: Kind = ("realm", "no_such_realm");
-const KEY: Kind = ("key", "no_such_key");
+const USER: Kind = Kind { what: "user", missing: "no_such_user", exists: "user_exists" };
+const SECRET: Kind = Kind { what: "secret", missing: "no_such_secret", exists: "secret_exists" };
+const REALM: Kind = Kind { what: "realm", missing: "no_such_realm", exists: "realm_exists" };
+const KEY: Kind = Kind { what: "key", missing: "no_such_key", exists: "key_exists" };
+
+fn existing(only_new: bool) -> Existing {
+    if only_new { Existing::Keep } else { Existing::Replace }
+}
 
 /// A store may pad what it has (char(n) of SQL), so blanks at the ends of a text are no part of it.
 fn has_no_blanks_around(text: &str) -> bool {
@@ -402,8 +440,8 @@ fn check_secret(secret: &Secret) -> Result<(), Problem> {
 
 fn missing(store: &Store, kind: Kind, name: &str, realm: &str) -> Problem {
     let place = if kind == REALM || kind == KEY { String::new() } else { format!(" in realm {realm:?}") };
-    let detail = format!("there is no {} {name:?}{place} in {}", kind.0, store.name());
-    Problem::new(StatusCode::NOT_FOUND, kind.1, detail)
+    let detail = format!("there is no {} {name:?}{place} in {}", kind.what, store.name());
+    Problem::new(StatusCode::NOT_FOUND, kind.missing, detail)
 }
 
 /// Those of the configuration, realm by realm.

@@ -1,12 +1,7 @@
 //! Where applications ask for credentials: listeners of their own, on which nothing else is answered, and who gets past them. A browser's
 //! page may be among them, if its origin is listed (CORS, the Fetch standard); what it gets is for who has a key.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Extension,
@@ -19,10 +14,10 @@ use axum::{
 use tokio::time::sleep;
 use turnpike_config::{Secret, Settings, api_keys};
 use turnpike_stores::ApiKey;
-use turnpike_turn::rates::{Rate, Rates};
 
 use crate::{
     access::{Audit, Via, WRONG_TOKEN, is_of_another_page, keep_from_being_kept},
+    changes::Changes,
     connections::{self, Limits},
     hosts,
     issue::{Reason, Refusal},
@@ -30,6 +25,7 @@ use crate::{
     listen::{Bound, Lent, ListenError, Listener, Serving, take_lent},
     model::Problem,
     program::{Program, Server},
+    refusal_log::RefusalLog,
     routes,
     tls::Tls,
 };
@@ -77,7 +73,7 @@ impl Applications {
     pub fn serve(self, program: Arc<dyn Program>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), Gate::new(program, self.tls));
-        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS)
+        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default())
     }
 }
 
@@ -186,19 +182,11 @@ impl Gate {
     }
 }
 
-/// How often keys have asked, and how often somebody has shown a wrong one.
+/// How often keys have asked, and the log of wrong ones.
+#[derive(Default)]
 pub(crate) struct Keys {
     rates: KeyRates,
-    began: Instant,
-    wrong: Mutex<Rates>,
-}
-
-impl Default for Keys {
-    fn default() -> Self {
-        // As many lines as a person reads: five at once of an address, and then one a second; the others are counted.
-        let wrong = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
-        Self { rates: KeyRates::default(), began: Instant::now(), wrong: Mutex::new(wrong) }
-    }
+    refusals: RefusalLog,
 }
 
 impl Keys {
@@ -227,7 +215,9 @@ impl Keys {
             },
             Err(refusal) => {
                 if refusal.reason == Reason::WrongKey {
-                    self.tell(via);
+                    if self.refusals.admits(via) {
+                        tracing::warn!(target: "turnpike::credentials", by = %via, "wrong key");
+                    }
                     sleep(WRONG_TOKEN).await;
                 }
                 Err(refusal)
@@ -256,15 +246,6 @@ impl Keys {
                 let detail = "there is no such key: turnpike key list shows those that there are";
                 Err(Refusal::new(Reason::WrongKey, StatusCode::UNAUTHORIZED, "wrong_key", detail))
             }
-        }
-    }
-
-    fn tell(&self, via: &Via) {
-        let Some(address) = via.address() else { return };
-        let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
-        if wrong.admit_address(now, address.ip()) {
-            tracing::warn!(target: "turnpike::credentials", by = %via, "wrong key");
         }
     }
 }

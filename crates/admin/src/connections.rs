@@ -1,9 +1,11 @@
 //! Connections to the admin interface, and of applications: few, short-lived, one request each. They must not take descriptors, memory or
 //! time from the relay or the forwarder.
 
+mod progress;
+mod room;
+mod wire;
+
 use std::{
-    collections::VecDeque,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,23 +13,34 @@ use std::{
     time::Duration,
 };
 
-use axum::{Extension, Router};
-use hyper::server::conn::http1;
+use axum::{
+    Extension, Router,
+    http::{Request, StatusCode},
+    response::{IntoResponse as _, Response},
+};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::watch,
-    task::{self, AbortHandle},
-    time,
+    sync::Notify,
+    task, time,
 };
 
 use crate::{
-    access::Via,
+    access::{Via, keep_from_being_kept},
     listen::{Listener, Stream},
+    model::Problem,
 };
+pub(crate) use progress::Progress;
+use room::{Place, Room};
+use wire::Wire;
 
 /// At a time, over all listeners of the admin interface: so many descriptors are set apart for them.
 const MOST_ADMIN: usize = 32;
@@ -36,12 +49,13 @@ const MOST_OF_APPLICATIONS: usize = 128;
 
 /// How long to wait after an accept that failed, for want of descriptors most likely.
 const REST: Duration = Duration::from_millis(100);
+/// Time for a newcomer that gets 503 to send its request and take the answer.
+const REFUSAL: Duration = Duration::from_secs(2);
 
 /// Limits of these connections. The defaults are the documented ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// At a time and listener. One more takes the place of the oldest: an honest request is answered within milliseconds, so the oldest is
-    /// idle. Those who watch are spared as long as there is anybody else.
+    /// At a time and listener. One more takes the place of the oldest idle one; if all are at work, it gets 503.
     pub(crate) connections: usize,
     /// For the head of the request.
     pub(crate) head: Duration,
@@ -70,115 +84,114 @@ impl Limits {
     }
 }
 
-/// Of one connection: an answer without an end, which outlives the time for an answer for as long as it goes on.
-#[derive(Clone)]
-pub(crate) struct Endless(Arc<watch::Sender<bool>>);
-
-/// While this is there, the answer goes on.
-pub(crate) struct Going(Endless);
-
-impl Endless {
-    fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(false)))
-    }
-
-    pub(crate) fn begin(&self) -> Going {
-        self.0.send_replace(true);
-        Going(self.clone())
-    }
-
-    fn goes_on(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    async fn over(&self) {
-        let _ = self.0.subscribe().wait_for(|goes_on| !goes_on).await;
-    }
-}
-
-impl Drop for Going {
-    fn drop(&mut self) {
-        self.0.0.send_replace(false);
-    }
-}
-
-/// Why a connection was closed without an answer, or in the middle of it.
+/// Reasons for refusing a connection, or for closing one without an answer or in the middle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// Another one needed its place.
+    /// An idle connection made room for a newcomer, or a newcomer found no place and could not even be refused.
     Crowded,
+    /// All places were taken by requests at work: the newcomer got 503.
+    Busy,
     /// No request in time.
     NoRequest,
     /// The answer was not taken in time.
     Slow,
-    /// What came was no HTTP, or its head was too long; where it can be said, it has been.
+    /// No valid HTTP, or too long a head.
     Malformed,
-    /// No TLS handshake, or one with a client certificate that nobody knows.
+    /// No TLS handshake, or one with an unknown client certificate.
     Tls,
 }
 
-/// How many connections of this process have been closed, by reason.
-pub(crate) struct Closings([AtomicU64; 5]);
+/// Connections of this process that have been refused or closed, by reason.
+pub(crate) struct Closings {
+    /// Whose, for log lines.
+    of: &'static str,
+    counts: [AtomicU64; 6],
+}
 
-/// Of the admin interface.
-pub(crate) static ADMIN: Closings = Closings::new();
-/// Of applications.
-pub(crate) static APPLICATIONS: Closings = Closings::new();
+/// Those of the admin interface.
+pub(crate) static ADMIN: Closings = Closings::new("the admin interface");
+/// Those of applications.
+pub(crate) static APPLICATIONS: Closings = Closings::new("the credentials API");
 
 impl Closings {
-    const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; 5])
+    const fn new(of: &'static str) -> Self {
+        Self { of, counts: [const { AtomicU64::new(0) }; 6] }
     }
 
-    pub(crate) fn by_reason(&self) -> [(&'static str, u64); 5] {
+    pub(crate) fn by_reason(&self) -> [(&'static str, u64); 6] {
         [
             ("crowded", Closed::Crowded),
+            ("busy", Closed::Busy),
             ("no_request", Closed::NoRequest),
             ("slow", Closed::Slow),
             ("malformed", Closed::Malformed),
             ("tls", Closed::Tls),
         ]
-        .map(|(name, reason)| (name, self.0[reason as usize].load(Ordering::Relaxed)))
+        .map(|(name, reason)| (name, self.counts[reason as usize].load(Ordering::Relaxed)))
     }
 
     fn count(&self, reason: Closed) {
-        self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Accepts and serves connections for as long as the process lives.
-pub(crate) async fn serve(listener: Listener, router: Router, limits: Limits, closings: &'static Closings) {
+/// Accepts and serves connections until `left` is notified.
+pub(crate) async fn serve(
+    listener: Listener,
+    router: Router,
+    limits: Limits,
+    closings: &'static Closings,
+    left: Arc<Notify>,
+) {
     let http = Arc::new(http(limits));
-    // The oldest first.
-    let mut open: VecDeque<(AbortHandle, Endless)> = VecDeque::new();
+    let refusing = Router::new().fallback(busy);
+    let mut room = Room::new(limits.connections, closings);
     loop {
-        let Ok(stream) = listener.accept().await else {
+        let accepted = tokio::select! {
+            biased;
+            () = left.notified() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok(stream) = accepted else {
             time::sleep(REST).await;
             continue;
         };
-        open.retain(|(connection, _)| !connection.is_finished());
-        if open.len() >= limits.connections {
-            let idle = open.iter().position(|(_, endless)| !endless.goes_on());
-            if let Some((oldest, _)) = open.remove(idle.unwrap_or(0)) {
-                oldest.abort();
-                closings.count(Closed::Crowded);
+        match room.place().await {
+            Some(Place::Free(place)) => {
+                let progress = Progress::new(place);
+                let connection =
+                    answer(Arc::clone(&http), stream, router.clone(), limits, progress.clone(), closings);
+                room.enter(tokio::spawn(connection).abort_handle(), progress);
             }
+            Some(Place::Busy(place)) => {
+                closings.count(Closed::Busy);
+                let limits = Limits { head: REFUSAL, whole: REFUSAL, ..limits };
+                let progress = Progress::new(place);
+                tokio::spawn(answer(Arc::clone(&http), stream, refusing.clone(), limits, progress, closings));
+            }
+            None => closings.count(Closed::Crowded),
         }
-        let endless = Endless::new();
-        let connection = answer(Arc::clone(&http), stream, router.clone(), limits, endless.clone(), closings);
-        open.push_back((tokio::spawn(connection).abort_handle(), endless));
         // Each connection runs once before the next is accepted, and aborted ones end.
         task::yield_now().await;
     }
 }
 
-/// One request a connection, within these limits.
+/// The answer to a newcomer while all places are taken by requests at work.
+async fn busy() -> Response {
+    let detail = "all connections of this listener are busy: ask again";
+    let mut response = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail).into_response();
+    keep_from_being_kept(response.headers_mut());
+    response
+}
+
+/// One request a connection, within these limits. A client that ends its side behind the request still gets its answer.
 fn http(limits: Limits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_header_size(limits.head_bytes)
         .max_buf_size(limits.head_bytes)
+        .half_close(true)
         .keep_alive(false);
     http
 }
@@ -188,21 +201,20 @@ async fn answer(
     stream: Stream,
     router: Router,
     limits: Limits,
-    endless: Endless,
+    progress: Progress,
     closings: &'static Closings,
 ) {
-    let router = router.layer(Extension(endless.clone()));
     let closed = match stream {
         Stream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
-            speak(&http, stream, router, via, limits, endless).await
+            speak(&http, stream, router, via, limits, progress).await
         }
         Stream::Tcp(stream, from, None) => {
-            speak(&http, stream, router, Via::Loopback(from), limits, endless).await
+            speak(&http, stream, router, Via::Loopback(from), limits, progress).await
         }
         Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
-            Ok(Ok((stream, access))) => {
-                speak(&http, stream, router, Via::Tls(from, access), limits, endless).await
+            Ok(Ok((stream, client))) => {
+                speak(&http, stream, router, Via::Tls(from, client), limits, progress).await
             }
             Ok(Err(_)) => Err(Closed::Tls),
             Err(_) => Err(Closed::NoRequest),
@@ -219,28 +231,71 @@ async fn speak<S>(
     router: Router,
     via: Via,
     limits: Limits,
-    endless: Endless,
+    progress: Progress,
 ) -> Result<(), Closed>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let service = TowerToHyperService::new(router.layer(Extension(via)));
-    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-    let ended = match time::timeout(limits.whole, connection.as_mut()).await {
-        Err(_) if endless.goes_on() => tokio::select! {
-            ended = connection.as_mut() => Ok(ended),
-            // What is on its way by then has to be taken, too.
-            () = endless.over() => time::timeout(limits.head, connection).await,
-        },
-        ended => ended,
+    let wire = Wire::new(stream);
+    let router = TowerToHyperService::new(router.layer(Extension(progress.clone())).layer(Extension(via)));
+    let service = service_fn(|request: Request<Incoming>| {
+        wire.take_request();
+        let (answer, progress) = (router.call(request), progress.clone());
+        async move {
+            let answer = answer.await;
+            // From now on the answer is on its way.
+            progress.work();
+            answer
+        }
+    });
+    let closed = {
+        let connection = http.serve_connection(TokioIo::new(wire.clone()), service);
+        tokio::select! {
+            ended = connection => Ok(ended),
+            closed = overdue(limits, &progress) => Err(closed),
+            // With a half-closed connection hyper reads nothing behind a request, so nobody else does.
+            () = async { progress.streaming().await; wire.end(usize::MAX).await } => Ok(Ok(())),
+        }
     };
-    match ended {
-        Ok(Err(error)) if error.is_timeout() => Err(Closed::NoRequest),
-        Ok(Err(error)) if error.is_parse() => Err(Closed::Malformed),
-        // Answered, or the client has gone.
-        Ok(Ok(()) | Err(_)) => Ok(()),
-        Err(_) => Err(Closed::Slow),
+    progress.rest();
+    let closed = match closed {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            if !wire.has_request()
+                && let Some(problem) = wire::problem(&error)
+            {
+                let _ = time::timeout(limits.head, wire.refuse(problem)).await;
+            }
+            if error.is_timeout() {
+                Err(Closed::NoRequest)
+            } else if error.is_parse() {
+                Err(Closed::Malformed)
+            } else {
+                // The client has gone.
+                Ok(())
+            }
+        }
+        Err(closed) => return Err(closed),
+    };
+    wire.close().await;
+    closed
+}
+
+/// Returns when the time for an answer is over, or for what is left of one without an end.
+async fn overdue(limits: Limits, progress: &Progress) -> Closed {
+    let in_time = async {
+        time::sleep(limits.whole).await;
+        if progress.streams() {
+            progress.streamed().await;
+            // What is on its way by then has to be taken, too.
+            time::sleep(limits.head).await;
+        }
+    };
+    tokio::select! {
+        () = in_time => {}
+        () = progress.stalled() => {}
     }
+    Closed::Slow
 }
 
 #[cfg(test)]

@@ -368,7 +368,8 @@ mod tests {
         for (pause, told) in
             [(Duration::ZERO, "1"), (Duration::from_millis(1001), "2"), (Duration::from_secs(5), "5")]
         {
-            let refusal = Refusal::new(Reason::Rate, StatusCode::TOO_MANY_REQUESTS, "rate", "too often");
+            let refusal =
+                Refusal::new(Reason::Rate, StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "too often");
             let response = refusal.after(pause).answer();
             assert_eq!(response.headers()[header::RETRY_AFTER], told);
         }

@@ -14,6 +14,7 @@
 mod access;
 mod accounts;
 mod applications;
+mod changes;
 pub mod client;
 pub mod commands;
 mod connections;
@@ -27,6 +28,7 @@ mod plain_text;
 mod problem;
 pub mod program;
 mod questions;
+mod refusal_log;
 mod routes;
 mod table;
 mod threads;

@@ -16,12 +16,13 @@ use std::{
 use axum::Router;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    task::AbortHandle,
+    sync::Notify,
 };
 use turnpike_config::{AdminAccess, AdminAddress, AdminSettings};
 use turnpike_net::{ListenOptions, SocketFile, UnixName};
 
 use crate::{
+    changes::Changes,
     connections::{self, Closings, Limits},
     model::Job,
     program::{Fleet, Program},
@@ -104,12 +105,16 @@ pub(crate) enum Listener {
 }
 
 /// Listeners that are answered on, for as long as the runtime lives. The files of Unix sockets go when this is dropped.
-pub struct Serving(Vec<Kept>);
+pub struct Serving {
+    kept: Vec<Kept>,
+    changes: Changes,
+}
 
 /// One of its listeners.
 struct Kept {
     configured: String,
-    accepts: AbortHandle,
+    /// Notified when it is to accept nobody more.
+    left: Arc<Notify>,
     /// None once another process has it.
     socket: Mutex<Option<(OwnedFd, Option<SocketFile>)>>,
 }
@@ -121,19 +126,20 @@ impl Serving {
         router: &Router,
         limits: Limits,
         closings: &'static Closings,
+        changes: Changes,
     ) -> Self {
         let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
-            let accepts = connections::serve(listener, router.clone(), limits, closings);
-            let accepts = tokio::spawn(accepts).abort_handle();
+            let left = Arc::new(Notify::new());
+            tokio::spawn(connections::serve(listener, router.clone(), limits, closings, Arc::clone(&left)));
             let file = match file {
                 File::None => None,
                 File::Own(file) => Some(file),
                 // One that cannot be found needs not be removed.
                 File::Another(name) => SocketFile::take_over(&name).ok(),
             };
-            Kept { configured, accepts, socket: Mutex::new(Some((socket, file))) }
+            Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
         };
-        Self(bound.into_iter().map(serve).collect())
+        Self { kept: bound.into_iter().map(serve).collect(), changes }
     }
 
     /// Their sockets, for [`Interface::listen`] or [`crate::Applications::listen`] of another process.
@@ -146,13 +152,18 @@ impl Serving {
             let socket = held.as_ref().map(|(socket, _)| socket.try_clone()).transpose();
             socket.map(|socket| Some((kept.configured.clone(), socket?))).transpose()
         };
-        self.0.iter().filter_map(lend).collect()
+        self.kept.iter().filter_map(lend).collect()
+    }
+
+    /// Returns when no change is at work any more.
+    pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.changes.settled()
     }
 
     /// Another process has its sockets, and answers. Who has asked already is answered here.
     pub fn leave(&self) {
-        for Kept { accepts, socket, .. } in &self.0 {
-            accepts.abort();
+        for Kept { left, socket, .. } in &self.kept {
+            left.notify_one();
             if let Some((_, Some(file))) = socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 file.leave();
             }
@@ -234,14 +245,15 @@ impl Interface {
         let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
-            return Serving(Vec::new());
+            return Serving { kept: Vec::new(), changes: Changes::default() };
         }
         let limits = Limits::of_one(self.bound.len());
-        let router = routes::router(program);
+        let changes = Changes::default();
+        let router = routes::router(program, changes.clone());
         if let Some(fleet) = others {
             tokio::spawn(questions::answer(fleet, router.clone()));
         }
-        Serving::new(self.bound, &router, limits, &connections::ADMIN)
+        Serving::new(self.bound, &router, limits, &connections::ADMIN, changes)
     }
 }
 

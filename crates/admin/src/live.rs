@@ -203,26 +203,41 @@ impl Feed {
     }
 }
 
-/// Somebody who watches, and has a place for it.
+/// End of a watcher's events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    /// All have been sent, or the client has left or may not watch any more.
+    Ended,
+    /// The client has taken nothing for as long as it may.
+    Stalled,
+}
+
+/// A client that watches, and its place.
 pub(crate) struct Watcher {
     feed: Arc<Feed>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Watcher {
-    /// Sends the last minutes and then each reading, at most `most` of them, until nobody takes them any more or `may_watch` says no.
-    pub(crate) async fn send(self, to: &mut Sender<Bytes>, most: Option<u64>, may_watch: impl Fn() -> bool) {
+    /// Sends the last minutes and then each reading, at most `most` of them, as long as they are taken and `may_watch` allows it.
+    pub(crate) async fn send(
+        self,
+        to: &mut Sender<Bytes>,
+        most: Option<u64>,
+        may_watch: impl Fn() -> bool,
+    ) -> Watched {
         let mut newest = self.feed.newest.subscribe();
         let mut left = most.unwrap_or(u64::MAX);
         let mut next = event("history", &self.feed.history());
         loop {
             match timeout(SLOW, to.send_data(next)).await {
                 Ok(Ok(())) if left > 0 => {}
-                _ => return,
+                Ok(_) => return Watched::Ended,
+                Err(_) => return Watched::Stalled,
             }
             next = loop {
                 if newest.changed().await.is_err() || !may_watch() {
-                    return;
+                    return Watched::Ended;
                 }
                 let frame = newest.borrow_and_update().clone();
                 if let Some(frame) = frame {

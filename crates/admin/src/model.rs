@@ -367,6 +367,9 @@ pub struct NewUser {
     pub realm: Option<String>,
     /// The password. Keys are made of it; it is not kept.
     pub password: String,
+    /// Whether one that is there already stays as it is; then the answer is 409.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
 }
 
 /// Secrets of time-limited credentials.
@@ -400,6 +403,9 @@ pub struct NewSecret {
     /// The realm; `server.realm` if it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
+    /// Whether one that is there already stays as it is; then the answer is 409.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
 }
 
 /// Another secret for a realm. Its `Debug` would show it, so there is none.
@@ -645,6 +651,9 @@ pub struct NewRealm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1000)]
     pub bits_per_second_per_session: Option<u64>,
+    /// Whether one that is there already stays as it is; then the answer is 409.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_new: bool,
 }
 
 /// All limits that have a number.

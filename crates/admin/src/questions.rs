@@ -5,16 +5,16 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     body::{Body, to_bytes},
-    http::{Request, StatusCode},
+    http::{Request, StatusCode, header},
     response::Response,
 };
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{sync::Semaphore, time::Instant};
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Question, Rights};
 
-use crate::{access::Via, model::Problem, program::Fleet};
+use crate::{access::Via, model::Problem, problem::PROBLEM_JSON, program::Fleet};
 
 /// At a time.
 const MOST: usize = 8;
@@ -30,8 +30,10 @@ pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let router = router.clone();
         tokio::spawn(async move {
-            // Who is too slow has no answer, as if this node were gone.
-            if let Ok(answer) = timeout(PATIENCE, ask(router, question)).await {
+            // A late answer is dropped, as if this node were gone; what was asked runs to its end all the same.
+            let begun = Instant::now();
+            let answer = ask(router, question).await;
+            if begun.elapsed() < PATIENCE {
                 reply(answer);
             }
             drop(place);
@@ -53,9 +55,11 @@ async fn ask(router: Router, question: Question) -> Answer {
     let response: Result<Response, Infallible> = service.call(request).await;
     let Ok(response) = response;
     let status = response.status().as_u16();
+    let media_type = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = media_type.unwrap_or_default().to_owned();
     let body = to_bytes(response.into_body(), LONGEST).await;
     match body.ok().and_then(|bytes| String::from_utf8(bytes.into()).ok()) {
-        Some(body) => Answer { status, body },
+        Some(body) => Answer { status, media_type, body },
         None => {
             let detail = "the answer is too long for another node; ask for fewer at a time";
             problem(&Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_long", detail))
@@ -64,5 +68,6 @@ async fn ask(router: Router, question: Question) -> Answer {
 }
 
 fn problem(problem: &Problem) -> Answer {
-    Answer { status: problem.status, body: serde_json::to_string(problem).unwrap_or_default() }
+    let body = serde_json::to_string(problem).unwrap_or_default();
+    Answer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body }
 }

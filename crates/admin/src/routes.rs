@@ -5,7 +5,9 @@ mod bans;
 mod credentials;
 mod fleet;
 mod health;
+mod input;
 mod live;
+mod parameters;
 mod refusals;
 mod running;
 mod server;
@@ -15,35 +17,40 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::{Bytes, to_bytes},
-    extract::{Query, Request},
-    http::{HeaderMap, Method, StatusCode, Uri, header},
+    http::{Method, StatusCode, Uri, header},
     middleware,
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value};
+use serde::Serialize;
 use utoipa::{
     Modify, OpenApi,
-    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    openapi::{
+        Object, RefOr, Required, Schema, Type,
+        header::HeaderBuilder,
+        request_body::RequestBody,
+        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
 };
 
 use crate::{
     access,
     applications::{self, Gate},
+    changes::Changes,
     live::Feed,
     model::{Job, Problem},
+    problem::CODES,
     program::{Program, Server},
     threads::Threads,
     web,
 };
 pub(crate) use accounts::{RealmQuery, UserQuery};
 use credentials::Desk;
+pub(crate) use fleet::path_at_node;
+pub(crate) use input::whole;
+use input::{body, bytes, form, query};
+use parameters::Parameters;
 pub(crate) use sessions::SessionQuery;
-
-/// Bytes of the body of a request: more than any of ours has.
-const MOST_BODY: usize = 4096;
 
 /// What handlers work on.
 #[derive(Clone)]
@@ -59,6 +66,7 @@ pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router 
         .route("/", get(credentials::rest).post(credentials::rest))
         .route("/v1/credentials", post(credentials::make))
         .route("/livez", get(health::live))
+        .route_layer(middleware::from_fn_with_state(Parameters::of_document(), parameters::check))
         .fallback(nothing_for_applications)
         .method_not_allowed_fallback(nothing_for_applications)
         .with_state(Desk::for_applications(program))
@@ -66,7 +74,7 @@ pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router 
 }
 
 /// All paths, behind the guard. To be called within a runtime.
-pub(crate) fn router(program: Arc<dyn Program>) -> Router {
+pub(crate) fn router(program: Arc<dyn Program>, changes: Changes) -> Router {
     let app = App {
         program: Arc::clone(&program),
         threads: Arc::default(),
@@ -113,10 +121,11 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         .route("/v1/fleet/nodes/{node}/uncordon", post(fleet::uncordon_node))
         .route("/v1/fleet/nodes/{node}/v1/{*path}", get(fleet::of_node).delete(fleet::of_node))
         .route("/v1/bans", get(bans::bans).post(bans::put_ban).delete(bans::remove_ban))
+        .route_layer(middleware::from_fn_with_state(Parameters::of_document(), parameters::check))
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
         .with_state(app)
-        .layer(middleware::from_fn_with_state(program, access::admit))
+        .layer(middleware::from_fn_with_state(access::Guard::new(program, changes), access::admit))
 }
 
 /// The description of all that.
@@ -179,10 +188,57 @@ pub(crate) fn router(program: Arc<dyn Program>) -> Router {
         bans::put_ban,
         bans::remove_ban,
     ),
-    modifiers(&Token),
+    modifiers(&Token, &Errors),
     security((), ("token" = [])),
 )]
 pub(crate) struct Document;
+
+/// All codes of problems, and the headers that they come with.
+struct Errors;
+
+impl Modify for Errors {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
+            && let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code")
+        {
+            code.enum_values = Some(CODES.iter().map(|(code, _)| (*code).into()).collect());
+        }
+        let header = |description: &str| {
+            HeaderBuilder::new()
+                .schema(Object::with_type(Type::String))
+                .description(Some(description))
+                .build()
+        };
+        let headers = [
+            ("Retry-After", header("Seconds until it is worth asking again; with 503 and 429.")),
+            ("WWW-Authenticate", header("`Bearer`; with 401.")),
+            ("Allow", header("Methods of this path; with 405.")),
+        ];
+        for item in document.paths.paths.values_mut() {
+            let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.delete];
+            for operation in operations.into_iter().flatten() {
+                operation.request_body.iter_mut().for_each(without_null);
+                if let Some(RefOr::T(default)) = operation.responses.responses.get_mut("default") {
+                    let named = headers.clone().map(|(name, header)| (name.to_owned(), header));
+                    default.headers.extend(named);
+                }
+            }
+        }
+    }
+}
+
+/// A body that may be left out is an object all the same.
+fn without_null(body: &mut RequestBody) {
+    for content in body.content.values_mut() {
+        if let Some(RefOr::T(Schema::OneOf(one))) = &mut content.schema
+            && let Some(object) = one.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
+        {
+            content.schema = Some(object.clone());
+            body.required = Some(Required::False);
+        }
+    }
+}
 
 /// How tokens are sent.
 struct Token;
@@ -238,49 +294,4 @@ impl<T: Serialize> IntoResponse for Json<T> {
             }
         }
     }
-}
-
-/// What stands behind `?`; what nobody knows there is a mistake.
-fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
-    Query::try_from_uri(uri)
-        .map(|Query(query)| query)
-        .map_err(|error| Problem::bad_request(error.body_text()))
-}
-
-/// The JSON of a request; `None` if it has no body.
-async fn body<T: DeserializeOwned>(request: Request) -> Result<Option<T>, Problem> {
-    let (headers, bytes) = bytes(request).await?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    check_type(&headers)?;
-    read(&bytes).map(Some)
-}
-
-/// Head and body of a request.
-async fn bytes(request: Request) -> Result<(HeaderMap, Bytes), Problem> {
-    let (head, body) = request.into_parts();
-    let bytes = to_bytes(body, MOST_BODY).await.map_err(|_| {
-        let detail = format!("the body has more than {MOST_BODY} bytes, or did not come whole");
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", detail)
-    })?;
-    Ok((head.headers, bytes))
-}
-
-/// Other types a page of a stranger may send without being asked whether it may (CORS).
-fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
-    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = given.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        return Ok(());
-    }
-    let detail = "the body is expected to be JSON, with Content-Type: application/json";
-    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail))
-}
-
-fn read<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
-    // First as an object: serde would take the members of one in a list, too.
-    let object = serde_json::from_slice::<Map<String, Value>>(bytes);
-    let read = object.and_then(|object| serde_json::from_value(Value::Object(object)));
-    read.map_err(|error| Problem::bad_request(format!("the body cannot be read: {error}")))
 }

@@ -19,6 +19,12 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles, certificates};
+use x509_cert::der::Decode as _;
+
+use crate::access::ClientCertificate;
+
+/// Characters of a client certificate's subject in a log line.
+const LONGEST_SUBJECT: usize = 200;
 
 /// What is wrong with a certificate or an authority; the message names the file.
 #[derive(Debug, thiserror::Error)]
@@ -89,21 +95,34 @@ impl Tls {
         self.shown.now.read().unwrap_or_else(PoisonError::into_inner).names.clone()
     }
 
-    /// Shakes hands; what the client's certificate is worth.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, AdminAccess)> {
+    /// Shakes hands; with the client's certificate, if it has one.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(TlsStream<TcpStream>, Option<ClientCertificate>)> {
         self.shown.look();
         let stream = self.acceptor.accept(stream).await?;
-        let access =
-            stream.get_ref().1.peer_certificates().map_or(AdminAccess::None, |chain| self.worth(chain));
-        Ok((stream, access))
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| self.judge(chain));
+        Ok((stream, certificate))
     }
 
-    fn worth(&self, chain: &[CertificateDer<'_>]) -> AdminAccess {
-        let [own, more @ ..] = chain else { return AdminAccess::None };
+    fn judge(&self, chain: &[CertificateDer<'_>]) -> Option<ClientCertificate> {
+        let [own, more @ ..] = chain else { return None };
         let is_full =
             |full: &Arc<dyn ClientCertVerifier>| full.verify_client_cert(own, more, UnixTime::now()).is_ok();
-        if self.full.as_ref().is_some_and(is_full) { AdminAccess::Full } else { AdminAccess::Read }
+        let is_full = self.full.as_ref().is_some_and(is_full);
+        let access = if is_full { AdminAccess::Full } else { AdminAccess::Read };
+        Some(ClientCertificate { access, name: certificate_name(own).into() })
     }
+}
+
+/// Subject and serial number of a certificate: together with its authority they are unique (RFC 5280 section 4.1.2.2).
+fn certificate_name(certificate: &CertificateDer<'_>) -> String {
+    let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "without a name".to_owned() };
+    let content = read.tbs_certificate();
+    let subject = content.subject().to_string();
+    let shown: String = subject.chars().flat_map(char::escape_default).take(LONGEST_SUBJECT).collect();
+    format!("{shown} (serial {})", content.serial_number())
 }
 
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {

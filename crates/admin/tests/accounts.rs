@@ -164,6 +164,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             name: "alice".to_owned(),
             realm: realm.map(str::to_owned),
             password: password.to_owned(),
+            only_new: false,
         };
         let list = |json| shown(|out| keeper.list_users(None, json, out));
         assert_eq!([list(false), list(true)], ["no users\n", "[]\n"]);
@@ -194,7 +195,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             json!([{ "name": "alice", "realm": "blue", "keys": "MD5, SHA-256", "from": "store" }])
         );
 
-        let secret = NewSecret { secret: "north".to_owned(), realm: None };
+        let secret = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         let text = shown(|out| keeper.add_secret(secret, None, false, out));
         assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
         let text = shown(|out| keeper.list_secrets(None, false, out));
@@ -258,6 +259,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             max_sessions: Some(5),
             max_sessions_per_user: None,
             bits_per_second_per_session: Some(64_000),
+            only_new: false,
         };
         let text = shown(|out| keeper.add_realm(realm, false, out));
         assert_eq!(text, format!("added realm blue ({place})\n"));
@@ -268,6 +270,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             max_sessions: None,
             max_sessions_per_user: None,
             bits_per_second_per_session: Some(999),
+            only_new: false,
         };
         assert!(keeper.add_realm(slow, false, &mut Vec::new()).expect_err("no rate").is_usage());
         let text = shown(|out| keeper.remove_realm("blue", false, out));
@@ -279,7 +282,8 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             assert!(error.to_string().starts_with("there is no user \"alice\""), "{error}");
             assert!(!error.is_usage());
         }
-        let wrong = NewUser { name: "a:b".to_owned(), realm: None, password: "pw".to_owned() };
+        let wrong =
+            NewUser { name: "a:b".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
         assert!(keeper.add_user(wrong, None, false, &mut Vec::new()).expect_err("no name").is_usage());
     }
 }
@@ -293,7 +297,7 @@ fn more_than_a_page_of_users_is_listed_page_by_page() {
     };
     let settings = Settings { users: (0..1500).map(user).collect(), ..Settings::default() };
     let keeper = Keeper::here(|| Ok::<_, io::Error>((settings, store(&dir.path(STATE))))).unwrap();
-    let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned() };
+    let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
     keeper.add_user(new, None, false, &mut Vec::new()).unwrap();
     let text = shown(|out| keeper.list_users(None, true, out));
     let users: Value = serde_json::from_str(&text).unwrap();

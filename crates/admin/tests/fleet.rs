@@ -68,6 +68,30 @@ fn a_node_that_does_not_answer_is_named_and_the_others_are_listed() {
     assert_eq!(nodes[0].get("/v1/fleet/nodes/x/v1/status").problem(404), "no_such_node");
 }
 
+#[test]
+fn an_answer_of_another_node_is_as_that_node_gives_it_itself() {
+    let (_, nodes) = three();
+    let config = nodes[0].get("/v1/fleet/nodes/b/v1/config");
+    assert_eq!((config.status, config.header("content-type")), (200, "application/toml"));
+    assert_eq!(config.body, nodes[1].get("/v1/config").body);
+    let problem = nodes[0].get("/v1/fleet/nodes/b/v1/sessions?limit=0").problem(400);
+    assert_eq!(problem, nodes[1].get("/v1/sessions?limit=0").problem(400));
+    // A stream has no end, and another node's answer has.
+    assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/live/events").problem(404), "no_events");
+}
+
+#[test]
+fn of_another_node_sessions_can_be_ended_and_nothing_else_can_be_removed() {
+    let (_, nodes) = three();
+    let user = "{\"name\":\"alice\",\"password\":\"pw\"}";
+    assert_eq!(nodes[1].ask("POST", "/v1/users", Some(user)).status, 201);
+    for path in ["users/alice", "keys/shop", "secrets/0123456789abcdef", "realms/x", "bans?user=alice"] {
+        let answer = nodes[0].ask("DELETE", &format!("/v1/fleet/nodes/b/v1/{path}"), None);
+        assert_eq!(answer.problem(405), "no_such_method", "{path}");
+    }
+    assert_eq!(nodes[1].get("/v1/users").ok()["users"][0]["name"], "alice");
+}
+
 fn session_of(node: &Running) -> String {
     node.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned()
 }
@@ -98,7 +122,8 @@ fn whoever_may_look_here_may_look_there_and_no_more() {
     assert_eq!(ask("DELETE", &path, READ).problem(403), "read_only");
     // What is private there is so for whoever may look here.
     let secrets = "/v1/fleet/nodes/b/v1/secrets";
-    assert_eq!(ask("GET", secrets, READ).problem(401), "no_token");
+    assert_eq!(ask("GET", secrets, READ).problem(403), "read_only");
+    assert_eq!(nodes[0].ask_tcp("GET", secrets, &[]).problem(401), "no_token");
     assert_eq!(ask("GET", secrets, FULL).status, 200);
     assert_eq!(ask("DELETE", &path, FULL).status, 200);
     // A node that is asked by another asks nobody.

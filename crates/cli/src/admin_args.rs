@@ -62,9 +62,9 @@ pub(crate) struct SessionsArgs {
     #[arg(long, value_name = "ADDR|CIDR")]
     relayed: Option<String>,
 
-    /// No more sessions than that [default: all]
-    #[arg(long, value_name = "N")]
-    limit: Option<usize>,
+    /// No more sessions than that, 1 or more [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
 
     #[command(flatten)]
     admin: AdminArgs,
@@ -198,6 +198,7 @@ impl SessionsArgs {
 
     fn taken_apart(self) -> (Sessions, AdminArgs) {
         let Self { user, realm, client, transport, relayed, limit, admin } = self;
+        let limit = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
         (Sessions { user, realm, client, transport, relayed, limit }, admin)
     }
 }

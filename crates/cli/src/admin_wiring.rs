@@ -1,6 +1,6 @@
 //! Brings a running program and its admin interface together: two crates of one floor, of which neither knows the other.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Applications, Interface,
@@ -65,6 +65,10 @@ impl Serving for Answering {
 
     fn leave(&self) {
         self.0.leave();
+    }
+
+    fn settled(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.0.settled())
     }
 }
 

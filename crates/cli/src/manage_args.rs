@@ -205,7 +205,7 @@ impl UserCommand {
                 let password = given.clone().unwrap_or_else(made_up);
                 let (realm, json) = (store.realm.clone(), store.json);
                 let shown = given.is_none().then_some(MadeUp { what: "password", text: password.reveal() });
-                let new = NewUser { name, realm, password: password.reveal().to_owned() };
+                let new = NewUser { name, realm, password: password.reveal().to_owned(), only_new: false };
                 Ok(store.keeper()?.add_user(new, shown, json, out)?)
             }
             Self::List { store } => {
@@ -228,7 +228,7 @@ impl SecretCommand {
                 let secret = given.clone().unwrap_or_else(made_up);
                 let (realm, json) = (store.realm.clone(), store.json);
                 let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
-                let new = NewSecret { secret: secret.reveal().to_owned(), realm };
+                let new = NewSecret { secret: secret.reveal().to_owned(), realm, only_new: false };
                 Ok(store.keeper()?.add_secret(new, shown, json, out)?)
             }
             Self::List { store } => {
@@ -271,6 +271,7 @@ impl RealmCommand {
                     max_sessions: limit(allocations),
                     max_sessions_per_user: limit(allocations_per_user),
                     bits_per_second_per_session: rate,
+                    only_new: false,
                 };
                 let json = store.json;
                 Ok(store.keeper()?.add_realm(new, json, out)?)

@@ -5,6 +5,7 @@ use std::{
     fmt, io,
     net::SocketAddr,
     os::fd::OwnedFd,
+    pin::Pin,
     sync::{Arc, Weak},
 };
 
@@ -97,6 +98,8 @@ pub trait Serving: Send + Sync {
     fn lend(&self) -> io::Result<Vec<Lent>>;
     /// Another process has them, and answers.
     fn leave(&self);
+    /// Returns when no change is at work.
+    fn settled(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
 /// A running program, for whoever asks it from the runtime of its control thread.

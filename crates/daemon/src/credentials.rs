@@ -69,7 +69,7 @@ impl Credentials {
         timed: Option<Lookup>,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
-        if is_no_users_name(name) {
+        if is_time_limited(name) {
             // A key that fits none of the secrets may have been made with a new one.
             let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets();
             return match timed {
@@ -128,7 +128,7 @@ impl CredentialStore for Credentials {
             return answer.answer(Answer::NoSuchUser);
         };
         let known = Arc::clone(known);
-        if is_no_users_name(&name) {
+        if is_time_limited(&name) {
             return store.refresh_secrets(&realm, move |secrets| {
                 answer.answer(match secrets {
                     Some(secrets) => known.time_limited(&name, algorithm, &secrets),
@@ -151,9 +151,10 @@ impl CredentialStore for Credentials {
     }
 }
 
-/// Names with a colon are time-limited ones if they are any at all. A lone number may be both: an extension of a telephone, or a time.
-fn is_no_users_name(name: &str) -> bool {
-    name.contains(':')
+/// Whether a name can only be a time-limited one. Other names with a colon are those of users, such as `@alice:example.org`; a lone number may
+/// be both: a telephone extension, or a time.
+fn is_time_limited(name: &str) -> bool {
+    name.contains(':') && restapi_credentials::parse(name).is_some()
 }
 
 impl RealmCredentials {
@@ -475,5 +476,33 @@ mod tests {
         let hash = userhash("ann", "a");
         let lookup = store.check(Named::Hash(&hash), "b", KeyAlgorithm::Sha256, NOW, &mut |_| true);
         assert_eq!(lookup, Lookup::NoSuchUser);
+    }
+
+    /// Matrix servers name users so, and coturn serves them.
+    #[tokio::test]
+    async fn a_user_of_a_store_may_have_a_colon_in_its_name() {
+        let dir = turnpike_testkit::Dir::new();
+        let address = turnpike_stores::StoreAddress::Sqlite(dir.at("users.sqlite"));
+        let limits = turnpike_stores::Limits::default();
+        let file = turnpike_stores::SqliteUse::Own;
+        let database = turnpike_stores::Database::new(&address, 1, file, &limits);
+        let store = Store::new(database, "a store".to_owned(), limits);
+        let name = "@matrix:example.org";
+        let keys = turnpike_stores::UserKeys::new(name, "turnpike", "pw");
+        let put =
+            turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
+        store.edit(&put).await.expect("it can be written");
+        // `settings` has a secret of time-limited credentials, too.
+        let credentials = Credentials::new(&settings(), Some(store.clone()));
+        let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");
+        let check = || {
+            let mut verify = |candidate: &Key| *candidate == key;
+            credentials.check(Named::Name(name), "turnpike", KeyAlgorithm::Sha256, NOW, &mut verify)
+        };
+        assert_eq!(check(), Lookup::Later);
+        let (sender, found) = tokio::sync::oneshot::channel();
+        store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
+        assert!(matches!(found.await, Ok(Found::User(_))));
+        assert_eq!(check(), Lookup::Accepted { username: name.into(), identity: name.into() });
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog, TurnedAway};
@@ -282,6 +282,8 @@ impl TurnServer {
     }
 }
 
+/// Time that changes at work have when the program ends.
+const LAST_CHANGES: Duration = Duration::from_secs(2);
 const NOT_RELOADED: &str = "configuration not reloaded: the old one stays in force";
 
 /// What holds, for whoever looks at it.
@@ -522,6 +524,15 @@ impl Service for TurnServer {
     }
 
     async fn leave(&mut self) {
+        // What a change has to say to the fleet comes before the farewell.
+        let settled = async {
+            for page in &self.pages {
+                page.settled().await;
+            }
+        };
+        if timeout(LAST_CHANGES, settled).await.is_err() {
+            tracing::warn!("a change is still at work: the program ends without its result");
+        }
         self.fleet.leave().await;
     }
 

@@ -105,7 +105,10 @@ pub enum Rights {
 pub struct Answer {
     /// HTTP status.
     pub status: u16,
-    /// JSON.
+    /// Media type of the body; empty from nodes of an older version.
+    #[serde(default)]
+    pub media_type: String,
+    /// Text of that type.
     pub body: String,
 }
 
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn an_answer_is_for_its_question_alone() {
         let sealer = Sealer::new("secret");
-        let answer = Answer { status: 200, body: "{}".to_owned() };
+        let answer = Answer { status: 200, media_type: "application/json".to_owned(), body: "{}".to_owned() };
         let sealed = answer.seal(&sealer, 7, [1; 12]);
         assert_eq!(Answer::open(&sealer, 7, &sealed), Some(answer));
         assert_eq!(Answer::open(&sealer, 8, &sealed), None);

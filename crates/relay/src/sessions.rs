@@ -30,7 +30,7 @@ pub(crate) type Question = Box<dyn FnOnce(&mut Server<WorkerGate>, Now) + Send>;
 /// Which sessions are wanted. What is not named may be anything.
 #[derive(Clone, Debug, Default)]
 pub struct SessionFilter {
-    /// The username, or whom quotas count.
+    /// The username, or the id of a time-limited one.
     pub user: Option<String>,
     /// The realm of that user.
     pub realm: Option<String>,
@@ -50,12 +50,17 @@ impl SessionFilter {
             wanted.is_none_or(test)
         }
         is(self.id.as_ref(), |id| *id == view.id())
-            && is(self.user.as_ref(), |user| view.username() == user || view.identity() == user)
+            && is(self.user.as_ref(), |user| is_user(user, view.username(), view.identity()))
             && is(self.realm.as_ref(), |realm| **view.realm() == **realm)
             && is(self.transport.as_ref(), |transport| *transport == view.transport())
             && is(self.client.as_ref(), |client| client.admits(view.client().address))
             && is(self.relayed.as_ref(), |wanted| view.relayed().any(|(address, _)| wanted.admits(address)))
     }
+}
+
+/// Whether a session with this username and identity is the user's. The identity of a time-limited username is its id behind a colon.
+fn is_user(user: &str, username: &str, identity: &str) -> bool {
+    user == username || user == identity || Some(user) == identity.strip_prefix(':')
 }
 
 /// An address with its port, or a prefix.
@@ -422,6 +427,17 @@ mod tests {
     use crate::{Config, CredentialStore, gate::SharedStore, ports::Ports, quotas::Quotas};
 
     const NOW: Now = Now { ms: 1000, unix: 1_700_000_000 };
+
+    #[test]
+    fn a_time_limited_user_is_found_by_the_id_too() {
+        for user in ["alice", ":alice", "1800000000:alice"] {
+            assert!(is_user(user, "1800000000:alice", ":alice"), "{user}");
+        }
+        assert!(is_user("alice", "alice", "alice"));
+        for user in ["lice", "1800000000", "", "bob"] {
+            assert!(!is_user(user, "1800000000:alice", ":alice"), "{user}");
+        }
+    }
 
     /// With so many sessions, and no sockets.
     fn server(sessions: u32) -> Server<WorkerGate> {

@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     join,
     runtime::{Builder, Runtime},
+    sync::Semaphore,
 };
 use turnpike_config::{
     AdminAccess, AdminSettings, Certificate, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
@@ -27,6 +28,7 @@ use super::*;
 use crate::{
     accounts::Store,
     applications::Gate,
+    changes::Changes,
     model::{Job, Problem, Sandbox},
     program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
     routes,
@@ -310,7 +312,10 @@ impl Bench {
         let routers = runtime.block_on(async {
             let program = Arc::clone(&program) as Arc<dyn Program>;
             let gate = Gate::new(Arc::clone(&program), None);
-            [routes::router(Arc::clone(&program)), routes::for_applications(program, gate)]
+            [
+                routes::router(Arc::clone(&program), Changes::default()),
+                routes::for_applications(program, gate),
+            ]
         });
         Self { runtime, program, routers, stores: AtomicUsize::new(0), pristine, dir }
     }
@@ -342,16 +347,15 @@ impl Bench {
                 Double::settings(&self.program).admin.loopback = access;
                 (Via::Loopback(from), &self.routers[0])
             }
-            Way::Tls => (Via::Tls(from, AdminAccess::None), &self.routers[0]),
+            Way::Tls => (Via::Tls(from, None), &self.routers[0]),
             Way::Application => (Via::Loopback(from), &self.routers[1]),
         };
         // However long it takes: the machine may be busy.
         let day = Duration::from_secs(86_400);
         let limits = Limits { head: day, whole: day, ..Limits::of_one(1) };
-        let mut http = http(limits);
-        http.half_close(true);
-        let endless = Endless::new();
-        let router = router.clone().layer(Extension(endless.clone()));
+        let http = http(limits);
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+        let router = router.clone();
         let (mut client, server) = duplex(1 << 16);
         let asks = async {
             let mut answer = Vec::new();
@@ -362,7 +366,7 @@ impl Bench {
             drop(client);
             answer
         };
-        let (answer, _) = join!(asks, speak(&http, server, router, via, limits, endless));
+        let (answer, _) = join!(asks, speak(&http, server, router, via, limits, Progress::new(place)));
         answer
     }
 

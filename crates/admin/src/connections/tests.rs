@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -13,12 +13,14 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::watch,
     time::timeout,
 };
 use turnpike_config::{AdminAccess, AdminSettings, Settings};
 
 use super::*;
 use crate::{
+    changes::Changes,
     model::Job,
     program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
     routes,
@@ -34,12 +36,22 @@ const QUICK: Limits =
 pub(crate) struct Nobody {
     metrics: String,
     draining: Arc<AtomicBool>,
+    loopback: AdminAccess,
+    /// A reload ends when it is true.
+    may_reload: watch::Sender<bool>,
+    reloaded: Arc<AtomicUsize>,
 }
 
 impl Default for Nobody {
     fn default() -> Self {
         let metrics = "turnpike_allocations{worker=\"0\"} 5\n# EOF\n".to_owned();
-        Self { metrics, draining: Arc::default() }
+        Self {
+            metrics,
+            draining: Arc::default(),
+            loopback: AdminAccess::Read,
+            may_reload: watch::Sender::new(true),
+            reloaded: Arc::default(),
+        }
     }
 }
 
@@ -50,7 +62,7 @@ impl Program for Nobody {
     fn settings(&self) -> AdminSettings {
         AdminSettings {
             hosts: vec!["turn.example.org".to_owned()],
-            loopback: AdminAccess::Read,
+            loopback: self.loopback,
             ..Settings::default().admin
         }
     }
@@ -67,7 +79,12 @@ impl Program for Nobody {
         self.draining.load(Ordering::Relaxed)
     }
     fn reload(&self) -> Later<Result<Reloaded, NotReloaded>> {
-        Box::pin(async { Err(NotReloaded::Draining) })
+        let (mut may_reload, reloaded) = (self.may_reload.subscribe(), Arc::clone(&self.reloaded));
+        Box::pin(async move {
+            let _ = may_reload.wait_for(|may| *may).await;
+            reloaded.fetch_add(1, Ordering::Relaxed);
+            Ok(Reloaded::default())
+        })
     }
     fn drain(&self, _: Option<Duration>) -> Later<Option<(u64, Duration)>> {
         Box::pin(async { None })
@@ -96,7 +113,8 @@ impl Program for Nobody {
 async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
-    tokio::spawn(serve(Listener::Tcp(listener, None), routes::router(Arc::new(program)), limits, &ADMIN));
+    let router = routes::router(Arc::new(program), Changes::default());
+    tokio::spawn(serve(Listener::Tcp(listener, None), router, limits, &ADMIN, Arc::default()));
     address
 }
 
@@ -224,6 +242,103 @@ async fn one_connection_too_many_takes_the_place_of_the_oldest_and_is_served() {
     assert!(closed_for("crowded") > before + 2 * patient.connections as u64);
 }
 
+const RELOAD: &[u8] = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
+
+/// A program whose reloads last until the returned sender allows them to end, and the number of those that have.
+fn reloading() -> (Nobody, watch::Sender<bool>, Arc<AtomicUsize>) {
+    let program =
+        Nobody { loopback: AdminAccess::Full, may_reload: watch::Sender::new(false), ..Nobody::default() };
+    let (may_reload, reloaded) = (program.may_reload.clone(), Arc::clone(&program.reloaded));
+    (program, may_reload, reloaded)
+}
+
+#[tokio::test]
+async fn a_newcomer_gets_503_while_all_others_are_at_work_and_those_are_answered() {
+    let (program, may_reload, reloaded) = reloading();
+    let patient = Limits { head: SOON, whole: SOON, ..QUICK };
+    let page = start(program, patient).await;
+    let mut working = Vec::new();
+    for _ in 0..patient.connections {
+        let mut stream = TcpStream::connect(page).await.expect("it listens");
+        stream.write_all(RELOAD).await.expect("it is open");
+        working.push(stream);
+    }
+    for _ in 0..3 {
+        let answer = get_page(page, "/healthz").await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(answer.contains("retry-after: ") && answer.contains("application/problem+json"), "{answer}");
+    }
+    assert_eq!(reloaded.load(Ordering::Relaxed), 0);
+    may_reload.send_replace(true);
+    for mut stream in working {
+        let answer = hear_out(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    assert!(is_ok(&get_page(page, "/healthz").await));
+}
+
+#[tokio::test]
+async fn a_change_outlives_the_time_for_its_answer_and_keeps_its_place() {
+    let (program, may_reload, reloaded) = reloading();
+    let page = start(program, Limits { connections: 1, ..QUICK }).await;
+    assert_eq!(answer_to(page, RELOAD).await, "", "its time is over");
+    let answer = get_page(page, "/healthz").await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    may_reload.send_replace(true);
+    while reloaded.load(Ordering::Relaxed) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(is_ok(&get_page(page, "/healthz").await));
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_side_behind_the_request_gets_its_answer() {
+    let (program, may_reload, _) = reloading();
+    let page = start(program, Limits::of_one(1)).await;
+    let mut stream = TcpStream::connect(page).await.expect("it listens");
+    stream.write_all(RELOAD).await.expect("it is open");
+    stream.shutdown().await.expect("it is open");
+    // It has seen the end by then.
+    assert!(is_ok(&get_page(page, "/healthz").await));
+    may_reload.send_replace(true);
+    let answer = hear_out(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn the_errors_of_http_itself_are_problems_too() {
+    let page = start(Nobody::default(), QUICK).await;
+    let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(100_000));
+    for (said, status) in [
+        (&b"GET / HTTP/1.1\r\nHost: localhost\r\nnonsense\r\n\r\n"[..], "400"),
+        (b"nonsense\r\n\r\n", "400"),
+        (long.as_bytes(), "431"),
+        (b"GET / HTTP/1.1\r\n", "408"),
+        (b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n", "401"),
+    ] {
+        let answer = answer_to(page, said).await;
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(head.contains("content-type: application/problem+json"), "{answer}");
+        assert!(head.contains("cache-control: no-store"), "{answer}");
+        let problem: Problem = serde_json::from_str(body).expect("a problem");
+        assert_eq!(problem.status.to_string(), status);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_announced_too_long_is_refused_before_it_comes() {
+    let program = Nobody { loopback: AdminAccess::Full, ..Nobody::default() };
+    let page = start(program, Limits { head: SOON, whole: SOON, ..QUICK }).await;
+    let head = b"POST /v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
+    let answer = answer_to(page, head).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    // And to a client that sends all of it before it listens.
+    let whole = [&head[..], &[b'x'; 100_000]].concat();
+    let answer = answer_to(page, &whole).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
 /// Watches, and has heard the first event.
 async fn watching(page: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(page).await.expect("it listens");
@@ -240,6 +355,23 @@ async fn hear_until(stream: &mut TcpStream, wanted: &str) {
         let length = timeout(SOON, stream.read(&mut piece)).await.expect("more").expect("it is open");
         assert!(length > 0, "it ended after {heard:?}");
         heard += &String::from_utf8_lossy(&piece[..length]);
+    }
+}
+
+#[tokio::test]
+async fn the_place_of_a_watcher_that_left_is_free_at_once() {
+    let page = start(Nobody::default(), Limits { connections: 9, ..QUICK }).await;
+    // As many as may, again and again, without a reading in between.
+    for _ in 0..5 {
+        let mut all = Vec::new();
+        for _ in 0..8 {
+            all.push(watching(page).await);
+        }
+        let answer = get_page(page, "/v1/live/events").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after"), "{answer}");
+        drop(all);
+        // The ends arrive in the order in which they were sent.
+        assert!(is_ok(&get_page(page, "/healthz").await));
     }
 }
 

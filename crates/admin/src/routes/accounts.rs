@@ -92,10 +92,11 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let new = needed(request, "{\"name\": \"alice\", \"password\": \"...\"}").await?;
-    let change = app.accounts()?.put_user(new).await?;
-    app.tell_of_user(&change).await;
-    Ok(put("user", change))
+    let new: NewUser = needed(request, "{\"name\": \"alice\", \"password\": \"...\"}").await?;
+    let (name, realm) = (new.name.clone(), new.realm.clone());
+    let change = app.accounts()?.put_user(new).await;
+    app.tell_of_user(realm, name, &change).await;
+    change.map(|change| put("user", change))
 }
 
 /// Removes a user from the store. Its sessions live on until they expire, and are not refreshed.
@@ -112,9 +113,9 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
 pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let name = read_name(name)?;
-    let change = app.accounts()?.remove_user(realm.as_deref(), &name).await?;
-    app.tell_of_user(&change).await;
-    Ok(removed("user", change))
+    let change = app.accounts()?.remove_user(realm.as_deref(), &name).await;
+    app.tell_of_user(realm, name, &change).await;
+    change.map(|change| removed("user", change))
 }
 
 /// Secrets of time-limited credentials, by their fingerprints. Whoever may look may not see these: a weak secret could be guessed by its
@@ -336,10 +337,13 @@ impl App {
         Ok(Accounts::new(server.settings, server.store))
     }
 
-    /// Other nodes of a fleet remember users, too.
-    async fn tell_of_user(&self, Change { name, realm, .. }: &Change) {
-        if let Ok(fleet) = self.fleet() {
-            fleet.revoked(realm.clone(), name.clone()).await;
+    /// Has the other nodes of a fleet forget a user. A store that has not answered in time may have made the change.
+    async fn tell_of_user(&self, realm: Option<String>, name: String, change: &Result<Change, Problem>) {
+        let may_be_done = change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true);
+        if may_be_done && let (Ok(fleet), Ok(server)) = (self.fleet(), self.server()) {
+            let realm = realm.unwrap_or_else(|| server.settings.realm.clone());
+            drop(server);
+            fleet.revoked(realm, name).await;
         }
     }
 

@@ -17,6 +17,8 @@ use crate::{
     model::{Ban, Banned, Bans, NewBan, Problem},
 };
 
+/// Bytes of a username (RFC 8489 section 14.3).
+const LONGEST_USER: usize = 508;
 /// Characters that a reason may have.
 const LONGEST_REASON: usize = 200;
 
@@ -110,6 +112,12 @@ impl App {
     fn subject(&self, BanQuery { user, realm, client }: BanQuery) -> Result<Subject, Problem> {
         let subject = match (user, client) {
             (Some(name), None) => {
+                if !(1..=LONGEST_USER).contains(&name.len()) || name.contains(char::is_control) {
+                    let why = format!(
+                        "user is expected to have 1 to {LONGEST_USER} bytes and no control characters"
+                    );
+                    return Err(Problem::bad_request(why));
+                }
                 let realm = match realm {
                     Some(realm) => realm,
                     None => self.server()?.settings.realm.clone(),

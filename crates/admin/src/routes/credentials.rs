@@ -16,9 +16,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use turnpike_config::{Secret, access_tokens::MadeToken};
 use turnpike_stores::ApiKey;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
-use super::{App, Json, body, bytes, health, query, running::seconds, server_of};
+use super::{App, Json, body, bytes, form, health, query, running::seconds, server_of};
 use crate::{
     access::{Via, asks_for_credential, token},
     applications::Keys,
@@ -50,7 +50,7 @@ impl FromRef<App> for Desk {
 }
 
 /// What the draft has, and, as ours, `ttl` and `realm`.
-#[derive(Deserialize, IntoParams)]
+#[derive(Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct RestQuery {
@@ -117,6 +117,7 @@ pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Reque
     path = "/",
     tag = "credentials",
     params(RestQuery),
+    request_body(content = Option<RestQuery>, content_type = "application/x-www-form-urlencoded"),
     responses(
         (status = 200, description = "The credential, and all ways to this server.", body = RestCredentials),
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
@@ -146,8 +147,7 @@ impl RestQuery {
                 "a body is expected to be a form, with Content-Type: application/x-www-form-urlencoded";
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", detail));
         }
-        let in_body: Self = serde_urlencoded::from_bytes(&bytes)
-            .map_err(|error| Problem::bad_request(format!("the form cannot be read: {error}")))?;
+        let in_body: Self = form(&bytes)?;
         Ok(Self {
             service: one_of("service", in_uri.service, in_body.service)?,
             username: one_of("username", in_uri.username, in_body.username)?,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use axum::{
     Extension,
     extract::{Path, State, rejection::PathRejection},
-    http::{Method, StatusCode, Uri, header},
+    http::{HeaderValue, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
@@ -112,15 +112,20 @@ pub(super) async fn of_node(
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     // As it was written: what is encoded stays so.
-    let rest = uri.path().splitn(6, '/').nth(5).unwrap_or_default();
+    let path = path_at_node(uri.path()).unwrap_or_default();
+    if method == Method::DELETE && !path.starts_with("/v1/sessions/") {
+        let detail =
+            format!("of another node only sessions can be ended: ask {node} itself for DELETE {path}");
+        return Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail));
+    }
     let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
-    let path = format!("/{rest}{query}");
+    let path = format!("{path}{query}");
     let answer = app.ask(asker, node.clone(), &method, path.clone()).await?;
     let audit = Audit(format!("node {node:?}: {method} {path:?} is {}", answer.status));
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
 
-/// The same for what ends something there.
+/// Ends a session there. Other paths have no DELETE through another node.
 #[utoipa::path(
     delete,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -194,6 +199,13 @@ pub(super) async fn fleet_sessions(
         }
     }
     Ok(Json(page))
+}
+
+/// The path that another node is asked for, of a path through this one.
+pub(crate) fn path_at_node(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/v1/fleet/nodes/")?;
+    let inner = &rest[rest.find('/')?..];
+    inner.starts_with("/v1/").then_some(inner)
 }
 
 /// Who asks, and what that one may do.
@@ -304,8 +316,10 @@ pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
     Err(problem.map_or_else(|_| format!("status {}", answer.status), |problem| problem.detail))
 }
 
-fn passed_on(Answer { status, body }: Answer) -> Response {
+fn passed_on(Answer { status, media_type, body }: Answer) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let kind = if status.is_success() { "application/json" } else { PROBLEM_JSON };
-    (status, [(header::CONTENT_TYPE, kind)], body).into_response()
+    let usual = if status.is_success() { "application/json" } else { PROBLEM_JSON };
+    let media_type = HeaderValue::from_str(&media_type).ok().filter(|media_type| !media_type.is_empty());
+    let media_type = media_type.unwrap_or(HeaderValue::from_static(usual));
+    (status, [(header::CONTENT_TYPE, media_type)], body).into_response()
 }

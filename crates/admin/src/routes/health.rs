@@ -113,7 +113,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     let own: [Family<'_>; 2] = [
         (
             "admin_connections_closed",
-            "Connections to the admin interface that ended without an answer, or before it was taken, by reason.",
+            "Connections to the admin interface that were refused, or ended without an answer or before it was taken, by reason.",
             "reason",
             &connections::ADMIN.by_reason(),
         ),
@@ -122,7 +122,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     let of_applications: [Family<'_>; 3] = [
         (
             "credentials_api_connections_closed",
-            "Connections of applications that ended without an answer, or before it was taken, by reason.",
+            "Connections of applications that were refused, or ended without an answer or before it was taken, by reason.",
             "reason",
             &connections::APPLICATIONS.by_reason(),
         ),

@@ -18,8 +18,8 @@ use utoipa::IntoParams;
 use super::{App, Json, query};
 use crate::{
     access::Grant,
-    connections::Endless,
-    live::WATCHERS,
+    connections::Progress,
+    live::{WATCHERS, Watched},
     model::{Access, History, Live, Problem},
 };
 
@@ -90,22 +90,35 @@ pub(super) async fn history(State(app): State<App>) -> Json<History> {
 pub(super) async fn events(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
-    Extension(endless): Extension<Endless>,
+    progress: Option<Extension<Progress>>,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let EventQuery { count } = query(&uri)?;
+    let Some(Extension(progress)) = progress else {
+        let detail =
+            "events are not passed on by another node: ask this node itself, or for live and live/history";
+        return Err(Problem::new(StatusCode::NOT_FOUND, "no_events", detail));
+    };
     let watcher = app.live.watcher().ok_or_else(|| {
         let detail = format!("{WATCHERS} watch already, and no more may: ask for /v1/live now and then");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers", detail)
     })?;
     let (mut sender, body) = Channel::<Bytes>::new(1);
-    let going = endless.begin();
+    let streaming = progress.stream();
     let program = Arc::clone(&app.program);
     tokio::spawn(async move {
         // A reload may have taken the token away.
         let may_watch = || grant.access(&program.settings()) >= AdminAccess::Read;
-        watcher.send(&mut sender, count, may_watch).await;
-        drop(going);
+        tokio::select! {
+            ended = watcher.send(&mut sender, count, may_watch) => {
+                if ended == Watched::Stalled {
+                    streaming.give_up();
+                }
+            }
+            // The client has left.
+            () = progress.streamed() => {}
+        }
+        drop(streaming);
     });
     // Proxies are not to collect what is sent.
     let headers = [(header::CONTENT_TYPE.as_str(), "text/event-stream"), ("x-accel-buffering", "no")];

@@ -37,7 +37,7 @@ const TRIES: usize = 3;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct SessionQuery {
-    /// The username, or whom quotas count.
+    /// The username, or the id of a time-limited one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<String>,
     /// The realm.

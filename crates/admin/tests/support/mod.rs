@@ -1,5 +1,6 @@
 //! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
 
+pub(crate) mod log;
 mod together;
 
 use std::{

@@ -1,0 +1,53 @@
+//! Changes at work. A change that has begun runs to its end in a task of its own: a client that goes away, a time limit or a full listener
+//! cannot leave it without its audit line, with an old user in the cache, or unknown to the other nodes of a fleet.
+
+use std::sync::Arc;
+
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
+use tokio::sync::watch;
+
+use crate::model::Problem;
+
+/// The changes of one interface.
+#[derive(Clone, Default)]
+pub(crate) struct Changes(Arc<watch::Sender<usize>>);
+
+impl Changes {
+    /// Runs a change to its end, whether or not the returned future is polled any more.
+    pub(crate) async fn run(&self, change: impl Future<Output = Response> + Send + 'static) -> Response {
+        let running = self.begin();
+        let task = tokio::spawn(async move {
+            let response = change.await;
+            drop(running);
+            response
+        });
+        task.await.unwrap_or_else(|error| {
+            let detail = format!("the change failed half way: {error}");
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", detail).into_response()
+        })
+    }
+
+    /// Returns when no change is at work.
+    pub(crate) fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut count = self.0.subscribe();
+        async move {
+            let _ = count.wait_for(|count| *count == 0).await;
+        }
+    }
+
+    fn begin(&self) -> Running {
+        self.0.send_modify(|count| *count += 1);
+        Running(self.clone())
+    }
+}
+
+struct Running(Changes);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
+}

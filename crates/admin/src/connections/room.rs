@@ -1,0 +1,98 @@
+//! Places for the connections of one listener.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::AbortHandle,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{Closed, Closings, Progress};
+
+/// An idle connection keeps its place for so long at least: the time that an honest client takes to send its request.
+const GRACE: Duration = Duration::from_millis(100);
+/// Time that a newcomer waits for a place before it gets 503. Later ones wait in the backlog of the listener.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Newcomers that are answered 503 at a time; more are closed without an answer.
+const REFUSED: usize = 8;
+/// Time between two log lines about a full listener.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
+pub(super) struct Room {
+    places: Arc<Semaphore>,
+    refused: Arc<Semaphore>,
+    /// The oldest first.
+    open: VecDeque<Open>,
+    closings: &'static Closings,
+    logged: Option<Instant>,
+}
+
+struct Open {
+    task: AbortHandle,
+    progress: Progress,
+    since: Instant,
+}
+
+/// A place for a newcomer.
+pub(super) enum Place {
+    /// It is served.
+    Free(OwnedSemaphorePermit),
+    /// All places are taken by requests at work: it gets 503.
+    Busy(OwnedSemaphorePermit),
+}
+
+impl Room {
+    pub(super) fn new(places: usize, closings: &'static Closings) -> Self {
+        let (places, refused) = (Arc::new(Semaphore::new(places)), Arc::new(Semaphore::new(REFUSED)));
+        Self { places, refused, open: VecDeque::new(), closings, logged: None }
+    }
+
+    pub(super) fn enter(&mut self, task: AbortHandle, progress: Progress) {
+        self.open.push_back(Open { task, progress, since: Instant::now() });
+    }
+
+    /// A place for one more connection, which the oldest idle one gives up if there is no other. `None` if the newcomer cannot even be
+    /// refused.
+    pub(super) async fn place(&mut self) -> Option<Place> {
+        let deadline = Instant::now() + PATIENCE;
+        self.open.retain(|open| !open.task.is_finished());
+        let mut place = Arc::clone(&self.places).try_acquire_owned().ok();
+        while place.is_none() {
+            let freed = Arc::clone(&self.places).acquire_owned();
+            if self.close_idle() {
+                place = timeout_at(deadline, freed).await.ok().and_then(Result::ok);
+            } else if Instant::now() >= deadline {
+                break;
+            } else {
+                let again = (Instant::now() + GRACE).min(deadline);
+                tokio::select! {
+                    freed = freed => place = freed.ok(),
+                    () = sleep_until(again) => {}
+                }
+            }
+        }
+        if place.is_none() {
+            self.log();
+        }
+        let busy = || Arc::clone(&self.refused).try_acquire_owned().ok().map(Place::Busy);
+        place.map(Place::Free).or_else(busy)
+    }
+
+    /// Closes the oldest connection that has been idle for long enough.
+    fn close_idle(&mut self) -> bool {
+        let idle = |open: &Open| open.progress.waits() && open.since.elapsed() >= GRACE;
+        let oldest = self.open.iter().position(idle).and_then(|index| self.open.remove(index));
+        let Some(Open { task, .. }) = oldest else { return false };
+        task.abort();
+        self.closings.count(Closed::Crowded);
+        true
+    }
+
+    fn log(&mut self) {
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_PAUSE) {
+            self.logged = Some(Instant::now());
+            tracing::warn!("all connections of {} are busy: newcomers get 503", self.closings.of);
+        }
+    }
+}

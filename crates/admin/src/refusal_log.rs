@@ -1,0 +1,34 @@
+//! Limits the log lines about refused requests: a client that repeats one fills no disk. All refusals are counted.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+use turnpike_turn::rates::{Rate, Rates};
+
+use crate::access::Via;
+
+pub(crate) struct RefusalLog {
+    began: Instant,
+    rates: Mutex<Rates>,
+}
+
+impl Default for RefusalLog {
+    fn default() -> Self {
+        // As many lines as a person reads: five at once of an address, and then one a second.
+        let rates = Rates::new(Rate::new(5, 1000), Rate::new(50, 100), 1024);
+        Self { began: Instant::now(), rates: Mutex::new(rates) }
+    }
+}
+
+impl RefusalLog {
+    /// Whether one more line may be written about a client that came this way.
+    pub(crate) fn admits(&self, via: &Via) -> bool {
+        let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let local = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let ip = via.address().map_or(local, |address| address.ip());
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner).admit_address(now, ip)
+    }
+}

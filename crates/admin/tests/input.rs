@@ -1,0 +1,129 @@
+//! Parameters and bodies: unknown, misplaced and repeated ones are errors, and messages name what is wrong.
+
+use serde_json::json;
+use turnpike_config::{Secret, User, UserSecret};
+
+use crate::support::Running;
+
+/// What a problem tells people.
+fn detail(running: &Running, method: &str, path: &str, body: Option<&str>) -> String {
+    let answer = running.ask(method, path, body);
+    assert_eq!(answer.problem(400), "bad_request", "{method} {path}");
+    answer.json()["detail"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_path_refuses_parameters_that_it_does_not_take() {
+    let running = Running::server(1);
+    let document = running.get("/openapi.json").ok();
+    let mut asked = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let is_health = ["/livez", "/readyz", "/healthz"].contains(&path.as_str());
+        if is_health || path.starts_with("/v1/fleet/nodes/{node}/v1/") {
+            continue;
+        }
+        let target = path.replace("{id}", &"0".repeat(32)).replace("{fingerprint}", "0123456789abcdef");
+        let target = target.replace("{name}", "x").replace("{node}", "x");
+        for method in ["get", "post", "put", "delete"].into_iter().filter(|method| item[method].is_object()) {
+            let method = method.to_uppercase();
+            let told = detail(&running, &method, &format!("{target}?colour=red"), None);
+            assert!(told.contains("colour"), "{method} {path}: {told}");
+            asked += 1;
+        }
+    }
+    assert!(asked > 30, "{asked}");
+    // A probe may add what it likes: the answer is the same.
+    assert_eq!(running.get("/livez?t=1").status, 200);
+}
+
+#[test]
+fn a_realm_in_the_query_of_a_rotation_rotates_nothing() {
+    let running = Running::server(1);
+    let told = detail(&running, "POST", "/v1/secrets/rotation?realm=tenant.example", None);
+    assert!(told.contains("no parameter \"realm\""), "{told}");
+    assert_eq!(running.get("/v1/secrets").ok()["secrets"], json!([]));
+}
+
+#[test]
+fn a_parameter_is_there_once_and_is_utf_8() {
+    let running = Running::server(1);
+    for (query, told) in [
+        ("/v1/sessions?user=alice&user=bob", "\"user\" is there twice"),
+        ("/v1/sessions?user=%ff", "\"user\" is not UTF-8"),
+        ("/?service=turn&username=%ff", "\"username\" is not UTF-8"),
+        ("/v1/sessions?limit=ten", "limit: expected a whole number"),
+        ("/v1/sessions?limit=99999999999999999999999", "limit: the number is too large"),
+    ] {
+        let detail = detail(&running, "GET", query, None);
+        assert!(detail.contains(told), "{query}: {detail}");
+    }
+    let key = running.key("shop", json!({}));
+    let form = [("Content-Type", "application/x-www-form-urlencoded")];
+    for body in [format!("service=turn&username=%ff&key={key}"), format!("service=turn&key={key}&key={key}")]
+    {
+        assert_eq!(running.apply("POST", "/", &form, Some(&body)).problem(400), "bad_request", "{body}");
+    }
+}
+
+#[test]
+fn a_wrong_member_is_named_and_no_type_of_rust_is() {
+    let running = Running::server(1);
+    for (path, body, told) in [
+        ("/v1/users", "{\"name\":\"a\",\"password\":5}", "password: expected a string, found an integer"),
+        (
+            "/v1/users",
+            "{\"name\":\"a\",\"name\":\"b\",\"password\":\"c\"}",
+            "the member \"name\" is there twice",
+        ),
+        ("/v1/users", "{\"name\":\"a\"}", "password is missing"),
+        ("/v1/users", "[\"a\",null,\"b\"]", "an object is expected"),
+        ("/v1/users", "{\"name\":\"a\",\"password\":\"b\",\"colour\":1}", "unknown field `colour`"),
+        (
+            "/v1/secrets/rotation",
+            "{\"overlap_s\":\"x\"}",
+            "overlap_s: expected a whole number from 0 to 4294967295, found a string",
+        ),
+        (
+            "/v1/secrets/rotation",
+            "{\"overlap_s\":-1}",
+            "overlap_s: expected a whole number from 0 to 4294967295, found an integer",
+        ),
+        ("/v1/bans", "{\"user\":\"a\",\"seconds\":1.5}", "seconds: expected a whole number"),
+        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions is expected to be 1 or more"),
+        ("/v1/drain", "{\"deadline_s\":{}}", "deadline_s: expected a whole number"),
+    ] {
+        let detail = detail(&running, "POST", path, Some(body));
+        assert!(detail.contains(told), "{body}: {detail}");
+        for word in ["u32", "u64", "struct", "map", "Option"] {
+            assert!(!detail.contains(word), "{body}: {detail}");
+        }
+    }
+    // A body that may be missing is an object all the same, as the document says.
+    assert_eq!(running.ask("POST", "/v1/secrets/rotation", Some("null")).problem(400), "bad_request");
+}
+
+#[test]
+fn a_user_of_the_configuration_is_not_made_in_the_store() {
+    let running = Running::server(1);
+    let secret = UserSecret::Password(Secret::new("pw"));
+    running.program.settings().users = vec![User { name: "alice".to_owned(), secret }];
+    let put = |name: &str| {
+        let body = json!({ "name": name, "password": "other" }).to_string();
+        running.ask("POST", "/v1/users", Some(&body))
+    };
+    assert_eq!(put("alice").problem(409), "user_configured");
+    assert_eq!(put("bob").status, 201);
+}
+
+#[test]
+fn a_ban_takes_the_names_that_a_user_may_have() {
+    let running = Running::server(1);
+    let ban = |name: &str| {
+        let body = json!({ "user": name, "seconds": 60 }).to_string();
+        running.ask("POST", "/v1/bans", Some(&body)).status
+    };
+    for (name, status) in [("alice", 201), ("@a:example.org", 201), ("", 400), ("a\nb", 400)] {
+        assert_eq!(ban(name), status, "{name:?}");
+    }
+    assert_eq!([ban(&"x".repeat(508)), ban(&"x".repeat(509))], [201, 400]);
+}
