@@ -29,8 +29,8 @@ use turnpike_net::{
 use turnpike_turn::{
     random::Seed,
     server::{
-        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, GrantedAllocates,
-        ListenerId, LookupId, RelayId, Seat, Server, Source,
+        AllocationId, Client, ClosedReason, CredentialQuery, Credentials, Effect, Family, ListenerId,
+        LookupId, RelayId, ReplayGuard, Seat, Server, Source,
     },
     time::Now,
 };
@@ -178,7 +178,7 @@ pub(crate) struct Worker {
     tunnels: Tunnels,
     /// What another process is about to have.
     given: Vec<AllocationId>,
-    granted: GrantedAllocates,
+    replays: ReplayGuard,
     inbox: Inbox<Command>,
     snapshot: Arc<Snapshot>,
     counted: WorkerSnapshot,
@@ -252,7 +252,7 @@ impl Worker {
             suspended: None,
             tunnels: Tunnels::default(),
             given: Vec::new(),
-            granted: config.server.granted.clone(),
+            replays: config.server.replays.clone(),
             inbox,
             snapshot: Arc::clone(&snapshot),
             counted: WorkerSnapshot::default(),
@@ -490,9 +490,16 @@ impl Worker {
                 Effect::HandOver { worker, source, request } => {
                     self.hand_over(&source.client, worker, request, behind);
                 }
-                Effect::Forward { worker, via, source, request } => {
-                    self.send(worker, Handoff::Request { via, source, request });
+                Effect::Forward { worker, via, occupied, source, request } => {
+                    self.send(worker, Handoff::Request { via, occupied, source, request });
                 }
+                Effect::Decline { via, source, request } => {
+                    self.send(via, Handoff::Declined { owner: self.seat(), source, request });
+                }
+                Effect::ArrivalOver { worker, arrival } => {
+                    self.send(worker, Handoff::ArrivalOver { from: self.seat(), arrival });
+                }
+                Effect::Deleted { via, deletion } => _ = self.send(via, Handoff::Deleted(deletion)),
                 Effect::Answer { via, source, arrival, reply } => {
                     self.send(via, Handoff::Reply { source, arrival, reply });
                 }

@@ -46,6 +46,20 @@ impl Mobile {
     }
 
     fn ask(&self, request: &[u8]) -> Message {
+        let answer = self.exchange(request);
+        assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0100);
+        answer
+    }
+
+    /// The error code that is the answer.
+    fn refused(&self, request: &[u8]) -> u16 {
+        let answer = self.exchange(request);
+        assert_eq!(answer.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0110);
+        let error = answer.attribute(0x0009);
+        u16::from(error[2]) * 100 + u16::from(error[3])
+    }
+
+    fn exchange(&self, request: &[u8]) -> Message {
         let deadline = Instant::now() + SOON;
         loop {
             self.socket.send_to(request, self.server).unwrap();
@@ -53,7 +67,6 @@ impl Mobile {
             while let Ok(len) = self.socket.recv(&mut buffer) {
                 let message = Message(buffer[..len].to_vec());
                 if message.0.len() >= 20 && message.0[8..20] == request[8..20] {
-                    assert_eq!(message.kind(), u16::from_be_bytes([request[0], request[1]]) | 0x0100);
                     return message;
                 }
             }
@@ -166,6 +179,57 @@ fn the_old_port_is_good_until_data_comes_from_the_new_one() {
         elsewhere.converse(&peer, b"there now");
         client.socket.send_to(&channel_data(b"too late"), client.server).unwrap();
         elsewhere.converse(&peer, b"and nobody else");
+    }
+}
+
+/// A client on this worker: the kernel chooses by the 5-tuple, so ports are tried until it does.
+fn on_worker(world: &World, worker: usize) -> Mobile {
+    let requests = || {
+        let snapshots = world.relay.snapshots();
+        snapshots.iter().map(|one| one.turn.requests.iter().sum::<u64>()).collect::<Vec<_>>()
+    };
+    loop {
+        let before = requests();
+        let client = Mobile::new(world);
+        client.ask(&binding(7));
+        let at = support::eventually("the request is counted", || {
+            requests().iter().zip(&before).position(|(now, then)| now > then)
+        });
+        if at == worker {
+            return client;
+        }
+    }
+}
+
+/// RFC 8016 section 3.2.2, with the client at home on one worker and away on another.
+#[test]
+fn the_number_of_workers_changes_no_answer() {
+    for (workers, home, away) in [(1, 0, 0), (2, 0, 0), (2, 0, 1), (4, 3, 0), (4, 1, 2), (4, 2, 2)] {
+        let world = support::start_workers(workers);
+        let peer = peer();
+        let bind = bind(peer.local_addr().unwrap());
+        let case = format!("{workers} workers, from {home} to {away}");
+        let (old, new) = (on_worker(&world, home), on_worker(&world, away));
+        let ticket = old.ask(&allocate_mobile()).attribute(TICKET);
+        old.ask(&bind);
+        old.converse(&peer, b"at home");
+        let next = new.ask(&present(&ticket, 50)).attribute(TICKET);
+        // Requests end nothing, whichever they are.
+        for request in [&bind, &refresh(51), &stun(support::REFRESH, 52, &[(0x000D, &[0, 0, 2, 88])])] {
+            new.ask(request);
+            old.converse(&peer, b"still here");
+        }
+        assert_eq!(new.refused(&present(&next, 53)), 400, "{case}");
+        assert_eq!(new.refused(&stun(support::ALLOCATE, 54, &[(0x0019, &[17, 0, 0, 0])])), 437);
+        assert_eq!(old.refused(&present(&next, 55)), 400, "{case}");
+        old.converse(&peer, b"still here");
+        // Data does.
+        new.converse(&peer, b"there now");
+        assert_eq!(old.refused(&refresh(56)), 437, "{case}");
+        assert_eq!(new.refused(&present(&next, 57)), 400, "{case}");
+        old.ask(&present(&next, 58));
+        old.converse(&peer, b"at home again");
+        world.wait_whether("mobility", "exported", home != away);
     }
 }
 

@@ -64,9 +64,7 @@ impl Run {
             }
             _ => {
                 let bytes = self.workers.signed(at, from, Ask::permit(PEER));
-                if let Outcome::Move(request) = self.workers.request(at, from, &bytes) {
-                    self.workers.carry_out(&request);
-                }
+                self.workers.request(at, from, &bytes);
             }
         }
     }
@@ -85,7 +83,10 @@ impl Run {
         world.client = from;
         let who = world.credentials(USERS[user], Scheme::Md5);
         let bytes = Ask::allocate().raw(TICKET, &[]).signed(&who).bytes();
-        match world.feed(&bytes) {
+        let outcome = self.workers.request(at, from, &bytes);
+        let world = &mut self.workers.0[at];
+        world.client = from;
+        match outcome {
             Outcome::Open(request) => {
                 let reply = world.open(&request).success();
                 let ticket = reply.ticket().expect("one was asked for");
@@ -98,7 +99,6 @@ impl Run {
             Outcome::Reply(reply) => {
                 assert!(!Reply(reply).is_success(), "an answer before there is a socket");
             }
-            Outcome::Move(request) => _ = self.workers.carry_out(&request),
             Outcome::Drop(_) => {}
             other => panic!("{other:?}"),
         }
@@ -136,7 +136,6 @@ impl Run {
                     self.give(user, next);
                 }
             }
-            Outcome::Move(request) => _ = self.workers.carry_out(&request),
             Outcome::Drop(_) => {}
             other => panic!("{other:?}"),
         }
@@ -154,8 +153,13 @@ impl Run {
         for _ in 0..=WORKERS {
             for at in 0..usize::from(WORKERS) {
                 for effect in self.workers.0[at].effects() {
-                    if let Effect::Move(request) = effect {
-                        self.workers.carry_out(&request);
+                    match effect {
+                        Effect::Move(request) => _ = self.workers.carry_out(&request),
+                        Effect::ArrivalOver { worker, arrival } => {
+                            let from = u16::try_from(at).expect("few");
+                            self.workers.0[usize::from(worker)].server.arrival_over(from, &arrival);
+                        }
+                        _ => {}
                     }
                 }
             }

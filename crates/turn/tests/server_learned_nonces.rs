@@ -177,7 +177,7 @@ fn a_ticket_leads_to_its_owner_with_the_nonce_of_the_old_address() {
     assert_eq!(here.ask(&Ask::present(&ticket).signed(&guess)).code(), Some(438));
     assert!(here.effects().is_empty(), "no line for the log");
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
-    assert_eq!(here.feed(&bytes), Outcome::Forward { worker: 0 });
+    assert_eq!(here.feed(&bytes), Outcome::Forward { worker: 0, occupied: false });
     let (verdict, arrival) = owner.forwarded(1, new, &bytes);
     let Outcome::Reply(reply) = verdict else { panic!() };
     assert!(Reply(reply).success().ticket().is_some());

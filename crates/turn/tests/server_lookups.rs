@@ -284,7 +284,10 @@ fn an_answer_finds_its_client_on_the_worker_that_forwarded_the_request() {
     workers[1].client = there;
     let bytes = Ask::present(&ticket).signed(&alice).bytes();
     let asked = query(workers[1].feed(&bytes));
-    assert_eq!(workers[1].found(asked.lookup, found(&asked)), Outcome::Forward { worker: 0 });
+    assert_eq!(
+        workers[1].found(asked.lookup, found(&asked)),
+        Outcome::Forward { worker: 0, occupied: false }
+    );
     let (outcome, arrival) = workers[0].forwarded(1, there, &bytes);
     assert_eq!(arrival, None);
     let asked = query(outcome);

@@ -11,6 +11,10 @@ fn elsewhere(n: u16) -> Client {
     Client { address: address(&format!("198.18.0.1:{n}")), ..client(n) }
 }
 
+fn stream_elsewhere(n: u16) -> Client {
+    Client { listener: ListenerId(1), ..elsewhere(n) }
+}
+
 fn counted(world: &World, event: MobilityEvent) -> u64 {
     world.server.stats().mobility[event as usize]
 }
@@ -172,6 +176,87 @@ fn a_refresh_sent_again_gets_the_same_answer_for_forty_seconds() {
     world.sleep(1);
     assert_eq!(world.ask(&ask).code(), Some(400));
     assert_eq!(world.server.stats().retransmits, 2);
+}
+
+/// Nonces count on every port of an address, so that a neighbour behind the client's NAT needs no key to send a copy.
+#[test]
+fn a_copy_of_a_refresh_is_refused_wherever_it_comes_from_and_whenever() {
+    let (mut world, relay, ticket) = mobile();
+    let (old, new) = (world.client, elsewhere(1));
+    world.client = new;
+    let alice = world.credentials("alice", Scheme::Md5);
+    let copy = Ask::present(&ticket).signed(&alice);
+    let first = world.ask(&copy).success();
+    let refused = |world: &mut World, code| {
+        for from in [elsewhere(2), stream_elsewhere(3), Client { listener: ListenerId(3), ..elsewhere(1) }] {
+            world.client = from;
+            assert_eq!(world.ask(&copy).code(), Some(code), "{from:?}");
+            assert_eq!(speaks(world, from), Outcome::Drop(DropReason::NoAllocation));
+        }
+        world.client = new;
+    };
+    refused(&mut world, 438);
+    assert_eq!(world.ask(&copy), first, "the client itself repeats it");
+    assert_eq!(reaches(&mut world, relay), old);
+    world.sleep(41);
+    refused(&mut world, 438);
+    // Now the ticket is spent as well.
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    refused(&mut world, 400);
+    assert!(matches!(speaks(&mut world, new), Outcome::ToPeer { .. }));
+    refused(&mut world, 400);
+    assert_eq!(reaches(&mut world, relay), new);
+    assert_eq!(counted(&world, MobilityEvent::Arrived), 1);
+}
+
+/// The copy comes first, and the client gets the allocation back with its next request: the answer to the copy is signed, and of no use to
+/// its sender but for the data that it could send at once.
+#[test]
+fn the_client_gets_its_allocation_back_from_a_copy_that_came_first() {
+    let (mut world, relay, ticket) = mobile();
+    world.client = elsewhere(1);
+    let alice = world.credentials("alice", Scheme::Md5);
+    let request = Ask::present(&ticket).signed(&alice);
+    world.client = elsewhere(66);
+    world.ask(&request).success();
+    world.client = elsewhere(1);
+    assert_eq!(world.ask(&request).code(), Some(438));
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert_eq!(speaks(&mut world, elsewhere(66)), Outcome::Drop(DropReason::NoAllocation));
+    assert!(matches!(speaks(&mut world, elsewhere(1)), Outcome::ToPeer { .. }));
+    assert_eq!(reaches(&mut world, relay), elsewhere(1));
+}
+
+#[test]
+fn a_signed_request_from_the_new_address_shows_that_its_ticket_has_arrived() {
+    for ask in [Ask::permit(PEER), Ask::refresh(600), Ask::bind(0x4000, PEER)] {
+        let (mut world, relay, ticket) = mobile();
+        let old = world.client;
+        let next = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
+        // A request from the old address shows nothing.
+        world.client = old;
+        let alice = world.credentials("alice", Scheme::Md5);
+        world.ask(&Ask::permit(PEER).signed(&alice)).success();
+        let again = present(&mut world, elsewhere(1), &ticket).success().ticket().unwrap();
+        assert_ne!(again, next);
+        let alice = world.credentials("alice", Scheme::Md5);
+        world.ask(&ask.signed(&alice)).success();
+        assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(400));
+        assert_eq!(reaches(&mut world, relay), old, "it ends nothing");
+        present(&mut world, elsewhere(2), &again).success();
+    }
+    // Nor does an unsigned one.
+    let (mut world, _, ticket) = mobile();
+    present(&mut world, elsewhere(1), &ticket).success();
+    assert_eq!(world.ask(&Ask::permit(PEER)).code(), Some(401));
+    present(&mut world, elsewhere(2), &ticket).success();
+    // The same after an allocation has moved at once, because there was no old connection.
+    let (mut world, _, ticket) = from(stream(41_000));
+    world.server.disconnected(world.now, &stream(41_000));
+    present(&mut world, elsewhere(1), &ticket).success();
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    assert_eq!(present(&mut world, elsewhere(2), &ticket).code(), Some(400));
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl Workers {
         outcome
     }
 
-    /// The same, but what the client's worker is to be told gets lost.
+    /// The same, but the client's worker is not told to expect it.
     #[track_caller]
     pub(crate) fn request_unannounced(
         &mut self,
@@ -60,25 +60,32 @@ impl Workers {
         bytes: &[u8],
     ) -> (Outcome, Option<Arrival>) {
         self.0[at].client = from;
+        let via = u16::try_from(at).expect("few workers");
         let mut announced = None;
         let mut outcome = self.0[at].feed(bytes);
-        let mut hops = 0;
-        while let Outcome::Forward { worker } = outcome {
-            hops += 1;
-            assert!(hops < 4, "a request that goes round in circles");
-            let owner = &mut self.0[usize::from(worker)];
-            let via = u16::try_from(at).expect("few workers");
-            let (verdict, arrival) = owner.forwarded(via, from, bytes);
-            outcome = verdict;
-            announced = arrival.or(announced);
+        let mut by = at;
+        for _ in 0..4 {
+            match outcome {
+                Outcome::Forward { worker, occupied } => {
+                    by = worker.into();
+                    let (verdict, arrival) = self.0[by].forwarded_from(via, occupied, from, bytes);
+                    outcome = verdict;
+                    announced = arrival.or(announced);
+                }
+                Outcome::Decline { via: back } => {
+                    assert_eq!(back, via);
+                    outcome = self.0[at].declined(u16::try_from(by).expect("few workers"), from, bytes);
+                }
+                _ => return (outcome, announced),
+            }
         }
-        (outcome, announced)
+        panic!("a request that goes round in circles")
     }
 
     pub(crate) fn expect(&mut self, at: usize, arrival: Option<Arrival>) {
         if let Some(arrival) = arrival {
             let world = &mut self.0[at];
-            world.server.expect(world.now, arrival);
+            world.server.expect(arrival);
         }
     }
 
@@ -248,20 +255,109 @@ fn a_refresh_sent_again_gets_the_same_answer_from_whichever_worker() {
     );
 }
 
+/// Section 3.2.2: the old 5-tuple ends with data from the new one, and with nothing else.
 #[test]
-fn a_request_from_the_new_address_fetches_the_allocation_as_well() {
+fn requests_from_the_new_address_are_answered_by_the_owner_and_move_nothing() {
+    let (mut workers, relay, ticket) = Workers::mobile(2);
+    let (old, new) = (client(40_000), elsewhere(1));
+    workers.present(1, new, &ticket).success();
+    for ask in [Ask::permit("198.41.0.9:0"), Ask::refresh(700), Ask::bind(0x4001, "198.41.0.9:7")] {
+        let bytes = workers.signed(1, new, ask);
+        let Outcome::Reply(reply) = workers.request(1, new, &bytes) else { panic!() };
+        Reply(reply).success();
+        assert_eq!(reaches(&mut workers.0[0], relay), old);
+        assert!(matches!(workers.speaks(0, old).0, Outcome::ToPeer { .. }));
+        assert_eq!(workers.allocations(), [1, 0]);
+    }
+    // The client's answer has arrived, then, and the ticket before is spent.
+    assert_eq!(workers.present(1, elsewhere(2), &ticket).code(), Some(400));
+    assert_eq!(workers.present(0, client(40_002), &ticket).code(), Some(400));
+    let (outcome, moved) = workers.speaks(1, new);
+    assert!(matches!(outcome, Outcome::ToPeer { .. }), "{outcome:?}");
+    assert_eq!(reaches(&mut workers.0[1], moved.unwrap()), new);
+}
+
+#[test]
+fn a_request_that_comes_while_the_allocation_is_on_its_way_is_repeated_by_its_client() {
     let (mut workers, _, ticket) = Workers::mobile(2);
     let new = elsewhere(1);
     workers.present(1, new, &ticket).success();
     let bytes = workers.signed(1, new, Ask::permit("198.41.0.9:0"));
-    let Outcome::Move(request) = workers.request(1, new, &bytes) else { panic!() };
-    // While it is on its way, nothing else is asked for.
+    workers.0[1].client = new;
+    let Outcome::Move(request) = workers.0[1].feed(&channel_data(0x4000, b"x")) else { panic!() };
     assert_eq!(workers.request(1, new, &bytes), Outcome::Drop(DropReason::Moving));
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::Moving));
     assert!(workers.carry_out(&request).is_some());
-    assert!(
-        matches!(workers.request(1, new, &bytes), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success())
-    );
+    let Outcome::Reply(reply) = workers.request(1, new, &bytes) else { panic!() };
+    Reply(reply).success();
+}
+
+#[test]
+fn a_ticket_from_where_the_client_arrives_already_is_400_on_every_worker() {
+    for at in 0..3 {
+        let (mut workers, _, ticket) = Workers::mobile(3);
+        let next = workers.present(at, elsewhere(1), &ticket).success().ticket().unwrap();
+        assert_eq!(workers.present(at, elsewhere(1), &next).code(), Some(400));
+        assert!(matches!(workers.speaks(at, elsewhere(1)).0, Outcome::ToPeer { .. }));
+    }
+}
+
+/// The same request, the same address, another port: a neighbour behind the client's NAT needs no key for that.
+#[test]
+fn a_copy_of_a_refresh_is_refused_on_every_worker() {
+    let (mut workers, relay, ticket) = Workers::mobile(3);
+    let new = elsewhere(1);
+    let bytes = workers.signed(1, new, Ask::present(&ticket));
+    let first = workers.request(1, new, &bytes);
+    for at in 0..3 {
+        let Outcome::Reply(reply) = workers.request(at, elsewhere(10), &bytes) else { panic!() };
+        assert_eq!(Reply(reply).code(), Some(438), "worker {at}");
+        assert_eq!(workers.speaks(at, elsewhere(10)).0, Outcome::Drop(DropReason::NoAllocation));
+    }
+    assert_eq!(workers.request(1, new, &bytes), first, "the client itself repeats it");
+    assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
+    assert!(matches!(workers.speaks(1, new).0, Outcome::ToPeer { .. }));
+}
+
+#[test]
+fn a_ticket_at_a_5_tuple_with_another_allocation_gets_the_owners_answer() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let taken = elsewhere(1);
+    workers.0[1].client = taken;
+    workers.0[1].allocated();
+    assert_eq!(workers.present(1, taken, &ticket).code(), Some(437));
+    let bob = workers.0[1].credentials("bob", Scheme::Md5);
+    let bytes = Ask::present(&ticket).signed(&bob).bytes();
+    let Outcome::Reply(reply) = workers.request(1, taken, &bytes) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(441));
+    let next = workers.present(1, elsewhere(2), &ticket).success().ticket().unwrap();
+    assert!(matches!(workers.speaks(1, elsewhere(2)).0, Outcome::ToPeer { .. }));
+    let last = workers.present(0, client(40_001), &next).success().ticket().unwrap();
+    assert!(matches!(workers.speaks(0, client(40_001)).0, Outcome::ToPeer { .. }));
+    assert_eq!(workers.present(1, taken, &next).code(), Some(400), "a spent one");
+    workers.present(1, elsewhere(3), &last).success();
+}
+
+#[test]
+fn a_client_that_closes_its_connection_where_it_arrives_may_come_back_there() {
+    for at in [0, 1] {
+        let (mut workers, _, ticket) = Workers::mobile(2);
+        let dtls = Client { listener: ListenerId(3), ..elsewhere(1) };
+        let next = workers.present(at, dtls, &ticket).success().ticket().unwrap();
+        let world = &mut workers.0[at];
+        assert!(!world.server.disconnected(world.now, &dtls));
+        let left = world.all_effects().into_iter().find_map(|effect| match effect {
+            Effect::ArrivalOver { worker, arrival } => Some((worker, arrival)),
+            _ => None,
+        });
+        assert_eq!(left.is_some(), at == 1);
+        if let Some((owner, arrival)) = left {
+            assert_eq!(owner, 0);
+            workers.0[0].server.arrival_over(1, &arrival);
+        }
+        workers.present(at, dtls, &next).success();
+        assert!(matches!(workers.speaks(at, dtls).0, Outcome::ToPeer { .. }));
+    }
 }
 
 #[test]
@@ -327,27 +423,23 @@ fn what_is_expected_is_forgotten_when_the_allocation_would_have_expired() {
 
 #[test]
 fn an_address_that_is_expected_makes_no_other_allocation() {
-    let (mut workers, _, ticket) = Workers::mobile(2);
+    let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let alice = workers.signed(1, elsewhere(1), Ask::allocate());
-    // Whether the other one still is, its owner knows.
-    let Outcome::Move(request) = workers.request(1, elsewhere(1), &alice) else { panic!() };
-    assert!(workers.carry_out(&request).is_some());
-    assert!(
-        matches!(workers.request(1, elsewhere(1), &alice), Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(437))
-    );
-    assert_eq!(workers.held(), 1);
+    let Outcome::Reply(reply) = workers.request(1, elsewhere(1), &alice) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(437));
+    assert_eq!(reaches(&mut workers.0[0], relay), client(40_000));
+    assert_eq!((workers.allocations(), workers.held()), (vec![1, 0], 1));
 }
 
 #[test]
-fn an_address_where_nobody_is_expected_any_more_makes_an_allocation() {
+fn an_address_where_no_client_is_expected_any_more_makes_an_allocation() {
     let (mut workers, relay, ticket) = Workers::mobile(2);
     workers.present(1, elsewhere(1), &ticket).success();
     let owner = &mut workers.0[0];
     owner.server.close_one(owner.now, relay.allocation, ClosedReason::Deleted);
     let alice = workers.signed(1, elsewhere(1), Ask::allocate());
-    let Outcome::Move(request) = workers.request(1, elsewhere(1), &alice) else { panic!() };
-    assert!(workers.carry_out(&request).is_none());
+    // The owner declines it.
     assert!(matches!(workers.request(1, elsewhere(1), &alice), Outcome::Open(_)));
 }
 
@@ -404,7 +496,7 @@ fn a_ticket_leads_to_its_allocation_whoever_has_forgotten_its_client() {
         }
     }
     // The answers are lost, so that it is the same ticket everywhere.
-    for (at, port) in [(1, 1), (2, 2), (3, 3), (1, 4), (0, 5)] {
+    for (at, port) in [(1, 6), (2, 2), (3, 3), (1, 4), (0, 5)] {
         workers.present(at, elsewhere(port), &next).success();
     }
     assert_eq!(workers.allocations(), [1, 0, 0, 0]);
@@ -434,7 +526,7 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
     let (mut workers, _, ticket) = Workers::mobile(3);
     let new = elsewhere(1);
     let next = workers.present(1, new, &ticket).success().ticket().unwrap();
-    // Somebody fills the table of that worker, with an allocation at a time.
+    // Another user fills the table of that worker, with an allocation at a time.
     for n in 0..8192 {
         // Each with a nonce of its own: many allocations of one second would be asked to try again.
         workers.0.iter_mut().for_each(|world| world.now.unix += 1);
@@ -452,7 +544,8 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
         workers.expect(1, arrival);
     }
     assert_eq!(workers.speaks(1, new).0, Outcome::Drop(DropReason::NoAllocation));
-    workers.present(1, new, &next).success();
+    // It has arrived there; but its worker expects it again from now on.
+    assert_eq!(workers.present(1, new, &next).code(), Some(400));
     assert!(matches!(workers.speaks(1, new).0, Outcome::ToPeer { .. }));
 }
 
@@ -460,7 +553,7 @@ fn an_arrival_that_gave_way_comes_back_with_its_ticket() {
 fn refused(workers: &mut Workers, ticket: &[u8]) -> MoveRequest {
     let new = elsewhere(1);
     let bytes = workers.signed(1, new, Ask::present(ticket));
-    let Outcome::Forward { worker: 0 } = workers.0[1].feed(&bytes) else { panic!() };
+    let Outcome::Forward { worker: 0, .. } = workers.0[1].feed(&bytes) else { panic!() };
     workers.0[1].allocated();
     let owner = &mut workers.0[0];
     let (verdict, arrival) = owner.forwarded(1, new, &bytes);
@@ -604,14 +697,12 @@ fn a_stream_is_handed_over_to_the_owner() {
     assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
     assert!(matches!(workers.speaks(0, new).0, Outcome::ToPeer { .. }));
     assert_eq!(reaches(&mut workers.0[0], relay), new);
-    // The ticket of one that has ended is handed over once.
+    // A stream with the ticket of an allocation that has ended stays where it is.
     let spent = workers.signed(1, stream(5), Ask::present(&ticket));
     let owner = &mut workers.0[0];
     owner.server.close_all(owner.now, ClosedReason::Shutdown);
     workers.0[1].client = stream(5);
-    assert_eq!(workers.0[1].feed(&spent), Outcome::HandOver { worker: 0 });
-    let owner = &mut workers.0[0];
-    let outcome = owner.handed_over(stream(5), &spent);
+    let outcome = workers.0[1].feed(&spent);
     assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(437)));
 }
 
@@ -780,9 +871,7 @@ proptest! {
                 Step::Data { at, port } => { workers.speaks(at, from(at, port)); }
                 Step::Permit { at, port } => {
                     let bytes = workers.signed(at, from(at, port), Ask::permit(PEER));
-                    if let Outcome::Move(request) = workers.request(at, from(at, port), &bytes) {
-                        workers.carry_out(&request);
-                    }
+                    workers.request(at, from(at, port), &bytes);
                 }
                 Step::Gone { at, port } => {
                     let world = &mut workers.0[at];
@@ -794,9 +883,7 @@ proptest! {
                     for at in 0..3 {
                         let client = workers.0[at].client;
                         let bytes = workers.signed(at, client, Ask::refresh(3600));
-                        if let Outcome::Move(request) = workers.request(at, client, &bytes) {
-                            workers.carry_out(&request);
-                        }
+                        workers.request(at, client, &bytes);
                     }
                 }
             }

@@ -321,29 +321,28 @@ fn a_mobile_client_needs_its_token_for_the_refresh_alone() {
 }
 
 #[test]
-fn the_allocation_of_a_token_comes_from_another_worker_for_a_request_too() {
+fn a_request_without_its_token_is_answered_by_the_worker_that_has_the_allocation() {
     let mut workers = workers(2);
     let [owner, here] = &mut workers[..] else { panic!() };
     let holder = Holder::new(owner, 0, 600);
     let reply = holder.ask(owner, Ask::allocate().raw(TICKET, &[])).success();
     let there = elsewhere(here, &holder, client(1));
     let present = there.bytes(Ask::present(&reply.ticket().unwrap()));
-    assert_eq!(here.feed(&present), Outcome::Forward { worker: 0 });
+    assert_eq!(here.feed(&present), Outcome::Forward { worker: 0, occupied: false });
     let (_, arrival) = owner.forwarded(1, client(1), &present);
-    here.server.expect(here.now, arrival.expect("it arrives"));
+    here.server.expect(arrival.expect("it arrives"));
 
-    // A nonce that is none is no reason to fetch anything, nor is a user with a password.
+    // A nonce that is none is no reason to ask the owner, nor is a user with a password.
     let bare = there.without_token();
     let stranger = Holder { nonce: "obMatJos2wAAAAAAAAAAAAAAAAAA".to_owned(), ..bare.clone() };
     assert_eq!(stranger.ask(here, Ask::permit(PEER)).code(), Some(438));
     let user = Holder { kid: "alice", ..bare.clone() };
     assert_eq!(user.ask(here, Ask::permit(PEER)).code(), Some(401));
     let permit = bare.bytes(Ask::permit(PEER));
-    let Outcome::Move(request) = here.feed(&permit) else { panic!() };
-    assert_eq!(here.feed(&permit), Outcome::Drop(turnpike_turn::server::DropReason::Moving));
-    let moved = owner.server.export(owner.now, &request).expect("as asked");
-    assert!(here.server.import(here.now, moved).is_ok());
-    assert!(matches!(here.feed(&permit), Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+    assert_eq!(here.feed(&permit), Outcome::Forward { worker: 0, occupied: false });
+    let (outcome, _) = owner.forwarded(1, client(1), &permit);
+    assert!(matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).is_success()));
+    assert_eq!((owner.server.allocations(), here.server.allocations()), (1, 0));
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use crate::common::*;
 use proptest::prelude::*;
 use turnpike_turn::server::{
-    Bandwidth, ClosedReason, DropReason, Effect, GrantedAllocates, Link, Moved, Rates, RelayId, ServerConfig,
+    Bandwidth, ClosedReason, DropReason, Effect, Link, Moved, Rates, RelayId, ReplayGuard, ServerConfig,
     stats::MobilityEvent,
 };
 
 /// A server, and which of its allocations are whose: clients are named by their ports.
 struct Process {
     world: World,
-    granted: GrantedAllocates,
+    replays: ReplayGuard,
     relays: BTreeMap<u16, RelayId>,
     ends: Vec<End>,
 }
@@ -22,8 +22,8 @@ type End = (u16, ClosedReason, u64, (u64, u64), (u64, u64));
 
 impl Process {
     fn new(config: ServerConfig) -> Self {
-        let granted = config.granted.clone();
-        Self { world: World::with(config), granted, relays: BTreeMap::new(), ends: Vec::new() }
+        let replays = config.replays.clone();
+        Self { world: World::with(config), replays, relays: BTreeMap::new(), ends: Vec::new() }
     }
 
     /// The same server in another process, whose clock is another.
@@ -32,7 +32,7 @@ impl Process {
         let World { server, now, client, ports, .. } = &mut self.world;
         there.world.now = turnpike_turn::time::Now { ms: 5_000, unix: now.unix };
         (there.world.client, there.world.ports) = (*client, *ports);
-        assert!(there.granted.take_over(&self.granted.to_bytes()));
+        assert!(there.replays.take_over(&self.replays.to_bytes()));
         there.world.server.remember_deletions(there.world.now, &server.deletions(*now));
         for allocation in server.portable(|_| true) {
             let moved = server.snapshot(*now, allocation).expect("it is there");
@@ -231,16 +231,14 @@ fn a_client_that_was_on_its_way_arrives_in_the_other_process() {
         } else {
             let (outcome, arrival) = here[0].forwarded(1, new, &present);
             assert!(matches!(outcome, Outcome::Reply(_)), "{outcome:?}");
-            let now = here[1].now;
-            here[1].server.expect(now, arrival.expect("its client is expected there"));
+            here[1].server.expect(arrival.expect("its client is expected there"));
         }
         let mut there = World::workers(&config(), workers);
         for (here, there) in here.iter_mut().zip(&mut there) {
             there.now.ms = 77_000;
-            let (before, now) = (here.now, there.now);
-            for arrival in here.server.expected(before) {
+            for arrival in here.server.expected() {
                 let text = serde_json::to_string(&arrival).unwrap();
-                there.server.expect(now, serde_json::from_str(&text).unwrap());
+                there.server.expect(serde_json::from_str(&text).unwrap());
             }
         }
         let (before, now) = (here[0].now, there[0].now);

@@ -1,5 +1,5 @@
-//! What workers hand to one another: CONNECTION-IDs (RFC 6062) and mobility tickets (RFC 8016) bring clients to a worker that does
-//! not have what they speak of. Nothing here waits for an answer, and nothing here belongs to the life of a packet.
+//! Messages between workers: CONNECTION-IDs (RFC 6062) and mobility (RFC 8016) bring clients to another worker than their allocation's. No
+//! worker waits for an answer, and no packet of a client that stays where it is depends on one.
 
 use std::sync::{
     Arc,
@@ -20,7 +20,7 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Handoffs that may wait for one worker. Beyond, requests are dropped, for clients repeat them, and streams are closed.
+/// Handoffs that may wait for one worker. Beyond that, requests are dropped, because clients repeat them, and streams are closed.
 const BACKLOG: usize = 1024;
 
 /// Bytes of a client's data that travel with a request for its allocation: what comes over the Internet in one piece. So all that waits
@@ -38,8 +38,14 @@ pub(crate) struct Mailbox {
 pub(crate) enum Handoff {
     /// A client's stream, the request on it, and what came behind that.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
-    /// A request whose client remains with worker `via`.
-    Request { via: u16, source: Source, request: Box<[u8]> },
+    /// A request whose client remains with worker `via`, where another allocation may occupy its 5-tuple.
+    Request { via: u16, occupied: bool, source: Source, request: Box<[u8]> },
+    /// Gives it back: its client does not arrive at `owner`.
+    Declined { owner: u16, source: Source, request: Box<[u8]> },
+    /// A client does not arrive any more, as worker `from` has it.
+    ArrivalOver { from: u16, arrival: Arrival },
+    /// A deletion by a forwarded request, for when its client repeats it.
+    Deleted((u64, u64)),
     /// The reply to it, and whom to expect.
     Reply { source: Source, arrival: Option<Arrival>, reply: Box<[u8]> },
     /// Asks for an allocation; with the client's data that made it necessary, so that it is not lost.
@@ -58,7 +64,15 @@ pub(crate) type Sockets = Vec<(Family, UdpSocket)>;
 impl Handoff {
     /// Whether it may be lost.
     fn may_be_lost(&self) -> bool {
-        matches!(self, Self::Stream(..) | Self::Request { .. } | Self::Reply { .. } | Self::Wanted(..))
+        matches!(
+            self,
+            Self::Stream(..)
+                | Self::Request { .. }
+                | Self::Declined { .. }
+                | Self::Deleted(_)
+                | Self::Reply { .. }
+                | Self::Wanted(..)
+        )
     }
 }
 
@@ -136,12 +150,20 @@ impl Worker {
         self.dirty = true;
         match handoff {
             Handoff::Stream(taken, request, behind) => self.take_over(now, *taken, &request, &behind),
-            Handoff::Request { via, source, request } => {
-                self.server.from_elsewhere(now, via, &source, &request);
+            Handoff::Request { via, occupied, source, request } => {
+                self.server.from_elsewhere(now, via, occupied, &source, &request);
             }
+            // The client may have closed its connection meanwhile.
+            Handoff::Declined { owner, source, request } if self.is_here(&source) => {
+                let verdict = self.server.declined(now, owner, &source, &request);
+                self.out.reply(verdict);
+            }
+            Handoff::Declined { .. } => {}
+            Handoff::ArrivalOver { from, arrival } => self.server.arrival_over(from, &arrival),
+            Handoff::Deleted(deletion) => self.server.remember_deletions(now, &[deletion]),
             Handoff::Reply { source: Source { client, link }, arrival, reply } => {
                 if let Some(arrival) = arrival {
-                    self.server.expect(now, arrival);
+                    self.server.expect(arrival);
                 }
                 self.out.reply_to(&client, link, &reply);
             }
@@ -247,16 +269,19 @@ impl Worker {
         detached
     }
 
-    /// The client of an allocation that was handed over may have closed its connection meanwhile; nobody was told.
+    /// The client of an allocation that was handed over may have closed its connection meanwhile, unnoticed.
     fn disconnect_if_gone(&mut self, now: Now, source: &Source) {
-        let is_here = match Way::of(source.link) {
-            // Over plain UDP nobody closes anything.
+        if !self.is_here(source) {
+            self.server.disconnected(now, &source.client);
+        }
+    }
+
+    /// Whether the client's connection is still open. Over plain UDP there is none to close.
+    fn is_here(&self, source: &Source) -> bool {
+        match Way::of(source.link) {
             Way::Datagrams => true,
             Way::Stream(place) => self.out.streams.serves(place),
             Way::Dtls(place) => self.out.dtls.serves(place),
-        };
-        if !is_here {
-            self.server.disconnected(now, &source.client);
         }
     }
 

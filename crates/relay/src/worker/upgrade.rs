@@ -67,7 +67,8 @@ struct Head {
     /// Relay sockets that allocations share.
     #[serde(default)]
     shared: Vec<LentShared>,
-    has_granted: bool,
+    #[serde(rename = "has_granted")]
+    has_replays: bool,
     has_tunnel: bool,
 }
 
@@ -236,11 +237,11 @@ impl Worker {
         let head = Head {
             drops,
             associations: self.out.dtls.clients().chain(self.tunnels.clients()).collect(),
-            arrivals: self.server.expected(now),
+            arrivals: self.server.expected(),
             deletions: self.server.deletions(now),
             reservations,
             shared,
-            has_granted: is_first,
+            has_replays: is_first,
             has_tunnel: tunnel.is_some(),
         };
         let tunnel = tunnel.as_ref().map(|end| end.as_fd());
@@ -248,7 +249,7 @@ impl Worker {
         let descriptors: Vec<_> = tunnel.into_iter().chain(of_reservations).chain(sockets_shared).collect();
         channel.send_value(&head, &descriptors)?;
         if is_first {
-            channel.send(&self.granted.to_bytes(), &[])?;
+            channel.send(&self.replays.to_bytes(), &[])?;
         }
         for sessions in portable.chunks(BATCH) {
             self.give_batch(now, channel, sessions)?;
@@ -368,7 +369,7 @@ impl Worker {
             self.tunnels.join(old, head.associations, &self.poller)?;
         }
         for arrival in head.arrivals {
-            self.server.expect(now, arrival);
+            self.server.expect(arrival);
         }
         self.server.remember_deletions(now, &head.deletions);
         for reserved in head.reservations {
@@ -383,7 +384,7 @@ impl Worker {
             let id = self.adopt(socket, Role::Relay(Holder::Many(port)))?;
             self.shared.adopt(port, id, bound, relayed, true);
         }
-        if head.has_granted && !self.granted.take_over(&channel.receive()?.bytes) {
+        if head.has_replays && !self.replays.take_over(&channel.receive()?.bytes) {
             return Err(Unfit::Incomplete);
         }
         let mut count = 0;

@@ -11,8 +11,7 @@ use super::{
     answer::Asker,
     context::Context,
     forwarding::Entry,
-    granted::Noted,
-    nonce,
+    replay::{Once, Recorded},
     request::{Method, Request},
     response::{Envelope, reason_phrase},
     secret::Secret,
@@ -56,8 +55,8 @@ impl<G: Gate> Server<G> {
             Ok(wanted) => wanted,
             Err(code) => return self.fail(&context, code),
         };
-        let noted = match self.admit_allocation(&context) {
-            Ok(noted) => noted,
+        let recorded = match self.admit_allocation(&context) {
+            Ok(recorded) => recorded,
             Err(answer) => return answer,
         };
         let Wish { mut first, second, address_error } = wish;
@@ -78,7 +77,7 @@ impl<G: Gate> Server<G> {
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
         let transaction = envelope.transaction;
-        let pending = Pending { envelope, first: first.family, second, mobile, noted, asked_ms };
+        let pending = Pending { envelope, first: first.family, second, mobile, recorded, asked_ms };
         let session = Session {
             id: SessionId::draw(&mut self.random),
             realm: who.realm,
@@ -104,7 +103,7 @@ impl<G: Gate> Server<G> {
 
     /// Whether there may be one more allocation here: not while the server drains, nor beyond a quota, nor for a copy of a request that
     /// has had one.
-    fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
+    fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Answer> {
         let client = context.client();
         let draining = self.draining || self.config.listener(client.listener).closing;
         let occasion = if draining { Occasion::Draining } else { Occasion::None };
@@ -134,7 +133,8 @@ impl<G: Gate> Server<G> {
             });
         }
         // Last of all, so that what was refused for another reason may be sent again as it is.
-        self.note_granted(context).inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
+        self.grant_once(context, Once::Allocate)
+            .inspect_err(|_| self.gate.release(&who.realm, &who.identity, prefix))
     }
 
     /// Carries on where [`Server::allocate`] asked for relay sockets. `None` if the allocation does not wait for them.
@@ -208,8 +208,8 @@ impl<G: Gate> Server<G> {
         if let Some(session) = &session {
             self.gate.release(&session.realm, session.identity(), session.prefix);
         }
-        if let Some(noted) = pending.noted {
-            self.granted.withdraw(noted);
+        if let Some(recorded) = pending.recorded {
+            self.replays.withdraw(recorded);
         }
         let full = why == OpenResult::NoCapacity;
         let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
@@ -238,26 +238,6 @@ impl<G: Gate> Server<G> {
     pub(super) fn granted(&self, proposed: Option<u32>) -> u32 {
         let default = self.config.default_lifetime;
         proposed.map_or(default, |seconds| seconds.min(self.config.max_lifetime).max(default))
-    }
-
-    /// Notes that an Allocate is granted. The answer, if it is a copy of one whose allocation is not on this 5-tuple, or no more:
-    /// its nonce is no good for it any longer.
-    fn note_granted(&mut self, context: &Context<'_>) -> Result<Option<Noted>, Answer> {
-        let Context { now, request, envelope, who, .. } = context;
-        // Without nonces there is no telling.
-        let nonce = request.get(kind::NONCE).filter(|_| envelope.signer.is_some());
-        let issued = nonce.and_then(|nonce| nonce::issued(nonce, now.unix));
-        let Some(issued) = issued else { return Ok(None) };
-        let noted = self.granted.note(request.transaction(), issued, nonce::truncate(now.unix));
-        if noted.is_some() {
-            return Ok(noted);
-        }
-        let listener = context.source.client.listener;
-        let realm = self.realms.find(&self.config, listener, who.realm.as_bytes()).cloned();
-        Err(match realm {
-            Some(realm) => self.challenge(context, &realm, 438),
-            None => self.fail(context, 437),
-        })
     }
 
     fn allocate_again(&mut self, context: &Context<'_>, index: u32) -> Answer {

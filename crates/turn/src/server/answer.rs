@@ -77,7 +77,7 @@ impl<G: Gate> Server<G> {
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
         let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
-        if let (Delivery::Forwarded(via), Answer::Reply) = (delivery, &answer) {
+        if let (Delivery::Forwarded { via, .. }, Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
@@ -185,6 +185,13 @@ impl<G: Gate> Server<G> {
         let both_tokens = session.grant.is_some() && who.grant.is_some();
         if (session.username != who.username && !both_tokens) || !session.is_in(&who.realm) {
             return Err(self.wrong_user(context));
+        }
+        let at_home = self.forwarding.find(context.client()) == Some(index);
+        let session = self.sessions.get(index);
+        if let Some(mobility) = session.and_then(|session| session.mobility.as_deref_mut())
+            && context.envelope.signer.is_some()
+        {
+            mobility.heard_from(context.client(), at_home);
         }
         Ok(index)
     }

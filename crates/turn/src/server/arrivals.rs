@@ -1,5 +1,5 @@
-//! What a worker keeps of mobile clients (RFC 8016): which of its allocations are mobile, and from which new 5-tuples data is
-//! waited for. Bounded: the former by the allocations, the latter by them and, where they are another worker's, by number.
+//! A worker's mobile allocations (RFC 8016), and the new 5-tuples at which clients arrive: those of its own allocations, at whichever worker, and
+//! those here of other workers' allocations. The former are bounded by the allocations, the latter by number.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use hashbrown::HashMap;
 
 use super::{Arrival, Client, mobility::Mobility};
 
-/// Clients that a worker expects from others, at most: about a MiB. Whoever comes to a full house takes the place of the one that
-/// waits longest, who then has to show its ticket again: a user who makes the table full keeps nobody out.
+/// Clients that a worker expects with other workers' allocations, at most: about a MiB. A further one displaces the one that has been expected
+/// longest, which then has to present a ticket again: a user who fills the table keeps no other out.
 const MOST_EXPECTED: usize = 8192;
 
-/// Which 5-tuples arrive at this worker, and which of its allocations are mobile.
+/// See the head of this file.
 pub(super) struct Moves {
     /// Slots of this worker's mobile allocations.
     pub(super) owned: HashMap<u64, u32, RandomState>,
     arrivals: HashMap<Client, Expected, RandomState>,
-    /// Who is expected with another worker's allocation of this key: one 5-tuple each.
+    /// Clients that are expected with another worker's allocation, by its key: one 5-tuple each.
     foreign: HashMap<u64, Client, RandomState>,
     /// The keys of those, by [`Expected::place`]: the oldest first.
     queue: BTreeMap<u64, u64>,
@@ -31,9 +31,7 @@ pub(super) struct Expected {
     pub(super) owner: u16,
     /// Whether the owner has been asked for it.
     pub(super) asked: bool,
-    /// `u64::MAX` for those of this worker's own allocations, which end with them.
-    expires_ms: u64,
-    /// In the queue; none for those of this worker's own allocations.
+    /// In the queue; `None` for this worker's own allocations, whose arrivals end with them.
     place: Option<u64>,
 }
 
@@ -49,28 +47,23 @@ impl Moves {
     }
 
     /// Forgets an allocation that is gone or has moved away.
-    pub(super) fn forget(&mut self, mobility: &Mobility, own: u16) {
+    pub(super) fn forget(&mut self, mobility: &Mobility) {
         self.owned.remove(&mobility.key.0);
-        if let Some((source, worker)) = mobility.arriving
-            && worker == own
-        {
+        if let Some((source, _)) = mobility.arriving {
             self.remove(&source.client);
         }
     }
 
-    /// One of this worker's own allocations arrives there.
+    /// One of this worker's own allocations arrives there, be it at another worker.
     pub(super) fn expect_own(&mut self, client: Client, key: u64, own: u16) {
         self.remove(&client);
-        let expected = Expected { key, owner: own, asked: false, expires_ms: u64::MAX, place: None };
-        self.arrivals.insert(client, expected);
+        self.arrivals.insert(client, Expected { key, owner: own, asked: false, place: None });
     }
 
-    /// One of another worker's allocations arrives there, and nowhere else. Saying so again prolongs it.
-    pub(super) fn expect(&mut self, client: Client, key: u64, owner: u16, expires_ms: u64) {
-        if let Some(known) = self.arrivals.get_mut(&client)
-            && (known.key, known.owner) == (key, owner)
-        {
-            known.expires_ms = expires_ms;
+    /// One of another worker's allocations arrives there, and nowhere else. It is expected until it moves, until its owner declines it, or until
+    /// it is displaced.
+    pub(super) fn expect(&mut self, client: Client, key: u64, owner: u16) {
+        if self.arrivals.get(&client).is_some_and(|known| (known.key, known.owner) == (key, owner)) {
             return;
         }
         self.forget_foreign(key);
@@ -84,15 +77,17 @@ impl Moves {
         let place = Some(self.last_place);
         self.queue.insert(self.last_place, key);
         self.foreign.insert(key, client);
-        self.arrivals.insert(client, Expected { key, owner, asked: false, expires_ms, place });
+        self.arrivals.insert(client, Expected { key, owner, asked: false, place });
     }
 
-    /// Whoever is expected with another worker's allocation.
-    pub(super) fn expected(&self, now_ms: u64) -> Vec<Arrival> {
+    /// Clients that are expected with other workers' allocations.
+    pub(super) fn expected(&self) -> Vec<Arrival> {
         let foreign = self.arrivals.iter().filter(|(_, expected)| expected.place.is_some());
         foreign
-            .map(|(client, Expected { key, owner, expires_ms, .. })| {
-                Arrival::new(*client, *key, *owner, expires_ms.saturating_sub(now_ms))
+            .map(|(client, Expected { key, owner, .. })| Arrival {
+                client: *client,
+                key: *key,
+                owner: *owner,
             })
             .collect()
     }
@@ -102,23 +97,11 @@ impl Moves {
         self.arrivals.is_empty()
     }
 
-    pub(super) fn get(&mut self, now_ms: u64, client: &Client) -> Option<&mut Expected> {
-        if self.is_nobody_expected() {
-            return None;
-        }
-        if self.arrivals.get(client)?.expires_ms <= now_ms {
-            self.remove(client);
-            return None;
-        }
+    pub(super) fn get(&mut self, client: &Client) -> Option<&mut Expected> {
         self.arrivals.get_mut(client)
     }
 
-    /// Whoever was expected there, whether or not that is over.
-    pub(super) fn waiting(&mut self, client: &Client) -> Option<&mut Expected> {
-        self.arrivals.get_mut(client)
-    }
-
-    /// Nobody is expected there any more.
+    /// No client is expected there any more.
     pub(super) fn remove(&mut self, client: &Client) -> Option<Expected> {
         let expected = self.arrivals.remove(client)?;
         if let Some(place) = expected.place {
@@ -128,7 +111,7 @@ impl Moves {
         Some(expected)
     }
 
-    /// The allocation of this key is ours now, or its client is expected anew.
+    /// The allocation of this key is ours now, or arrives at another 5-tuple.
     pub(super) fn forget_foreign(&mut self, key: u64) {
         if let Some(client) = self.foreign.get(&key).copied() {
             self.remove(&client);
@@ -150,7 +133,7 @@ mod tests {
     fn the_books_agree_whatever_is_expected_and_removed() {
         let mut moves = Moves::new();
         let mut step = 1_u64;
-        for round in 0..20_000 {
+        for _ in 0..20_000 {
             // A sequence without a pattern (Knuth's generator).
             step = step.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let port = u16::try_from((step >> 40) % 50).unwrap();
@@ -158,7 +141,7 @@ mod tests {
             match (step >> 60) % 4 {
                 0 => _ = moves.remove(&client(port)),
                 1 => moves.expect_own(client(port), key + 1000, 1),
-                _ => moves.expect(client(port), key, 0, round),
+                _ => moves.expect(client(port), key, 0),
             }
             let foreign = moves.arrivals.values().filter(|expected| expected.place.is_some()).count();
             assert_eq!((moves.foreign.len(), moves.queue.len()), (foreign, foreign));
@@ -169,18 +152,17 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_gives_way_and_nobody_is_refused() {
+    fn a_further_arrival_displaces_the_oldest() {
         let mut moves = Moves::new();
         for port in 0..=u16::MAX {
-            moves.expect(client(port), port.into(), 0, 100);
-            assert!(moves.get(0, &client(port)).is_some());
+            moves.expect(client(port), port.into(), 0);
+            assert!(moves.get(&client(port)).is_some());
             assert!(moves.arrivals.len() <= MOST_EXPECTED);
         }
-        assert!(moves.get(0, &client(u16::MAX - 8191)).is_some());
-        assert!(moves.get(0, &client(u16::MAX - 8192)).is_none());
-        // An owner of our own is no matter of that bound, nor are those that have been taken away.
-        assert!(moves.get(100, &client(u16::MAX)).is_none(), "its time is over");
-        moves.expect(client(1), 1, 0, 100);
-        assert!(moves.get(0, &client(u16::MAX - 8191)).is_some());
+        assert!(moves.get(&client(u16::MAX - 8191)).is_some());
+        assert!(moves.get(&client(u16::MAX - 8192)).is_none());
+        moves.remove(&client(u16::MAX));
+        moves.expect(client(1), 1, 0);
+        assert!(moves.get(&client(u16::MAX - 8191)).is_some(), "there was room");
     }
 }

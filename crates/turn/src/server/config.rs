@@ -8,8 +8,8 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, DiscoveryLimits, GrantedAllocates, MaxAge, NatDiscovery, OwnEndpoints, PeerRules,
-    Pools, PrefixLengths, RealmId, RefusalLimit, ThirdParty, realm::Realm,
+    Alternate, Bandwidth, DiscoveryLimits, MaxAge, MobileOwners, NatDiscovery, OwnEndpoints, PeerRules,
+    Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ThirdParty, realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -31,8 +31,10 @@ pub struct ServerConfig {
     /// In a fleet, the number of this server, 1 to 4095, or 0 as long as it has none: CONNECTION-IDs and mobility tickets hold it. Whether there is
     /// one must not change. Default no fleet.
     pub node: Option<u16>,
-    /// What the server has granted, shared by all its workers. A new configuration's is not looked at: it outlives reloads.
-    pub granted: GrantedAllocates,
+    /// Refuses copies of granted requests, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    pub replays: ReplayGuard,
+    /// The workers of mobile allocations, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    pub owners: MobileOwners,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
     /// Seconds, default of LIFETIME. Default 600.
@@ -235,7 +237,8 @@ impl Default for ServerConfig {
             own_key: NonceKey([0; 32]),
             nonce_keys: NonceKey([0; 32]).into(),
             node: None,
-            granted: GrantedAllocates::default(),
+            replays: ReplayGuard::default(),
+            owners: MobileOwners::default(),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,

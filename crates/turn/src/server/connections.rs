@@ -371,7 +371,7 @@ impl<G: Gate> Server<G> {
     pub(super) fn connection_to_bind(&mut self, context: &Context<'_>) -> Option<ConnectionId> {
         let id = context.request.get(kind::CONNECTION_ID)?.try_into().ok()?;
         let client = context.client();
-        let may_be = self.is_stream(client) && !self.is_known(context.now, client);
+        let may_be = self.is_stream(client) && !self.is_known(client);
         may_be.then(|| ConnectionId(u32::from_be_bytes(id)))
     }
 

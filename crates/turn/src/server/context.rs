@@ -19,7 +19,7 @@ pub(super) struct Context<'a> {
     pub(super) credentials: Option<Credentials>,
     /// When the request came, in milliseconds.
     pub(super) asked_ms: u64,
-    /// What the worker that has forwarded it has to be told with the answer.
+    /// Tells the worker that has forwarded the request, with the answer, to expect the client.
     pub(super) arrival: &'a Cell<Option<Arrival>>,
 }
 
@@ -30,8 +30,12 @@ pub(super) enum Delivery {
     Direct,
     /// With its stream, which is this worker's from now on.
     HandedOver,
-    /// From the worker of this number, where the client remains.
-    Forwarded(u16),
+    /// From worker `via`, with which the client remains.
+    Forwarded {
+        via: u16,
+        /// Another allocation has the client's 5-tuple there, or arrives at it.
+        occupied: bool,
+    },
 }
 
 impl<'a> Context<'a> {

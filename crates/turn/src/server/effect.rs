@@ -120,16 +120,38 @@ pub enum Effect {
         /// What it asked.
         request: Box<[u8]>,
     },
-    /// A request is another worker's business, while the client remains where it is: give it the request, for
+    /// Another worker answers a request, while the client remains where it is: give it the request, for
     /// [`super::Server::from_elsewhere`].
     Forward {
         /// Its number.
         worker: u16,
-        /// That of the worker where the client is.
+        /// That of the client's worker.
+        via: u16,
+        /// Another allocation has the client's 5-tuple, or arrives at it.
+        occupied: bool,
+        source: Source,
+        request: Box<[u8]>,
+    },
+    /// The client of a forwarded request does not arrive here: give the request back, for [`super::Server::declined`].
+    Decline {
+        /// The number of the client's worker.
         via: u16,
         source: Source,
-        /// What it asked.
         request: Box<[u8]>,
+    },
+    /// A client does not arrive any more: its connection to its worker is closed, or the owner's allocation has ended or arrives elsewhere. Tell the
+    /// other one of the two workers, by [`super::Server::arrival_over`].
+    ArrivalOver {
+        /// Its number.
+        worker: u16,
+        arrival: Arrival,
+    },
+    /// A forwarded request has deleted its client's allocation, or a part of it: tell the client's worker, which answers the request when it comes again,
+    /// by [`super::Server::remember_deletions`].
+    Deleted {
+        /// Its number.
+        via: u16,
+        deletion: (u64, u64),
     },
     /// The allocation of a client that is here is another worker's: have [`super::Server::export`] called there and
     /// [`super::Server::import`] here, and then feed the datagram again. What else comes until then is dropped.

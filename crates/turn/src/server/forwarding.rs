@@ -182,12 +182,6 @@ impl Entry {
         permissions.chain(self.channels.iter().copied().map(Binding::Channel))
     }
 
-    /// Milliseconds until all of it has expired.
-    pub(super) fn left_ms(&self, now_ms: u64) -> u64 {
-        let expires_ms = self.relays.iter().flatten().map(|relay| relay.expires_ms).max();
-        expires_ms.unwrap_or(now_ms).saturating_sub(now_ms)
-    }
-
     fn next_deadline(&self) -> Option<u64> {
         let relays = self.relays.iter().flatten().map(|relay| relay.expires_ms);
         relays.chain(self.bindings().map(|binding| binding.expires_ms())).min()

@@ -28,7 +28,7 @@ pub mod drop_reason;
 pub mod effect;
 pub mod forwarding;
 pub mod gate;
-mod granted;
+mod handoff;
 mod keyed_hash;
 mod learned;
 pub mod lookups;
@@ -37,6 +37,7 @@ mod moved;
 mod nat_discovery;
 mod nonce;
 pub mod own_endpoints;
+mod owners;
 mod packets;
 pub mod peer_rules;
 mod prefix;
@@ -44,6 +45,7 @@ mod realm;
 mod reflection;
 mod refresh;
 mod refusals;
+mod replay;
 pub mod request;
 mod response;
 mod seat;
@@ -71,17 +73,18 @@ pub use effect::{
     RequestRefusal, TokenProblem,
 };
 pub use gate::{Destination, Gate, Lookup, Newcomer, QuotaRefusal, Quotas, User};
-pub use granted::GrantedAllocates;
+pub use handoff::{Arrival, MoveRequest};
 pub use lookups::{Asked, CredentialQuery, Credentials, LookupId};
-pub use mobility::{Arrival, MoveRequest};
 pub use moved::Moved;
 pub use nat_discovery::{DiscoveryLimits, MAX_PADDING, MIN_RESPONSE_PORT, NatDiscovery};
 pub use own_endpoints::OwnEndpoints;
+pub use owners::MobileOwners;
 pub use packets::IcmpError;
 pub use peer_rules::{AllowRule, Cidr, PeerDenial, PeerRules};
 pub use prefix::PrefixLengths;
 pub use realm::{Realm, RealmId};
 pub use reflection::RefusalLimit;
+pub use replay::ReplayGuard;
 pub use seat::Seat;
 pub use stats::{ConnectionRefusal, Stats};
 pub use third_party::{IssuerKey, ThirdParty};
@@ -130,7 +133,8 @@ pub struct Server<G> {
     reflection: Reflection,
     pools: Pools,
     leases: Leases,
-    granted: GrantedAllocates,
+    replays: ReplayGuard,
+    owners: MobileOwners,
     effects: VecDeque<Effect>,
     /// Whether [`Effect::Used`] is wanted.
     tells_use: bool,
@@ -177,7 +181,8 @@ impl<G: Gate> Server<G> {
             reflection: Reflection::default(),
             pools: config.pools.clone(),
             leases: Leases::default(),
-            granted: config.granted.ready(&config.own_key.0),
+            replays: config.replays.ready(&config.own_key.0),
+            owners: config.owners.clone(),
             effects: VecDeque::new(),
             tells_use: false,
             stats: Stats::default(),
@@ -528,6 +533,12 @@ impl<G: Gate> Server<G> {
         self.connection_timers.cancel(index);
         self.connections.forget(&session);
         self.forget_arrival(&session);
+        if let Some(mobility) = &session.mobility {
+            self.owners.remove(mobility.key.0);
+            if let Some((source, worker)) = mobility.arriving {
+                self.arrives_no_more(worker, source.client, mobility.key.0);
+            }
+        }
         self.gate.release(&session.realm, session.identity(), session.prefix);
         // One that was still waiting for its sockets never counted as opened.
         if session.pending.is_none() {
@@ -535,10 +546,10 @@ impl<G: Gate> Server<G> {
         }
     }
 
-    /// Nobody arrives any more at an allocation that is gone.
+    /// No client arrives any more at an allocation that is gone.
     fn forget_arrival(&mut self, session: &Session) {
         if let Some(mobility) = &session.mobility {
-            self.moves.forget(mobility, self.seat.number());
+            self.moves.forget(mobility);
         }
     }
 }

@@ -281,13 +281,16 @@ impl<G: Gate> Server<G> {
         self.connection_timers.cancel(allocation.index);
         self.connections.forget(&session);
         self.forget_arrival(&session);
+        if let Some(mobility) = &session.mobility {
+            self.owners.remove(mobility.key.0);
+        }
         self.gate.release(&session.realm, session.identity(), session.prefix);
     }
 
-    /// Whoever is expected here with an allocation of another worker; for [`Server::expect`] of another process.
+    /// Clients that are expected here with allocations of other workers; for [`Server::expect`] of another process.
     #[must_use]
-    pub fn expected(&self, now: Now) -> Vec<Arrival> {
-        self.moves.expected(now.ms)
+    pub fn expected(&self) -> Vec<Arrival> {
+        self.moves.expected()
     }
 
     /// Deletions of the last seconds, for [`Server::remember_deletions`] of another process with the same key of nonces.
@@ -296,7 +299,7 @@ impl<G: Gate> Server<G> {
         self.tombstones.all(now.ms)
     }
 
-    /// Answers these deletions again, should their clients repeat them.
+    /// Answers these deletions of another process or worker again if their clients repeat them.
     pub fn remember_deletions(&mut self, now: Now, deletions: &[(u64, u64)]) {
         self.tombstones.import(now.ms, deletions);
     }
@@ -349,10 +352,7 @@ impl<G: Gate> Server<G> {
         let Some(session) = self.sessions.get(allocation.index) else { return };
         let Some(mobility) = &mut session.mobility else { return };
         mobility.arriving = Some((source, worker));
-        let (key, own) = (mobility.key.0, self.seat.number());
-        if worker == own {
-            self.moves.expect_own(source.client, key, own);
-        }
+        self.moves.expect_own(source.client, mobility.key.0, self.seat.number());
     }
 }
 

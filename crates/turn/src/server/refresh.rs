@@ -3,7 +3,10 @@
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, age, context::Context, request::Method,
+    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, age,
+    context::{Context, Delivery},
+    replay::Once,
+    request::Method,
     ticket,
 };
 
@@ -47,11 +50,18 @@ impl<G: Gate> Server<G> {
                 age::within(left_ms, granted)
             }
         };
-        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(context, 437) };
+        let Some((_, entry, _)) = self.allocation(index) else { return self.fail(context, 437) };
         // RFC 8656 section 8.2: a family that the allocation does not have is a mismatch.
         if family.is_some_and(|family| !entry.has(family)) {
             return self.fail(context, 443);
         }
+        // Last of all, so that a request that is refused for another reason may be sent again as it is.
+        if spent.is_some()
+            && let Err(answer) = self.grant_once(context, Once::Move)
+        {
+            return answer;
+        }
+        let Some((id, entry, session)) = self.allocation(index) else { return self.fail(context, 437) };
         // A newer token takes the place of the one before, and may name another key.
         if let Some(grant) = &who.grant {
             session.grant = Some(grant.clone());
@@ -62,12 +72,12 @@ impl<G: Gate> Server<G> {
                 Some(family) if entry.relays.iter().flatten().count() > 1 => {
                     // With a ticket it is answered again with the next one: see `presented`.
                     if spent.is_none() {
-                        self.tombstones.insert(now.ms, client, transaction, &who.username);
+                        self.remember_deletion(context);
                     }
                     self.close_relay(*now, RelayId { allocation: id, family });
                 }
                 _ => {
-                    self.tombstones.insert(now.ms, client, transaction, &who.username);
+                    self.remember_deletion(context);
                     self.close(*now, index, ClosedReason::Deleted);
                     return self.refreshed(context, 0, None);
                 }
@@ -82,6 +92,16 @@ impl<G: Gate> Server<G> {
             ticket = self.ticket(*now, index);
         }
         self.refreshed(context, granted, ticket)
+    }
+
+    /// Answers a deletion again whose answer is lost, wherever its client repeats it.
+    fn remember_deletion(&mut self, context: &Context<'_>) {
+        let transaction = context.request.transaction();
+        let deletion =
+            self.tombstones.insert(context.now.ms, context.client(), transaction, &context.who.username);
+        if let Delivery::Forwarded { via, .. } = context.delivery {
+            self.effects.push_back(Effect::Deleted { via, deletion });
+        }
     }
 
     /// The success response; the new ticket of RFC 8016 in it, where the request had one.

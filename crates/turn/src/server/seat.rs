@@ -1,5 +1,5 @@
-//! Which of a server's workers a state machine belongs to, and which node of a fleet the server is. CONNECTION-IDs and mobility tickets carry both
-//! numbers, so that any worker of any node can tell whose they are.
+//! Which of a server's workers a state machine belongs to, and which node of a fleet the server is. CONNECTION-IDs carry both numbers, and mobility
+//! tickets the node's, so that any worker of any node can tell the owner.
 //!
 //! ```text
 //!  CONNECTION-ID of a server alone   worker 10 │ by chance 22                        bits

@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    AllocationId, Family, auth::Who, connections::TcpRelay, forwarding::Entry, granted::Noted,
-    mobility::Mobility, response::Envelope, secret::Secret, third_party::Grant, view::SessionId,
+    AllocationId, Family, auth::Who, connections::TcpRelay, forwarding::Entry, mobility::Mobility,
+    replay::Recorded, response::Envelope, secret::Secret, third_party::Grant, view::SessionId,
 };
 
 pub(super) struct Session {
@@ -46,8 +46,8 @@ pub(super) struct Pending {
     pub(super) second: Option<Family>,
     /// Whether the client wants a mobility ticket.
     pub(super) mobile: bool,
-    /// None where nobody authenticates.
-    pub(super) noted: Option<Noted>,
+    /// None without authentication.
+    pub(super) recorded: Option<Recorded>,
     /// When the request came, in milliseconds.
     pub(super) asked_ms: u64,
 }

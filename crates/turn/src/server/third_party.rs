@@ -138,8 +138,8 @@ impl<G: Gate> Server<G> {
         }))
     }
 
-    /// The allocation that a request without a token is about, before it is known who sent it. What another worker has comes here,
-    /// as it does for data, or the client's stream goes there; for clients of tokens only, since others authenticate first.
+    /// The allocation that a request without a token is about, before it is known who sent it. The request, or the client's stream, goes to
+    /// the allocation's owner; for clients of tokens only, since others authenticate first.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Answer> {
         if context.request.method == Method::ConnectionBind {
             let Some(connection) = self.connection_to_bind(context) else { return Ok(None) };
@@ -152,11 +152,11 @@ impl<G: Gate> Server<G> {
         if let Some(index) = self.forwarding.find(client) {
             return Ok(Some(index));
         }
-        let (own, now_ms) = (self.seat.number(), context.now.ms);
-        if self.moves.get(now_ms, client).is_some_and(|expected| expected.owner != own && !by_token) {
-            return Ok(None);
+        let own = self.seat.number();
+        match self.moves.get(client) {
+            Some(expected) if expected.owner == own || by_token => self.arriving(context),
+            _ => Ok(None),
         }
-        self.arriving(context)
     }
 }
 

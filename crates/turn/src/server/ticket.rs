@@ -1,12 +1,10 @@
-//! Mobility tickets (RFC 8016 section 3.3): which allocation of which node, how often it has moved, and the two workers of which one owns it
-//! for as long as the ticket is good. Encrypted and authenticated, so that a client learns nothing from one and cannot make one; all workers share
-//! the keys, and all nodes of a fleet.
+//! Mobility tickets (RFC 8016 section 3.3): the allocation of a node, and how often it has moved. Encrypted and authenticated, so that a client learns
+//! nothing from one and cannot make one; all workers share the keys, and all nodes of a fleet.
 //!
 //! ```text
 //!  0                16                                       32
 //!  ┌────────────────┬────────────────────────────────────────┐
-//!  │ MAC, 16 bytes  │ key 52 · node 12 · counter 32 · via,   │  bits; the second half XORed with HMAC(key, MAC)
-//!  │                │ owner 10 each · pad 12                 │
+//!  │ MAC, 16 bytes  │ key 52 · node 12 · counter 32 · pad 32 │  bits; the second half XORed with HMAC(key, MAC)
 //!  └────────────────┴────────────────────────────────────────┘
 //! ```
 //!
@@ -22,9 +20,8 @@ use subtle::ConstantTimeEq as _;
 pub(super) const LEN: usize = 32;
 const HALF: usize = LEN / 2;
 
-/// Bits of a worker's number ([`super::Seat::MOST`]), and of the pad below the two.
-const WORKER_BITS: u32 = 10;
-const PAD_BITS: u32 = 32 - 2 * WORKER_BITS;
+/// Pads that are tried. Seven of eight suit.
+const PADS: u32 = 1 << 12;
 
 /// Bits of a node's number, and of the key of an allocation above it.
 const NODE_BITS: u32 = 12;
@@ -39,10 +36,6 @@ pub(super) struct Ticket {
     pub(super) node: u16,
     /// One more with each ticket of the allocation.
     pub(super) counter: u32,
-    /// The worker where the client was when it got the ticket. Nowhere else does the allocation go before there is a newer one.
-    pub(super) via: u16,
-    /// The worker that had the allocation then.
-    pub(super) owner: u16,
 }
 
 impl Ticket {
@@ -50,12 +43,10 @@ impl Ticket {
         let mut plain = [0; HALF];
         plain[..8].copy_from_slice(&(self.key << NODE_BITS | u64::from(self.node)).to_be_bytes());
         plain[8..12].copy_from_slice(&self.counter.to_be_bytes());
-        let workers = u32::from(self.via) << WORKER_BITS | u32::from(self.owner);
         let secret = own_key(secret);
         let mut sealed = [0; LEN];
-        // Seven of eight suit.
-        for pad in 0..1 << PAD_BITS {
-            plain[12..].copy_from_slice(&(workers << PAD_BITS | pad).to_be_bytes());
+        for pad in 0..PADS {
+            plain[12..].copy_from_slice(&pad.to_be_bytes());
             let mac = mac(&secret, b"mac", &plain);
             sealed[..HALF].copy_from_slice(&mac);
             sealed[HALF..].copy_from_slice(&xor(plain, mac_stream(&secret, &mac)));
@@ -75,16 +66,13 @@ impl Ticket {
         if !bool::from(mac(&secret, b"mac", &plain).ct_eq(given)) {
             return None;
         }
-        let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, w0, w1, w2, w3] = plain;
-        let workers = u32::from_be_bytes([w0, w1, w2, w3]) >> PAD_BITS;
-        let worker = |bits: u32| (bits & ((1 << WORKER_BITS) - 1)) as u16;
+        // Tickets of earlier versions name two workers in the pad.
+        let [k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3, ..] = plain;
         let key = u64::from_be_bytes([k0, k1, k2, k3, k4, k5, k6, k7]);
         Some(Self {
             key: key >> NODE_BITS,
             node: (key & ((1 << NODE_BITS) - 1)) as u16,
             counter: u32::from_be_bytes([c0, c1, c2, c3]),
-            via: worker(workers >> WORKER_BITS),
-            owner: worker(workers),
         })
     }
 }
@@ -122,10 +110,10 @@ fn xor(mut bytes: [u8; HALF], with: [u8; HALF]) -> [u8; HALF] {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Seat, *};
+    use super::*;
     use proptest::prelude::*;
 
-    const TICKET: Ticket = Ticket { key: 0x1_0203_0405_0607, node: 4095, counter: 7, via: 3, owner: 1023 };
+    const TICKET: Ticket = Ticket { key: 0x1_0203_0405_0607, node: 4095, counter: 7 };
 
     #[test]
     fn no_bit_of_a_ticket_can_be_changed_and_none_left_out() {
@@ -158,11 +146,9 @@ mod tests {
             key in 0..1_u64 << KEY_BITS,
             node in 0_u16..1 << NODE_BITS,
             counter: u32,
-            via in 0..Seat::MOST,
-            owner in 0..Seat::MOST,
             secret: [u8; 32],
         ) {
-            let ticket = Ticket { key, node, counter, via, owner };
+            let ticket = Ticket { key, node, counter };
             let sealed = ticket.seal(&secret);
             prop_assert_eq!(Ticket::open(&sealed, &secret), Some(ticket));
             prop_assert!(!sealed.contains(&0));

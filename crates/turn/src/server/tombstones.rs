@@ -37,20 +37,32 @@ impl Tombstones {
         self.queue.iter().map(|(hash, expires_ms)| (*hash, expires_ms.saturating_sub(now_ms))).collect()
     }
 
-    /// Takes in what another process with the same key has remembered.
+    /// Takes in deletions of another process or worker with the same key.
     pub(super) fn import(&mut self, now_ms: u64, all: &[(u64, u64)]) {
+        self.sweep(now_ms);
         for (hash, left_ms) in all.iter().take(MOST) {
+            if self.queue.len() >= MOST {
+                self.forget_oldest();
+            }
             self.remember(*hash, now_ms + (*left_ms).min(LIFETIME_MS));
         }
     }
 
-    pub(super) fn insert(&mut self, now_ms: u64, client: &Client, transaction: [u8; 12], username: &str) {
+    /// The deletion, for [`Tombstones::import`] of another worker.
+    pub(super) fn insert(
+        &mut self,
+        now_ms: u64,
+        client: &Client,
+        transaction: [u8; 12],
+        username: &str,
+    ) -> (u64, u64) {
         self.sweep(now_ms);
         if self.queue.len() >= MOST {
             self.forget_oldest();
         }
         let hash = self.hash(client, transaction, username);
         self.remember(hash, now_ms + LIFETIME_MS);
+        (hash, LIFETIME_MS)
     }
 
     pub(super) fn contains(

@@ -373,7 +373,8 @@ pub(crate) enum Outcome {
     Connect(ConnectRequest),
     Bind { connection: ConnectionId, client: Client, bytes: Vec<u8> },
     HandOver { worker: u16 },
-    Forward { worker: u16 },
+    Forward { worker: u16, occupied: bool },
+    Decline { via: u16 },
     Move(MoveRequest),
     LookUp(CredentialQuery),
     Wait(HeldUp),
@@ -590,15 +591,26 @@ impl World {
         self.outcome(verdict)
     }
 
-    /// Feeds a request that another worker has forwarded; and whom that one is to expect.
+    /// Feeds a request that another worker has forwarded; and the client which that worker is to expect.
     pub(crate) fn forwarded(
         &mut self,
         via: u16,
         client: Client,
         request: &[u8],
     ) -> (Outcome, Option<Arrival>) {
+        self.forwarded_from(via, false, client, request)
+    }
+
+    /// The same where the client's 5-tuple may be occupied at worker `via`.
+    pub(crate) fn forwarded_from(
+        &mut self,
+        via: u16,
+        occupied: bool,
+        client: Client,
+        request: &[u8],
+    ) -> (Outcome, Option<Arrival>) {
         let drops: u64 = self.server.stats().drops.iter().sum();
-        self.server.from_elsewhere(self.now, via, &client.into(), request);
+        self.server.from_elsewhere(self.now, via, occupied, &client.into(), request);
         self.take_effects();
         let last = self.told.iter().rposition(|effect| matches!(effect, Effect::Answer { .. }));
         if let Some(Effect::Answer { via: to, source, arrival, reply }) = last.map(|at| self.told.remove(at))
@@ -613,6 +625,13 @@ impl World {
             }
             outcome => (outcome, None),
         }
+    }
+
+    /// Feeds a request again that `owner` has declined.
+    pub(crate) fn declined(&mut self, owner: u16, client: Client, request: &[u8]) -> Outcome {
+        self.client = client;
+        let verdict = self.server.declined(self.now, owner, &client.into(), request).into();
+        self.outcome(verdict)
     }
 
     /// What the store has found out.
@@ -643,6 +662,7 @@ impl World {
                     | Effect::Connect(_)
                     | Effect::HandOver { .. }
                     | Effect::Forward { .. }
+                    | Effect::Decline { .. }
                     | Effect::Fetch { .. }
                     | Effect::LookUp(_)
             );
@@ -653,7 +673,8 @@ impl World {
             (Effect::Open(request), _) => Outcome::Open(request),
             (Effect::Connect(request), _) => Outcome::Connect(request),
             (Effect::HandOver { worker, .. }, _) => Outcome::HandOver { worker },
-            (Effect::Forward { worker, .. }, _) => Outcome::Forward { worker },
+            (Effect::Forward { worker, occupied, .. }, _) => Outcome::Forward { worker, occupied },
+            (Effect::Decline { via, .. }, _) => Outcome::Decline { via },
             (Effect::Fetch { request, .. }, _) => Outcome::Move(request),
             (Effect::LookUp(query), _) => Outcome::LookUp(query),
             (Effect::Bind { connection, source }, Outcome::Reply(bytes)) => {

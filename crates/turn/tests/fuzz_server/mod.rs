@@ -419,6 +419,9 @@ impl Run {
                 }
                 Effect::HandOver { .. }
                 | Effect::Forward { .. }
+                | Effect::Decline { .. }
+                | Effect::ArrivalOver { .. }
+                | Effect::Deleted { .. }
                 | Effect::Fetch { .. }
                 | Effect::Move(_)
                 | Effect::Answer { .. }

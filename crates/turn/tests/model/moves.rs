@@ -9,7 +9,7 @@ use turnpike_turn::server::{
 use super::{
     message::{Answer, Told},
     reference::{
-        Arrival, Delivery, Expectation, Expected, Goes, LastArrival, Mobility, Model, Place, Ticket,
+        Arrival, Delivery, Expectation, Expected, Goes, LastArrival, Mobility, Model, Notice, Place, Ticket,
     },
     requests::{Asking, Outcome},
 };
@@ -33,6 +33,13 @@ impl Mobility {
         counter == self.counter || self.spent.is_some_and(is_spent)
     }
 
+    /// A request from the new 5-tuple shows that the client has the new ticket.
+    pub(super) fn heard_from(&mut self, client: &Client, at_home: bool) {
+        if self.arriving.map_or(at_home, |(source, _)| source.client == *client) {
+            self.spent = None;
+        }
+    }
+
     /// It has moved: for its client's data, which shows that the client has the new ticket, or after so many datagrams without any.
     fn moved(&mut self, without: Option<u64>) {
         self.spent = match (self.spent, without) {
@@ -46,7 +53,7 @@ impl Model {
     /// The ticket that is good for an allocation now, once its bytes are known.
     pub(super) fn ticket(&self, number: usize) -> Option<Ticket> {
         let mobility = self.allocations[number].mobility.as_ref()?;
-        Some(Ticket { number, counter: mobility.counter, via: mobility.via, owner: mobility.owner })
+        Some(Ticket { number, counter: mobility.counter })
     }
 
     /// Whether an allocation has this 5-tuple at a worker, or will have.
@@ -54,18 +61,23 @@ impl Model {
         self.home(at, client).is_some() || self.expected(at, client).is_some()
     }
 
-    /// Which allocation of this worker arrives at a 5-tuple. That of another worker is fetched, once.
-    pub(super) fn arrival(&mut self, at: usize, source: Source) -> Result<Option<usize>, Expected> {
-        let Some(expected) = self.expected(at, &source.client) else { return Ok(None) };
-        if expected.owner == at {
+    /// The allocation of this worker that arrives at the 5-tuple of a request. The owner of another one answers it.
+    pub(super) fn arriving(&mut self, asking: &Asking<'_>) -> Result<Option<usize>, Expected> {
+        let at = asking.at;
+        let expected = self.expected(at, &asking.client()).map(|expected| *expected);
+        if let Some(expected) = expected.filter(|expected| expected.owner == at) {
             return Ok(Some(expected.number));
         }
-        if std::mem::replace(&mut expected.asked, true) {
+        if let Delivery::Forwarded { via, .. } = asking.delivery {
+            return Err(Expected::Goes(Goes::Decline { via }));
+        }
+        let Some(Expectation { owner, asked, .. }) = expected else { return Ok(None) };
+        if asked {
             return Err(Expected::Drop(DropReason::Moving));
         }
-        let Expectation { owner, number, .. } = *expected;
-        let owner = u16::try_from(owner).expect("few workers");
-        Err(Expected::Goes(Goes::Fetch { owner, number }))
+        self.mobility_event(at, MobilityEvent::Forwarded);
+        let (worker, via) = (number_of(owner), number_of(at));
+        Err(Expected::Goes(Goes::Forward { worker, via, occupied: false }))
     }
 
     /// The addresses at which the client of an allocation may have learned its nonce, if this ticket lets it.
@@ -100,10 +112,8 @@ impl Model {
         let Some(mobility) = it.mobility.clone() else { return Err(Ok(self.fail(asking, 437))) };
         let arriving = mobility.arriving.filter(|(source, _)| source.client == client);
         if let Some(last) = mobility.last.filter(|_| mobility.is_repeated(asking, now)) {
-            // What was said of it may have been lost together with the answer.
-            if arriving.is_some_and(|(_, worker)| asking.delivery == forwarded_by(worker)) {
-                self.say_who_arrives(asking, number);
-            }
+            // The announcement may have been lost together with the answer.
+            self.announce_arrival(asking, number);
             self.stats(at).retransmits += 1;
             let told = Told::Refreshed { lifetime: last.granted, ticket: Some(number) };
             return Err(Ok(self.succeed(asking, told)));
@@ -114,41 +124,46 @@ impl Model {
         }
         let at_home = it.client == client && !it.away;
         let is_newest = ticket.counter == mobility.counter;
-        let came_itself = !matches!(asking.delivery, Delivery::Forwarded(_));
-        let has_no_stream = it.transport == RelayTransport::Tcp && !Self::is_stream(&client);
-        if at_home || (arriving.is_some() && is_newest && came_itself) || has_no_stream {
+        let arrives = arriving.is_some();
+        if at_home || (arrives && is_newest) {
+            self.announce_arrival(asking, number);
             return Err(Ok(self.fail(asking, 400)));
         }
-        if arriving.is_none() && self.is_known(at, &client) {
+        if self.allocations[number].transport == RelayTransport::Tcp && !Self::is_stream(&client) {
+            return Err(Ok(self.fail(asking, 400)));
+        }
+        let occupied = matches!(asking.delivery, Delivery::Forwarded { occupied: true, .. });
+        if occupied || (!arrives && self.is_known(at, &client)) {
             return Err(Ok(self.fail(asking, 437)));
         }
         Ok((number, ticket.counter))
     }
 
-    /// A genuine ticket, whose allocation is not here. Two workers may have it; the one where the client was is asked first.
+    /// A genuine ticket, whose allocation is not here.
     fn ask_owner(&mut self, asking: &Asking<'_>, ticket: Ticket) -> Outcome {
         let (at, client) = (asking.at, asking.client());
-        let next = match asking.delivery {
-            Delivery::Direct if at == ticket.via => ticket.owner,
-            Delivery::Direct => ticket.via,
-            Delivery::Forwarded(asked) if usize::from(asked) == ticket.owner => at,
-            _ if at == ticket.via => ticket.owner,
-            _ => at,
+        let it = &self.allocations[ticket.number];
+        let next = match it.mobility.as_ref().filter(|_| it.place != Place::Gone) {
+            Some(mobility) if mobility.owner == at && !Self::is_stream(&client) => {
+                return Err(Expected::Drop(DropReason::Moving));
+            }
+            Some(mobility) if mobility.owner != at => mobility.owner,
+            _ => return Ok(self.fail(asking, 437)),
         };
-        let other = self.expected(at, &client).is_some_and(|expected| expected.number != ticket.number);
-        if next == at || next >= self.workers.len() || self.home(at, &client).is_some() || other {
-            return Ok(self.fail(asking, 437));
-        }
+        let (via, occupied) = match asking.delivery {
+            Delivery::Forwarded { via, occupied } => (via, occupied),
+            _ => {
+                let other =
+                    self.expected(at, &client).is_some_and(|expected| expected.number != ticket.number);
+                (number_of(at), other || self.home(at, &client).is_some())
+            }
+        };
         self.mobility_event(at, MobilityEvent::Forwarded);
-        let worker = u16::try_from(next).expect("few workers");
-        Err(Expected::Goes(if Self::is_stream(&client) {
+        let worker = number_of(next);
+        Err(Expected::Goes(if Self::is_stream(&client) && !occupied {
             Goes::HandOver { worker }
         } else {
-            let via = match asking.delivery {
-                Delivery::Forwarded(via) => via,
-                _ => u16::try_from(at).expect("few workers"),
-            };
-            Goes::Forward { worker, via }
+            Goes::Forward { worker, via, occupied }
         }))
     }
 
@@ -156,7 +171,7 @@ impl Model {
     pub(super) fn arrive(&mut self, asking: &Asking<'_>, number: usize, granted: u32, presented: u32) {
         let (at, source, now) = (asking.at, asking.source, self.ms);
         let worker = match asking.delivery {
-            Delivery::Forwarded(via) => usize::from(via),
+            Delivery::Forwarded { via, .. } => usize::from(via),
             _ => at,
         };
         let (client, transaction) = (asking.client(), asking.request.transaction);
@@ -164,34 +179,38 @@ impl Model {
         let away = it.away;
         let mobility = it.mobility.as_mut().expect("a ticket was given for it");
         mobility.counter += 1;
-        (mobility.via, mobility.owner) = (worker, at);
         mobility.spent = Some((presented, None));
         mobility.last = Some(LastArrival { client, transaction, at: now, granted });
-        mobility.arriving = Some((source, worker));
+        let earlier = mobility.arriving.replace((source, worker));
         self.forget(at, number);
+        if let Some((Source { client: earlier, .. }, there)) = earlier
+            && (earlier, there) != (client, worker)
+        {
+            self.arrives_no_more(at, there, earlier, number);
+        }
         self.mobility_event(at, MobilityEvent::Arrived);
-        if worker != at {
-            self.say_who_arrives(asking, number);
-            if away {
-                self.moving.push_back(number);
-            }
-        } else if away {
+        self.displace(at, &client);
+        self.workers[at].expected.push(Expectation { client, number, owner: at, asked: false });
+        self.announce_arrival(asking, number);
+        if away && worker == at {
             self.settle(at, number, source, false);
-        } else {
-            self.displace(at, &client);
-            let (owner, asked, until) = (at, false, None);
-            self.workers[at].expected.push(Expectation { client, number, owner, asked, until });
+        } else if away {
+            self.moving.push_back(number);
         }
     }
 
-    /// The client that an allocation arrives at, and that one's worker.
-    pub(super) fn arriving(&self, number: usize) -> Option<(Source, usize)> {
+    /// The client that an allocation arrives at, and its worker.
+    pub(super) fn arriving_at(&self, number: usize) -> Option<(Source, usize)> {
         self.allocations[number].mobility.as_ref()?.arriving
     }
 
-    fn say_who_arrives(&mut self, asking: &Asking<'_>, number: usize) {
-        let patience_ms = self.allocations[number].left_ms(self.ms);
-        self.announce(Arrival { client: asking.client(), number, owner: asking.at, patience_ms });
+    /// Has the worker that forwarded a request expect its client, if the allocation arrives there.
+    fn announce_arrival(&mut self, asking: &Asking<'_>, number: usize) {
+        let (client, owner) = (asking.client(), asking.at);
+        let arrives = self.arriving_at(number).is_some_and(|(source, _)| source.client == client);
+        if arrives && matches!(asking.delivery, Delivery::Forwarded { .. }) {
+            self.announce(Arrival { client, number, owner });
+        }
     }
 
     /// Its client has been heard from there, or there is no other 5-tuple: the allocation moves within its worker.
@@ -211,36 +230,66 @@ impl Model {
         self.told.push_back(Effect::Moved { allocation, was, client, link, padded, from: None });
     }
 
-    /// Whoever was expected there is so no more. An allocation of this worker stays where it was.
+    /// The client is not expected there any more. An allocation of this worker stays where it was; another owner has to be told.
     fn displace(&mut self, at: usize, client: &Client) {
         let expected = &mut self.workers[at].expected;
         let Some(place) = expected.iter().position(|it| it.client == *client) else { return };
-        let gone = expected.remove(place);
-        let is_its = |source: &Source| source.client == *client;
-        if gone.owner == at
-            && let Some(mobility) = &mut self.allocations[gone.number].mobility
-            && mobility.arriving.is_some_and(|(source, _)| is_its(&source))
+        let Expectation { number, owner, .. } = expected.remove(place);
+        if owner != at {
+            let arrival = Arrival { client: *client, number, owner };
+            self.notices.push_back(Notice::ArrivalOver { to: owner, arrival });
+        } else if let Some(mobility) = &mut self.allocations[number].mobility
+            && mobility.arriving.is_some_and(|(source, _)| source.client == *client)
         {
             mobility.arriving = None;
         }
     }
 
-    /// This worker shall wait for the first data of a client whose allocation another one has.
+    /// Tells a worker that a client does not arrive there any more.
+    pub(super) fn arrives_no_more(&mut self, at: usize, worker: usize, client: Client, number: usize) {
+        if worker != at {
+            let arrival = Arrival { client, number, owner: at };
+            self.notices.push_back(Notice::ArrivalOver { to: worker, arrival });
+        }
+    }
+
+    /// A client does not arrive any more, as another worker has it.
+    pub(super) fn arrival_over(&mut self, at: usize, via: usize, arrival: Arrival) {
+        let Arrival { client, number, owner } = arrival;
+        if owner != at {
+            let expected = &mut self.workers[at].expected;
+            expected.retain(|it| (it.client, it.number, it.owner) != (client, number, owner));
+            return;
+        }
+        let arriving = self.arriving_at(number).map(|(source, worker)| (source.client, worker));
+        if !self.owns(at, number) || arriving != Some((client, via)) {
+            return;
+        }
+        self.forget(at, number);
+        if let Some(mobility) = &mut self.allocations[number].mobility {
+            mobility.arriving = None;
+        }
+    }
+
+    /// The owner has declined a request: its client does not arrive there.
+    pub(super) fn declined(&mut self, at: usize, owner: usize, client: &Client) {
+        self.workers[at].expected.retain(|it| it.client != *client || it.owner != owner);
+    }
+
+    /// This worker expects a client whose allocation another one has.
     pub(super) fn expect(&mut self, at: usize, arrival: Arrival) {
-        let Arrival { client, number, owner, patience_ms } = arrival;
+        let Arrival { client, number, owner } = arrival;
         if self.home(at, &client).is_some() {
             return;
         }
-        let until = Some(self.ms + patience_ms);
-        let expected = &mut self.workers[at].expected;
-        let is_same = |it: &&mut Expectation| (it.client, it.number, it.owner) == (client, number, owner);
-        if let Some(same) = expected.iter_mut().find(is_same) {
-            same.until = until;
+        let is_same = |it: &Expectation| (it.client, it.number, it.owner) == (client, number, owner);
+        if self.workers[at].expected.iter().any(is_same) {
             return;
         }
-        expected.retain(|it| it.until.is_none() || it.number != number);
         self.displace(at, &client);
-        self.workers[at].expected.push(Expectation { client, number, owner, asked: false, until });
+        let expected = &mut self.workers[at].expected;
+        expected.retain(|it| it.owner == at || it.number != number);
+        expected.push(Expectation { client, number, owner, asked: false });
     }
 
     /// Gives an allocation away, if its client is expected there.
@@ -258,6 +307,7 @@ impl Model {
         }
         let allocation = it.id();
         it.place = Place::Travels(allocation);
+        it.mobility.as_mut().expect("it is mobile").owner = to;
         it.pack(now);
         self.forget(at, number);
         self.mobility_event(at, MobilityEvent::Exported);
@@ -303,8 +353,11 @@ impl Model {
         let it = &mut self.allocations[number];
         it.unpack(now);
         it.place = Place::At(at, id);
+        if let Some(mobility) = &mut it.mobility {
+            mobility.owner = at;
+        }
         let (client, away) = (it.client, it.away);
-        self.workers[at].expected.retain(|it| it.until.is_none() || it.number != number);
+        self.workers[at].expected.retain(|it| it.owner == at || it.number != number);
         if !away {
             self.displace(at, &client);
         }
@@ -369,6 +422,6 @@ impl Model {
     }
 }
 
-fn forwarded_by(worker: usize) -> Delivery {
-    Delivery::Forwarded(u16::try_from(worker).expect("few workers"))
+fn number_of(worker: usize) -> u16 {
+    u16::try_from(worker).expect("few workers")
 }

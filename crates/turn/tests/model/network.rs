@@ -9,8 +9,8 @@ use std::{
 
 use turnpike_turn::{
     server::{
-        DropReason, Effect, Family, GrantedAllocates, IcmpError, Link, LookupId, PeerConnection, RelayId,
-        RelayTransport, Seat, Server, ServerConfig, Source, Stats, Verdict,
+        DropReason, Effect, Family, IcmpError, Link, LookupId, PeerConnection, RelayId, RelayTransport,
+        ReplayGuard, Seat, Server, ServerConfig, Source, Stats, Verdict,
     },
     time::Now,
 };
@@ -45,7 +45,7 @@ pub(super) struct Network {
     pub(super) memory: Memory,
     /// Which process has the server, counted from 0.
     pub(super) process: u8,
-    pub(super) granted: GrantedAllocates,
+    pub(super) replays: ReplayGuard,
     pub(super) reached: Reached,
     /// What processes before this one have counted.
     pub(super) counted: Stats,
@@ -169,7 +169,7 @@ impl Network {
             ports: 50_000,
             memory: Memory::default(),
             process: 0,
-            granted: config.granted.clone(),
+            replays: config.replays.clone(),
             reached: Reached::default(),
             counted: Stats::default(),
             payloads: 0,

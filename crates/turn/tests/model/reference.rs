@@ -34,7 +34,7 @@ pub(super) const DATAGRAMS: Link = Link(0);
 pub(super) enum Delivery {
     Direct,
     HandedOver,
-    Forwarded(u16),
+    Forwarded { via: u16, occupied: bool },
 }
 
 /// What has to become of something that was fed.
@@ -86,7 +86,8 @@ pub(super) enum Goes {
     Open { number: usize, first: Wish, second: Option<Family> },
     Connect { number: usize, family: Family, peer: SocketAddr },
     HandOver { worker: u16 },
-    Forward { worker: u16, via: u16 },
+    Forward { worker: u16, via: u16, occupied: bool },
+    Decline { via: u16 },
     Fetch { owner: u16, number: usize },
     LookUp { user: &'static str, realm: &'static str },
 }
@@ -114,7 +115,6 @@ pub(super) struct Arrival {
     pub(super) client: Client,
     pub(super) number: usize,
     pub(super) owner: usize,
-    pub(super) patience_ms: u64,
 }
 
 /// What a store says of a claim.
@@ -137,13 +137,11 @@ pub(super) struct Nonce {
     pub(super) unix: u64,
 }
 
-/// A ticket that was given out: of which allocation, which of its tickets, and which workers it names.
+/// A ticket that was given out: of which allocation, and which of its tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) number: usize,
     pub(super) counter: u32,
-    pub(super) via: usize,
-    pub(super) owner: usize,
 }
 
 /// All that there is.
@@ -157,8 +155,8 @@ pub(super) struct Model {
     /// Every nonce that was given out, by its text.
     pub(super) nonces: HashMap<String, Nonce>,
     pub(super) tickets: HashMap<Vec<u8>, Ticket>,
-    /// Allocates that were granted: the time of the newest nonce that each transaction came with.
-    granted: HashMap<[u8; 12], u64>,
+    /// Requests that are granted once: the time of the newest nonce that each transaction came with.
+    granted: HashMap<(Once, [u8; 12]), u64>,
     /// Whether the store of users answers at once.
     pub(super) prompt: bool,
     pub(super) limits: Setup,
@@ -169,6 +167,24 @@ pub(super) struct Model {
     /// Allocations that have to go to another worker at once, since their clients are nowhere else.
     pub(super) moving: VecDeque<usize>,
     announced: Option<Arrival>,
+    /// Messages to other workers.
+    pub(super) notices: VecDeque<Notice>,
+}
+
+/// What one worker tells another.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Notice {
+    /// A client does not arrive any more.
+    ArrivalOver { to: usize, arrival: Arrival },
+    /// A forwarded request has deleted something.
+    Deleted { to: usize, client: Client, transaction: [u8; 12], user: &'static str },
+}
+
+/// A kind of request that is granted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Once {
+    Allocate,
+    Move,
 }
 
 /// What one worker has beside allocations.
@@ -190,8 +206,6 @@ pub(super) struct Expectation {
     pub(super) number: usize,
     pub(super) owner: usize,
     pub(super) asked: bool,
-    /// None for one of the worker's own allocations.
-    pub(super) until: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -251,7 +265,7 @@ pub(super) struct Pending {
     pub(super) said: Said,
     pub(super) mobile: bool,
     /// The time of the nonce that this Allocate is remembered by, and of the one before.
-    pub(super) noted: (u64, Option<u64>),
+    pub(super) recorded: (u64, Option<u64>),
     /// When the request came.
     pub(super) asked: u64,
 }
@@ -275,7 +289,7 @@ pub(super) enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Mobility {
     pub(super) counter: u32,
-    pub(super) via: usize,
+    /// The worker that has the allocation, or is about to get it.
     pub(super) owner: usize,
     /// The ticket that was presented last, which is good until there is a sign that the answer has arrived; and the datagrams sent by
     /// then, if the allocation moved without one.
@@ -319,11 +333,6 @@ impl Allocation {
 
     pub(super) fn peer_of(&self, number: u16, now: u64) -> Option<SocketAddr> {
         self.channels.get(&number).filter(|(_, until)| *until > now).map(|(peer, _)| *peer)
-    }
-
-    pub(super) fn left_ms(&self, now: u64) -> u64 {
-        let last = self.relays.iter().flatten().map(|(_, until)| *until).max();
-        last.unwrap_or(now).saturating_sub(now)
     }
 
     /// Every deadline, for whoever asks when something has to be looked at.
@@ -404,6 +413,7 @@ impl Model {
             over: Vec::new(),
             moving: VecDeque::new(),
             announced: None,
+            notices: VecDeque::new(),
         }
     }
 
@@ -475,12 +485,9 @@ impl Model {
         allocations.chain(self.workers[at].waiting.iter().map(|it| it.until)).min()
     }
 
-    /// Whoever is expected there, if that is not over.
+    /// The allocation that is expected there.
     pub(super) fn expected(&mut self, at: usize, client: &Client) -> Option<&mut Expectation> {
-        let now = self.ms;
-        let expected = &mut self.workers[at].expected;
-        expected.retain(|it| it.client != *client || it.until.is_none_or(|until| until > now));
-        expected.iter_mut().find(|it| it.client == *client)
+        self.workers[at].expected.iter_mut().find(|it| it.client == *client)
     }
 
     // ------------------------------------------------------------------------------------------------------------- counters
@@ -656,15 +663,19 @@ impl Model {
 
     /// Data from a 5-tuple without an allocation.
     fn stranger(&mut self, at: usize, source: Source, datagram: &Datagram) -> Expected {
-        match self.arrival(at, source) {
-            Ok(None) => self.dropped(at, DropReason::NoAllocation),
-            Ok(Some(number)) => {
-                self.settle(at, number, source, true);
-                self.from_client(at, source, datagram)
-            }
-            Err(Expected::Drop(reason)) => self.dropped(at, reason),
-            Err(goes) => goes,
+        let Some(expected) = self.expected(at, &source.client) else {
+            return self.dropped(at, DropReason::NoAllocation);
+        };
+        let Expectation { owner, number, .. } = *expected;
+        if owner == at {
+            self.settle(at, number, source, true);
+            return self.from_client(at, source, datagram);
         }
+        if std::mem::replace(&mut expected.asked, true) {
+            return self.dropped(at, DropReason::Moving);
+        }
+        let owner = u16::try_from(owner).expect("few workers");
+        Expected::Goes(Goes::Fetch { owner, number })
     }
 
     // --------------------------------------------------------------------------------------------------------- what ends
@@ -696,6 +707,9 @@ impl Model {
         let effect = self.closed(number, reason);
         self.told.push_back(effect);
         self.forget(at, number);
+        if let Some((source, worker)) = self.arriving_at(number) {
+            self.arrives_no_more(at, worker, source.client, number);
+        }
         let it = &mut self.allocations[number];
         it.place = Place::Gone;
         it.connections.clear();
@@ -711,9 +725,9 @@ impl Model {
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }
 
-    /// Nobody arrives at it any more.
+    /// No client arrives at it any more.
     pub(super) fn forget(&mut self, at: usize, number: usize) {
-        self.workers[at].expected.retain(|it| it.until.is_some() || it.number != number);
+        self.workers[at].expected.retain(|it| it.owner != at || it.number != number);
     }
 
     /// Ends one of two relayed transport addresses, and all that belongs to its family.
@@ -1000,22 +1014,23 @@ impl Model {
         self.workers[at].deleted.get(&(client, transaction, user)).is_some_and(|until| *until > self.ms)
     }
 
-    /// Remembers an Allocate by its nonce. None if it may be a copy; else the time of the nonce before.
-    pub(super) fn note(&mut self, transaction: [u8; 12], issued: u64) -> Option<Option<u64>> {
-        let before = self.granted.get(&transaction).copied();
+    /// Records a request by its nonce. None if it may be a copy; else the time of the nonce before.
+    pub(super) fn record(&mut self, request: (Once, [u8; 12]), issued: u64) -> Option<Option<u64>> {
+        let before = self.granted.get(&request).copied();
         if before.is_some_and(|before| before >= issued) {
             return None;
         }
-        self.granted.insert(transaction, issued);
+        self.granted.insert(request, issued);
         Some(before)
     }
 
     /// Its allocation has not come about.
-    pub(super) fn withdraw(&mut self, transaction: [u8; 12], (noted, before): (u64, Option<u64>)) {
-        if self.granted.get(&transaction) == Some(&noted) {
+    pub(super) fn withdraw(&mut self, transaction: [u8; 12], (recorded, before): (u64, Option<u64>)) {
+        let request = (Once::Allocate, transaction);
+        if self.granted.get(&request) == Some(&recorded) {
             match before {
-                Some(before) => self.granted.insert(transaction, before),
-                None => self.granted.remove(&transaction),
+                Some(before) => self.granted.insert(request, before),
+                None => self.granted.remove(&request),
             };
         }
     }
@@ -1031,7 +1046,7 @@ impl Model {
     /// Another process has taken over. What allocations have stays; what else was known stays if the new one was told, but for requests
     /// that wait for the store: their clients ask again.
     pub(super) fn restarted(&mut self, remembers: bool) {
-        for desk in &mut self.workers {
+        for (at, desk) in self.workers.iter_mut().enumerate() {
             desk.stats = Stats::default();
             desk.draining = false;
             desk.waiting.clear();
@@ -1042,10 +1057,9 @@ impl Model {
             // One of its own arrives as long as the allocation says so.
             desk.expected.retain_mut(|it| {
                 it.asked = false;
-                match it.until {
-                    Some(_) => remembers,
-                    None => allocations[it.number].mobility.as_ref().is_some_and(|it| it.arriving.is_some()),
-                }
+                let arrives =
+                    || allocations[it.number].mobility.as_ref().is_some_and(|it| it.arriving.is_some());
+                if it.owner == at { arrives() } else { remembers }
             });
         }
         if !remembers {

@@ -16,8 +16,8 @@ use super::{
     cast,
     message::{Answer, Request, Said, Told, Wanted, Wish as Asked},
     reference::{
-        Allocation, Connection, Delivery, Expected, Goes, Model, Nonce, Pending, Place, Port, Stage, Verdict,
-        Waiting, Wish, family_of, nameless, number_of,
+        Allocation, Connection, Delivery, Expected, Goes, Model, Nonce, Notice, Once, Pending, Place, Port,
+        Stage, Verdict, Waiting, Wish, family_of, nameless, number_of,
     },
     step::Setup,
 };
@@ -113,7 +113,7 @@ impl Model {
         let asked = asked.unwrap_or(self.ms);
         let mut asking = Asking { at, source, delivery, request, said, who, issued: 0, asked };
         match (self.answer(&mut asking, found), delivery) {
-            (Ok(answer), Delivery::Forwarded(via)) => {
+            (Ok(answer), Delivery::Forwarded { via, .. }) => {
                 let arrival = self.take_announced();
                 Expected::Answered { via, source, answer, arrival }
             }
@@ -283,7 +283,7 @@ impl Model {
     pub(super) fn owned(&mut self, asking: &Asking<'_>) -> Result<usize, Outcome> {
         let home = self.home(asking.at, &asking.client());
         let found = match home {
-            None => self.arrival(asking.at, asking.source).map_err(Err)?,
+            None => self.arriving(asking).map_err(Err)?,
             found => found,
         };
         let Some(number) = found.filter(|number| self.allocations[*number].pending.is_none()) else {
@@ -292,6 +292,9 @@ impl Model {
         let it = &self.allocations[number];
         if (it.realm, it.user) != asking.who {
             return Err(Ok(self.wrong_user(asking)));
+        }
+        if let Some(mobility) = &mut self.allocations[number].mobility {
+            mobility.heard_from(&asking.client(), home.is_some());
         }
         Ok(number)
     }
@@ -313,7 +316,7 @@ impl Model {
             let told = self.allocated(number);
             return Ok(self.succeed(asking, told));
         }
-        if self.arrival(at, asking.source)?.is_some() {
+        if self.arriving(asking)?.is_some() {
             return Ok(self.fail(asking, 437));
         }
         let (first, second, address_error) = match self.wish(asking, asked) {
@@ -341,13 +344,13 @@ impl Model {
         }
         let transaction = asking.request.transaction;
         // A copy of one that was granted, which has come back from another port or too late.
-        let Some(before) = self.note(transaction, asking.issued) else {
+        let Some(before) = self.record((Once::Allocate, transaction), asking.issued) else {
             return self.challenge(asking, 438, realm);
         };
         let pending = Pending {
             said: asking.said.clone(),
             mobile: asked.ticket.is_some(),
-            noted: (asking.issued, before),
+            recorded: (asking.issued, before),
             asked: asking.asked,
         };
         let number = self.allocations.len();
@@ -474,7 +477,7 @@ impl Model {
         let answer = |told| Answer { transaction, said: pending.said.clone(), told };
         let Some(one) = relayed.first().copied() else {
             it.place = Place::Gone;
-            self.withdraw(transaction, pending.noted);
+            self.withdraw(transaction, pending.recorded);
             let code = code(first);
             self.error(at, code);
             return Expected::Reply { to, answer: answer(Told::Error(code)) };
@@ -484,7 +487,6 @@ impl Model {
         if pending.mobile {
             it.mobility = Some(super::reference::Mobility {
                 counter: 0,
-                via: at,
                 owner: at,
                 spent: None,
                 arriving: None,
@@ -540,21 +542,25 @@ impl Model {
             Some(2) => Some(Family::V6),
             Some(_) => return Ok(self.fail(asking, 443)),
         };
-        let it = &mut self.allocations[number];
-        if family.is_some_and(|family| !it.has(family)) {
+        if family.is_some_and(|family| !self.allocations[number].has(family)) {
             return Ok(self.fail(asking, 443));
         }
+        // A copy of one that has moved the allocation.
+        if spent.is_some() && self.record((Once::Move, transaction), asking.issued).is_none() {
+            return self.challenge(asking, 438, asking.who.0);
+        }
+        let it = &mut self.allocations[number];
         let lifetime = if proposed == Some(0) { 0 } else { granted(proposed) };
         let is_one_of_two = it.relays.iter().flatten().count() == 2;
         match family {
             Some(family) if lifetime == 0 && is_one_of_two => {
                 if spent.is_none() {
-                    self.deleted(at, client, transaction, user);
+                    self.remember_deletion(asking);
                 }
                 self.close_relay(at, number, family);
             }
             _ if lifetime == 0 => {
-                self.deleted(at, client, transaction, user);
+                self.remember_deletion(asking);
                 self.close(at, number, ClosedReason::Deleted);
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
@@ -577,6 +583,15 @@ impl Model {
         }
         let ticket = spent.map(|_| number);
         Ok(self.succeed(asking, Told::Refreshed { lifetime, ticket }))
+    }
+
+    /// The client's worker learns of it too.
+    fn remember_deletion(&mut self, asking: &Asking<'_>) {
+        let (client, transaction, user) = (asking.client(), asking.request.transaction, asking.who.1);
+        self.deleted(asking.at, client, transaction, user);
+        if let Delivery::Forwarded { via, .. } = asking.delivery {
+            self.notices.push_back(Notice::Deleted { to: via.into(), client, transaction, user });
+        }
     }
 
     // ------------------------------------------------------------------------------------------- permissions and channels

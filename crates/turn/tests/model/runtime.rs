@@ -16,7 +16,7 @@ use super::{
     cast::{self, Rules},
     message::{Answer, Datagram, Learned, Request},
     network::{Done, Network, Worker, gate, is_for_the_log, pick, server},
-    reference::{self, Allocation, DATAGRAMS, Delivery, Expected, Goes, Place, Verdict, is_wish},
+    reference::{self, Allocation, DATAGRAMS, Delivery, Expected, Goes, Notice, Place, Verdict, is_wish},
     requests::truth,
     step::{Says, Setup},
 };
@@ -39,9 +39,27 @@ pub(super) enum Mail {
     /// A request whose client remains where it is.
     Request {
         via: u16,
+        occupied: bool,
         source: Source,
         request: Request,
         bytes: Box<[u8]>,
+    },
+    /// Gives it back: its client does not arrive there.
+    Declined {
+        owner: usize,
+        source: Source,
+        request: Request,
+        bytes: Box<[u8]>,
+    },
+    /// A client does not arrive any more.
+    ArrivalOver {
+        from: usize,
+        arrival: (Arrival, reference::Arrival),
+    },
+    /// A forwarded request has deleted something.
+    Deleted {
+        deletion: (u64, u64),
+        of: (Client, [u8; 12], &'static str),
     },
     /// The reply to it, and whom to expect: as the server says it, and as the model does.
     Reply {
@@ -102,10 +120,12 @@ impl Network {
                     self.post(via.into(), Mail::Reply { source, arrival, learned, answer });
                 }
                 Effect::Move(request) => moves.push(request),
+                effect @ (Effect::ArrivalOver { .. } | Effect::Deleted { .. }) => self.notify(at, effect),
                 effect @ (Effect::Open(_)
                 | Effect::Connect(_)
                 | Effect::HandOver { .. }
                 | Effect::Forward { .. }
+                | Effect::Decline { .. }
                 | Effect::Fetch { .. }
                 | Effect::LookUp(_)) => {
                     let Some(goes) = goes.take() else { panic!("nobody expects {effect:?}") };
@@ -116,14 +136,30 @@ impl Network {
         }
         assert_eq!(goes, None, "what goes on with a request was never told");
         assert!(answered.is_none(), "an answer was never given: {answered:?}");
+        assert!(self.model.notices.is_empty(), "another worker was never told: {:?}", self.model.notices);
         let (told, over) = (&self.model.told, &self.model.over);
         assert!(told.is_empty() && over.is_empty(), "never told: {told:?}, {over:?}");
         for request in moves {
             let number = self.model.moving.pop_front().expect("nobody has to move");
-            let (to, worker) = self.model.arriving(number).expect("it arrives somewhere");
+            let (to, worker) = self.model.arriving_at(number).expect("it arrives somewhere");
             assert_eq!((usize::from(request.owner), usize::from(request.to)), (at, worker));
             assert_eq!((request.client, request.link), (to.client, to.link));
             self.export(at, &request, number, None);
+        }
+    }
+
+    /// One that another worker is told.
+    fn notify(&mut self, at: usize, effect: Effect) {
+        match (self.model.notices.pop_front(), effect) {
+            (Some(Notice::ArrivalOver { to, arrival: over }), Effect::ArrivalOver { worker, arrival }) => {
+                assert_eq!(usize::from(worker), to);
+                self.post(to, Mail::ArrivalOver { from: at, arrival: (arrival, over) });
+            }
+            (Some(Notice::Deleted { to, client, transaction, user }), Effect::Deleted { via, deletion }) => {
+                assert_eq!(usize::from(via), to);
+                self.post(to, Mail::Deleted { deletion, of: (client, transaction, user) });
+            }
+            (notice, effect) => panic!("{effect:?}, not {notice:?}"),
         }
     }
 
@@ -237,11 +273,15 @@ impl Network {
                 self.post(to.into(), Mail::Stream { from, request: request(), bytes });
             }
             (
-                Goes::Forward { worker, via },
-                Effect::Forward { worker: to, via: from, source, request: bytes },
+                Goes::Forward { worker, via, occupied },
+                Effect::Forward { worker: to, via: from, occupied: taken, source, request: bytes },
             ) => {
-                assert_eq!((worker, via, &*datagram.bytes()), (to, from, &*bytes));
-                self.post(to.into(), Mail::Request { via, source, request: request(), bytes });
+                assert_eq!((worker, via, occupied, &*datagram.bytes()), (to, from, taken, &*bytes));
+                self.post(to.into(), Mail::Request { via, occupied, source, request: request(), bytes });
+            }
+            (Goes::Decline { via }, Effect::Decline { via: to, source, request: bytes }) => {
+                assert_eq!((via, &*datagram.bytes()), (to, &*bytes));
+                self.post(to.into(), Mail::Declined { owner: at, source, request: request(), bytes });
             }
             (Goes::Fetch { owner, number }, Effect::Fetch { request, datagram: bytes }) => {
                 let own = u16::try_from(at).expect("few workers");
@@ -422,7 +462,12 @@ impl Network {
     fn post(&mut self, to: usize, mail: Mail) -> bool {
         let may_be_lost = matches!(
             mail,
-            Mail::Stream { .. } | Mail::Request { .. } | Mail::Reply { .. } | Mail::Wanted { .. }
+            Mail::Stream { .. }
+                | Mail::Request { .. }
+                | Mail::Declined { .. }
+                | Mail::Deleted { .. }
+                | Mail::Reply { .. }
+                | Mail::Wanted { .. }
         );
         if may_be_lost && self.workers[to].full {
             if let Mail::Stream { from, .. } = mail {
@@ -451,15 +496,38 @@ impl Network {
                     self.learn(from, &learned, &answer);
                 }
             }
-            Mail::Request { via, source, request, bytes } => {
-                let expected = self.model.request(at, source, Delivery::Forwarded(via), &request);
-                self.workers[at].server.from_elsewhere(now, via, &source, &bytes);
+            Mail::Request { via, occupied, source, request, bytes } => {
+                let delivery = Delivery::Forwarded { via, occupied };
+                let expected = self.model.request(at, source, delivery, &request);
+                self.workers[at].server.from_elsewhere(now, via, occupied, &source, &bytes);
                 self.take_effects(at, Some(expected), &Datagram::Request(request));
+            }
+            Mail::Declined { owner, source, request, bytes } => {
+                if self.is_here(&source) {
+                    self.model.declined(at, owner, &source.client);
+                    let datagram = Datagram::Request(request);
+                    let expected = self.model.from_client(at, source, &datagram);
+                    let owner = u16::try_from(owner).expect("few workers");
+                    let done = self.workers[at].server.declined(now, owner, &source, &bytes).into();
+                    if let Some((learned, answer)) = self.judge(at, expected, &done, &datagram) {
+                        self.learn(cast::number_of(&source.client), &learned, &answer);
+                    }
+                }
+            }
+            Mail::ArrivalOver { from, arrival: (arrival, over) } => {
+                let by = u16::try_from(from).expect("few workers");
+                self.model.arrival_over(at, from, over);
+                self.workers[at].server.arrival_over(by, &arrival);
+                self.take_effects(at, None, &Datagram::Noise);
+            }
+            Mail::Deleted { deletion, of: (client, transaction, user) } => {
+                self.model.deleted(at, client, transaction, user);
+                self.workers[at].server.remember_deletions(now, &[deletion]);
             }
             Mail::Reply { source, arrival, learned, answer } => {
                 if let Some((arrival, expected)) = arrival {
                     self.model.expect(at, expected);
-                    self.workers[at].server.expect(now, arrival);
+                    self.workers[at].server.expect(arrival);
                     self.take_effects(at, None, &Datagram::Noise);
                 }
                 if self.is_here(&source) {
@@ -790,7 +858,7 @@ impl Network {
             let rules = variant.map_or_else(|| self.model.workers[at].rules.clone(), Rules::variant);
             let mut heir = server(at, self.setup.workers, &gate, &config, process);
             if at == 0 && remembers {
-                assert!(config.granted.take_over(&self.granted.to_bytes()), "the same key");
+                assert!(config.replays.take_over(&self.replays.to_bytes()), "the same key");
             }
             let Some(names) = self.inherit(at, &mut heir, &rules, &limits, remembers, &mut taken) else {
                 self.reached.refused += 1;
@@ -801,7 +869,7 @@ impl Network {
         let old = self.workers[0].server.gate_mut().clone();
         self.reached.upgraded += taken.len() as u64;
         self.process = process;
-        self.granted = config.granted.clone();
+        self.replays = config.replays.clone();
         (self.setup, self.model.limits) = (limits.clone(), limits);
         for (at, (_, _, names)) in heirs.iter().enumerate() {
             for (_, relay) in self.sockets.values_mut().filter(|(worker, _)| *worker == at) {
@@ -869,8 +937,8 @@ impl Network {
         let now = self.now(at);
         heir.reconfigure(now, rules.config());
         if remembers {
-            for arrival in self.workers[at].server.expected(now) {
-                heir.expect(now, arrival);
+            for arrival in self.workers[at].server.expected() {
+                heir.expect(arrival);
             }
             heir.remember_deletions(now, &self.workers[at].server.deletions(now));
         }
