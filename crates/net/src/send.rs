@@ -311,12 +311,9 @@ impl<K: Kernel> Sender<'_, K> {
         let v6 = self.socket.is_v6();
         match route.from {
             Some(std::net::IpAddr::V4(ip)) if !v6 => {
-                let source = libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
-                let info = libc::in_pktinfo {
-                    ipi_ifindex: 0,
-                    ipi_spec_dst: source,
-                    ipi_addr: libc::in_addr { s_addr: 0 },
-                };
+                // struct in_pktinfo { int ifindex; in_addr spec_dst; in_addr addr; }
+                let mut info = [0; mem::size_of::<libc::in_pktinfo>()];
+                info[4..8].copy_from_slice(&ip.octets());
                 writer.push(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
             }
             // The kernel takes a mapped address here too, for a datagram that leaves as IPv4 (ip_cmsg_send).
@@ -325,8 +322,9 @@ impl<K: Kernel> Sender<'_, K> {
                     std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                     std::net::IpAddr::V6(ip) => ip,
                 };
-                let address = libc::in6_addr { s6_addr: ip.octets() };
-                let info = libc::in6_pktinfo { ipi6_addr: address, ipi6_ifindex: 0 };
+                // struct in6_pktinfo { in6_addr addr; int ifindex; }
+                let mut info = [0; mem::size_of::<libc::in6_pktinfo>()];
+                info[..16].copy_from_slice(&ip.octets());
                 writer.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
             }
             _ => {}
@@ -334,12 +332,12 @@ impl<K: Kernel> Sender<'_, K> {
         if route.tos != 0 {
             let (level, kind) =
                 if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
-            writer.push(level, kind, c_int::from(route.tos));
+            writer.push(level, kind, c_int::from(route.tos).to_ne_bytes());
         }
         if ttl != 0 {
             let (level, kind) =
                 if v6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
-            writer.push(level, kind, c_int::from(ttl));
+            writer.push(level, kind, c_int::from(ttl).to_ne_bytes());
         }
         writer.len()
     }
@@ -549,7 +547,8 @@ fn append_segment_size(control: &mut Control<CONTROL>, used: usize, segment: usi
     let mut tail = Control([0; 24]);
     let mut writer = ControlWriter::new(&mut tail);
     #[expect(clippy::cast_possible_truncation, reason = "a datagram is shorter than 64 KiB")]
-    writer.push(sys::SOL_UDP, sys::UDP_SEGMENT, segment as u16);
+    let segment = segment as u16;
+    writer.push(sys::SOL_UDP, sys::UDP_SEGMENT, segment.to_ne_bytes());
     let len = writer.len();
     control.0[used..used + len].copy_from_slice(&tail.0[..len]);
     len

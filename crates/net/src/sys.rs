@@ -154,26 +154,22 @@ impl<'a> ControlWriter<'a> {
         Self { buffer: &mut control.0, used: 0 }
     }
 
-    /// Appends one. `T` must be plain data.
-    pub(crate) fn push<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
+    /// Appends one. Its data are bytes, because a type with padding would leave uninitialised ones in the buffer.
+    pub(crate) fn push<const N: usize>(&mut self, level: c_int, kind: c_int, data: [u8; N]) {
         // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
-        let (space, len) = unsafe {
-            (
-                libc::CMSG_SPACE(mem::size_of::<T>() as u32) as usize,
-                libc::CMSG_LEN(mem::size_of::<T>() as u32) as usize,
-            )
-        };
+        let (space, len) =
+            unsafe { (libc::CMSG_SPACE(N as u32) as usize, libc::CMSG_LEN(N as u32) as usize) };
         assert!(self.used + space <= self.buffer.len(), "control buffer is too small for what is sent");
         let at = self.buffer[self.used..].as_mut_ptr();
         // SAFETY: `space` bytes at `at` are inside the buffer (checked above); the buffer and every `space` are
-        // multiples of 8, so that `at` is aligned for `cmsghdr`; the data is written unaligned.
+        // multiples of 8, so that `at` is aligned for `cmsghdr`; the data has no alignment.
         unsafe {
             let mut header: cmsghdr = mem::zeroed();
             header.cmsg_len = len as _;
             header.cmsg_level = level;
             header.cmsg_type = kind;
             at.cast::<cmsghdr>().write(header);
-            at.add(mem::size_of::<cmsghdr>()).cast::<T>().write_unaligned(value);
+            at.add(mem::size_of::<cmsghdr>()).cast::<[u8; N]>().write(data);
         }
         self.used += space;
     }
@@ -261,8 +257,8 @@ mod tests {
     fn control_messages_are_read_as_they_are_written() {
         let mut control = Control([0; 64]);
         let mut writer = ControlWriter::new(&mut control);
-        writer.push(SOL_UDP, UDP_SEGMENT, 1200_u16);
-        writer.push(libc::IPPROTO_IP, libc::IP_TOS, 2_u8);
+        writer.push(SOL_UDP, UDP_SEGMENT, 1200_u16.to_ne_bytes());
+        writer.push(libc::IPPROTO_IP, libc::IP_TOS, [2]);
         let len = writer.len();
         let expected = [
             (SOL_UDP, UDP_SEGMENT, 1200_u16.to_ne_bytes().to_vec()),
