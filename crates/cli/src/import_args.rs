@@ -16,37 +16,44 @@ use turnpike_config::{
 /// Subcommands of `turnpike import`.
 #[derive(Subcommand)]
 pub(crate) enum ImportCommand {
-    /// Translate a turnserver.conf of coturn; what has no translation is told with its line and what to do instead
+    /// Translate a turnserver.conf of coturn, its command line, or both; what has no translation is listed with its line and what to do
+    /// instead
     #[command(after_help = COTURN_EXAMPLES)]
     Coturn {
-        /// The file, often /etc/turnserver.conf
-        file: PathBuf,
-        /// Where the translation goes, readable by nobody else [default: standard output]
+        /// The file, often /etc/turnserver.conf [default: none, if there are arguments]
+        #[arg(required_unless_present = "arguments")]
+        file: Option<PathBuf>,
+        /// Where the translation goes, readable by nobody else; "-" is standard output [default: standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// Arguments of coturn's command line, as a compose file or a unit has them
+        #[arg(last = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
     },
 }
 
 const COTURN_EXAMPLES: &str = "\
 Examples:
   turnpike import coturn /etc/turnserver.conf
-  turnpike import coturn /etc/turnserver.conf -o /etc/turnpike.toml && turnpike check-config -c /etc/turnpike.toml";
+  turnpike import coturn /etc/turnserver.conf -o /etc/turnpike.toml && turnpike check-config -c /etc/turnpike.toml
+  turnpike import coturn -- -n --lt-cred-mech --realm=example.org --user=alice:wonderland";
 
 impl ImportCommand {
     pub(crate) fn run(&self) -> Result<Imported, Mistakes> {
         match self {
-            Self::Coturn { file, .. } => coturn::import(file),
+            Self::Coturn { file, arguments, .. } => coturn::import(file.as_deref(), arguments),
         }
     }
 
+    /// The file for the translation, if it does not go to standard output.
     pub(crate) fn output(&self) -> Option<&Path> {
         match self {
-            Self::Coturn { output, .. } => output.as_deref(),
+            Self::Coturn { output, .. } => output.as_deref().filter(|path| *path != Path::new("-")),
         }
     }
 }
 
-/// A new file for this user alone; one that is there is left as it is.
+/// Writes a new file for this user alone; a file that is there is left as it is.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }

@@ -19,6 +19,7 @@ mod serve_args;
 mod shell_args;
 mod summary;
 mod upgrade_args;
+mod usage;
 
 use std::{
     fmt::{self, Display},
@@ -62,7 +63,7 @@ const BAD_USAGE: u8 = 2;
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    match Cli::try_parse().unwrap_or_else(|error| usage::exit(&error)).command {
         Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
         Command::Upgrade(args) => upgrade(&args),

@@ -119,3 +119,37 @@ fn a_reader_that_leaves_early_is_no_failure() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
+
+#[test]
+fn import_translates_a_command_line_and_writes_to_standard_output() {
+    let output = turnpike(&[
+        "import",
+        "coturn",
+        "-o",
+        "-",
+        "--",
+        "-n",
+        "--lt-cred-mech",
+        "--user=alice:w",
+        "--realm",
+        "example.org",
+    ]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(text.contains("realm = \"example.org\"") && text.contains("name = \"alice\""), "{text}");
+    let dir = Dir::new();
+    let file = dir.file("turnserver.conf", "use-auth-secret\nstatic-auth-secret=north\n");
+    let output = turnpike(&["import", "coturn", file.to_str().expect("UTF-8"), "-o", "-"]);
+    assert!(stdout(&output).contains("secrets = [\"north\"]"), "{}", stderr(&output));
+    assert_eq!(turnpike(&["import", "coturn"]).status.code(), Some(2));
+}
+
+#[test]
+fn an_option_of_coturn_leads_to_import() {
+    for arguments in [&["serve", "--lt-cred-mech"][..], &["serve", "-n", "--min-port=50000", "--realm=x"]] {
+        let output = turnpike(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains("turnpike import coturn -- ARGUMENTS"), "{}", stderr(&output));
+    }
+    assert!(stderr(&turnpike(&["serve", "--nonsense"])).contains("unexpected argument"));
+}

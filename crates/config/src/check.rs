@@ -5,8 +5,8 @@ use std::{collections::HashSet, net::SocketAddr};
 use turnpike_turn::server::{Bandwidth, Rates};
 
 use super::{
-    AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings, Settings,
-    TokenKeySettings,
+    AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
+    RelayPlace, Settings, TokenKeySettings,
 };
 use crate::{limit_keys, realms};
 
@@ -62,6 +62,13 @@ impl Judge<'_> {
         let settings = self.settings;
         if settings.listen.is_empty() {
             self.refuse("server.listen", "the list is empty", "at least one address to listen on");
+        }
+        let others = settings.tls_listen.len() + settings.dtls_listen.len();
+        if !settings.udp && !settings.tcp && others == 0 {
+            let key = if settings.is_explicit("server.udp") { "server.udp" } else { "server.tcp" };
+            let problem =
+                "server.udp and server.tcp are false, and there is neither tls.listen nor dtls.listen";
+            self.refuse(key, problem, "one of them, or no client can reach the server");
         }
         let lists = [&settings.listen, &settings.tls_listen, &settings.dtls_listen];
         for (key, list) in ["server.listen", "tls.listen", "dtls.listen"].into_iter().zip(lists) {
@@ -158,8 +165,21 @@ impl Judge<'_> {
 
     fn addresses(&mut self) {
         let settings = self.settings;
-        if let Some(address) = repeated(settings.relay_addresses.iter().map(|address| address.bind)) {
+        let places = &settings.relay_addresses;
+        if let Some(address) = repeated(places.iter().filter_map(|place| Some(place.fixed()?.bind))) {
             self.refuse("relay.addresses", format!("{address} is listed twice"), "each address once");
+        }
+        let detected = places.iter().filter(|place| place.fixed().is_none());
+        let families = detected.map(|place| match place {
+            RelayPlace::Behind(external) => Some(external.is_ipv4()),
+            _ => None,
+        });
+        if repeated(families).is_some() {
+            self.refuse(
+                "relay.addresses",
+                "one address of each family can be detected, and two entries ask for it",
+                "auto=PUBLIC once for IPv4 and once for IPv6, auto once",
+            );
         }
         let discovery = &settings.discovery;
         if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
@@ -444,9 +464,14 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
 /// loopback.
 fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
     let ip = address.ip();
-    let relays = settings.relay_addresses.iter().chain(&settings.discovery.addresses);
-    let named = relays.flat_map(|relay| [Some(relay.bind), relay.external]).flatten();
-    let here = ip.is_loopback() || named.into_iter().any(|named| named == ip);
+    let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
+    let mut named = settings
+        .relay_addresses
+        .iter()
+        .copied()
+        .chain(discovery)
+        .flat_map(|place| place.named().collect::<Vec<_>>());
+    let here = ip.is_loopback() || named.any(|named| named == ip);
     let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
     listeners.any(|listener| {
         let everywhere = listener.ip().is_unspecified() && listener.is_ipv4() == address.is_ipv4();
@@ -589,7 +614,8 @@ fn realm_rates(settings: &Settings, realm: &RealmSettings, refuse: &mut impl FnM
 /// address a family.
 fn relay_ports(settings: &Settings) -> usize {
     let ports = usize::from(settings.ports.end() - settings.ports.start()) + 1;
-    let addresses = if settings.relay_addresses.is_empty() { 2 } else { settings.relay_addresses.len() };
+    let places = &settings.relay_addresses;
+    let addresses = if places.is_empty() || **places == [RelayPlace::Detected] { 2 } else { places.len() };
     ports * addresses
 }
 

@@ -9,7 +9,7 @@ use std::{fmt, net::IpAddr, ops::RangeInclusive};
 use strum::{EnumString, IntoStaticStr, VariantArray};
 use turnpike_forward::{Bind, Protocol, Rule};
 
-use crate::{AdminSettings, Settings, forward::ForwardSettings};
+use crate::{AdminSettings, RelayPlace, Settings, forward::ForwardSettings};
 
 /// For which firewall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
@@ -72,7 +72,9 @@ impl Firewall {
     pub fn of_server(settings: &Settings) -> Self {
         let mut all = Self::default();
         for at in &settings.listen {
-            all.open(Transport::Udp, at.ip(), at.port()..=at.port(), CLIENTS);
+            if settings.udp {
+                all.open(Transport::Udp, at.ip(), at.port()..=at.port(), CLIENTS);
+            }
             if settings.tcp {
                 all.open(Transport::Tcp, at.ip(), at.port()..=at.port(), CLIENTS);
             }
@@ -93,7 +95,15 @@ impl Firewall {
         }
         let relay: Vec<Place> = match &settings.relay_addresses[..] {
             [] => vec![Place::All],
-            addresses => addresses.iter().map(|address| Place::of(address.bind)).collect(),
+            places => places
+                .iter()
+                .map(|place| match place {
+                    RelayPlace::At(address) => Place::of(address.bind),
+                    RelayPlace::Behind(external) if external.is_ipv4() => Place::AllV4,
+                    RelayPlace::Behind(_) => Place::AllV6,
+                    RelayPlace::Detected => Place::All,
+                })
+                .collect(),
         };
         let transports =
             if settings.relay_tcp { &[Transport::Udp, Transport::Tcp][..] } else { &[Transport::Udp] };

@@ -5,24 +5,53 @@ use std::{net::IpAddr, path::Path};
 
 use super::{Mistake, Origin, source::Entry};
 
-/// Whose file is expected.
+/// The command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
     Serve,
     Forward,
+    /// `turnpike import coturn`.
+    Coturn,
 }
 
-/// What a text is if it is of a known program; `reader` knows its own formats itself.
+/// The mistake if a text is a file of another program; `reader` knows its own formats itself.
 pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Option<Mistake> {
-    let found = lines(text).find_map(|line| recognise(&line, text))?;
-    let expected = match (found.format, reader) {
+    let found = lines(text).find_map(|line| recognise(&line, text)).or_else(|| yaml(text))?;
+    let expected = expected(found.format, reader, path)?;
+    let name = match found.format {
+        Format::Coturn => "coturn's turnserver.conf",
+        Format::Eturnal => "eturnal.yml",
+        Format::Haproxy => "haproxy.cfg",
+        Format::Nginx => "nginx.conf",
+        Format::Rinetd => "rinetd.conf",
+        Format::Yaml => "YAML",
+    };
+    let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
+    Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
+}
+
+/// The file that the reader wants in place of this one; `None` if it reads this one.
+fn expected(format: Format, reader: Reader, path: &Path) -> Option<String> {
+    let path = path.display();
+    Some(match (format, reader) {
+        (Format::Coturn, Reader::Coturn) | (Format::Rinetd, Reader::Forward) => return None,
+        (_, Reader::Coturn) => "a turnserver.conf of coturn".to_owned(),
         (Format::Coturn, Reader::Serve) => {
-            format!("turnpike's TOML; to translate it: turnpike import coturn {} -o turnpike.toml", path.display())
+            format!("turnpike's TOML; to translate it: turnpike import coturn {path} -o turnpike.toml")
         }
         (Format::Coturn, Reader::Forward) => {
             "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
         }
-        (Format::Haproxy | Format::Nginx, Reader::Serve) => {
+        (Format::Eturnal, Reader::Serve) => {
+            "turnpike's TOML (examples/turnpike.toml); eturnal's secret is auth.secrets here, relay_min_port and relay_max_port are \
+             relay.ports, relay_ipv4_addr is relay.addresses"
+                .to_owned()
+        }
+        (Format::Eturnal, Reader::Forward) => {
+            "rules to forward ports; a TURN server is `turnpike serve`, with a file as examples/turnpike.toml".to_owned()
+        }
+        (Format::Yaml, Reader::Forward) => "TOML (examples/forward.toml) or a rinetd.conf".to_owned(),
+        (Format::Haproxy | Format::Nginx | Format::Yaml, Reader::Serve) => {
             "turnpike's TOML (examples/turnpike.toml)".to_owned()
         }
         (Format::Haproxy, Reader::Forward) => {
@@ -36,18 +65,9 @@ pub(crate) fn of_another_program(path: &Path, text: &str, reader: Reader) -> Opt
                 .to_owned()
         }
         (Format::Rinetd, Reader::Serve) => {
-            format!("turnpike's TOML (examples/turnpike.toml); for this file: turnpike forward -c {}", path.display())
+            format!("turnpike's TOML (examples/turnpike.toml); for this file: turnpike forward -c {path}")
         }
-        (Format::Rinetd, Reader::Forward) => return None,
-    };
-    let name = match found.format {
-        Format::Coturn => "coturn's turnserver.conf",
-        Format::Haproxy => "haproxy.cfg",
-        Format::Nginx => "nginx.conf",
-        Format::Rinetd => "rinetd.conf",
-    };
-    let origin = Origin::File { path: path.to_owned(), line: found.line, column: found.column };
-    Some(Mistake::new(&origin, "", format!("this looks like {name}"), expected))
+    })
 }
 
 /// What TOML is if its sections are those of the other command: `theirs` and `ours` are sections that only one of them has.
@@ -63,8 +83,8 @@ pub(crate) fn of_the_other_command(
     }
     let entry = entries.iter().find(|entry| is_of(theirs, entry))?;
     let (theirs, ours) = match reader {
-        Reader::Serve => ("forward", "serve"),
         Reader::Forward => ("serve", "forward"),
+        Reader::Serve | Reader::Coturn => ("forward", "serve"),
     };
     Some(Mistake::new(
         &entry.origin,
@@ -77,9 +97,11 @@ pub(crate) fn of_the_other_command(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Coturn,
+    Eturnal,
     Haproxy,
     Nginx,
     Rinetd,
+    Yaml,
 }
 
 struct Found {
@@ -105,6 +127,16 @@ fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     lines.filter(says)
 }
 
+/// YAML by its first line: `---`, or a name with a colon behind it and a blank or nothing behind that. No other format here has such lines.
+fn yaml(text: &str) -> Option<Found> {
+    let line = lines(text).next()?;
+    let (name, rest) = line.text.split_once(':').unwrap_or_default();
+    let is_name =
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    let is_yaml = line.text == "---" || is_name && (rest.is_empty() || rest.starts_with([' ', '\t']));
+    is_yaml.then_some(Found { format: Format::Yaml, line: line.number, column: line.column })
+}
+
 /// By one line, where it can be of no other program; `text` is the file for formats that need a second look.
 fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     let found = |format| Some(Found { format, line: line.number, column: line.column });
@@ -112,6 +144,9 @@ fn recognise(line: &Line<'_>, text: &str) -> Option<Found> {
     let first = *words.first()?;
     if is_coturn(line.text) {
         return found(Format::Coturn);
+    }
+    if first == "eturnal:" {
+        return found(Format::Eturnal);
     }
     // A section of HAProxy stands alone or has a name; a rule of rinetd has four words.
     if HAPROXY.contains(&first) && words.len() < 4 && !line.text.contains(['=', ';', '{']) {
@@ -192,11 +227,24 @@ mod tests {
             ("# c\nfingerprint\n", "f:2:1: this looks like coturn's turnserver.conf; "),
             ("user=alice:secret\n", "f:1:1: this looks like coturn's turnserver.conf; "),
             ("verbose\nrealm = example.org\n", "f:2:1: this looks like coturn's turnserver.conf; "),
+            ("# eturnal\neturnal:\n  secret: \"x\"\n", "f:2:1: this looks like eturnal.yml; "),
+            ("---\neturnal:\n  secret: \"x\"\n", "f:2:1: this looks like eturnal.yml; "),
+            ("server:\n  realm: example.org\n", "f:1:1: this looks like YAML; expected "),
+            ("---\nrules: []\n", "f:1:1: this looks like YAML; expected "),
         ] {
             for reader in [Reader::Serve, Reader::Forward] {
                 let found = told(text, reader).unwrap_or_default();
                 assert!(found.starts_with(beginning), "{text}: {found}");
             }
+        }
+    }
+
+    #[test]
+    fn import_reads_files_of_coturn_alone() {
+        assert_eq!(told("realm=example.org\nuse-auth-secret\n", Reader::Coturn), None);
+        for text in ["eturnal:\n  secret: x\n", "stream {\n", "0.0.0.0 80 10.0.0.1 80\n"] {
+            let found = told(text, Reader::Coturn).unwrap_or_default();
+            assert!(found.ends_with("expected a turnserver.conf of coturn"), "{found}");
         }
     }
 

@@ -1,10 +1,6 @@
 //! What the keys of `serve` may hold: the kinds in the table of [`Settings`](crate::Settings).
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    ops::RangeInclusive,
-    path::Path,
-};
+use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
@@ -19,7 +15,7 @@ use super::{
     read::Reader,
     source::{self, Node, Value},
 };
-use crate::{Secret, secret::MASK};
+use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 
 /// Where to listen.
 pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
@@ -81,15 +77,10 @@ pub(super) const CERTIFICATES: Kind<Vec<CertificateFiles>> = Kind::list(
 );
 
 /// Addresses of this machine, each with the one that others see.
-pub(super) const RELAY_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
-    "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family, [] to detect them",
-    |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_address)),
-    |addresses| {
-        list(addresses.iter().map(|address| match address.external {
-            Some(external) => quoted(&format!("{}={external}", address.bind)),
-            None => quoted(&address.bind.to_string()),
-        }))
-    },
+pub(super) const EXTERNAL_ADDRESSES: Kind<Vec<RelayAddress>> = Kind::list(
+    "a list of \"IP\" or \"IP=EXTERNAL\", unicast, both of one family",
+    |reader, node| reader.list(node, |reader, node| reader.parsed(node, relay_keys::address)),
+    |addresses| list(addresses.iter().map(|address| quoted(&RelayPlace::At(*address).to_string()))),
 );
 
 /// Those of relayed transport addresses.
@@ -157,24 +148,6 @@ fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<Certificate
     };
     let (cert, key) = (find("cert"), find("key"));
     Some(CertificateFiles { cert: cert?, key: key? })
-}
-
-fn relay_address(text: &str) -> Result<RelayAddress, &'static str> {
-    let (bind, external) = match text.split_once('=') {
-        Some((bind, external)) => (bind, Some(external)),
-        None => (text, None),
-    };
-    let ip = |text: &str| text.trim().parse::<IpAddr>().map_err(|_| "not an IP address");
-    let (bind, external) = (ip(bind)?, external.map(ip).transpose()?);
-    for address in [Some(bind), external].into_iter().flatten() {
-        if address.is_unspecified() || address.is_multicast() {
-            return Err("peers cannot send to an unspecified or multicast address");
-        }
-    }
-    if external.is_some_and(|external| external.is_ipv4() != bind.is_ipv4()) {
-        return Err("the external address has another family than the local one");
-    }
-    Ok(RelayAddress { bind, external })
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, &'static str> {

@@ -9,12 +9,11 @@ use std::{
 };
 
 use turnpike_net::Datapath;
-use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
 use crate::{
     AdminSettings, AlternateSettings, CredentialsSettings, DiscoverySettings, FleetSettings, OauthSettings,
-    Origin, RealmSettings, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
+    Origin, RealmSettings, RelayPlace, SandboxSettings, Secret, StoreSettings, Stored, admin_keys,
     alternate_keys::ALTERNATE_KEYS,
     check, credentials_keys, discovery_keys, fleet_keys,
     key::{self, Change, kind, number, number_or_none, settings},
@@ -22,7 +21,7 @@ use crate::{
     limit_keys::{RATE, SESSION_LENGTH},
     oauth_keys,
     realm_keys::REALM_KEYS,
-    sandbox_keys, store_keys, tables,
+    relay_keys, sandbox_keys, store_keys, tables,
 };
 
 /// How datagrams enter and leave.
@@ -44,11 +43,13 @@ pub enum DatapathChoice {
 settings! {
     /// Effective settings; [`Settings::default`] holds the documented defaults.
     Settings by KEYS {
-        /// UDP listeners, and TCP ones if `tcp`.
+        /// Listeners for UDP if `udp`, and for TCP if `tcp`.
         listen: Vec<SocketAddr> = vec![
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 3478)),
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 3478)),
         ], reload "server.listen" keys::ADDRESSES;
+        /// Whether `listen` is for UDP.
+        udp: bool = true, reload "server.udp" kind::SWITCH;
         /// Whether `listen` is for TCP too.
         tcp: bool = true, reload "server.tcp" kind::SWITCH;
         /// Proxies whose connections begin with a PROXY header.
@@ -82,7 +83,7 @@ settings! {
         dtls_listen: Vec<SocketAddr> = Vec::new(),
             reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
         /// Relay addresses; empty means to detect them.
-        relay_addresses: Vec<RelayAddress> = Vec::new(), reload "relay.addresses" keys::RELAY_ADDRESSES;
+        relay_addresses: Vec<RelayPlace> = Vec::new(), reload "relay.addresses" relay_keys::ADDRESSES;
         /// Ports of relayed transport addresses.
         ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
         /// Relay sockets that a worker's allocations share, on each relay address.
@@ -203,7 +204,7 @@ settings! {
         allow_only: bool = false, reload "peers.allow_only" kind::SWITCH;
         /// Where clients may find out about their NAT.
         discovery: DiscoverySettings = DiscoverySettings::default(),
-            start "nat_discovery.addresses" .addresses keys::RELAY_ADDRESSES
+            start "nat_discovery.addresses" .addresses keys::EXTERNAL_ADDRESSES
                 => "[], or two addresses of this machine for each family, \"IP\" or \"IP=EXTERNAL\", unicast",
             start "nat_discovery.ports" .ports discovery_keys::PORTS,
             reload "nat_discovery.requests_per_source" .per_source

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms};
+use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_keys};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
 /// What a reload must find again as it was.
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
-    /// The relay addresses that were detected, where none were configured.
+    /// The relay addresses in force, if some of them were detected.
     pub(crate) detected: Option<Vec<RelayAddress>>,
     /// The numbers of listeners so far.
     pub(crate) layout: Layout,
@@ -57,11 +57,8 @@ impl Plan {
     ) -> Self {
         let settings = &merged.settings;
         let mut notes = Vec::new();
-        let detected = before.and_then(|before| before.detected.clone());
-        let relay = match detected {
-            Some(detected) if settings.relay_addresses.is_empty() => detected,
-            _ => relay_addresses(settings, &mut notes),
-        };
+        let detected = before.and_then(|before| before.detected.as_deref());
+        let relay = relay_addresses(settings, detected, &mut notes);
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
@@ -78,6 +75,9 @@ impl Plan {
         }
         let mut listen = listeners(settings, &mut notes);
         let streams = stream_config(settings, &listen, tls);
+        if !settings.udp {
+            listen.clear();
+        }
         let dtls = dtls_config(settings, dtls);
         listen.extend(discovery_listeners(settings, &listen));
         let mut layout = before.map_or_else(Layout::default, |before| before.layout.clone());
@@ -328,28 +328,50 @@ fn has_ipv6() -> io::Result<()> {
     UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
 }
 
-fn relay_addresses(settings: &Settings, notes: &mut Vec<String>) -> Vec<RelayAddress> {
-    if !settings.relay_addresses.is_empty() {
-        return settings.relay_addresses.clone();
+/// The addresses to relay on. What is to be detected comes from those that are in force, or else from the default routes.
+fn relay_addresses(
+    settings: &Settings,
+    in_force: Option<&[RelayAddress]>,
+    notes: &mut Vec<String>,
+) -> Vec<RelayAddress> {
+    let places = &settings.relay_addresses;
+    if let (true, Some(in_force)) = (places.is_empty(), in_force) {
+        return in_force.to_vec();
     }
-    let mut found = route_addresses();
-    if found.is_empty() {
-        found.push(Ipv4Addr::LOCALHOST.into());
+    let is_detected = relay_keys::is_detected(places);
+    let found = match in_force {
+        _ if !is_detected => Vec::new(),
+        Some(in_force) => in_force.iter().map(|address| address.bind).collect(),
+        None => route_addresses(),
+    };
+    let (mut addresses, missing) = relay_keys::resolve(places, &found);
+    for place in missing {
+        notes.push(format!(
+            "relay.addresses: {place}: this machine has no default route of that family, so nothing is relayed there; write \
+             LOCAL in place of auto"
+        ));
+    }
+    if addresses.is_empty() {
+        let mut lone = |bind| addresses.push(RelayAddress { bind, external: None });
+        lone(Ipv4Addr::LOCALHOST.into());
         if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
-            found.push(Ipv6Addr::LOCALHOST.into());
+            lone(Ipv6Addr::LOCALHOST.into());
         }
         notes.push(
             "this machine has no default route: relaying on loopback only; name relay addresses with --relay-ip, and \
              peers on this machine with --allow-peer"
                 .to_owned(),
         );
-    } else if found.iter().any(is_private) {
-        notes.push(
-            "a relay address is private: behind a NAT, name the public one with --relay-ip IP=EXTERNAL"
-                .to_owned(),
-        );
+    } else if let Some(address) = addresses
+        .iter()
+        .find(|address| is_detected && address.external.is_none() && is_private(&address.bind))
+    {
+        notes.push(format!(
+            "relay address {ip} is private: behind a NAT, name the public one with --relay-ip {ip}=PUBLIC or --relay-ip auto=PUBLIC",
+            ip = address.bind
+        ));
     }
-    found.into_iter().map(|bind| RelayAddress { bind, external: None }).collect()
+    addresses
 }
 
 /// The source addresses of the default routes, one a family at most.
@@ -446,7 +468,7 @@ mod tests {
     #[test]
     fn detection_always_finds_an_address() {
         let mut notes = Vec::new();
-        assert!(!relay_addresses(&Settings::default(), &mut notes).is_empty());
+        assert!(!relay_addresses(&Settings::default(), None, &mut notes).is_empty());
     }
 
     #[test]

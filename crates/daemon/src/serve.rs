@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
-use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, relay_keys};
 use turnpike_net::{Datapath, PassedSockets};
 use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog, TurnedAway};
 use turnpike_turn::server::{Effect, NonceKey};
@@ -251,7 +251,7 @@ impl TurnServer {
             None => (false, self.store.take()),
         };
         let before = Before {
-            detected: self.settings.relay_addresses.is_empty().then(|| self.addresses.clone()),
+            detected: relay_keys::is_detected(&self.settings.relay_addresses).then(|| self.addresses.clone()),
             layout: self.relay.layout(),
         };
         let merged = merge(settings, store.as_mut());

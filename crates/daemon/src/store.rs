@@ -17,7 +17,7 @@ use turnpike_stores::{
 };
 use turnpike_turn::{
     ip_range,
-    server::{PeerRules, RealmId, StoreFailure},
+    server::{AllowRule, PeerRules, RealmId, StoreFailure},
 };
 
 use crate::{DaemonError, plan};
@@ -330,7 +330,7 @@ impl Merged {
             // As coturn has it, what is allowed is not denied.
             let deny = ip_range::difference(&[&rules.everywhere.deny[..], &own.deny].concat(), &allow);
             let mut peers = configured.clone();
-            peers.allow.extend(allow.iter().flat_map(|range| range.prefixes()).map(Into::into));
+            peers.allow.extend(allow.iter().flat_map(|range| range.prefixes()).map(AllowRule::of_others));
             peers.deny.extend(deny.iter().flat_map(|range| range.prefixes()));
             packets.allow.extend(peers.allow[configured.allow.len()..].iter().cloned());
             (realm.name.into(), peers)
@@ -478,6 +478,23 @@ mod tests {
         assert!(!packets.permits("192.0.2.1".parse().expect("an address")));
         let (packets, realms) = Merged::new(&settings, true, Some(&rules(&[]))).peers();
         assert!(realms.is_empty() && packets.deny == settings.deny);
+    }
+
+    /// Synapse's documentation allows the address of the TURN server itself.
+    #[test]
+    fn a_peer_that_a_store_allows_opens_no_service_of_this_machine() {
+        let ip: std::net::IpAddr = "10.0.0.1".parse().expect("an address");
+        let settings = Settings {
+            stored: turnpike_config::Stored { in_use: true, ..Default::default() },
+            ..Settings::default()
+        };
+        let mut stored = rules(&[]);
+        stored.peers.allow = vec![range("10.0.0.1"), range("10.0.0.9")];
+        let (mut packets, _) = Merged::new(&settings, true, Some(&stored)).peers();
+        packets.own = turnpike_turn::server::OwnEndpoints::new([ip], [], [], 49_152..=65_535);
+        let permits = |at: &str| packets.permits_endpoint(at.parse().expect("an address"));
+        assert!(!permits("10.0.0.1:22") && permits("10.0.0.1:50000"));
+        assert!(permits("10.0.0.9:22"), "another machine");
     }
 
     #[test]

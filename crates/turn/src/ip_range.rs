@@ -7,11 +7,10 @@ use std::{
     str::FromStr,
 };
 
-use turnpike_wire::address::canonical_ip;
-
 use crate::server::Cidr;
 
-/// Addresses of one family, from the first to the last. IPv4-mapped ones are IPv4.
+/// Addresses of one family, from the first to the last. IPv4-mapped addresses are IPv6, as in coturn: a range of them holds no IPv4
+/// address, or `::ffff:0.0.0.0-::ffff:255.255.255.255` would be the whole of IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpRange {
     family: Family,
@@ -59,6 +58,23 @@ impl IpRange {
         let left = if apart { [Some(*self), None] } else { [below, above] };
         left.into_iter().flatten()
     }
+}
+
+/// The fewest ranges that hold the addresses of all these, in ascending order.
+#[must_use]
+pub fn union(ranges: &[IpRange]) -> Vec<IpRange> {
+    let mut sorted = ranges.to_vec();
+    sorted.sort_unstable();
+    let mut union: Vec<IpRange> = Vec::with_capacity(sorted.len());
+    for range in sorted {
+        match union.last_mut() {
+            Some(last) if last.family == range.family && range.first <= last.last.saturating_add(1) => {
+                last.last = last.last.max(range.last);
+            }
+            _ => union.push(range),
+        }
+    }
+    union
 }
 
 /// The addresses of `ranges` that are in none of `but`.
@@ -133,7 +149,7 @@ impl Family {
 }
 
 fn place(ip: IpAddr) -> (Family, u128) {
-    match canonical_ip(ip) {
+    match ip {
         IpAddr::V4(ip) => (Family::V4, ip.to_bits().into()),
         IpAddr::V6(ip) => (Family::V6, ip.to_bits()),
     }
@@ -171,8 +187,14 @@ mod tests {
         );
         assert_eq!(prefixes("123::45"), ["123::45/128"]);
         assert_eq!(prefixes("10.1.2.3/8"), ["10.0.0.0/8"], "host bits do not matter here");
-        assert_eq!(prefixes("::ffff:10.0.0.0-::ffff:10.0.0.1"), ["10.0.0.0/31"]);
+        assert_eq!(prefixes("::ffff:10.0.0.0-::ffff:10.0.0.1"), ["::ffff:10.0.0.0/127"]);
         assert_eq!(prefixes("255.255.255.255"), ["255.255.255.255/32"]);
+    }
+
+    #[test]
+    fn a_range_of_mapped_addresses_holds_no_ipv4_address() {
+        let range: IpRange = "::ffff:0.0.0.0-::ffff:255.255.255.255".parse().expect("a range");
+        assert!(range.prefixes().iter().all(|prefix| !prefix.contains(IpAddr::from([192, 0, 2, 7]))));
     }
 
     #[test]
@@ -201,6 +223,15 @@ mod tests {
     }
 
     const NOTHING: &[&str] = &[];
+
+    #[test]
+    fn a_union_names_each_address_once() {
+        let ranges = ["10.0.1.0/24", "::1", "10.0.0.0/24", "10.0.0.7", "10.0.0.0/24", "::ffff:10.0.2.0"];
+        let all: Vec<IpRange> = ranges.iter().map(|text| text.parse().unwrap()).collect();
+        let shown: Vec<String> = union(&all).iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["10.0.0.0-10.0.1.255", "::1", "::ffff:10.0.2.0"]);
+        assert!(union(&[]).is_empty());
+    }
 
     proptest! {
         /// Each address is in what is left if and only if it is in the one and not in the other, by either way to ask.

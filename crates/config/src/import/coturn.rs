@@ -1,86 +1,192 @@
-//! coturn's turnserver.conf, as of 4.17: each of its options is translated, needs nothing, or is told with what to do instead
-//! ([`options`] has the table). Read as coturn reads it: a name, then `=` or blanks, then a value that may stand in quotes; a line that
-//! begins with `#` is a comment.
+//! coturn's turnserver.conf and command line, as of 4.17: each option is translated, needs nothing, or is named with what to do instead
+//! ([`options`] has the table, [`read`] the syntax).
 
 mod draft;
 mod options;
+mod peers;
+mod read;
 
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::{
+    net::{IpAddr, UdpSocket},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use super::{Imported, Note};
 use turnpike_strict::nearest;
 
-use crate::{Flags, Mistake, Mistakes, Sources, certificates, source};
+use crate::{
+    CertificateFiles, Flags, Mistake, Mistakes, Sources, certificates,
+    foreign::{self, Reader},
+    source,
+};
 use draft::Draft;
 use options::{Handling, OPTIONS};
+use read::{Setting, is_on, settings, whole, without_comment};
 
-/// Reads and translates a file.
-///
-/// # Errors
-/// It cannot be read.
-pub fn import(path: &Path) -> Result<Imported, Mistakes> {
-    let mut problems = Vec::new();
-    match source::file_text(path, &mut problems) {
-        Some(text) => Ok(translate(&path.display().to_string(), &text)),
-        None => Err(Mistakes(problems)),
-    }
+/// Facts about the machine on which the translation runs, which is often the server's.
+struct Machine {
+    is_own: fn(IpAddr) -> bool,
+    is_file: fn(&Path) -> bool,
+    /// The certificate can be used for DTLS; `None` if it cannot be read here.
+    can_dtls: fn(&CertificateFiles) -> Option<bool>,
 }
 
-/// Translates the text of a file; `name` is what the result calls it.
-pub fn translate(name: &str, text: &str) -> Imported {
-    let (mut draft, mut notes) = (Draft::default(), Vec::new());
-    for (line, option, value) in settings(text) {
+/// Reads and translates a file, the arguments of a command line, or both. Arguments win, as in coturn.
+///
+/// # Errors
+/// The file cannot be read, or is another program's; or there is neither a file nor an argument.
+pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mistakes> {
+    let mut notes = Vec::new();
+    let given = read::arguments(arguments, &mut notes);
+    let path = path.or(given.file).filter(|_| !given.no_file);
+    let mut problems = Vec::new();
+    let text = match path {
+        Some(path) => {
+            let text = source::file_text(path, &mut problems);
+            problems.extend(
+                text.as_ref().and_then(|text| foreign::of_another_program(path, text, Reader::Coturn)),
+            );
+            text.filter(|_| problems.is_empty()).ok_or(Mistakes(problems))?
+        }
+        None => zeroize::Zeroizing::default(),
+    };
+    let name = match path {
+        Some(path) if arguments.is_empty() => path.display().to_string(),
+        Some(path) => format!("{} and a command line", path.display()),
+        None => "a command line".to_owned(),
+    };
+    if path.is_none() && !given.no_file {
+        let text = "coturn also reads its turnserver.conf here: name that file too if there is one";
+        notes.push(Note { line: 0, option: "-n".to_owned(), text: text.to_owned(), is_harmless: true });
+    }
+    let here = Machine { is_own, is_file: Path::is_file, can_dtls };
+    let all = settings(&text).chain(given.settings);
+    Ok(translate(&name, all, notes, &here))
+}
+
+/// The name, without dashes, is that of an option of coturn.
+#[must_use]
+pub fn is_option(name: &str) -> bool {
+    OPTIONS.iter().any(|(known, _)| *known == name)
+}
+
+/// Such an address can be bound.
+fn is_own(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok()
+}
+
+fn can_dtls(files: &CertificateFiles) -> Option<bool> {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    certificates::read(files, unix).ok().map(|identity| identity.can_dtls())
+}
+
+/// Translates settings; `name` is the place that the result names as their source.
+fn translate<'a>(
+    name: &str,
+    all: impl Iterator<Item = Setting<'a>>,
+    mut notes: Vec<Note>,
+    machine: &Machine,
+) -> Imported {
+    let all: Vec<Setting<'a>> = all.collect();
+    let mut draft = Draft::default();
+    for (line, option, value) in &all {
         let mut note = |text: String, is_harmless| {
-            notes.push(Note { line, option: option.to_owned(), text, is_harmless });
+            notes.push(Note { line: *line, option: (*option).to_owned(), text, is_harmless });
         };
-        let Some((_, handling)) = OPTIONS.iter().find(|(known, _)| *known == option) else {
+        let Some((_, handling)) = OPTIONS.iter().find(|(known, _)| known == option) else {
             let names = OPTIONS.iter().map(|(name, _)| *name);
             let meant =
                 nearest(option, names).map_or_else(String::new, |name| format!("; did you mean {name}?"));
             note(format!("coturn 4.17 has no such option{meant}"), false);
             continue;
         };
-        match handling {
-            Handling::Value(translate) => {
-                if let Err(why) = translate(&mut draft, value) {
-                    note(why, false);
-                }
-            }
-            Handling::Switch(translate) => match is_on(value) {
-                Some(on) => translate(&mut draft, on),
-                None => note(format!("{value:?} is neither on nor off"), false),
-            },
-            Handling::Needless(why) => note((*why).to_owned(), true),
-            Handling::Instead(_) if is_on(value) == Some(false) => {}
-            Handling::Instead(what) => note((*what).to_owned(), false),
-        }
+        apply(&mut draft, handling, value, &mut note);
     }
-    let mut toml = draft.finish(&mut notes);
+    let mut toml = draft.finish(machine, &mut notes);
     notes.extend(mistakes(&toml));
     for note in notes.iter_mut().filter(|note| note.line == 0) {
-        note.line = line_of(text, note);
+        note.line = line_of(&all, note);
     }
     notes.sort_by_key(|note| note.line);
-    let from = format!("From {name}, by turnpike import coturn. docs/from-coturn.md tells what differs.");
+    let from = format!("From {name}, by turnpike import coturn. docs/from-coturn.md lists the differences.");
     toml.insert_str(0, &format!("{}\n", comment(&from)));
-    let told: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
-    if !told.is_empty() {
+    let open: Vec<_> = notes.iter().filter(|note| !note.is_harmless).collect();
+    if !open.is_empty() {
         toml.push_str("\n# What has no translation:\n");
-        told.iter().for_each(|note| toml.push_str(&comment(&note.to_string())));
+        open.iter().for_each(|note| toml.push_str(&comment(&note.to_string())));
     }
     Imported { toml, notes }
 }
 
-/// Where the option stands that a note is named after, of several lines with it the one whose value the note tells; 0 if none does.
-fn line_of(text: &str, note: &Note) -> usize {
-    let is_told = |value: &str| value.split('/').all(|part| note.text.contains(part));
-    let named = settings(text).filter(|(_, option, _)| *option == note.option);
-    named.map(|(line, _, value)| (is_told(value), line)).max().map_or(0, |(_, line)| line)
+/// Brings one setting into the draft. `note` takes a remark, and whether it is harmless.
+fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMut(String, bool)) {
+    let (value, has_comment) = without_comment(raw);
+    match handling {
+        Handling::Number(translate) => {
+            let value = value.trim();
+            let digits = &value[..value.bytes().take_while(u8::is_ascii_digit).count()];
+            let rest = value[digits.len()..].trim();
+            if digits.is_empty() && !value.is_empty() {
+                return note(format!("{value:?} is not a number"), false);
+            }
+            if !rest.is_empty() && !rest.starts_with('#') {
+                note(format!("coturn reads {digits} and ignores {rest:?}: so does this translation"), false);
+            }
+            if let Err(why) = translate(draft, digits) {
+                note(why, false);
+            }
+        }
+        Handling::Value(translate) => {
+            if has_comment {
+                let why = "the comment behind the value is left out; coturn takes it for a part of the value and rejects that";
+                note(why.to_owned(), true);
+            }
+            if let Err(why) = translate(draft, value) {
+                note(why, false);
+            }
+        }
+        Handling::Text(translate) => {
+            // Text in quotes ends with them; without them there is no telling.
+            let text = if has_comment && !raw.starts_with('"') { whole(raw) } else { value };
+            if has_comment {
+                let why = "coturn knows no comments behind values: it takes everything from the # on for a part of this one. Text without \
+                           quotes is translated so; take the comment out if clients do not use it";
+                note(why.to_owned(), false);
+            }
+            if let Err(why) = translate(draft, text) {
+                note(why, false);
+            }
+        }
+        Handling::Switch(translate) => match is_on(value) {
+            Some(on) => translate(draft, on),
+            None => note(format!("{value:?} is neither on nor off"), false),
+        },
+        Handling::Flag(translate) => {
+            if is_on(value) == Some(false) {
+                note(
+                    format!("coturn takes it for on, in spite of {value:?}: so does this translation"),
+                    false,
+                );
+            }
+            translate(draft);
+        }
+        Handling::Needless(why) => note((*why).to_owned(), true),
+        Handling::Instead(_) if is_on(value) == Some(false) => {}
+        Handling::Instead(what) => note((*what).to_owned(), false),
+    }
+}
+
+/// The line of the option that a note is about, of several lines the one whose value the note names; 0 if there is none.
+fn line_of(all: &[Setting<'_>], note: &Note) -> usize {
+    let is_named = |value: &str| without_comment(value).0.split('/').all(|part| note.text.contains(part));
+    let lines = all.iter().filter(|(_, option, _)| *option == note.option);
+    lines.map(|(line, _, value)| (is_named(value), *line)).max().map_or(0, |(_, line)| line)
 }
 
 /// A line of a comment. Control characters have no place in it, or it might end before its text does (TOML 1.0).
@@ -88,32 +194,7 @@ fn comment(text: &str) -> String {
     format!("# {}\n", text.replace(char::is_control, " "))
 }
 
-/// Line, name and value of each setting.
-fn settings(text: &str) -> impl Iterator<Item = (usize, &str, &str)> {
-    let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
-    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
-        let is_gap = |c: char| matches!(c, ' ' | '=' | '\t');
-        let (name, value) = line.split_once(is_gap).unwrap_or((line, ""));
-        let value = value.trim_start_matches(is_gap).trim_end();
-        let unquoted = value.strip_prefix('"').map_or(value, |rest| rest.strip_suffix('"').unwrap_or(rest));
-        (number, name, unquoted)
-    })
-}
-
-/// coturn looks at the first letter, and takes a switch without a value for one that is on.
-fn is_on(value: &str) -> Option<bool> {
-    match value.to_ascii_lowercase().as_str() {
-        "" | "on" => Some(true),
-        "off" => Some(false),
-        other => match other.as_bytes()[0] {
-            b'0' | b'n' | b'f' => Some(false),
-            b'1'..=b'9' | b'y' | b't' => Some(true),
-            _ => None,
-        },
-    }
-}
-
-/// What is wrong with the result, files that it names left out: they may be on another machine.
+/// Mistakes in the result. Files that it names are not read: they may be on another machine.
 fn mistakes(toml: &str) -> Vec<Note> {
     let mut problems = Vec::new();
     let entries = source::parse_file(Path::new("result"), toml, &mut problems);

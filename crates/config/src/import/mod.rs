@@ -5,22 +5,22 @@ pub mod coturn;
 /// A translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// The file, with comments on what has no translation.
+    /// The file, with comments on the settings that have no translation.
     pub toml: String,
-    /// What somebody should know, by line of the original.
+    /// Remarks, by line of the original.
     pub notes: Vec<Note>,
 }
 
-/// What is to be said about one setting.
+/// A remark about one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Of the original, from 1; 0 for all of it.
+    /// Line of the original, from 1; 0 for all of it and for command lines.
     pub line: usize,
-    /// Its name.
+    /// Name of the setting.
     pub option: String,
-    /// What is to be done.
+    /// The remark: the work to do, or the reason why there is none.
     pub text: String,
-    /// Whether nothing has to be.
+    /// The operator has nothing to do.
     pub is_harmless: bool,
 }
 

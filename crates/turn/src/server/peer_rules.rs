@@ -92,9 +92,17 @@ pub struct AllowRule {
     prefix: Cidr,
     /// `None` for all.
     ports: Option<RangeInclusive<u16>>,
+    /// Whether it may open ports of our own.
+    opens_own: bool,
 }
 
 impl AllowRule {
+    /// Allows the peers of a prefix, but no service of this machine: coturn's lists of peers know no ports.
+    #[must_use]
+    pub fn of_others(prefix: Cidr) -> Self {
+        Self { prefix, ports: None, opens_own: false }
+    }
+
     /// `port` is `None` where any will do.
     #[inline]
     fn covers(&self, ip: IpAddr, port: Option<u16>) -> bool {
@@ -109,13 +117,13 @@ impl AllowRule {
             IpAddr::V4(base) => bits == 32 || (bits >= 8 && base.is_loopback()),
             IpAddr::V6(_) => bits == 128,
         };
-        is_named && self.covers(ip, Some(port))
+        self.opens_own && is_named && self.covers(ip, Some(port))
     }
 }
 
 impl From<Cidr> for AllowRule {
     fn from(prefix: Cidr) -> Self {
-        Self { prefix, ports: None }
+        Self { prefix, ports: None, opens_own: true }
     }
 }
 
@@ -141,7 +149,7 @@ impl FromStr for AllowRule {
                 "{base} is nobody's address, and never a peer: write {base}/0 for all of its family"
             ));
         }
-        Ok(Self { prefix, ports })
+        Ok(Self { prefix, ports, opens_own: true })
     }
 }
 
@@ -386,6 +394,35 @@ fn leads_to_unspecified(ip: Ipv6Addr, embedded: &[Embedded]) -> bool {
         || embedded.iter().any(|embedded| embedded.ip.is_unspecified())
         || (is_local_nat64(ip) && ip.to_bits() << 48 == 0)
 }
+
+/// Ranges that are refused unless a rule allows them, as an [`IpRange`](crate::ip_range::IpRange) is written: those of [`is_special_v4`]
+/// and [`is_special_v6`]. An IPv6 address that embeds a refused IPv4 address is refused too and is not listed here.
+pub const SPECIAL: [&str; 24] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.88.99.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/3",
+    "::/127",
+    "64:ff9b:1::/48",
+    "100::-100:0:0:1:ffff:ffff:ffff:ffff",
+    "2001:1::-2001:1ff:ffff:ffff:ffff:ffff:ffff:ffff",
+    "2001:db8::/32",
+    "3fff::/20",
+    "5f00::/16",
+    "fc00::/7",
+    "fe80::/9",
+    "ff00::/8",
+];
 
 /// Ranges of the IANA IPv4 special-purpose registry that lead nowhere public, and multicast.
 fn is_special_v4(ip: Ipv4Addr) -> bool {

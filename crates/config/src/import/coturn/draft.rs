@@ -1,16 +1,18 @@
-//! What the lines of a turnserver.conf come to: all of it is known only at the end, because one option may change what another means.
+//! The settings of a turnserver.conf, gathered before they are translated: one option may change the meaning of another.
 
 use std::{
     collections::HashSet,
     fmt::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
     path::Path,
 };
 
-use turnpike_turn::ip_range::{self, IpRange};
+use turnpike_turn::ip_range::IpRange;
 
+use super::{Machine, peers};
 use crate::{
-    Settings, StoredKey, UserSecret,
+    CertificateFiles, Settings, StoredKey, UserSecret,
     import::Note,
     key::show::{quoted, strings},
     settings::User,
@@ -32,9 +34,12 @@ pub(super) struct Draft {
     pub(super) min_port: Option<u16>,
     pub(super) max_port: Option<u16>,
     pub(super) buffer: Option<usize>,
+    pub(super) no_udp: bool,
     pub(super) no_tcp: bool,
     pub(super) no_tls: bool,
-    pub(super) dtls: bool,
+    /// `None` where the file does not say: off in coturn 4.17, on in 4.6.
+    pub(super) dtls: Option<bool>,
+    pub(super) multiplex_peer: bool,
     pub(super) cert: Option<String>,
     pub(super) pkey: Option<String>,
     pub(super) no_auth: bool,
@@ -109,35 +114,41 @@ impl Writer {
 
 impl Draft {
     /// The file, section by section.
-    pub(super) fn finish(mut self, notes: &mut Vec<Note>) -> String {
+    pub(super) fn finish(mut self, machine: &Machine, notes: &mut Vec<Note>) -> String {
         let mut file = Writer { text: String::new(), section: "" };
         let mut note = |option: &str, text: String| {
             notes.push(Note { line: 0, option: option.to_owned(), text, is_harmless: false });
         };
         self.server(&mut file);
-        self.tls(&mut file, &mut note);
+        self.tls(&mut file, machine, &mut note);
         let ports = self.relay(&mut file, &mut note);
-        self.auth(&mut file, &mut note);
+        self.auth(&mut file, machine, &mut note);
         self.limits(&mut file, ports);
-        self.peers(&mut file, &mut note);
+        self.peers(&mut file, machine, &mut note);
         self.discovery(&mut file, &mut note);
-        if self.prometheus {
-            let loopback = self.prometheus_address.filter(IpAddr::is_loopback);
-            let ip = loopback.unwrap_or(Ipv4Addr::LOCALHOST.into());
-            let at = SocketAddr::new(ip, self.prometheus_port.unwrap_or(9641));
-            file.key("admin", "listen", strings(&["unix".to_owned(), at.to_string()]));
-            if loopback.is_none() {
-                note(
-                    "prometheus",
-                    "metrics are on loopback; for other machines name an address in admin.listen, with admin.tls_cert, admin.tls_key and a \
-                     token in admin.read_tokens"
-                        .to_owned(),
-                );
-            }
-        }
+        self.metrics(&mut file, &mut note);
         file.some("log", "level", self.log_level.map(quoted));
         self.others(&mut file);
         file.text
+    }
+
+    /// An address that the file calls the server's own.
+    pub(super) fn names(&self, ip: IpAddr) -> bool {
+        let external = self.external_ips.iter().flat_map(|(public, local)| [Some(*public), *local]);
+        let listeners = self.aux_servers.iter().map(SocketAddr::ip);
+        let all = self.listening_ips.iter().chain(&self.relay_ips).copied();
+        all.chain(listeners).chain(external.flatten()).any(|own| own == ip)
+    }
+
+    /// The file says on which addresses of the machine it serves.
+    pub(super) fn names_local_addresses(&self) -> bool {
+        let has_local = self.external_ips.iter().any(|(_, local)| local.is_some());
+        has_local || self.listening_ips.iter().chain(&self.relay_ips).any(|ip| !ip.is_unspecified())
+    }
+
+    /// Ports of relayed addresses.
+    fn ports(&self) -> RangeInclusive<u16> {
+        self.min_port.unwrap_or(49_152)..=self.max_port.unwrap_or(65_535)
     }
 
     fn port(&self) -> u16 {
@@ -159,6 +170,9 @@ impl Draft {
             listen.extend(&self.aux_servers);
             file.key("server", "listen", strings(&once(listen)));
         }
+        if self.no_udp {
+            file.key("server", "udp", false);
+        }
         if self.no_tcp {
             file.key("server", "tcp", false);
         }
@@ -170,12 +184,13 @@ impl Draft {
         file.some("server", "workers", self.relay_threads.or(self.cpus).map(|threads| threads.max(1)));
     }
 
-    fn tls(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+    fn tls(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+        let dtls = self.dtls == Some(true);
         let (cert, key) = match (&self.cert, &self.pkey) {
             (Some(cert), Some(key)) => (cert, key),
             (None, None) => {
                 let is_wanted = self.tls_listening_port.is_some() && !self.no_tls;
-                for (option, is_wanted) in [("dtls", self.dtls), ("tls-listening-port", is_wanted)] {
+                for (option, is_wanted) in [("dtls", dtls), ("tls-listening-port", is_wanted)] {
                     if is_wanted {
                         let why =
                             "there is no cert and no pkey, so neither coturn nor turnpike has TLS or DTLS";
@@ -187,7 +202,7 @@ impl Draft {
             (Some(_), None) => return note("cert", "there is no pkey for it".to_owned()),
             (None, Some(_)) => return note("pkey", "there is no cert for it".to_owned()),
         };
-        if self.no_tls && !self.dtls {
+        if self.no_tls && !dtls {
             return;
         }
         let port = self.tls_listening_port.unwrap_or(5349);
@@ -203,30 +218,46 @@ impl Draft {
                 note(option, format!("{path} is looked for where turnpike is started: write the whole path"));
             }
         }
-        if self.dtls {
-            let both = [self.listeners(self.port()), self.listeners(port)].concat();
-            file.key("dtls", "listen", strings(&both));
-            note(
-                "dtls",
-                "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out"
-                    .to_owned(),
-            );
+        let files = CertificateFiles { cert: cert.into(), key: key.into() };
+        let by_tls = self.listeners(port);
+        let can_dtls = (machine.can_dtls)(&files);
+        match (self.dtls, can_dtls) {
+            (Some(false), _) => {}
+            (Some(true), Some(false)) => note("dtls", no_dtls(&by_tls)),
+            (Some(true), _) => {
+                let both = once([self.listeners(self.port()), by_tls].concat());
+                file.key("dtls", "listen", strings(&both));
+                if can_dtls.is_none() {
+                    let why =
+                        "DTLS needs an ECDSA certificate (P-256 or P-384); with none, take dtls.listen out";
+                    note("dtls", why.to_owned());
+                }
+            }
+            // 4.6 and older serve DTLS beside TLS unless the file says no.
+            (None, Some(true)) if !self.no_udp => file.key("dtls", "listen", strings(&by_tls)),
+            (None, _) if !self.no_udp => note("cert", no_dtls(&by_tls)),
+            (None, _) => {}
         }
     }
 
-    /// How many relayed addresses there can be is given back.
+    /// Returns the number of relayed addresses that there can be.
     fn relay(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) -> usize {
         let addresses = self.relay_addresses(note);
         if !addresses.is_empty() {
-            let shown = addresses.iter().map(|(local, public)| match public {
-                Some(public) => format!("{local}={public}"),
-                None => local.to_string(),
-            });
-            file.key("relay", "addresses", strings(&shown.collect::<Vec<_>>()));
+            file.key("relay", "addresses", strings(&addresses));
         }
-        let (first, last) = (self.min_port.unwrap_or(49_152), self.max_port.unwrap_or(65_535));
+        let ports = self.ports();
         if self.min_port.is_some() || self.max_port.is_some() {
-            file.key("relay", "ports", quoted(&format!("{first}-{last}")));
+            file.key("relay", "ports", quoted(&format!("{}-{}", ports.start(), ports.end())));
+        }
+        if self.multiplex_peer {
+            file.key("relay", "shared_ports", 1);
+            note(
+                "multiplex-peer",
+                "a shared port tells clients apart by their peers' addresses, coturn's by address and port: where many clients talk to \
+                 one media server, raise relay.shared_ports or take it out (docs/serve.md)"
+                    .to_owned(),
+            );
         }
         file.some("relay", "listener_buffer", self.buffer);
         file.some("relay", "buffer", self.buffer);
@@ -237,11 +268,11 @@ impl Draft {
         file.some("relay", "mobility", self.mobility);
         // Where none is named, one of each family may be found.
         let addresses = if addresses.is_empty() { 2 } else { addresses.len() };
-        (usize::from(last.saturating_sub(first)) + 1) * addresses
+        ports.len().max(1) * addresses
     }
 
-    /// Local addresses to relay on, with those that clients are told.
-    fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<(IpAddr, Option<IpAddr>)> {
+    /// Entries of `relay.addresses`.
+    fn relay_addresses(&self, note: &mut impl FnMut(&str, String)) -> Vec<String> {
         // Without relay-ip coturn relays on the address that its client has reached.
         let named = if self.relay_ips.is_empty() { &self.listening_ips } else { &self.relay_ips };
         let mut addresses: Vec<(IpAddr, Option<IpAddr>)> = Vec::new();
@@ -250,19 +281,27 @@ impl Draft {
                 addresses.push((*ip, None));
             }
         }
+        let mut detected: Vec<IpAddr> = Vec::new();
         for (public, local) in &self.external_ips {
-            let of_family = |(local, _): &&mut (IpAddr, Option<IpAddr>)| local.is_ipv4() == public.is_ipv4();
+            let is_of_family = |ip: &IpAddr| ip.is_ipv4() == public.is_ipv4();
+            let of_family = addresses.iter().filter(|(local, _)| is_of_family(local)).count();
             match local {
                 Some(local) => match addresses.iter_mut().find(|(known, _)| known == local) {
                     Some((_, known)) => *known = Some(*public),
                     None if self.relay_ips.is_empty() => addresses.push((*local, Some(*public))),
                     None => note(
                         "external-ip",
-                        format!("{local} is none of relay-ip, so that nobody is told {public}"),
+                        format!("{local} is not in relay-ip, so no client learns {public}"),
                     ),
                 },
-                None if addresses.iter_mut().filter(|address| of_family(address)).count() == 1 => {
-                    addresses.iter_mut().filter(of_family).for_each(|(_, known)| *known = Some(*public));
+                None if of_family == 1 => {
+                    let all = addresses.iter_mut();
+                    all.filter(|(local, _)| is_of_family(local))
+                        .for_each(|(_, known)| *known = Some(*public));
+                }
+                None if named.is_empty() && !detected.iter().any(is_of_family) => detected.push(*public),
+                None if named.is_empty() => {
+                    note("external-ip", format!("coturn takes one such address: {public} is left out"));
                 }
                 None => note(
                     "external-ip",
@@ -272,22 +311,31 @@ impl Draft {
                 ),
             }
         }
-        addresses
+        let shown = addresses.iter().map(|(local, public)| match public {
+            Some(public) => format!("{local}={public}"),
+            None => local.to_string(),
+        });
+        let mut shown: Vec<String> = shown.collect();
+        if addresses.is_empty() {
+            shown.extend(detected.iter().map(|public| format!("auto={public}")));
+            // The other family, if the machine has it.
+            shown.extend((detected.len() == 1).then(|| "auto".to_owned()));
+        }
+        shown
     }
 
-    fn auth(&mut self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+    fn auth(&mut self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
         if self.no_auth {
             file.key("auth", "required", false);
             let has_some = !self.users.is_empty() || !self.secrets.is_empty() || self.store.is_some();
             if has_some {
-                note(
-                    "no-auth",
-                    "users, secrets and databases are left out: nobody is asked for them".to_owned(),
-                );
+                let why = "users, secrets and databases are left out: no client is asked for a credential";
+                note("no-auth", why.to_owned());
             }
             return self.nonces(file);
         }
-        if self.use_auth_secret && !self.users.is_empty() {
+        let has_secret = self.use_auth_secret || !self.secrets.is_empty();
+        if has_secret && !self.users.is_empty() {
             note("user", "coturn ignores it beside use-auth-secret; here such users count too".to_owned());
         }
         if !self.users.is_empty() {
@@ -315,16 +363,38 @@ impl Draft {
         if let Some(name) = &self.server_name {
             file.key("oauth", "server_name", quoted(name));
         }
+        self.database(file, machine, note);
+    }
+
+    fn database(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
         let has_nobody = self.users.is_empty() && self.secrets.is_empty();
         let wants_some = self.lt_cred_mech || self.use_auth_secret || self.oauth;
+        let is_file = |path: &str| (machine.is_file)(Path::new(path));
         match &self.store {
-            Some(store) => file.key("store", "url", quoted(store)),
-            None if has_nobody && wants_some => {
-                let found = DEFAULT_DATABASES.iter().find(|path| Path::new(path).is_file());
-                let path = found.unwrap_or(&DEFAULT_DATABASES[0]);
-                file.key("store", "url", quoted(&format!("sqlite://{path}")));
-                note("userdb", format!("it is not named, so users are those of coturn's own database: {path}"));
-            }
+            Some(store) => match store.strip_prefix("sqlite://").filter(|path| !is_file(path)) {
+                Some(path) => note(
+                    "userdb",
+                    format!(
+                        "{path} is not on this machine, so store.url is left out: turnpike does not start without it. If it is on the \
+                         server, add store.url = \"{store}\""
+                    ),
+                ),
+                None => file.key("store", "url", quoted(store)),
+            },
+            None if has_nobody && wants_some => match DEFAULT_DATABASES.iter().find(|path| is_file(path)) {
+                Some(path) => {
+                    file.key("store", "url", quoted(&format!("sqlite://{path}")));
+                    note("userdb", format!("it is not named, so users are those of coturn's own database: {path}"));
+                }
+                None => note(
+                    "userdb",
+                    format!(
+                        "it is not named, and coturn's own database is not on this machine: if its users are on the server, add \
+                         store.url = \"sqlite://{}\"; otherwise make users with turnpike user add",
+                        DEFAULT_DATABASES[0]
+                    ),
+                ),
+            },
             None if has_nobody => note(
                 "no-auth",
                 "it is what coturn does without users and lt-cred-mech; turnpike makes up a user instead: for an open relay write \
@@ -339,9 +409,10 @@ impl Draft {
         file.some("auth", "nonce_lifetime", self.nonce_lifetime);
     }
 
-    /// A quota that can never be reached is none that turnpike takes: there is a port for each allocation.
+    /// turnpike refuses a quota above the number of relay ports, unless allocations share them.
     fn limits(&self, file: &mut Writer, ports: usize) {
         let no_zero = |limit: Option<usize>| limit.filter(|limit| *limit > 0);
+        let ports = if self.multiplex_peer { usize::MAX } else { ports };
         let total = no_zero(self.total_quota).map(|total| total.min(ports));
         let most = total.unwrap_or(Settings::default().max_allocations);
         file.some("limits", "allocations", total);
@@ -350,34 +421,31 @@ impl Draft {
         file.some("limits", "bits_per_second_per_allocation", self.max_bps);
         file.some("limits", "idle", self.idle);
         file.some("limits", "max_lifetime", self.max_lifetime);
-        // The default must not be above the most.
+        // default_lifetime must not exceed max_lifetime.
         file.some("limits", "default_lifetime", self.max_lifetime.filter(|most| *most < 600));
     }
 
-    fn peers(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
-        let prefixes = |ranges: &[IpRange]| {
-            let prefixes = ranges.iter().flat_map(IpRange::prefixes).map(|prefix| prefix.to_string());
-            prefixes.collect::<Vec<_>>()
-        };
-        let mut allow = prefixes(&self.allowed);
-        if self.allow_loopback {
-            allow.extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
+    fn peers(&self, file: &mut Writer, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+        let peers::Peers { allow, deny } = peers::rules(self, &self.ports(), machine, note);
+        for (key, list) in [("allow", allow), ("deny", deny)] {
+            if !list.is_empty() {
+                file.key("peers", key, strings(&list));
+            }
         }
-        // As coturn has it, what is allowed is not denied; here deny wins.
-        let deny = prefixes(&ip_range::difference(&self.denied, &self.allowed));
-        if !allow.is_empty() {
-            file.key("peers", "allow", strings(&allow));
+    }
+
+    fn metrics(&self, file: &mut Writer, note: &mut impl FnMut(&str, String)) {
+        if !self.prometheus {
+            return;
         }
-        if !deny.is_empty() {
-            file.key("peers", "deny", strings(&deny));
-        }
-        if self.allowed.is_empty() {
-            note(
-                "allowed-peer-ip",
-                "private, link-local and other special peers, which coturn relays to, are refused here: peers.allow names those that \
-                 you need, such as [\"10.1.0.0/16\"]"
-                    .to_owned(),
-            );
+        let loopback = self.prometheus_address.filter(IpAddr::is_loopback);
+        let ip = loopback.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let at = SocketAddr::new(ip, self.prometheus_port.unwrap_or(9641));
+        file.key("admin", "listen", strings(&["unix".to_owned(), at.to_string()]));
+        if loopback.is_none() {
+            let why = "metrics are on loopback; for other machines name an address in admin.listen, with admin.tls_cert, admin.tls_key \
+                       and a token in admin.read_tokens";
+            note("prometheus", why.to_owned());
         }
     }
 
@@ -437,6 +505,15 @@ impl Draft {
             }
         }
     }
+}
+
+/// The remark on a certificate that cannot be used for DTLS, or that nobody could read.
+fn no_dtls(listen: &[SocketAddr]) -> String {
+    format!(
+        "coturn up to 4.6, or with dtls, serves DTLS there too. Here that needs an ECDSA certificate (P-256 or P-384), beside an RSA one \
+         in tls.certificates; then write dtls.listen = {}",
+        strings(listen)
+    )
 }
 
 /// coturn takes an address that is named again.

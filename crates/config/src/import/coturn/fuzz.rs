@@ -3,9 +3,12 @@
 use std::net::IpAddr;
 
 use turnpike_testkit::fuzz;
-use turnpike_turn::{ip_range::IpRange, server::Cidr};
+use turnpike_turn::{
+    ip_range::{IpRange, difference},
+    server::{Cidr, PeerRules},
+};
 
-use super::*;
+use super::{tests::text_of, *};
 use crate::{Settings, UserSecret};
 
 const CONF: &str = include_str!("tests/all.conf");
@@ -14,7 +17,7 @@ const CONF: &str = include_str!("tests/all.conf");
 fn turnserver_conf() {
     fuzz::target("turnserver_conf", seeds, |bytes| {
         let Ok(text) = str::from_utf8(bytes) else { return };
-        let imported = translate("t.conf", text);
+        let imported = text_of(text);
         notes_are_bounded(&imported.notes, text);
         comments_say_nothing(&imported, text);
         match load(&imported.toml) {
@@ -47,7 +50,7 @@ fn notes_are_bounded(notes: &[Note], text: &str) {
 
 /// Nor does an empty line.
 fn comments_say_nothing(imported: &Imported, text: &str) {
-    let more = translate("t.conf", &format!("\n  # realm=elsewhere\n{text}"));
+    let more = text_of(&format!("\n  # realm=elsewhere\n{text}"));
     let settings = |toml: &str| {
         let (head, rest) = toml.split_once('\n').expect("it says where it is from");
         assert!(head.starts_with("# "));
@@ -58,32 +61,36 @@ fn comments_say_nothing(imported: &Imported, text: &str) {
     assert_eq!(more.notes, imported.notes.iter().map(later).collect::<Vec<_>>());
 }
 
-/// What is denied is, unless it is allowed.
+/// A denied peer is refused unless it is allowed too, and an allowed one is not.
 fn peers_are_refused_as_in_coturn(settings: &Settings, text: &str) {
     let ranges = |wanted: &str| -> Vec<IpRange> {
         let named = settings_of(text).filter(|(option, _)| *option == wanted);
         named.filter_map(|(_, value)| value.parse().ok()).collect()
     };
     let (allowed, denied) = (ranges("allowed-peer-ip"), ranges("denied-peer-ip"));
+    let rules =
+        PeerRules { allow: settings.allow.clone(), deny: settings.deny.clone(), ..PeerRules::default() };
     let is_in = |ranges: &[IpRange], ip: IpAddr| {
         let one = IpRange::new(ip, ip).expect("one address");
-        ranges.iter().any(|range| turnpike_turn::ip_range::difference(&[one], &[*range]).is_empty())
+        difference(&[one], ranges).is_empty()
     };
+    let nothing_but_loopback = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
     // The first address of each prefix of each range, and the one before it.
     let firsts = allowed.iter().chain(&denied).flat_map(IpRange::prefixes).map(|prefix| base(&prefix));
     for ip in firsts.flat_map(|ip| [Some(ip), before(ip)]).flatten() {
-        assert_eq!(
-            settings.deny.iter().any(|prefix| prefix.contains(ip)),
-            is_in(&denied, ip) && !is_in(&allowed, ip),
-            "{ip}"
-        );
-        let mut rules = settings.allow.iter().filter_map(|rule| rule.to_string().parse::<Cidr>().ok());
-        assert!(!is_in(&allowed, ip) || rules.any(|prefix| prefix.contains(ip)), "{ip} is allowed");
+        let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
+        if is_in(&allowed, ip) && !nothing_but_loopback(ip) && !is_mapped {
+            assert!(settings.deny.iter().all(|prefix| !prefix.contains(ip)), "{ip} is denied");
+            // An address of the server's own is allowed by its relay ports; an IPv6 address by what it embeds, too.
+            assert!(ip.is_ipv6() || rules.permits(ip), "{ip} is allowed");
+        } else if is_in(&denied, ip) && !ip.is_loopback() {
+            assert!(!rules.permits(ip), "{ip} is denied");
+        }
     }
 }
 
 fn settings_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    super::settings(text).map(|(_, option, value)| (option, value))
+    super::settings(text).map(|(_, option, value)| (option, without_comment(value).0))
 }
 
 fn base(prefix: &Cidr) -> IpAddr {
@@ -99,7 +106,7 @@ fn before(ip: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// Whoever reads them on a screen reads no password.
+/// Remarks are shown on a screen.
 fn no_note_has_a_secret(settings: &Settings, notes: &[Note], text: &str) {
     let passwords = settings.users.iter().filter_map(|user| match &user.secret {
         UserSecret::Password(password) => Some(password),
@@ -126,6 +133,8 @@ fn seeds() -> Vec<Vec<u8>> {
             "use-auth-secret\nstatic-auth-secret=a long secret\nalternate-server=192.0.2.1\ntls-alternate-server=[2001:db8::1]:5349\n",
             "cert=/c.pem\npkey=/k.pem\ndtls\nno-tls\nprometheus\nprometheus-address=any\nmin-port=100\nmax-port=99\n",
             "redis-userdb=\"ip=127.0.0.1 dbname=0 password=turn port=6379\"\nmax-bps=0\nbps-capacity=18446744073709551615\n",
+            "denied-peer-ip=::ffff:0.0.0.0-::ffff:255.255.255.255 # mapped\nallowed-peer-ip=127.0.0.1\nallowed-peer-ip=10.0.0.1\nlistening-ip=10.0.0.1\n",
+            "userdb=/nowhere # c\nrealm=\"a\" # c\nexternal-ip=203.0.113.5 # c\nno-udp # c\nmultiplex-peer=off\nuser-quota=12# c\n",
             "relm\u{1}=x\nrealm=\"a\\\"b\nuser=:\nstale-nonce=0\nlog-min-level=warn\nfingerprint=maybe\n",
         ]
         .map(|text| text.as_bytes().to_vec()),

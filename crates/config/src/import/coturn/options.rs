@@ -7,28 +7,54 @@ use turnpike_turn::ip_range::IpRange;
 use super::draft::{Alternate, Draft};
 use crate::{Secret, StoredKey, UserSecret, keys::is_username, limit_keys, settings::User};
 
-/// What becomes of an option.
+/// Handling of an option. The error of a translation is a remark for the operator; the draft may hold a value all the same.
 pub(super) enum Handling {
-    /// It has a value; the error says what is wrong with that.
+    /// A number. coturn takes the digits at its beginning (atoi(3)).
+    Number(fn(&mut Draft, &str) -> Result<(), String>),
+    /// A word, an address or a path, without the comment behind it.
     Value(fn(&mut Draft, &str) -> Result<(), String>),
-    /// It is on or off.
+    /// Free text, with everything on the line.
+    Text(fn(&mut Draft, &str) -> Result<(), String>),
+    /// On or off.
     Switch(fn(&mut Draft, bool)),
-    /// Nothing has to be done, and why.
+    /// On, whatever its value is.
+    Flag(fn(&mut Draft)),
+    /// Nothing to do, and the reason.
     Needless(&'static str),
-    /// It has no translation: what to do instead.
+    /// No translation, and what to do instead.
     Instead(&'static str),
 }
 
-use Handling::{Instead, Needless, Switch, Value};
+use Handling::{Flag, Instead, Needless, Number, Switch, Text, Value};
+
+/// Numbers that may be left out.
+const OPTIONAL: [&str; 2] = ["stale-nonce", "max-allocate-lifetime"];
+
+/// Options without a translation that have a value.
+const WITH_VALUE: &str = "listening-device alt-tls-listening-port tcp-proxy-port relay-device mongo-userdb redis-statsdb \
+    prometheus-path prometheus-cert prometheus-key pkey-pwd log-file new-log-timestamp-format drain-min-allocations cipher-list \
+    pidfile CA-file dh-file proc-user proc-group cli-ip cli-port cli-password web-admin-ip web-admin-port cli-max-output-sessions \
+    ec-curve-name secret-key-file acme-redirect multiplex-peer-port multiplex-peer-max-peers syslog-facility \
+    stateless-nonce-secret";
+
+/// The word behind this option on a command line is its value.
+pub(super) fn needs_value(name: &str) -> bool {
+    match OPTIONS.iter().find(|(known, _)| *known == name) {
+        Some((_, Value(_) | Text(_))) => true,
+        Some((_, Number(_))) => !OPTIONAL.contains(&name),
+        Some((_, Needless(_) | Instead(_))) => WITH_VALUE.split(' ').any(|known| known == name),
+        Some((_, Switch(_) | Flag(_))) | None => false,
+    }
+}
 
 const METRICS_BY_TLS: &str = "an admin.listen beyond loopback is TLS, by admin.tls_cert and admin.tls_key, and wants a token of admin.read_tokens";
 
 /// In the order of coturn's own list, and behind it options that older versions had.
 pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("listening-device", Instead("name the addresses of that device in server.listen")),
-    ("listening-port", Value(|draft, value| set(&mut draft.listening_port, value))),
-    ("tls-listening-port", Value(|draft, value| set(&mut draft.tls_listening_port, value))),
-    ("alt-listening-port", Value(|draft, value| set(&mut draft.alt_listening_port, value))),
+    ("listening-port", Number(|draft, value| set(&mut draft.listening_port, value, PORT))),
+    ("tls-listening-port", Number(|draft, value| set(&mut draft.tls_listening_port, value, PORT))),
+    ("alt-listening-port", Number(|draft, value| set(&mut draft.alt_listening_port, value, PORT))),
     (
         "alt-tls-listening-port",
         Needless("NAT discovery is over UDP alone; another port is one more address in tls.listen"),
@@ -40,17 +66,17 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
              every TCP and TLS listener, and server.listen may have this port",
         ),
     ),
-    ("listening-ip", Value(|draft, value| push(&mut draft.listening_ips, value))),
+    ("listening-ip", Value(|draft, value| push(&mut draft.listening_ips, value, IP))),
     ("relay-device", Instead("name the addresses of that device in relay.addresses")),
-    ("relay-ip", Value(|draft, value| push(&mut draft.relay_ips, value))),
+    ("relay-ip", Value(|draft, value| push(&mut draft.relay_ips, value, IP))),
     ("external-ip", Value(external_ip)),
-    ("relay-threads", Value(|draft, value| set(&mut draft.relay_threads, value))),
-    ("min-port", Value(|draft, value| set(&mut draft.min_port, value))),
-    ("max-port", Value(|draft, value| set(&mut draft.max_port, value))),
-    ("sock-buf-size", Value(|draft, value| set(&mut draft.buffer, value))),
+    ("relay-threads", Number(|draft, value| set(&mut draft.relay_threads, value, NUMBER))),
+    ("min-port", Number(|draft, value| set(&mut draft.min_port, value, PORT))),
+    ("max-port", Number(|draft, value| set(&mut draft.max_port, value, PORT))),
+    ("sock-buf-size", Number(|draft, value| set(&mut draft.buffer, value, NUMBER))),
     ("lt-cred-mech", Switch(|draft, on| draft.lt_cred_mech = on)),
     ("no-auth", Switch(|draft, on| draft.no_auth = on)),
-    ("user", Value(user)),
+    ("user", Text(user)),
     ("userdb", Value(userdb)),
     ("db", Value(userdb)),
     ("psql-userdb", Value(|draft, value| store(draft, "psql-userdb", value))),
@@ -67,8 +93,8 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
             "fleet.url with fleet.coturn_status = true publishes the same (docs/fleet.md); or read /metrics (admin.listen), and the log line of each session (log.format = \"json\")",
         ),
     ),
-    ("prometheus", Switch(|draft, on| draft.prometheus = on)),
-    ("prometheus-port", Value(|draft, value| set(&mut draft.prometheus_port, value))),
+    ("prometheus", Flag(|draft| draft.prometheus = true)),
+    ("prometheus-port", Number(|draft, value| set(&mut draft.prometheus_port, value, PORT))),
     ("prometheus-address", Value(prometheus_address)),
     ("prometheus-path", Instead("the path is /metrics: change it in the configuration of Prometheus")),
     (
@@ -78,8 +104,8 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("prometheus-tls", Instead(METRICS_BY_TLS)),
     ("prometheus-cert", Instead(METRICS_BY_TLS)),
     ("prometheus-key", Instead(METRICS_BY_TLS)),
-    ("use-auth-secret", Switch(|draft, on| draft.use_auth_secret = on)),
-    ("static-auth-secret", Value(|draft, value| push(&mut draft.secrets, value))),
+    ("use-auth-secret", Flag(|draft| draft.use_auth_secret = true)),
+    ("static-auth-secret", Text(|draft, value| push(&mut draft.secrets, value, "a text"))),
     ("no-auth-pings", Needless("databases are not pinged; an idle connection is made again")),
     (
         "no-dynamic-ip-list",
@@ -89,13 +115,13 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         "no-dynamic-realms",
         Instead("realms of a database count: empty its turn_origin_to_realm and turn_realm_option"),
     ),
-    ("realm", Value(|draft, value| set(&mut draft.realm, value))),
-    ("server-name", Value(|draft, value| set(&mut draft.server_name, value))),
+    ("realm", Text(|draft, value| set(&mut draft.realm, value, "a text"))),
+    ("server-name", Text(|draft, value| set(&mut draft.server_name, value, "a text"))),
     ("oauth", Switch(|draft, on| draft.oauth = on)),
-    ("user-quota", Value(|draft, value| set(&mut draft.user_quota, value))),
-    ("total-quota", Value(|draft, value| set(&mut draft.total_quota, value))),
-    ("max-bps", Value(|draft, value| rate(&mut draft.max_bps, value))),
-    ("bps-capacity", Value(|draft, value| rate(&mut draft.bps_capacity, value))),
+    ("user-quota", Number(|draft, value| set(&mut draft.user_quota, value, NUMBER))),
+    ("total-quota", Number(|draft, value| set(&mut draft.total_quota, value, NUMBER))),
+    ("max-bps", Number(|draft, value| rate(&mut draft.max_bps, value))),
+    ("bps-capacity", Number(|draft, value| rate(&mut draft.bps_capacity, value))),
     ("verbose", Switch(|draft, on| draft.log_level = on.then_some("debug").or(draft.log_level))),
     ("Verbose", Switch(|draft, on| draft.log_level = on.then_some("trace").or(draft.log_level))),
     ("daemon", Needless("a service manager starts it and keeps it")),
@@ -103,15 +129,15 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("software-attribute", Switch(|draft, on| draft.software = Some(on))),
     ("fingerprint", Needless("an answer has a FINGERPRINT where the request has one")),
     ("check-origin-consistency", Needless("ORIGIN chooses the realm of the challenge, and nothing else")),
-    ("no-udp", Instead("UDP is always listened on: close the port in a firewall")),
+    ("no-udp", Switch(|draft, on| draft.no_udp = on)),
     ("no-tcp", Switch(|draft, on| draft.no_tcp = on)),
     ("no-tls", Switch(|draft, on| draft.no_tls = on)),
-    ("dtls", Switch(|draft, on| draft.dtls = on)),
-    ("no-dtls", Switch(|draft, on| draft.dtls = draft.dtls && !on)),
+    ("dtls", Switch(|draft, on| draft.dtls = Some(on))),
+    ("no-dtls", Switch(|draft, on| draft.dtls = Some(!on))),
     ("no-udp-relay", Instead("UDP is always relayed: refuse all peers but those of TCP in a firewall")),
     ("no-tcp-relay", Switch(|draft, on| draft.no_tcp_relay = on)),
-    ("stale-nonce", Value(stale_nonce)),
-    ("max-allocate-lifetime", Value(|draft, value| within(&mut draft.max_lifetime, value, 60, 86_400))),
+    ("stale-nonce", Number(stale_nonce)),
+    ("max-allocate-lifetime", Number(max_allocate_lifetime)),
     ("channel-lifetime", Instead("a channel lives for 600 s, as RFC 8656 has it")),
     ("permission-lifetime", Instead("a permission lives for 300 s, as RFC 8656 has it")),
     (
@@ -121,9 +147,9 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         ),
     ),
     ("no-stun", Instead("Binding requests are always answered")),
-    ("cert", Value(|draft, value| set(&mut draft.cert, value))),
+    ("cert", Value(|draft, value| set(&mut draft.cert, value, "a path"))),
     ("raw-public-keys", Instead("clients are shown certificates alone")),
-    ("pkey", Value(|draft, value| set(&mut draft.pkey, value))),
+    ("pkey", Value(|draft, value| set(&mut draft.pkey, value, "a path"))),
     (
         "pkey-pwd",
         Instead("tls.key must not be encrypted: openssl pkey -in KEY -out PLAIN, readable by nobody else"),
@@ -140,14 +166,19 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("log-min-level", Value(log_min_level)),
     ("new-log-timestamp", Needless("lines have the time in UTC (RFC 3339)")),
     ("new-log-timestamp-format", Needless("lines have the time in UTC (RFC 3339)")),
-    ("aux-server", Value(|draft, value| push(&mut draft.aux_servers, value))),
+    (
+        "aux-server",
+        Value(|draft, value| {
+            push(&mut draft.aux_servers, value, "an address with a port, such as 192.0.2.1:3478")
+        }),
+    ),
     ("udp-self-balance", Needless("the kernel spreads clients over the workers")),
     ("alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Plain))),
     ("tls-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Secure))),
     ("tcp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Tcp))),
     ("udp-alternate-server", Value(|draft, value| alternate(draft, value, Alternate::Udp))),
     ("rest-api-separator", Value(separator)),
-    ("max-allocate-timeout", Value(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
+    ("max-allocate-timeout", Number(|draft, value| within(&mut draft.idle, value, 1, 86_400))),
     (
         "drain-min-allocations",
         Instead("a drain ends with the last session, or after shutdown.deadline seconds"),
@@ -200,7 +231,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("acme-redirect", Instead("HTTP is not served: answer ACME by DNS, or on a web server of its own")),
     ("log-binding", Instead("Binding requests are counted (turnpike_requests_total), not logged")),
     ("no-rfc5780", Switch(|draft, on| draft.rfc5780 = draft.rfc5780 && !on)),
-    ("rfc5780", Switch(|draft, on| draft.rfc5780 = on)),
+    ("rfc5780", Flag(|draft| draft.rfc5780 = true)),
     (
         "stun-backward-compatibility",
         Needless("MAPPED-ADDRESS is told where NAT discovery is on and the request has room for it"),
@@ -219,15 +250,20 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("udp-sendmmsg-log", Needless("/metrics has the sizes of batches")),
     ("udp-gso", Needless("server.datapath takes the best that the machine has")),
     ("include-reason-string", Needless("reasons are in the log")),
-    ("multiplex-peer", Instead("each allocation has a port of its own")),
-    ("multiplex-peer-port", Instead("each allocation has a port of its own: relay.ports")),
+    ("multiplex-peer", Flag(|draft| draft.multiplex_peer = true)),
+    (
+        "multiplex-peer-port",
+        Instead(
+            "shared relay ports are chosen from relay.ports (min-port to max-port): open those in the firewall",
+        ),
+    ),
     (
         "multiplex-peer-max-peers",
         Instead("limits.permissions and limits.channels bound the peers of an allocation"),
     ),
     ("version", Needless("turnpike --version")),
     ("syslog-facility", Needless("lines go to standard error, and from there to the journal")),
-    ("cpus", Value(|draft, value| set(&mut draft.cpus, value))),
+    ("cpus", Number(|draft, value| set(&mut draft.cpus, value, NUMBER))),
     (
         "unauthorized-ratelimit",
         Needless("answers to strangers are 3 times a request at most, and need no memory"),
@@ -252,22 +288,27 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("sha256", Needless("SHA-256 keys are offered where every user has one")),
 ];
 
-fn parse<T: FromStr>(value: &str) -> Result<T, String> {
-    value.trim().parse().map_err(|_| format!("{value:?} is none that can be read"))
+const NUMBER: &str = "a number";
+const PORT: &str = "a port, 0 to 65535";
+const IP: &str = "an IP address";
+
+/// `noun` names the expected kind of value.
+fn parse<T: FromStr>(value: &str, noun: &str) -> Result<T, String> {
+    value.trim().parse().map_err(|_| format!("{value:?} is not {noun}"))
 }
 
-fn set<T: FromStr>(place: &mut Option<T>, value: &str) -> Result<(), String> {
-    *place = Some(parse(value)?);
+fn set<T: FromStr>(place: &mut Option<T>, value: &str, noun: &str) -> Result<(), String> {
+    *place = Some(parse(value, noun)?);
     Ok(())
 }
 
-fn push<T: FromStr>(list: &mut Vec<T>, value: &str) -> Result<(), String> {
-    list.push(parse(value)?);
+fn push<T: FromStr>(list: &mut Vec<T>, value: &str, noun: &str) -> Result<(), String> {
+    list.push(parse(value, noun)?);
     Ok(())
 }
 
 fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result<(), String> {
-    let number: u32 = parse(value)?;
+    let number: u32 = parse(value, NUMBER)?;
     *place = Some(number.clamp(least, most));
     if (least..=most).contains(&number) {
         Ok(())
@@ -278,7 +319,7 @@ fn within(place: &mut Option<u32>, value: &str, least: u32, most: u32) -> Result
 
 /// Bytes a second, 0 for no limit.
 fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
-    let bytes: u64 = parse(value)?;
+    let bytes: u64 = parse(value, NUMBER)?;
     let bits = limit_keys::of_bytes(bytes);
     *place = Some(bits).filter(|_| bytes > 0);
     if bytes == 0 || bytes.checked_mul(8) == Some(bits) {
@@ -290,23 +331,28 @@ fn rate(place: &mut Option<u64>, value: &str) -> Result<(), String> {
 
 /// `PUBLIC` or `PUBLIC/LOCAL`.
 fn external_ip(draft: &mut Draft, value: &str) -> Result<(), String> {
+    if value.contains(['$', '`']) {
+        return Err(format!(
+            "{value:?} is a command of a shell: turnpike public-address finds the address (docs/nat.md)"
+        ));
+    }
     let (public, local) =
         value.split_once('/').map_or((value, None), |(public, local)| (public, Some(local)));
-    let local: Option<IpAddr> = local.map(parse).transpose()?;
-    draft.external_ips.push((parse(public)?, local));
+    let local: Option<IpAddr> = local.map(|local| parse(local, IP)).transpose()?;
+    draft.external_ips.push((parse(public, IP)?, local));
     Ok(())
 }
 
 /// `NAME:PASSWORD`, or `NAME:0x` and a key.
 fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
-    let (name, secret) = value.split_once(':').ok_or("it has no colon, and so no password")?;
+    let (name, secret) = value.split_once(':').ok_or("the colon and the password are missing")?;
     if !is_username(name) || secret.is_empty() {
-        return Err("it has no name or no password".to_owned());
+        return Err("the name or the password is missing".to_owned());
     }
     let secret = match secret.strip_prefix("0x").or_else(|| secret.strip_prefix("0X")) {
         Some(digits) => {
             let key = StoredKey::from_hex(digits);
-            UserSecret::Keys(vec![key.ok_or("its key has neither 32 nor 64 hex digits")?])
+            UserSecret::Keys(vec![key.ok_or("the key needs 32 or 64 hex digits")?])
         }
         None => UserSecret::Password(Secret::new(secret)),
     };
@@ -316,7 +362,7 @@ fn user(draft: &mut Draft, value: &str) -> Result<(), String> {
 
 fn userdb(draft: &mut Draft, value: &str) -> Result<(), String> {
     if !value.starts_with('/') {
-        return Err(format!("{value:?} is no whole path: write store.url = \"sqlite:///PATH\""));
+        return Err(format!("{value:?} is not an absolute path: write store.url = \"sqlite:///PATH\""));
     }
     draft.store = Some(format!("sqlite://{value}"));
     Ok(())
@@ -331,20 +377,21 @@ fn store(draft: &mut Draft, option: &str, value: &str) -> Result<(), String> {
 
 fn prometheus_address(draft: &mut Draft, value: &str) -> Result<(), String> {
     let value = if value == "any" { "0.0.0.0" } else { value };
-    set(&mut draft.prometheus_address, value)
+    set(&mut draft.prometheus_address, value, IP)
 }
 
-/// A lifetime may follow; 0 is coturn's for ever.
+/// 600 s where nothing follows; 0 stands for ever.
 fn stale_nonce(draft: &mut Draft, value: &str) -> Result<(), String> {
-    if value.is_empty() {
-        draft.nonce_lifetime = Some(600);
-        return Ok(());
+    match value {
+        "" => within(&mut draft.nonce_lifetime, "600", 60, 86_400),
+        "0" => within(&mut draft.nonce_lifetime, "86400", 60, 86_400),
+        _ => within(&mut draft.nonce_lifetime, value, 60, 86_400),
     }
-    match parse::<u32>(value) {
-        Ok(0) => within(&mut draft.nonce_lifetime, "86400", 60, 86_400),
-        Ok(_) => within(&mut draft.nonce_lifetime, value, 60, 86_400),
-        Err(_) => Ok(()),
-    }
+}
+
+/// An hour where nothing follows.
+fn max_allocate_lifetime(draft: &mut Draft, value: &str) -> Result<(), String> {
+    within(&mut draft.max_lifetime, if value.is_empty() { "3600" } else { value }, 60, 86_400)
 }
 
 fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
@@ -353,7 +400,7 @@ fn log_min_level(draft: &mut Draft, value: &str) -> Result<(), String> {
         "info" | "control" => "info",
         "warning" | "warn" => "warn",
         "error" => "error",
-        _ => return Err(format!("{value:?} is no level that is known: log.level")),
+        _ => return Err(format!("{value:?} is not a level that turnpike knows: see log.level")),
     });
     Ok(())
 }
@@ -366,7 +413,9 @@ fn alternate(draft: &mut Draft, value: &str, of: Alternate) -> Result<(), String
         .or_else(|_| value.trim_matches(['[', ']']).parse().map(|ip: IpAddr| (ip, port).into()))
     {
         Ok(address) => address,
-        Err(_) => return Err(format!("{value:?} is no address: turnpike takes no names of servers here")),
+        Err(_) => {
+            return Err(format!("{value:?} is not an address, and turnpike takes no names of servers here"));
+        }
     };
     draft.alternates.push((address, of));
     Ok(())
@@ -387,6 +436,7 @@ fn default_family(_: &mut Draft, value: &str) -> Result<(), String> {
     }
 }
 
+/// IPv4-mapped peers are refused, always; so a range of them changes nothing.
 fn peer(list: &mut Vec<IpRange>, value: &str) -> Result<(), String> {
     list.push(value.parse::<IpRange>()?);
     Ok(())

@@ -23,9 +23,16 @@ fn read(toml: &str) -> Settings {
 
 /// What a file comes to, and what is told that is to be done.
 fn translated(text: &str) -> (Settings, Vec<String>) {
-    let imported = translate("t.conf", text);
+    let imported = text_of(text);
     let notes = imported.notes.iter().filter(|note| !note.is_harmless).map(ToString::to_string);
     (read(&imported.toml), notes.collect())
+}
+
+/// A machine with no address of the file, with all its databases, and without its certificates.
+pub(super) const ELSEWHERE: Machine = Machine { is_own: |_| false, is_file: |_| true, can_dtls: |_| None };
+
+pub(super) fn text_of(text: &str) -> Imported {
+    translate("t.conf", settings(text), Vec::new(), &ELSEWHERE)
 }
 
 fn told(notes: &[String], words: &str) -> bool {
@@ -50,7 +57,7 @@ fn every_option_of_coturn_is_known_and_has_its_line_in_the_test_and_in_the_docum
 /// After a change that is meant: the test shows what it found, and that is what the files should say.
 #[test]
 fn every_option_comes_to_what_the_files_say() {
-    let imported = translate("all.conf", CONF);
+    let imported = translate("all.conf", settings(CONF), Vec::new(), &ELSEWHERE);
     let notes: String = imported
         .notes
         .iter()
@@ -67,7 +74,7 @@ fn what_is_told_has_the_line_of_its_option() {
     let (_, notes) = translated(
         "relay-ip=10.0.0.5\nexternal-ip=203.0.113.7/10.0.0.7\nexternal-ip=203.0.113.5/10.0.0.5\ncert=c.pem\npkey=/k.pem\nuser=a:b",
     );
-    assert!(told(&notes, "line 2, external-ip: 10.0.0.7 is none of relay-ip"), "{notes:?}");
+    assert!(told(&notes, "line 2, external-ip: 10.0.0.7 is not in relay-ip"), "{notes:?}");
     assert!(told(&notes, "line 4, cert: c.pem is looked for"), "{notes:?}");
     let (_, notes) = translated("user=a:b");
     assert!(notes.iter().all(|note| !note.starts_with("line ")), "{notes:?}");
@@ -87,7 +94,7 @@ fn quotas_that_cannot_be_reached_become_those_that_can() {
 /// No option disappears: it changes the result, or is told.
 #[test]
 fn each_option_alone_changes_something_or_is_told() {
-    let nothing = translate("t.conf", "");
+    let nothing = text_of("");
     for (_, name, _) in settings(CONF) {
         let line =
             CONF.lines().find(|line| settings(line).any(|(_, found, _)| found == name)).expect("it is there");
@@ -106,7 +113,7 @@ fn each_option_alone_changes_something_or_is_told() {
             .iter()
             .filter(|other| !other.starts_with(name))
             .fold(String::new(), |text, line| text + line + "\n");
-        let (before, after) = (translate("t.conf", &base), translate("t.conf", &(base.clone() + line)));
+        let (before, after) = (text_of(&base), text_of(&(base.clone() + line)));
         let is_default =
             matches!(line, "rest-api-separator=:" | "software-attribute=false" | "use-auth-secret" | "oauth");
         assert!(before != after || is_off || is_default, "{line}");
@@ -121,7 +128,8 @@ fn each_option_alone_changes_something_or_is_told() {
 
 #[test]
 fn lines_are_read_as_coturn_reads_them() {
-    let read = |line: &'static str| settings(line).map(|(_, name, value)| (name, value)).collect::<Vec<_>>();
+    let read =
+        |line: &'static str| settings(line).map(|(_, name, value)| (name, whole(value))).collect::<Vec<_>>();
     for line in [
         "realm=example.org",
         "realm example.org",
@@ -155,6 +163,7 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
         let shown = settings
             .relay_addresses
             .iter()
+            .filter_map(crate::RelayPlace::fixed)
             .map(|address| (address.bind.to_string(), address.external.map(|ip| ip.to_string())));
         (shown.collect::<Vec<_>>(), notes)
     };
@@ -172,10 +181,11 @@ fn addresses_behind_a_nat_are_told_by_their_public_ones() {
         [pair("10.0.0.5", None), pair("10.0.0.6", Some("203.0.114.6"))]
     );
     assert_eq!(relays("external-ip=203.0.114.6/10.0.0.6").0, [pair("10.0.0.6", Some("203.0.114.6"))]);
-    let (none, notes) = relays("external-ip=203.0.114.5");
-    assert!(none.is_empty() && told(&notes, "relay.addresses = [\"LOCAL=203.0.114.5\"]"), "{notes:?}");
+    let (none, notes) = relays("relay-ip=10.0.0.5\nrelay-ip=10.0.0.6\nexternal-ip=203.0.114.5");
+    assert_eq!(none.len(), 2);
+    assert!(told(&notes, "relay.addresses = [\"LOCAL=203.0.114.5\"]"), "{notes:?}");
     let (_, notes) = relays("relay-ip=10.0.0.5\nexternal-ip=203.0.114.6/10.0.0.6");
-    assert!(told(&notes, "10.0.0.6 is none of relay-ip"), "{notes:?}");
+    assert!(told(&notes, "10.0.0.6 is not in relay-ip"), "{notes:?}");
     let (_, notes) = relays("external-ip=turn.example.org");
     assert!(told(&notes, "line 1, external-ip: \"turn.example.org\""), "{notes:?}");
 }
@@ -208,8 +218,11 @@ fn who_may_come_in_is_who_may_in_coturn() {
 fn peers_that_are_allowed_are_not_denied() {
     let (settings, _) = translated("denied-peer-ip=10.0.0.0-10.0.0.7\nallowed-peer-ip=10.0.0.4");
     let shown: Vec<_> = settings.deny.iter().map(ToString::to_string).collect();
-    assert_eq!(shown, ["10.0.0.0/30", "10.0.0.5/32", "10.0.0.6/31"]);
+    assert_eq!(shown, [""; 0], "private peers are refused anyway");
     assert_eq!(settings.allow.len(), 1);
+    let (settings, _) = translated("denied-peer-ip=198.41.0.0-198.41.0.7\nallowed-peer-ip=198.41.0.4");
+    let shown: Vec<_> = settings.deny.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["198.41.0.0/30", "198.41.0.5/32", "198.41.0.6/31"]);
     let (settings, notes) = translated("allow-loopback-peers");
     assert_eq!(settings.allow.len(), 2);
     assert!(told(&notes, "private"), "{notes:?}");
@@ -252,6 +265,64 @@ fn listeners_are_where_coturns_are() {
     }
 }
 
+/// A certificate that can be used decides for DTLS, where the file does not.
+#[test]
+fn dtls_is_served_where_coturn_serves_it_if_the_certificate_allows_that() {
+    let listen = |text: &str, can_dtls: fn(&CertificateFiles) -> Option<bool>| {
+        let machine = Machine { can_dtls, ..ELSEWHERE };
+        let imported = translate("t.conf", settings(text), Vec::new(), &machine);
+        let listen: Vec<String> = read(&imported.toml).dtls_listen.iter().map(ToString::to_string).collect();
+        (listen, imported.notes.iter().any(|note| note.text.contains("dtls.listen")))
+    };
+    let with = |more: &str| format!("listening-ip=10.0.0.5\ncert=/c.pem\npkey=/k.pem\nuser=a:b\n{more}");
+    let (tls, both): (&[&str], &[&str]) = (&["10.0.0.5:5349"], &["10.0.0.5:3478", "10.0.0.5:5349"]);
+    for (more, can_dtls, expected, has_note) in [
+        ("", (|_| Some(true)) as fn(&CertificateFiles) -> Option<bool>, tls, false),
+        ("", |_| Some(false), &[], true),
+        ("", |_| None, &[], true),
+        ("no-dtls", |_| Some(true), &[], false),
+        ("no-udp", |_| Some(true), &[], false),
+        ("no-dtls=false", |_| Some(true), both, false),
+        ("dtls", |_| Some(true), both, false),
+        ("dtls", |_| Some(false), &[], true),
+        ("dtls", |_| None, both, true),
+    ] {
+        let (listen, noted) = listen(&with(more), can_dtls);
+        assert_eq!(
+            (listen, noted),
+            (expected.iter().map(|at| (*at).to_owned()).collect(), has_note),
+            "{more}"
+        );
+    }
+}
+
+#[test]
+fn a_database_that_is_missing_is_left_out_and_named() {
+    let machine = Machine { is_file: |path| path == Path::new("/var/db/turndb"), ..ELSEWHERE };
+    let store = |text: &str| {
+        let imported = translate("t.conf", settings(text), Vec::new(), &machine);
+        let notes: Vec<String> = imported.notes.iter().map(ToString::to_string).collect();
+        (read(&imported.toml).store.url.map(|url| url.reveal().to_owned()), notes)
+    };
+    let (url, notes) = store("user=a:b\nuserdb=/srv/missing");
+    assert!(
+        url.is_none() && told(&notes, "line 2, userdb: /srv/missing is not on this machine"),
+        "{notes:?}"
+    );
+    assert_eq!(store("userdb=/var/db/turndb").0.as_deref(), Some("sqlite:///var/db/turndb"));
+    assert_eq!(store("lt-cred-mech").0.as_deref(), Some("sqlite:///var/db/turndb"), "coturn's own");
+}
+
+#[test]
+fn transports_and_shared_ports_are_those_of_coturn() {
+    let (settings, notes) = translated("no-udp\nuser=a:b");
+    assert!(!settings.udp && settings.tcp && !told(&notes, "no-udp"), "{notes:?}");
+    let (settings, notes) =
+        translated("multiplex-peer\nmultiplex-peer-port=3480\ntotal-quota=100000\nuser=a:b");
+    assert_eq!((settings.shared_ports, settings.max_allocations), (1, 100_000));
+    assert!(told(&notes, "line 1, multiplex-peer: a shared port") && told(&notes, "line 2, "), "{notes:?}");
+}
+
 #[test]
 fn what_is_no_option_is_told_with_what_was_meant() {
     let (_, notes) = translated("listning-port=1\nuser=a:b\nno-such-thing");
@@ -276,9 +347,202 @@ proptest::proptest! {
     #[test]
     fn any_text_is_translated_into_toml(lines in proptest::collection::vec("[a-z-]{1,20}[ =]{0,2}\\PC{0,20}", 0..10), known in 0..OPTIONS.len()) {
         let text = lines.join("\n") + "\n" + OPTIONS[known].0 + "=" + lines.first().map_or("", String::as_str);
-        let imported = translate("t.conf", &text);
+        let imported = text_of(&text);
         let mut problems = Vec::new();
         source::parse_file(Path::new("t"), &imported.toml, &mut problems);
         proptest::prop_assert!(problems.is_empty(), "{problems:?}\n{}", imported.toml);
     }
+}
+
+#[test]
+fn a_peer_on_the_server_itself_gets_the_relay_ports_alone() {
+    for (text, expected) in [
+        ("listening-ip=10.0.0.1\nallowed-peer-ip=10.0.0.1", "10.0.0.1:49152-65535"),
+        (
+            "relay-ip=10.0.0.1\nmin-port=50000\nmax-port=50999\nallowed-peer-ip=10.0.0.1",
+            "10.0.0.1:50000-50999",
+        ),
+        ("external-ip=203.0.114.5/10.0.0.1\nallowed-peer-ip=10.0.0.1-10.0.0.1", "10.0.0.1:49152-65535"),
+        ("external-ip=203.0.114.5\nallowed-peer-ip=203.0.114.5", "203.0.114.5:49152-65535"),
+        (
+            "aux-server=10.0.0.1:5000\nallowed-peer-ip=10.0.0.1 # the turn server itself",
+            "10.0.0.1:49152-65535",
+        ),
+        ("listening-ip=fd00::1\nallowed-peer-ip=fd00::1", "[fd00::1]:49152-65535"),
+    ] {
+        let (settings, notes) = translated(&format!("user=a:b\n{text}"));
+        let shown: Vec<_> = settings.allow.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, [expected], "{text}");
+        assert!(told(&notes, "is this server's own address"), "{text}: {notes:?}");
+    }
+    // The machine may know its address where the file does not.
+    let machine = Machine { is_own: |ip| ip == IpAddr::from([10, 0, 0, 1]), ..ELSEWHERE };
+    let text = "user=a:b\nallowed-peer-ip=10.0.0.1\nallowed-peer-ip=10.0.0.9";
+    let imported = translate("t.conf", settings(text), Vec::new(), &machine);
+    let shown: Vec<_> = read(&imported.toml).allow.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["10.0.0.1:49152-65535", "10.0.0.9/32"]);
+    // Elsewhere nobody can tell, and the file says so.
+    let (settings, notes) = translated("user=a:b\nallowed-peer-ip=10.0.0.1");
+    assert_eq!(settings.allow.len(), 1);
+    assert!(told(&notes, "if this is the address of the server itself"), "{notes:?}");
+    // A loopback peer is refused by coturn, unless all of them are allowed.
+    let (settings, _) = translated("user=a:b\nallowed-peer-ip=127.0.0.1");
+    assert!(settings.allow.is_empty());
+    let (_, notes) = translated("user=a:b\nallow-loopback-peers");
+    assert!(told(&notes, "every service on this machine's loopback is open"), "{notes:?}");
+}
+
+#[test]
+fn an_external_address_alone_stands_for_the_detected_one() {
+    let addresses = |text: &str| {
+        let (settings, notes) = translated(text);
+        (settings.relay_addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), notes)
+    };
+    let (found, notes) = addresses("user=a:b\nexternal-ip=203.0.114.5 # our public address");
+    assert_eq!(found, ["auto=203.0.114.5", "auto"]);
+    assert!(!told(&notes, "external-ip"), "{notes:?}");
+    assert_eq!(
+        addresses("external-ip=203.0.114.5\nexternal-ip=2001:db8::5").0,
+        ["auto=203.0.114.5", "auto=2001:db8::5"]
+    );
+    let (found, notes) = addresses("external-ip=203.0.114.5\nexternal-ip=203.0.114.6");
+    assert_eq!(found, ["auto=203.0.114.5", "auto"]);
+    assert!(told(&notes, "line 2, external-ip: coturn takes one such address"), "{notes:?}");
+    let (_, notes) = addresses("external-ip=$(detect-external-ip)");
+    assert!(told(&notes, "turnpike public-address"), "{notes:?}");
+}
+
+/// Options whose value is free text, to which coturn takes a comment for a part.
+const TEXTS: [&str; 4] = ["user", "static-auth-secret", "realm", "server-name"];
+
+#[test]
+fn a_trailing_comment_changes_no_option_but_texts() {
+    for line in CONF.lines().filter(|line| !line.starts_with('#')) {
+        let (_, name, value) = settings(line).next().expect("a setting");
+        for comment in [" # a comment", "\t#comment = 7", " # \"quoted\" # twice"] {
+            let (bare, commented) = (text_of(line), text_of(&format!("{line}{comment}")));
+            if TEXTS.contains(&name) && !value.starts_with('"') {
+                let notes = &commented.notes;
+                assert!(notes.iter().any(|note| note.text.contains("no comments behind values")), "{line}");
+                continue;
+            }
+            let of = |imported: &Imported| {
+                let is_ours = |note: &&Note| note.text.contains("the comment behind the value is left out");
+                let notes: Vec<Note> = imported.notes.iter().filter(|note| !is_ours(note)).cloned().collect();
+                (imported.toml.clone(), notes)
+            };
+            assert_eq!(of(&bare), of(&commented), "{line}{comment}");
+        }
+    }
+}
+
+#[test]
+fn numbers_are_read_to_their_last_digit_and_flags_are_always_on() {
+    let (settings, notes) = translated("user-quota=12 # 4 streams a call\ntotal-quota=1200# all\nuser=a:b");
+    assert_eq!((settings.max_allocations_per_user, settings.max_allocations), (12, 1200));
+    assert!(!told(&notes, "quota"), "{notes:?}");
+    let (settings, notes) = translated("user-quota=12 streams\nmin-port=50000;\ntotal-quota=many\nuser=a:b");
+    assert_eq!((settings.max_allocations_per_user, *settings.ports.start()), (12, 50_000));
+    assert!(told(&notes, "line 1, user-quota: coturn reads 12 and ignores \"streams\""), "{notes:?}");
+    assert!(told(&notes, "line 3, total-quota: \"many\" is not a number"), "{notes:?}");
+    let (settings, notes) = translated("prometheus=off\nuser=a:b");
+    assert!(settings.admin.tcp().next().is_some() && told(&notes, "coturn takes it for on"), "{notes:?}");
+    let (settings, _) = translated("realm=\"example.org\" # ours\nuser=a:b");
+    assert_eq!(settings.realm, "example.org");
+    let (settings, notes) = translated("realm=example.org # ours\nuser=a:b");
+    assert_eq!(settings.realm, "example.org # ours", "as coturn has it");
+    assert!(told(&notes, "line 1, realm: coturn knows no comments"), "{notes:?}");
+}
+
+/// The peers that Synapse's documentation denies, and what remains of them here.
+#[test]
+fn the_example_of_synapse_needs_no_rule_of_its_own() {
+    let denied = "0.0.0.0-0.255.255.255 10.0.0.0-10.255.255.255 100.64.0.0-100.127.255.255 127.0.0.0-127.255.255.255 \
+         169.254.0.0-169.254.255.255 172.16.0.0-172.31.255.255 192.0.0.0-192.0.0.255 192.0.2.0-192.0.2.255 \
+         192.88.99.0-192.88.99.255 192.168.0.0-192.168.255.255 198.18.0.0-198.19.255.255 198.51.100.0-198.51.100.255 \
+         203.0.113.0-203.0.113.255 240.0.0.0-255.255.255.255 ::1 64:ff9b:1::-64:ff9b:1:ffff:ffff:ffff:ffff:ffff \
+         ::ffff:0.0.0.0-::ffff:255.255.255.255 fc00::-fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+    let lines: String = denied.split_whitespace().fold(String::new(), |lines, range| {
+        lines + &format!("denied-peer-ip={range}\ndenied-peer-ip={range} # again\n")
+    });
+    let head = "use-auth-secret\nstatic-auth-secret=north\nrealm=turn.example.org\nno-tcp-relay\nuser-quota=12 # 4 streams\n";
+    let (settings, notes) =
+        translated(&format!("{head}{lines}allowed-peer-ip=10.0.0.1\nlistening-ip=10.0.0.1\n"));
+    assert_eq!(settings.deny.len(), 0, "{:?}", settings.deny);
+    assert_eq!(settings.allow.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:49152-65535"]);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    let (_, notes) = translated(&format!("{head}{lines}"));
+    assert_eq!(notes, [""; 0], "private peers are denied there too");
+}
+
+#[test]
+fn the_same_peers_twice_make_one_rule() {
+    let (settings, _) = translated(
+        "user=a:b\ndenied-peer-ip=198.41.0.0-198.41.0.255\ndenied-peer-ip=198.41.0.0/24\ndenied-peer-ip=198.41.1.0/24\n\
+         allowed-peer-ip=10.1.0.0/16\nallowed-peer-ip=10.1.0.0-10.1.255.255\nallowed-peer-ip=10.1.2.3",
+    );
+    assert_eq!(settings.deny.iter().map(ToString::to_string).collect::<Vec<_>>(), ["198.41.0.0/23"]);
+    assert_eq!(settings.allow.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.1.0.0/16"]);
+}
+
+#[test]
+fn a_command_line_is_read_as_getopt_reads_it() {
+    let read = |line: &str| {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let mut notes = Vec::new();
+        let given = read::arguments(&words, &mut notes);
+        let settings = given.settings.iter().map(|(_, name, value)| format!("{name}={value}"));
+        let settings = settings.collect::<Vec<_>>().join(" ");
+        let file = given.file.map(|file| file.display().to_string());
+        (settings, file, given.no_file, notes.iter().map(|note| note.option.clone()).collect::<Vec<_>>())
+    };
+    for (line, settings, file, no_file) in [
+        ("-n --lt-cred-mech --fingerprint", "lt-cred-mech= fingerprint=", None, true),
+        ("--realm=example.org --user alice:w=x", "realm=example.org user=alice:w=x", None, false),
+        (
+            "turnserver -vo -p 3479 -p3480",
+            "verbose= daemon= listening-port=3479 listening-port=3480",
+            None,
+            false,
+        ),
+        (
+            "-nX 203.0.114.5 -azc /etc/t.conf",
+            "external-ip=203.0.114.5 lt-cred-mech= no-auth=",
+            Some("/etc/t.conf"),
+            true,
+        ),
+        ("--no-tls=off --stale-nonce --min 50000", "no-tls=off stale-nonce= min-port=50000", None, false),
+        ("--min-p 50000 --static-auth=s", "min-port=50000 static-auth-secret=s", None, false),
+        ("--log-file stdout --pidfile", "log-file=stdout pidfile=", None, false),
+    ] {
+        let expected = (settings.to_owned(), file.map(str::to_owned), no_file);
+        let (found, its_file, none, _) = read(line);
+        assert_eq!((found, its_file, none), expected, "{line}");
+    }
+    assert_eq!(read("-n --fingerprint yes -Y --realm r").3, ["yes", "-Y"]);
+}
+
+/// As in a compose file: everything is translated, and what is wrong has the option's name.
+#[test]
+fn a_command_line_alone_is_translated() {
+    let words =
+        ["-n", "--lt-cred-mech", "--user=alice:wonderland", "--realm=example.org", "--min-port=50000"];
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let imported = import(None, &words).expect("a translation");
+    let settings = read(&imported.toml);
+    assert_eq!(
+        (settings.users.len(), settings.realm.as_str(), *settings.ports.start()),
+        (1, "example.org", 50_000)
+    );
+    assert!(imported.toml.starts_with("# From a command line, "), "{}", imported.toml);
+    // Arguments come behind the lines of the file.
+    let dir = turnpike_testkit::Dir::new();
+    let file = dir.at("turnserver.conf");
+    std::fs::write(&file, "realm=old.example.org\nuser=bob:builder\n").expect("a file");
+    let imported = import(Some(&file), &["--realm=new.example.org".to_owned()]).expect("a translation");
+    let settings = read(&imported.toml);
+    assert_eq!((settings.realm.as_str(), settings.users.len()), ("new.example.org", 1));
+    std::fs::write(&file, "eturnal:\n  secret: \"x\"\n").expect("a file");
+    let error = import(Some(&file), &[]).expect_err("another program's").to_string();
+    assert!(error.contains("this looks like eturnal.yml"), "{error}");
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ip_range::{IpRange, difference};
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -303,4 +304,51 @@ fn a_wide_ipv6_allow_rule_does_not_open_embedded_private_ranges() {
     assert!(!rules.permits("2002:0a00:0001::".parse().unwrap()));
     let rules = PeerRules { allow: allow(&["2002:a00::/24"]), ..PeerRules::default() };
     assert!(rules.permits("2002:0a00:0001::".parse().unwrap()));
+}
+
+/// The list and the match patterns agree at the ends of each range and beside them.
+#[test]
+fn listed_special_ranges_are_those_that_are_refused() {
+    let ranges: Vec<IpRange> = SPECIAL.iter().map(|text| text.parse().unwrap()).collect();
+    let is_listed = |ip: IpAddr| {
+        let one = IpRange::new(ip, ip).unwrap();
+        difference(&[one], &ranges).is_empty()
+    };
+    let is_special = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => is_special_v4(ip),
+        IpAddr::V6(ip) => is_special_v6(ip),
+    };
+    let ends = ranges.iter().flat_map(IpRange::prefixes).flat_map(|prefix| match prefix.base {
+        IpAddr::V4(base) => {
+            let (first, last) = (base.to_bits(), base.to_bits() | !mask_v4(prefix.bits));
+            let beside = [first, last, first.wrapping_sub(1), last.wrapping_add(1)];
+            beside.map(|bits| IpAddr::from(Ipv4Addr::from_bits(bits)))
+        }
+        IpAddr::V6(base) => {
+            let (first, last) = (base.to_bits(), base.to_bits() | !mask_v6(prefix.bits));
+            let beside = [first, last, first.wrapping_sub(1), last.wrapping_add(1)];
+            beside.map(|bits| IpAddr::from(Ipv6Addr::from_bits(bits)))
+        }
+    });
+    for ip in ends {
+        assert_eq!(is_listed(ip), is_special(ip), "{ip}");
+    }
+    // Every first octet and every first 16 bits of IPv6, in case a range is missing from the list.
+    for octet in 0..=255 {
+        let ip = IpAddr::from([octet, 0, 0, 9]);
+        assert_eq!(is_listed(ip), is_special(ip), "{ip}");
+    }
+    for first in 0..=u16::MAX {
+        let ip = IpAddr::from([first, 0xdb8, 0, 0, 0, 0, 0, 9]);
+        assert_eq!(is_listed(ip), is_special(ip), "{ip}");
+    }
+}
+
+#[test]
+fn a_rule_for_others_opens_no_service_of_our_own() {
+    let mut rules = ours(&["198.41.0.4"]);
+    assert!(permitted(&rules, "198.41.0.4:22"));
+    rules.allow = vec![AllowRule::of_others(cidr("198.41.0.4")), AllowRule::of_others(cidr("10.0.0.9"))];
+    assert!(!permitted(&rules, "198.41.0.4:22") && permitted(&rules, "198.41.0.4:50001"));
+    assert!(permitted(&rules, "10.0.0.9:22"));
 }

@@ -1,0 +1,132 @@
+//! `allowed-peer-ip`, `denied-peer-ip` and `allow-loopback-peers` as peer rules. Three things differ from coturn: here deny wins over
+//! allow, special ranges are refused without a rule, and an address of this machine opens its services only if a rule names it.
+
+use std::{net::IpAddr, ops::RangeInclusive};
+
+use turnpike_turn::{
+    ip_range::{IpRange, difference, union},
+    server::{Cidr, peer_rules::SPECIAL},
+};
+
+use super::{Machine, draft::Draft};
+
+/// The lists of `peers`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Peers {
+    pub(super) allow: Vec<String>,
+    pub(super) deny: Vec<String>,
+}
+
+/// Translates the ranges. `ports` are those of relayed addresses.
+pub(super) fn rules(
+    draft: &Draft,
+    ports: &RangeInclusive<u16>,
+    machine: &Machine,
+    note: &mut impl FnMut(&str, String),
+) -> Peers {
+    let mapped = ranges(&["::ffff:0:0/96"]);
+    // coturn refuses loopback before it looks at its lists.
+    let closed = [mapped, if draft.allow_loopback { Vec::new() } else { ranges(&LOOPBACK) }].concat();
+    let mut allowed = difference(&union(&draft.allowed), &closed);
+    let denied = difference(&union(&draft.denied), &allowed);
+    if draft.allow_loopback {
+        let opened = difference(&ranges(&LOOPBACK), &denied);
+        if !opened.is_empty() {
+            note("allow-loopback-peers", LOOPBACK_IS_OPEN.to_owned());
+        }
+        allowed = union(&[allowed, opened].concat());
+    }
+    private_peers(draft, note);
+    let allow = prefixes(&allowed).iter().map(|prefix| allow(prefix, draft, ports, machine, note)).collect();
+    doubtful(&allowed, draft, machine, note);
+    let special = [closed, ranges(&SPECIAL)].concat();
+    let deny = prefixes(&difference(&denied, &special)).iter().map(ToString::to_string).collect();
+    Peers { allow, deny }
+}
+
+const LOOPBACK: [&str; 2] = ["127.0.0.0/8", "::1"];
+
+const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
+
+const LOOPBACK_IS_OPEN: &str = "every service on this machine's loopback is open to clients; peers.allow can name the one that they need, \
+                                such as \"127.0.0.1:5060\"";
+
+fn ranges(texts: &[&str]) -> Vec<IpRange> {
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+fn prefixes(ranges: &[IpRange]) -> Vec<Cidr> {
+    ranges.iter().flat_map(IpRange::prefixes).collect()
+}
+
+/// The address of a prefix that holds no other.
+fn alone(prefix: &Cidr) -> Option<IpAddr> {
+    (prefix.bits == if prefix.base.is_ipv4() { 32 } else { 128 }).then_some(prefix.base)
+}
+
+/// A rule that names an address of the server opens all services there, so only the relay's ports are named.
+fn allow(
+    prefix: &Cidr,
+    draft: &Draft,
+    ports: &RangeInclusive<u16>,
+    machine: &Machine,
+    note: &mut impl FnMut(&str, String),
+) -> String {
+    match alone(prefix).filter(|ip| !ip.is_loopback() && (draft.names(*ip) || (machine.is_own)(*ip))) {
+        Some(ip) => {
+            let rule = relay_ports(ip, ports);
+            note(
+                "allowed-peer-ip",
+                format!(
+                    "{ip} is this server's own address: peers.allow has its relay ports alone ({rule}), where clients of this server \
+                     meet. Without ports every service of this machine would be open; to open one, name it, such as {}",
+                    with_ports(ip, "5060")
+                ),
+            );
+            rule
+        }
+        None => prefix.to_string(),
+    }
+}
+
+fn relay_ports(ip: IpAddr, ports: &RangeInclusive<u16>) -> String {
+    with_ports(ip, &format!("{}-{}", ports.start(), ports.end()))
+}
+
+fn with_ports(ip: IpAddr, ports: &str) -> String {
+    if ip.is_ipv4() { format!("{ip}:{ports}") } else { format!("[{ip}]:{ports}") }
+}
+
+/// Where the file names no address of the server, and it does not run here, one of the addresses may be its own.
+fn doubtful(allowed: &[IpRange], draft: &Draft, machine: &Machine, note: &mut impl FnMut(&str, String)) {
+    let alone: Vec<IpAddr> = prefixes(allowed).iter().filter_map(alone).collect();
+    let is_known = |ip: &IpAddr| ip.is_loopback() || draft.names(*ip) || (machine.is_own)(*ip);
+    if draft.names_local_addresses() || alone.iter().any(|ip| !ip.is_loopback() && is_known(ip)) {
+        return;
+    }
+    let unknown: Vec<String> =
+        alone.iter().filter(|ip| !is_known(ip)).take(3).map(ToString::to_string).collect();
+    if !unknown.is_empty() {
+        note(
+            "allowed-peer-ip",
+            format!(
+                "if this is the address of the server itself, take it out of peers.allow ({}): it opens every service there, and \
+                 clients of this server reach each other without it",
+                unknown.join(", ")
+            ),
+        );
+    }
+}
+
+/// coturn relays to private peers unless its file denies them.
+fn private_peers(draft: &Draft, note: &mut impl FnMut(&str, String)) {
+    let refused = [&draft.denied[..], &draft.allowed].concat();
+    if draft.allowed.is_empty() && !difference(&ranges(&PRIVATE), &refused).is_empty() {
+        note(
+            "allowed-peer-ip",
+            "private, link-local and other special peers, which coturn relays to, are refused here: name those that you need in \
+             peers.allow, such as [\"10.1.0.0/16\"]"
+                .to_owned(),
+        );
+    }
+}

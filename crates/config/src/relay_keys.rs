@@ -1,0 +1,190 @@
+//! `relay.addresses`: addresses of this machine, each with the one that peers see, or `auto` for those that are to be detected.
+
+use std::net::IpAddr;
+
+use turnpike_relay::RelayAddress;
+
+use crate::key::{Kind, list_of};
+
+/// An entry of `relay.addresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RelayPlace {
+    /// An address of this machine.
+    At(RelayAddress),
+    /// The detected address of the family of this external one.
+    Behind(IpAddr),
+    /// The detected addresses of the families that no other entry names.
+    Detected,
+}
+
+impl RelayPlace {
+    /// The address that the entry names, if it names one.
+    #[must_use]
+    pub fn fixed(&self) -> Option<RelayAddress> {
+        match self {
+            Self::At(address) => Some(*address),
+            Self::Behind(_) | Self::Detected => None,
+        }
+    }
+
+    /// All addresses that the entry names: to bind, and to tell clients.
+    pub(crate) fn named(&self) -> impl Iterator<Item = IpAddr> {
+        let both = match self {
+            Self::At(RelayAddress { bind, external }) => [Some(*bind), *external],
+            Self::Behind(external) => [Some(*external), None],
+            Self::Detected => [None, None],
+        };
+        both.into_iter().flatten()
+    }
+
+    /// Whether the entry is for this family; `None` where that depends on the others.
+    fn is_ipv4(&self) -> Option<bool> {
+        self.named().next().map(|ip| ip.is_ipv4())
+    }
+}
+
+impl std::fmt::Display for RelayPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::At(RelayAddress { bind, external: None }) => write!(f, "{bind}"),
+            Self::At(RelayAddress { bind, external: Some(external) }) => write!(f, "{bind}={external}"),
+            Self::Behind(external) => write!(f, "auto={external}"),
+            Self::Detected => f.write_str("auto"),
+        }
+    }
+}
+
+/// Whether some addresses are to be detected.
+#[must_use]
+pub fn is_detected(places: &[RelayPlace]) -> bool {
+    places.is_empty() || places.iter().any(|place| place.fixed().is_none())
+}
+
+/// The entries as addresses, where `found` are the detected ones; and the entries for whose family none was found. Without entries, all
+/// that were found.
+#[must_use]
+pub fn resolve(places: &[RelayPlace], found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<RelayPlace>) {
+    let lone = |bind| RelayAddress { bind, external: None };
+    if places.is_empty() {
+        return (found.iter().copied().map(lone).collect(), Vec::new());
+    }
+    let (mut addresses, mut missing) = (Vec::new(), Vec::new());
+    for place in places {
+        match place {
+            RelayPlace::At(address) => addresses.push(*address),
+            RelayPlace::Behind(external) => {
+                match found.iter().find(|ip| ip.is_ipv4() == external.is_ipv4()) {
+                    // The machine itself may have the external address.
+                    Some(bind) => addresses.push(RelayAddress {
+                        bind: *bind,
+                        external: Some(*external).filter(|external| external != bind),
+                    }),
+                    None => missing.push(*place),
+                }
+            }
+            RelayPlace::Detected => {
+                let is_free =
+                    |ip: &&IpAddr| !places.iter().any(|place| place.is_ipv4() == Some(ip.is_ipv4()));
+                addresses.extend(found.iter().filter(is_free).copied().map(lone));
+            }
+        }
+    }
+    (addresses, missing)
+}
+
+pub(crate) const ADDRESSES: Kind<Vec<RelayPlace>> = list_of!(
+    "a list of \"LOCAL\" or, behind a NAT, \"LOCAL=PUBLIC\", unicast and both of one family; \"auto\" in place of LOCAL, or [], to detect it",
+    place
+);
+
+fn place(text: &str) -> Result<RelayPlace, String> {
+    match text.trim().split_once('=') {
+        None if text.trim() == "auto" => Ok(RelayPlace::Detected),
+        Some((local, public)) if local.trim() == "auto" => unicast(public).map(RelayPlace::Behind),
+        _ => address(text).map(RelayPlace::At),
+    }
+}
+
+/// `LOCAL` or `LOCAL=PUBLIC`.
+pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
+    if let Some((public, local)) = text.split_once('/')
+        && let (Ok(public), Ok(local)) = (unicast(public), unicast(local))
+    {
+        return Err(format!("coturn's PUBLIC/LOCAL is LOCAL=PUBLIC here: write {local}={public}"));
+    }
+    let (bind, external) = match text.split_once('=') {
+        Some((bind, external)) => (unicast(bind)?, Some(unicast(external)?)),
+        None => (unicast(text)?, None),
+    };
+    if external.is_some_and(|external| external.is_ipv4() != bind.is_ipv4()) {
+        return Err("the external address has another family than the local one".to_owned());
+    }
+    Ok(RelayAddress { bind, external })
+}
+
+fn unicast(text: &str) -> Result<IpAddr, String> {
+    let ip: IpAddr = text.trim().parse().map_err(|_| format!("{text:?} is not an IP address"))?;
+    if ip.is_unspecified() || ip.is_multicast() {
+        return Err("peers cannot send to an unspecified or multicast address".to_owned());
+    }
+    Ok(ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(texts: &[&str]) -> Vec<RelayPlace> {
+        texts.iter().map(|text| place(text).expect("a place")).collect()
+    }
+
+    fn resolved(texts: &[&str], found: &[&str]) -> (Vec<String>, Vec<String>) {
+        let found: Vec<IpAddr> = found.iter().map(|ip| ip.parse().expect("an address")).collect();
+        let (addresses, missing) = resolve(&places(texts), &found);
+        let addresses = addresses.into_iter().map(|address| RelayPlace::At(address).to_string());
+        (addresses.collect(), missing.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn auto_stands_for_the_detected_address_of_a_family() {
+        const NOTHING: [&str; 0] = [];
+        let both = ["10.0.0.5", "2001:db8::5"];
+        for (texts, found, expected, missing) in [
+            (&[][..], &both[..], &both[..], &NOTHING[..]),
+            (&["auto"], &both, &both, &[]),
+            (&["auto=203.0.113.5"], &both, &["10.0.0.5=203.0.113.5"], &[]),
+            (&["auto=203.0.113.5", "auto"], &both, &["10.0.0.5=203.0.113.5", "2001:db8::5"], &[]),
+            (&["auto=203.0.113.5", "auto"], &["10.0.0.5"], &["10.0.0.5=203.0.113.5"], &[]),
+            (&["auto", "10.0.0.6"], &both, &["2001:db8::5", "10.0.0.6"], &[]),
+            (&["auto=203.0.113.5"], &["203.0.113.5"], &["203.0.113.5"], &[]),
+            (&["auto=203.0.113.5", "auto"], &["2001:db8::5"], &["2001:db8::5"], &["auto=203.0.113.5"]),
+        ] {
+            let (addresses, without) = resolved(texts, found);
+            assert_eq!((addresses, without), (owned(expected), owned(missing)), "{texts:?} {found:?}");
+        }
+    }
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn entries_are_shown_as_they_are_written() {
+        for text in ["10.0.0.5", "10.0.0.5=203.0.113.5", "auto", "auto=203.0.113.5", "auto=2001:db8::5"] {
+            assert_eq!(place(text).map(|place| place.to_string()), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn mistaken_entries_are_told_with_the_right_ones() {
+        for (text, why) in [
+            ("203.0.113.5/10.0.0.5", "write 10.0.0.5=203.0.113.5"),
+            ("auto=turn.example.org", "\"turn.example.org\" is not an IP address"),
+            ("auto=0.0.0.0", "unspecified"),
+            ("10.0.0.5=2001:db8::5", "another family"),
+            ("automatic", "\"automatic\" is not an IP address"),
+        ] {
+            assert!(place(text).is_err_and(|error| error.contains(why)), "{text}");
+        }
+    }
+}
