@@ -9,7 +9,7 @@ use std::{
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_config::{
-    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
+    RealmSettings, Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
     realms::{self, RealmView},
     restapi_credentials::{fingerprint, random_secret},
 };
@@ -132,12 +132,7 @@ impl Accounts {
             return Err(Problem::bad_request("the password is empty"));
         }
         let realm = self.realm(realm.as_deref())?;
-        if configured(&self.settings, Some(&realm)).any(|user| user.name == name) {
-            let detail = format!(
-                "the configuration defines user {name:?} of realm {realm:?}, and comes before the store: change the password there (auth.users)"
-            );
-            return Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail));
-        }
+        self.not_configured(USER, &name, &realm)?;
         let keys = UserKeys::new(&name, &realm, &password);
         let edit = Edit::PutUser { realm: realm.clone(), name: name.clone(), keys };
         self.put(edit, USER, existing(only_new), name, realm).await
@@ -147,7 +142,8 @@ impl Accounts {
     pub(crate) async fn remove_user(&self, realm: Option<&str>, name: &str) -> Result<Change, Problem> {
         let (realm, name) = (self.realm(realm)?, name.to_owned());
         let edit = Edit::RemoveUser { realm: realm.clone(), name: name.clone() };
-        self.remove(edit, USER, name, realm).await
+        let removed = self.remove(edit, USER, name.clone(), realm.clone()).await;
+        self.still_configured(removed, USER, &name, &realm)
     }
 
     /// Secrets of one realm or of all, by realm and fingerprint.
@@ -195,11 +191,12 @@ impl Accounts {
             *of == realm && fingerprint(&Secret::new(secret.value.as_str())).eq_ignore_ascii_case(wanted)
         };
         let Some((_, secret)) = self.stored_secrets().into_iter().find(is_it) else {
-            return Err(missing(self.store()?, SECRET, wanted, &realm));
+            let missing = Err(missing(self.store()?, SECRET, wanted, &realm));
+            return self.still_configured(missing, SECRET, wanted, &realm);
         };
-        let secret = secret.value;
-        self.remove(Edit::RemoveSecret { realm: realm.clone(), secret }, SECRET, wanted.to_owned(), realm)
-            .await
+        let edit = Edit::RemoveSecret { realm: realm.clone(), secret: secret.value };
+        let removed = self.remove(edit, SECRET, wanted.to_owned(), realm.clone()).await;
+        self.still_configured(removed, SECRET, wanted, &realm)
     }
 
     /// Has another secret make new credentials. The others count for as long as credentials may live that were made with them.
@@ -326,7 +323,71 @@ impl Accounts {
     /// Names a realm no more.
     pub(crate) async fn remove_realm(&self, name: &str) -> Result<Change, Problem> {
         let edit = Edit::RemoveRealm { realm: name.to_owned() };
-        self.remove(edit, REALM, name.to_owned(), name.to_owned()).await
+        let removed = self.remove(edit, REALM, name.to_owned(), name.to_owned()).await;
+        self.still_configured(removed, REALM, name, name)
+    }
+
+    /// The key of the configuration that has this, and the place where it is set.
+    fn configured_at(&self, kind: Kind, name: &str, realm: &str) -> Option<String> {
+        let view = realms::all(&self.settings).into_iter().find(|view| view.name == realm)?;
+        let is_main = realm == self.settings.realm;
+        let (has, key) = match kind.what {
+            "user" => (view.users.iter().any(|user| user.name == name), "auth.users"),
+            "secret" => {
+                let is_it = |secret: &Secret| fingerprint(secret).eq_ignore_ascii_case(name);
+                (view.secrets.iter().any(is_it), "auth.secrets")
+            }
+            "realm" => (self.configures_realm(realm), "server.realm"),
+            _ => (false, ""),
+        };
+        has.then(|| match is_main {
+            true => format!("{key} ({})", self.settings.origin(key)),
+            false => format!("a [[realm]] ({realm:?})"),
+        })
+    }
+
+    /// The configuration has this realm. Realms of a store are among the settings too, but have nothing but a name and limits there.
+    fn configures_realm(&self, realm: &str) -> bool {
+        let has_more = |own: &RealmSettings| {
+            !(own.users.is_empty()
+                && own.secrets.is_empty()
+                && own.listen.is_empty()
+                && own.server_names.is_empty())
+        };
+        let mut realms = self.settings.realms.iter();
+        realm == self.settings.realm || realms.any(|own| own.name == realm && has_more(own))
+    }
+
+    /// What the configuration defines comes before the store, so a change there would do nothing.
+    fn not_configured(&self, kind: Kind, name: &str, realm: &str) -> Result<(), Problem> {
+        let Some(place) = self.configured_at(kind, name, realm) else { return Ok(()) };
+        let detail = format!(
+            "{} {name:?} of realm {realm:?} is defined by {place}, which comes before the store: change it there, or take it out first",
+            kind.what
+        );
+        Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail))
+    }
+
+    /// The answer to a removal, with a word on what the configuration still has.
+    fn still_configured(
+        &self,
+        removed: Result<Change, Problem>,
+        kind: Kind,
+        name: &str,
+        realm: &str,
+    ) -> Result<Change, Problem> {
+        let Some(place) = self.configured_at(kind, name, realm) else { return removed };
+        match removed {
+            Ok(change) => {
+                let note = format!("{} {name:?} is still in force: it is in {place}", kind.what);
+                Ok(Change { note: Some(note), ..change })
+            }
+            Err(problem) if problem.status == StatusCode::NOT_FOUND.as_u16() => {
+                let detail = format!("{}; it is defined by {place}: take it out there", problem.detail);
+                Err(Problem { detail, ..problem })
+            }
+            Err(problem) => Err(problem),
+        }
     }
 
     fn store(&self) -> Result<&Store, Problem> {

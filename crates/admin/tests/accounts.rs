@@ -119,6 +119,41 @@ fn what_nobody_can_be_called_is_refused_and_changes_nothing() {
     assert!(!running.dir.path(STATE).exists(), "nothing was written");
 }
 
+/// The configuration wins over the store, so a change there would do nothing.
+#[test]
+fn what_the_configuration_defines_cannot_be_changed_in_the_store() {
+    let running = Running::server(1);
+    let alice = User { name: "alice".to_owned(), secret: UserSecret::Password(Secret::new("pw")) };
+    let secret = Secret::new("north");
+    running.program.settings().users = vec![alice];
+    running.program.settings().secrets = vec![secret.clone()];
+    let user =
+        || NewUser { name: "alice".to_owned(), realm: None, password: "another".to_owned(), only_new: false };
+    let mark = fingerprint(&secret);
+    for keeper in keepers(&running) {
+        let refused = |error: CommandError| {
+            let text = error.to_string();
+            assert!(text.contains("realm \"turnpike\"") && text.contains("(default)"), "{text}");
+            text
+        };
+        let text =
+            refused(keeper.add_user(user(), None, false, &mut Vec::new()).expect_err("it is configured"));
+        assert!(text.starts_with("user \"alice\"") && text.contains("auth.users"), "{text}");
+        refused(keeper.remove_user("alice", None, false, &mut Vec::new()).expect_err("it is configured"));
+        refused(keeper.remove_secret(&mark, None, false, &mut Vec::new()).expect_err("it is configured"));
+        // What is in both is removed from the store, with a word on what stays.
+        let both = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
+        keeper.add_secret(both, None, false, &mut Vec::new()).expect("one more");
+        let text = shown(|out| keeper.remove_secret(&mark, None, false, out));
+        assert!(
+            text.contains("note: secret") && text.contains("is still in force: it is in auth.secrets"),
+            "{text}"
+        );
+    }
+    assert_eq!(add_user(&running, "alice", "another"), 409);
+    assert_eq!(add_user(&running, "bob", "pw"), 201);
+}
+
 #[test]
 fn names_with_any_characters_are_added_and_removed() {
     let running = Running::server(1);

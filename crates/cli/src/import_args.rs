@@ -23,7 +23,7 @@ pub(crate) enum ImportCommand {
         /// The file, often /etc/turnserver.conf [default: none, if there are arguments]
         #[arg(required_unless_present = "arguments")]
         file: Option<PathBuf>,
-        /// Where the translation goes, readable by nobody else; "-" is standard output [default: standard output]
+        /// Write the translation to FILE, readable by this user alone; "-" is standard output [default: standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
         /// Arguments of coturn's command line, as a compose file or a unit has them

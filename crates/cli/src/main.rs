@@ -149,9 +149,11 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
         Ok(()) => ExitCode::SUCCESS,
         Err(ManageError::Command(error)) => refused(&error),
         Err(ManageError::Store(DaemonError::Config(errors))) => fail(BAD_USAGE, &errors),
-        Err(error @ (ManageError::Store(DaemonError::NoStore) | ManageError::Address(_))) => {
-            fail(BAD_USAGE, &error)
-        }
+        Err(
+            error @ (ManageError::Store(DaemonError::NoStore)
+            | ManageError::Address(_)
+            | ManageError::OtherRealm { .. }),
+        ) => fail(BAD_USAGE, &error),
         Err(error) => fail(FAILED, &error),
     }
 }

@@ -12,7 +12,7 @@ use turnpike_admin::{
     commands::{CommandError, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Flags, Secret, Sources, api_keys, limit_keys, restapi_credentials};
+use turnpike_config::{Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials};
 use turnpike_daemon::DaemonError;
 
 /// Whose store it is: a running server's, or one that is named in the same way as for `serve`.
@@ -206,7 +206,7 @@ impl UserCommand {
                 let (realm, json) = (store.realm.clone(), store.json);
                 let shown = given.is_none().then_some(MadeUp { what: "password", text: password.reveal() });
                 let new = NewUser { name, realm, password: password.reveal().to_owned(), only_new: false };
-                Ok(store.keeper()?.add_user(new, shown, json, out)?)
+                Ok(store.keeper_of_realm()?.add_user(new, shown, json, out)?)
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
@@ -214,7 +214,7 @@ impl UserCommand {
             }
             Self::Remove { name, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.remove_user(&name, realm, json, out)?)
+                Ok(store.keeper_of_realm()?.remove_user(&name, realm, json, out)?)
             }
         }
     }
@@ -229,7 +229,7 @@ impl SecretCommand {
                 let (realm, json) = (store.realm.clone(), store.json);
                 let shown = given.is_none().then_some(MadeUp { what: "secret", text: secret.reveal() });
                 let new = NewSecret { secret: secret.reveal().to_owned(), realm, only_new: false };
-                Ok(store.keeper()?.add_secret(new, shown, json, out)?)
+                Ok(store.keeper_of_realm()?.add_secret(new, shown, json, out)?)
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
@@ -249,7 +249,7 @@ impl SecretCommand {
             }
             Self::Remove { fingerprint, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.remove_secret(&fingerprint, realm, json, out)?)
+                Ok(store.keeper_of_realm()?.remove_secret(&fingerprint, realm, json, out)?)
             }
         }
     }
@@ -313,8 +313,24 @@ impl KeyCommand {
 }
 
 impl StoreArgs {
-    /// Whoever was named; else a running server, and where there is none, the store that one would have.
+    /// The keeper for a change in one realm. Without --realm that has to be the realm of the server that uses the store.
+    fn keeper_of_realm(self) -> Result<Keeper, ManageError> {
+        let is_named = self.realm.is_some();
+        self.open(|settings| match turnpike_daemon::realm_of_another(settings).filter(|_| !is_named) {
+            Some((server, file)) => {
+                Err(ManageError::OtherRealm { server, file, realm: settings.realm.clone() })
+            }
+            None => Ok(()),
+        })
+    }
+
     fn keeper(self) -> Result<Keeper, ManageError> {
+        self.open(|_| Ok(()))
+    }
+
+    /// The server or the store that is named; otherwise a running server, or if there is none, the store that it would have, with
+    /// settings that pass the check.
+    fn open(self, check: impl FnOnce(&Settings) -> Result<(), ManageError>) -> Result<Keeper, ManageError> {
         let is_named = self.config.is_some() || self.store.is_some() || self.state.is_some() || names_store();
         if self.admin.is_some() || !is_named {
             let target = match (self.admin, env::var("TURNPIKE_ADMIN")) {
@@ -334,7 +350,11 @@ impl StoreArgs {
         flags.set("store.url", "--store", self.store);
         flags.set("store.state", "--state", self.state);
         let sources = Sources::from_process(self.config, flags);
-        Keeper::here(|| Ok(turnpike_daemon::open_store(&sources)?))
+        Keeper::here(|| {
+            let (settings, store) = turnpike_daemon::open_store(&sources)?;
+            check(&settings)?;
+            Ok((settings, store))
+        })
     }
 }
 
@@ -355,6 +375,20 @@ pub(crate) enum ManageError {
     /// There is no event loop.
     #[error("cannot wait for a store: {0}")]
     Loop(#[from] io::Error),
+    /// The server of this store would never look there.
+    #[error(
+        "the server of this store has realm {server:?} ({}), and this would go to realm {realm:?}: name the realm with --realm, or the \
+         server's configuration with -c",
+        file.display()
+    )]
+    OtherRealm {
+        /// The server's realm.
+        server: String,
+        /// The file that says so.
+        file: PathBuf,
+        /// The realm of this command's configuration.
+        realm: String,
+    },
     /// TURNPIKE_ADMIN.
     #[error("TURNPIKE_ADMIN: {0}")]
     Address(String),

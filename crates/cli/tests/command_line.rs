@@ -153,3 +153,76 @@ fn an_option_of_coturn_leads_to_import() {
     }
     assert!(stderr(&turnpike(&["serve", "--nonsense"])).contains("unexpected argument"));
 }
+
+/// Root may read everything, so the program runs as another user there.
+#[test]
+fn a_key_that_cannot_be_read_is_told_with_the_commands_that_help() {
+    use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
+    let dir = Dir::new();
+    let key = dir.file("key.pem", "a key");
+    let key = key.to_str().expect("UTF-8");
+    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_turnpike"));
+    command.args(["check-config", "--tls-cert", key, "--tls-key", key, "--tls-listen", "127.0.0.1:5349"]);
+    let is_root =
+        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if is_root {
+        command.uid(65_534).gid(65_534);
+    }
+    let Ok(output) = command.output() else {
+        eprintln!("SKIPPED: another user cannot run the program here");
+        return;
+    };
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("is not readable for user ") && text.contains(&format!("{key} && chmod 640 {key}")),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_pair_of_relay_addresses_the_wrong_way_round_is_told_the_right_one() {
+    let dir = Dir::new();
+    let state = dir.path().to_str().expect("UTF-8").to_owned();
+    let serve = |address: &str| {
+        let arguments = [
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "off",
+            "--state",
+            &state,
+            "--user",
+            "a:b",
+            "--relay-ip",
+            address,
+        ];
+        turnpike(&arguments)
+    };
+    let output = serve("198.51.100.7=127.0.0.1");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("write it first, 127.0.0.1=198.51.100.7"), "{}", stderr(&output));
+    let output = serve("198.51.100.7/127.0.0.1");
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("write 127.0.0.1=198.51.100.7"), "{}", stderr(&output));
+}
+
+#[test]
+fn yaml_is_told_from_toml() {
+    let dir = Dir::new();
+    for (text, name) in
+        [("eturnal:\n  secret: \"x\"\n", "eturnal.yml"), ("realm: example.org\nport: 3478\n", "YAML")]
+    {
+        let file = dir.file("turn.yml", text);
+        let output = turnpike(&["check-config", "-c", file.to_str().expect("UTF-8")]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            stderr(&output).contains(&format!("this looks like {name}; expected turnpike's TOML")),
+            "{}",
+            stderr(&output)
+        );
+        assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    }
+}

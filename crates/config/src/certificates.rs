@@ -2,7 +2,9 @@
 //! mistake is told before any socket opens.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::ErrorKind,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -46,15 +48,15 @@ pub fn load(settings: &Settings) -> Found {
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(exposed::readable_by_all(&files.key, "this private key"));
             }
-            Err((path, problem)) => problems.push(
-                // The mistake is in the file, but the line that names it is where a reader starts.
-                Mistake::new(
-                    settings.origin(key),
-                    key,
-                    format!("{}: {problem}", path.display()),
-                    "a certificate that is valid now and its private key, PEM both",
-                ),
-            ),
+            // The mistake is in the file, but the line that names it is where a reader starts.
+            Err((path, problem)) => {
+                let expected = match File::open(&path) {
+                    Err(error) if error.kind() == ErrorKind::PermissionDenied => readable_by(&path),
+                    _ => "a certificate that is valid now and its private key, PEM both".to_owned(),
+                };
+                let problem = format!("{}: {problem}", path.display());
+                problems.push(Mistake::new(settings.origin(key), key, problem, expected));
+            }
         }
     }
     // dimpl has no RSA. Said before anything starts, or DTLS clients would be left without an answer.
@@ -95,6 +97,9 @@ pub fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, S
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
         Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err((path.to_owned(), format!("is not readable for user {}", own_name())))
+        }
         Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
     };
     let (cert, key) = (content(&files.cert)?, content(&files.key)?);
@@ -103,6 +108,23 @@ pub fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, S
         error if error.is_about_key() => (files.key.clone(), error.to_string()),
         error => (files.cert.clone(), error.to_string()),
     })
+}
+
+/// The commands that make a file readable for the user of this process.
+fn readable_by(path: &Path) -> String {
+    let (user, path) = (own_name(), path.display());
+    format!(
+        "a file that this user can read: chgrp {user} {path} && chmod 640 {path}, and its directories open to {user} (chmod g+x)"
+    )
+}
+
+/// The name of this process's user, or the number where it has no name.
+fn own_name() -> String {
+    let Ok(own) = fs::metadata("/proc/self") else { return "turnpike".to_owned() };
+    let number = own.uid().to_string();
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let mut rows = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    rows.find(|row| row.get(2) == Some(&&*number)).map_or(number.clone(), |row| row[0].to_owned())
 }
 
 #[cfg(test)]
@@ -129,5 +151,13 @@ mod tests {
         assert!(problem(&settings).contains("key.pem: cannot be read"));
         fs::write(&key, "no PEM").unwrap();
         assert!(problem(&settings).contains("key.pem: no private key in it"));
+    }
+
+    #[test]
+    fn own_name_is_that_of_the_user_or_a_number() {
+        let name = own_name();
+        assert!(!name.is_empty() && !name.contains(':'), "{name}");
+        let told = readable_by(Path::new("/etc/key.pem"));
+        assert!(told.contains(&format!("chgrp {name} /etc/key.pem && chmod 640 /etc/key.pem")), "{told}");
     }
 }

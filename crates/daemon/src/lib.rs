@@ -61,6 +61,6 @@ pub use refusals::{Refusal, RefusalFilter, Why};
 pub use sandbox::{Files, Sandbox, in_force as sandbox};
 pub use serve::{check_store, serve};
 pub use signals::wait_for_stop;
-pub use store::{Store, open_store};
+pub use store::{Store, open_store, realm_of_another};
 pub use turnpike_forward::{RuleId, RuleSnapshot};
 pub use upgrade::{AskError, Which, ask as upgrade};

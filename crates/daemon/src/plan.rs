@@ -9,7 +9,9 @@ use std::{
 
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_keys};
 use turnpike_net::{Datapath, passed};
-use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
+use turnpike_relay::{
+    Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext, route_addresses,
+};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
@@ -374,31 +376,6 @@ fn relay_addresses(
     addresses
 }
 
-/// The source addresses of the default routes, one a family at most.
-pub(crate) fn route_addresses() -> Vec<IpAddr> {
-    DESTINATIONS.iter().copied().filter_map(source_of_route).collect()
-}
-
-/// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.
-const DESTINATIONS: [SocketAddr; 2] = [
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
-    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
-];
-
-/// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
-fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr =
-        if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(destination).ok()?;
-    let source = socket.local_addr().ok()?.ip();
-    let usable = match source {
-        IpAddr::V4(address) => !address.is_unspecified() && !address.is_link_local(),
-        IpAddr::V6(address) => !address.is_unspecified() && !address.is_unicast_link_local(),
-    };
-    usable.then_some(source)
-}
-
 fn is_private(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_private(),
@@ -444,12 +421,6 @@ mod tests {
         let settings = Settings { workers: Some(4), ..Settings::default() };
         let config = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
         assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
-    }
-
-    #[test]
-    fn the_route_to_loopback_starts_on_loopback() {
-        let source = source_of_route(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
-        assert_eq!(source, Some(Ipv4Addr::LOCALHOST.into()));
     }
 
     #[test]

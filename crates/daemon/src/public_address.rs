@@ -12,8 +12,6 @@ use std::{
     str::FromStr,
 };
 
-use crate::plan;
-
 /// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressSource {
@@ -95,7 +93,7 @@ impl PublicAddress {
     /// # Errors
     /// See [`PublicAddressError`].
     pub fn find(source: &AddressSource) -> Result<Self, PublicAddressError> {
-        let own = plan::route_addresses();
+        let own = turnpike_relay::route_addresses();
         if own.is_empty() {
             return Err(PublicAddressError::NoRoute);
         }

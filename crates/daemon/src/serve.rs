@@ -156,6 +156,7 @@ impl TurnServer {
         if let Some(generated) = generated.as_ref().filter(|_| is_first) {
             generated.print(&settings.realm, out);
         }
+        store::note_realm(&settings);
         let shared_store = SharedStore::default();
         store::share(&shared_store, store.as_ref());
         let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
@@ -224,6 +225,7 @@ impl TurnServer {
         reloaded.need_restart(&unchangeable);
         say_relistened(&relistened);
         let old = std::mem::replace(&mut self.settings, new);
+        store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
         let changes = ServeChanges::new(&old, &self.settings);
         reloaded.changed = changes.lines();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fs,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
@@ -27,6 +28,8 @@ pub type Store = Directory<Database>;
 
 /// The file of the embedded store in its directory.
 const FILE: &str = "turnpike.sqlite";
+/// The file beside it with the realm of its server.
+const REALM_FILE: &str = "realm";
 /// For which a token is believed at most whose key stands in a store, which says nothing of that.
 const TOKEN_LIFETIME: u32 = 86_400;
 
@@ -59,6 +62,30 @@ pub fn open_store(sources: &Sources) -> Result<(Settings, Store), DaemonError> {
     let limits = limits(&settings.store);
     let database = Database::new(&address, 1, file, &limits);
     Ok((settings, Directory::new(database, address.to_string(), limits)))
+}
+
+/// The file beside the embedded store with the realm of the server that uses it; `None` where the store is another one.
+fn realm_file(settings: &Settings) -> Option<PathBuf> {
+    let StoreSettings { url, state, .. } = &settings.store;
+    if url.is_some() { None } else { state_dir(state).map(|dir| dir.join(REALM_FILE)) }
+}
+
+/// Notes the server's realm beside its embedded store, for commands that change the store without asking the server.
+pub(crate) fn note_realm(settings: &Settings) {
+    let Some(file) = realm_file(settings) else { return };
+    let noted = fs::read_to_string(&file).is_ok_and(|noted| noted.trim_end() == settings.realm);
+    // A directory that cannot be written to takes no changes from commands either.
+    if !noted && file.parent().is_some_and(Path::is_dir) {
+        let _ = fs::write(&file, format!("{}\n", settings.realm));
+    }
+}
+
+/// The realm of the server that last used the embedded store, and the file that says so, where these settings have another realm.
+#[must_use]
+pub fn realm_of_another(settings: &Settings) -> Option<(String, PathBuf)> {
+    let file = realm_file(settings)?;
+    let noted = fs::read_to_string(&file).ok()?.trim_end().to_owned();
+    (!noted.is_empty() && noted != settings.realm).then_some((noted, file))
 }
 
 /// The directory of the embedded store, if there is one. systemd gives a service several directories with colons between them.
@@ -495,6 +522,23 @@ mod tests {
         let permits = |at: &str| packets.permits_endpoint(at.parse().expect("an address"));
         assert!(!permits("10.0.0.1:22") && permits("10.0.0.1:50000"));
         assert!(permits("10.0.0.9:22"), "another machine");
+    }
+
+    #[test]
+    fn the_realm_of_the_server_is_noted_beside_its_store() {
+        let dir = turnpike_testkit::Dir::new();
+        let mut settings = Settings { realm: "example.org".to_owned(), ..Settings::default() };
+        settings.store.state = StateDir::At(dir.path().join("missing"));
+        note_realm(&settings);
+        assert!(!dir.path().join("missing").exists(), "no directory is made for it");
+        settings.store.state = StateDir::At(dir.path().to_owned());
+        note_realm(&settings);
+        assert_eq!(realm_of_another(&settings), None);
+        settings.realm = "turnpike".to_owned();
+        let expected = ("example.org".to_owned(), dir.path().join("realm"));
+        assert_eq!(realm_of_another(&settings), Some(expected));
+        settings.store.url = Some(Secret::new("redis://h/2"));
+        assert_eq!(realm_of_another(&settings), None, "another store");
     }
 
     #[test]

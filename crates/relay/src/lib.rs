@@ -17,6 +17,7 @@ mod peers;
 mod pool_bits;
 mod ports;
 mod quotas;
+mod routes;
 pub mod runtime;
 pub mod sessions;
 pub mod stream;
@@ -31,6 +32,7 @@ pub use config::{Config, RealmLimits, RelayAddress};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
 pub use peers::PeerStats;
+pub use routes::route_addresses;
 pub use runtime::{
     CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
     StartError, WorkerSnapshot,

@@ -29,6 +29,7 @@ use crate::{
     peers::PeerStats,
     ports::Ports,
     quotas::Quotas,
+    routes,
     stream::{Admission, StreamStats},
     upgrade::{Inheritance, Inherited, Unfit},
     worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},
@@ -148,10 +149,8 @@ pub enum StartError {
     #[error("cannot listen on {protocol} {address}: {source}; {remedy}")]
     Listen { protocol: &'static str, address: SocketAddr, source: io::Error, remedy: String },
     /// A relay address is not one of this machine.
-    #[error(
-        "relay address {address} cannot be bound: {source}; name an address of this machine with --relay-ip"
-    )]
-    RelayAddress { address: IpAddr, source: io::Error },
+    #[error("relay address {address} cannot be bound: {source}; {remedy}")]
+    RelayAddress { address: IpAddr, source: io::Error, remedy: String },
     /// NAT discovery is configured on an address that nobody listens on.
     #[error("NAT discovery needs a UDP listener on {address}, or on its port and all addresses")]
     NatDiscovery { address: SocketAddr },
@@ -671,8 +670,9 @@ fn offload(
 /// Whether each can be bound.
 fn probe_relay_addresses(relays: &[RelayAddress]) -> Result<(), StartError> {
     for relay in relays {
-        UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default())
-            .map_err(|source| StartError::RelayAddress { address: relay.bind, source })?;
+        UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default()).map_err(|source| {
+            StartError::RelayAddress { address: relay.bind, source, remedy: routes::remedy(relay) }
+        })?;
     }
     Ok(())
 }

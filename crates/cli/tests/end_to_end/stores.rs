@@ -94,6 +94,30 @@ fn the_default_directory_is_where_the_machine_has_it() {
     assert!(ended.stderr.contains("--state DIR"), "{}", ended.stderr);
 }
 
+/// A command that cannot ask the server knows its realm from the directory of the store.
+#[test]
+fn a_command_without_the_server_writes_to_no_realm_that_the_server_does_not_have() {
+    let dir = Dir::new();
+    let state = path(dir.path());
+    let serve = Serve::start(&["--state", state]);
+    let realm = super::harness::REALM;
+    for command in [&["user", "add", "carol"][..], &["user", "remove", "carol"], &["secret", "add"]] {
+        let ended = run(&[command, &["--state", state]].concat());
+        assert_eq!(ended.code, Some(2), "{command:?}: {}", ended.output());
+        let is_told = |word: &str| ended.stderr.contains(word);
+        assert!(
+            is_told(realm) && is_told("\"turnpike\"") && is_told(&format!("{state}/realm")),
+            "{}",
+            ended.stderr
+        );
+    }
+    said(&["user", "add", "carol", "--state", state, "--realm", realm, "--password", "sesame"]);
+    eventually("carol gets in", || allocate(&serve, "carol", "sesame").is_none().then_some(()));
+    let config = dir.file("t.toml", format!("[server]\nrealm = \"{realm}\"\n"));
+    said(&["user", "add", "dora", "--state", state, "-c", path(&config), "--password", "sesame"]);
+    eventually("dora gets in", || allocate(&serve, "dora", "sesame").is_none().then_some(()));
+}
+
 #[test]
 fn a_running_server_sees_what_the_commands_write() {
     let dir = Dir::new();

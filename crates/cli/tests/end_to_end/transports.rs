@@ -7,7 +7,7 @@ use serde_json::Value;
 use turnpike_testkit::tests;
 
 use super::harness::{
-    Certificate, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
+    Certificate, Dir, Finished, Load, PASSWORD, Program, Reflect, SOON, Serve, USER, V4, V6, address_after,
     eventually, free_port, loopback_of, need, turnpike, words,
 };
 
@@ -141,6 +141,26 @@ tests! {
     /// The kernel spreads the clients' datagrams over both workers' sockets; an association lives on one of them.
     channels_over_dtls_with_several_workers: relays("dtls", V4, "channel", "2");
     indications_over_dtls_and_ipv6: relays("dtls", V6, "send", "1");
+}
+
+/// `server.udp = false`: TCP is served, and the UDP port is left to others.
+#[test]
+fn without_udp_clients_come_by_tcp_alone() {
+    let dir = Dir::new();
+    let file = dir.file("turnpike.toml", "[server]\nudp = false\n");
+    let user = format!("{USER}:{PASSWORD}");
+    let mut arguments =
+        vec!["serve", "-c", file.to_str().expect("UTF-8"), "--listen", "127.0.0.1:0", "--workers", "2"];
+    arguments.extend(["--admin", "off", "--state", "off", "--user", &user, "--relay-ip", "127.0.0.1"]);
+    arguments.extend(["--allow-peer", "127.0.0.0/8"]);
+    let mut serve = Program::start(&mut turnpike(&arguments));
+    let address = address_after(&serve.line_with("listening on tcp 127.0.0.1:"), "listening on tcp ");
+    let reflect = Reflect::start(V4, &[]);
+    let load =
+        Load::new(address).with(&["--transport", "tcp", "--clients", "2", "--rate", RATE, "--duration", "1"]);
+    came_back(&load.to(reflect.address).run(), "tcp");
+    assert!(serve.lines().iter().all(|line| !line.contains("listening on udp")), "{:?}", serve.lines());
+    std::net::UdpSocket::bind(address).expect("the UDP port is free");
 }
 
 /// Plain UDP and DTLS told apart by the first byte of each datagram, at the same time.

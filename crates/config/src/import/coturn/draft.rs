@@ -507,7 +507,7 @@ impl Draft {
     }
 }
 
-/// The remark on a certificate that cannot be used for DTLS, or that nobody could read.
+/// The remark on a certificate that cannot be used for DTLS, or cannot be read.
 fn no_dtls(listen: &[SocketAddr]) -> String {
     format!(
         "coturn up to 4.6, or with dtls, serves DTLS there too. Here that needs an ECDSA certificate (P-256 or P-384), beside an RSA one \

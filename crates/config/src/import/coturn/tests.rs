@@ -381,7 +381,7 @@ fn a_peer_on_the_server_itself_gets_the_relay_ports_alone() {
     let imported = translate("t.conf", settings(text), Vec::new(), &machine);
     let shown: Vec<_> = read(&imported.toml).allow.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["10.0.0.1:49152-65535", "10.0.0.9/32"]);
-    // Elsewhere nobody can tell, and the file says so.
+    // Elsewhere that is unknown, and a remark says so.
     let (settings, notes) = translated("user=a:b\nallowed-peer-ip=10.0.0.1");
     assert_eq!(settings.allow.len(), 1);
     assert!(told(&notes, "if this is the address of the server itself"), "{notes:?}");

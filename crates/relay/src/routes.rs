@@ -1,0 +1,71 @@
+//! Addresses of this machine that the default routes use, and advice on relay addresses that are not of this machine.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use crate::RelayAddress;
+
+/// The source addresses of the default routes, one a family at most.
+#[must_use]
+pub fn route_addresses() -> Vec<IpAddr> {
+    DESTINATIONS.iter().copied().filter_map(source_of_route).collect()
+}
+
+/// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.
+const DESTINATIONS: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
+];
+
+/// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
+fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr =
+        if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(destination).ok()?;
+    let source = socket.local_addr().ok()?.ip();
+    let usable = match source {
+        IpAddr::V4(address) => !address.is_unspecified() && !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unspecified() && !address.is_unicast_link_local(),
+    };
+    usable.then_some(source)
+}
+
+/// Advice on a relay address that cannot be bound.
+pub(crate) fn remedy(address: &RelayAddress) -> String {
+    let RelayAddress { bind, external } = *address;
+    let is_here = |ip: &IpAddr| UdpSocket::bind((*ip, 0)).is_ok();
+    if let Some(local) = external.filter(is_here) {
+        return format!("{local} is this machine's address: write it first, {local}={bind}");
+    }
+    match (external, route_addresses().into_iter().find(|own| own.is_ipv4() == bind.is_ipv4())) {
+        (Some(public), Some(local)) => {
+            format!("write LOCAL=PUBLIC with an address of this machine, here {local}={public}")
+        }
+        (None, Some(local)) => format!(
+            "behind a NAT write LOCAL=PUBLIC, here {local}={bind}; otherwise name an address of this machine"
+        ),
+        (_, None) => "name an address of this machine in relay.addresses (--relay-ip)".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_route_to_loopback_starts_on_loopback() {
+        let source = source_of_route(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        assert_eq!(source, Some(Ipv4Addr::LOCALHOST.into()));
+    }
+
+    #[test]
+    fn a_pair_that_is_the_wrong_way_round_is_turned() {
+        let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let told = remedy(&RelayAddress { bind: ip("198.51.100.7"), external: Some(ip("127.0.0.1")) });
+        assert_eq!(told, "127.0.0.1 is this machine's address: write it first, 127.0.0.1=198.51.100.7");
+        let told = remedy(&RelayAddress { bind: ip("198.51.100.7"), external: None });
+        let is_advice =
+            told.starts_with("behind a NAT write LOCAL=PUBLIC, here ") && told.contains("=198.51.100.7");
+        assert!(is_advice || told.starts_with("name an address of this machine"), "{told}");
+    }
+}
