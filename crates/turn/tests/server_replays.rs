@@ -1,7 +1,10 @@
 //! Copies of an Allocate: answered again while its allocation lives on that 5-tuple, and granted nowhere else.
 
 use crate::common::*;
-use turnpike_turn::server::{Client, ServerConfig};
+use turnpike_turn::server::{Client, ListenerId, ServerConfig};
+
+const EVEN_PORT: u16 = 0x0018;
+const RESERVATION_TOKEN: u16 = 0x0022;
 
 fn granted(world: &mut World) -> (Credentials, Ask) {
     let alice = world.credentials("alice", Scheme::Md5);
@@ -75,6 +78,67 @@ fn a_copy_where_a_mobile_client_was_before_makes_no_allocation() {
     world.client = old;
     assert_eq!(world.ask(&ask).code(), Some(438));
     assert_eq!(world.server.allocations(), 1);
+}
+
+/// The address alone counts for a nonce, and not the transport.
+#[test]
+fn a_copy_over_another_transport_makes_no_allocation() {
+    let over = |listener, port| Client { listener: ListenerId(listener), ..client(port) };
+    for listener in 0..4 {
+        let mut workers = World::workers(&streams(), 2);
+        workers[0].client = over(listener, 40_000);
+        let (_, ask) = granted(&mut workers[0]);
+        for (other, port) in (0..4).zip(41_000..) {
+            for world in &mut workers {
+                world.client = over(other, port);
+                assert_eq!(world.ask(&ask).code(), Some(438), "{listener}, then {other}");
+            }
+        }
+        assert_eq!(workers[0].server.gate_mut().held(), 1);
+    }
+}
+
+#[test]
+fn a_copy_takes_no_reserved_port() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let pair = Ask::allocate().raw(EVEN_PORT, &[0x80]).signed(&alice);
+    let token = world.ask(&pair).success().raw(RESERVATION_TOKEN).expect("one was asked for");
+    world.client = client(41_000);
+    let ask = Ask::allocate().raw(RESERVATION_TOKEN, &token).signed(&alice);
+    let Outcome::Open(request) = world.feed(&ask.bytes()) else { panic!() };
+    // The copy comes while the port is being opened, and after.
+    world.client = client(42_000);
+    assert_eq!(world.ask(&ask).code(), Some(438));
+    world.client = client(41_000);
+    world.open(&request).success();
+    world.client = client(42_000);
+    assert_eq!(world.ask(&ask).code(), Some(438));
+    assert_eq!(world.server.allocations(), 2);
+}
+
+#[test]
+fn a_copy_of_a_connection_bind_binds_nothing() {
+    let mut workers = World::workers(&streams(), 2);
+    let (alice, _) = workers[0].allocated_tcp();
+    let connection = workers[0].connected(&alice, PEER);
+    let bytes = Ask::connection_bind(connection).signed(&alice).bytes();
+    workers[0].client = stream(42_000);
+    assert!(matches!(workers[0].feed(&bytes), Outcome::Bind { .. }));
+    let refused =
+        |outcome| matches!(outcome, Outcome::Reply(bytes) if Reply(bytes.clone()).code() == Some(400));
+    workers[0].client = stream(42_001);
+    assert!(refused(workers[0].feed(&bytes)));
+    workers[1].client = stream(42_002);
+    assert_eq!(workers[1].feed(&bytes), Outcome::HandOver { worker: 0 });
+    assert!(refused(workers[0].handed_over(stream(42_002), &bytes)));
+    // Another connection to that peer has another number.
+    let now = workers[0].now;
+    workers[0].server.connection_ended(now, connection, 0, 0);
+    workers[0].client = stream(41_000);
+    assert_ne!(workers[0].connected(&alice, PEER), connection);
+    workers[0].client = stream(42_003);
+    assert!(refused(workers[0].feed(&bytes)));
 }
 
 #[test]

@@ -323,3 +323,35 @@ fn requests_that_wait_for_credentials_are_forgotten_by_who_goes() {
     let found = here.found(query.lookup, turnpike_turn::server::Credentials::NoSuchUser);
     assert!(matches!(found, Outcome::Drop(_) | Outcome::Later), "{found:?}");
 }
+
+/// What the previous version wrote: a session that named two workers, and an arrival with a time.
+#[test]
+fn a_mobile_session_of_the_previous_version_goes_on() {
+    let mut here = World::with(config());
+    let alice = here.credentials("alice", Scheme::Md5);
+    let reply = here.ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success();
+    let relay = here.last_opened();
+    let moved = here.server.snapshot(here.now, relay.allocation).expect("it is there");
+    let mut written = serde_json::to_value(&moved).unwrap();
+    let mobility = written["1"]["mobility"].as_object_mut().expect("it is mobile");
+    mobility.extend([("via".to_owned(), 1.into()), ("owner".to_owned(), 0.into())]);
+    let moved: Moved = serde_json::from_value(written).unwrap();
+    let mut there = World::with(config());
+    let restored =
+        there.server.restore(there.now, moved, Link(0)).unwrap_or_else(|_| panic!("there is room"));
+    there.client = client(50_001);
+    there.ask(&Ask::present(&reply.ticket().unwrap()).signed(&alice)).success();
+    assert!(there.server.close_one(there.now, restored, ClosedReason::Administrator));
+
+    let mut workers = World::workers(&config(), 2);
+    let ticket = {
+        let alice = workers[0].credentials("alice", Scheme::Md5);
+        workers[0].ask(&Ask::allocate().raw(TICKET, &[]).signed(&alice)).success().ticket().unwrap()
+    };
+    let present = Ask::present(&ticket).signed(&workers[0].credentials("alice", Scheme::Md5)).bytes();
+    let (_, arrival) = workers[0].forwarded(1, client(50_001), &present);
+    let mut written = serde_json::to_value(arrival.expect("its client is expected there")).unwrap();
+    written["patience_ms"] = 600_000.into();
+    workers[1].server.expect(serde_json::from_value(written).unwrap());
+    assert_eq!(workers[1].server.expected().len(), 1);
+}

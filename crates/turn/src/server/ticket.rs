@@ -131,6 +131,21 @@ mod tests {
         assert_eq!(Ticket::open(&[&sealed[..], &[0]].concat(), &[7; 32]), None);
     }
 
+    /// After an upgrade in place.
+    #[test]
+    fn a_ticket_of_an_earlier_version_opens() {
+        let secret = [7; 32];
+        let own = own_key(&secret);
+        let mut plain = [0; HALF];
+        plain[..8].copy_from_slice(&(TICKET.key << NODE_BITS | u64::from(TICKET.node)).to_be_bytes());
+        plain[8..12].copy_from_slice(&TICKET.counter.to_be_bytes());
+        // The numbers of two workers, 10 bits each, and a pad of 12.
+        plain[12..].copy_from_slice(&(3_u32 << 22 | 1023 << 12 | 5).to_be_bytes());
+        let mac = mac(&own, b"mac", &plain);
+        let sealed = [mac, xor(plain, mac_stream(&own, &mac))].concat();
+        assert_eq!(Ticket::open(&sealed, &secret), Some(TICKET));
+    }
+
     #[test]
     fn tickets_of_one_allocation_share_no_half() {
         let one = TICKET.seal(&[7; 32]);

@@ -432,8 +432,12 @@ impl Reply {
     }
 
     pub(crate) fn ticket(&self) -> Option<Vec<u8>> {
+        self.raw(TICKET)
+    }
+
+    pub(crate) fn raw(&self, kind: u16) -> Option<Vec<u8>> {
         let message = self.message();
-        let found = message.iter_attributes().find(|(_, raw)| raw.get_type().value() == TICKET);
+        let found = message.iter_attributes().find(|(_, raw)| raw.get_type().value() == kind);
         found.map(|(_, raw)| raw.value.to_vec())
     }
 
