@@ -111,12 +111,23 @@ impl<'a> Reader<'a> {
 
     /// Reports that `node` is not what the key expects.
     pub(crate) fn refuse<T>(&mut self, node: &Node, detail: Option<String>) -> Option<T> {
+        self.refuse_suggesting(node, detail, None)
+    }
+
+    /// The same, with what was meant most likely.
+    pub(crate) fn refuse_suggesting<T>(
+        &mut self,
+        node: &Node,
+        detail: Option<String>,
+        meant: Option<&str>,
+    ) -> Option<T> {
         let found = if self.secret { kind_of(node).to_owned() } else { shown(node) };
         let problem = match detail.filter(|detail| !detail.is_empty()) {
             Some(detail) => format!("found {found}: {detail}"),
             None => format!("found {found}"),
         };
-        self.problems.push(Mistake::new(&node.origin, self.path, problem, self.expected));
+        let mistake = Mistake::new(&node.origin, self.path, problem, self.expected);
+        self.problems.push(mistake.suggesting(meant));
         None
     }
 }

@@ -11,7 +11,7 @@
 use std::{
     collections::HashMap,
     fmt::Write as _,
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
     path::Path,
 };
@@ -32,11 +32,14 @@ pub(crate) struct ConnectionFile {
 }
 
 impl ConnectionFile {
-    /// Opens the file to append to it; it is made if it is not there.
+    /// Opens the file to append to it; it and its directory are made if they are not there.
     ///
     /// # Errors
-    /// Those of open(2).
+    /// Those of mkdir(2) and open(2).
     pub(crate) fn open(path: &Path, format: LineFormat, rules: &[Rule]) -> io::Result<Self> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let rules = rules.iter().map(|rule| (rule.id.0.clone(), rule.clone())).collect();
         Ok(Self { file, format, rules, failed: false })
@@ -94,7 +97,7 @@ impl ConnectionFile {
 /// known here; the client most often does.
 fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
     match report.reason {
-        EndReason::TargetReset | EndReason::TargetDown => "done-local-closed",
+        EndReason::TargetReset | EndReason::TargetDown | EndReason::TargetGone => "done-local-closed",
         EndReason::ConnectFailed => "local-connect-failed -",
         EndReason::Denied => match lists.denial(&report.rule.0, report.client.ip()) {
             Some(Denial::NotAllowed) => "not-allowed",

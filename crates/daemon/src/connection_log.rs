@@ -251,6 +251,7 @@ fn why(reason: EndReason) -> &'static str {
         EndReason::ClientReset => "reset by the client",
         EndReason::TargetReset => "reset by the target",
         EndReason::TargetDown => "its target fails its health checks",
+        EndReason::TargetGone => "its target is one no longer",
         EndReason::Idle => "idle for too long",
         EndReason::ConnectFailed => "no target could be reached",
         EndReason::Denied => "denied",

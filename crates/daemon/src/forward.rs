@@ -1,7 +1,7 @@
 //! `turnpike forward`: starts the forwarder, and is the [`Service`] that reloads, drains and upgrades it.
 
 use std::{
-    fs, io,
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -14,7 +14,9 @@ use turnpike_config::{
     DatapathChoice,
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
 };
-use turnpike_forward::{ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, Settings, StartError};
+use turnpike_forward::{
+    ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
+};
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
 use crate::{
@@ -28,7 +30,9 @@ use crate::{
     forward_estate::{ForwardEstate, ForwardInheritance},
     forward_metrics, kernel_path,
     log_limit::LogCounts,
-    passed, rlimit,
+    passed,
+    pid_file::PidFile,
+    rlimit,
     sandbox::{self, Needs},
     upgrade::{self, Estate, Heir},
 };
@@ -129,7 +133,7 @@ impl PortForwarder {
             // Clients are served by now.
             Err(error) if !is_first => {
                 tracing::warn!("{error}");
-                PidFile(None)
+                PidFile::NONE
             }
             written => written?,
         };
@@ -188,7 +192,7 @@ impl PortForwarder {
         *self.records.lock().unwrap_or_else(PoisonError::into_inner) = records;
         if self.settings.pid_file != new.pid_file {
             // The old one goes first: the new name may lead to the same file.
-            self.pid_file = PidFile(None);
+            self.pid_file = PidFile::NONE;
             match PidFile::write(new.pid_file.as_deref()) {
                 Ok(file) => self.pid_file = file,
                 Err(error) => reloaded.warn(error.to_string()),
@@ -210,6 +214,17 @@ impl Service for PortForwarder {
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
         let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
         taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
+    }
+
+    fn look(&mut self) {
+        if !self.forwarder.has_waiting() {
+            return;
+        }
+        let runtime = for_runtime(&self.settings, &self.started, self.workers, self.datapath, &self.passed);
+        let come = self.forwarder.retry(&runtime);
+        if !come.is_empty() {
+            say_listeners(&self.settings, &self.forwarder, |id| come.contains(id));
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -412,21 +427,37 @@ fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf],
 
 /// Says it, and gives the lines back.
 fn say_left_out(failed: &[StartError]) -> Vec<String> {
-    let lines = failed.iter().map(|error| format!("{error}; the other rules run (keep_going)"));
+    let lines = failed.iter().map(|error| {
+        format!("{error}; the other rules run, and this one is tried again each second (keep_going)")
+    });
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 
 fn say_what_started(settings: &ForwardSettings, forwarder: &Forwarder, page: &dyn Listening) {
-    for (id, address) in forwarder.listeners() {
-        let rule = settings.rules.iter().find(|rule| rule.id == id);
+    say_listeners(settings, forwarder, |_| true);
+    page.say_where();
+}
+
+/// One line for each rule, whose range may have thousands of ports.
+fn say_listeners(settings: &ForwardSettings, forwarder: &Forwarder, is_wanted: impl Fn(&RuleId) -> bool) {
+    let listeners = forwarder.listeners();
+    for of_rule in listeners.chunk_by(|(one, _), (other, _)| one == other) {
+        let [(id, first), ..] = of_rule else { continue };
+        if !is_wanted(id) {
+            continue;
+        }
+        let rule = settings.rules.iter().find(|rule| rule.id == *id);
         let transport: &str = (&rule.map_or(Transport::Tcp, transport_of)).into();
         let protocol = rule.map_or("", |rule| protocol_name(rule.protocol));
         let targets = rule.map_or_else(String::new, |rule| {
             rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
         });
-        tracing::info!("listening on {transport} {address} for {targets} ({protocol}, rule {})", id.0);
+        let last = match of_rule {
+            [_, .., (_, last)] => format!("-{}", last.port()),
+            _ => String::new(),
+        };
+        tracing::info!("listening on {transport} {first}{last} for {targets} ({protocol}, rule {})", id.0);
     }
-    page.say_where();
 }
 
 /// What the kernel forwards itself, if it does, and what that means.
@@ -465,32 +496,4 @@ fn open_records(settings: &ForwardSettings) -> Result<Records, DaemonError> {
     let file = ConnectionFile::open(path, settings.connection_format, &settings.rules)
         .map_err(DaemonError::file("the file of connections", path))?;
     Ok(Records { lists, file: Some(file) })
-}
-
-/// The file with the process ID, if there is one; removed with this.
-struct PidFile(Option<PathBuf>);
-
-impl PidFile {
-    fn write(path: Option<&Path>) -> Result<Self, DaemonError> {
-        if let Some(path) = path {
-            fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(DaemonError::file("the process ID to", path))?;
-        }
-        Ok(Self(path.map(Path::to_owned)))
-    }
-
-    /// It names another process by now.
-    fn leave(&mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0
-            && let Err(error) = fs::remove_file(path)
-        {
-            tracing::warn!("cannot remove {}: {error}", path.display());
-        }
-    }
 }

@@ -34,6 +34,7 @@ mod log_queue;
 pub mod logging;
 mod own_addresses;
 mod passed;
+mod pid_file;
 mod plan;
 mod process;
 mod public_address;

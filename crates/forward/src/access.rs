@@ -1,5 +1,7 @@
 //! Who may connect: `allow` and `deny` patterns as rinetd writes them.
 
+mod spelling;
+
 use std::{fmt::Write as _, net::IpAddr};
 
 /// A pattern over the text of a client's address: `*` stands for any run of characters, `?` for one (rinetd(8)); or a prefix
@@ -24,6 +26,14 @@ impl Pattern {
                 // The longest text of an address is 39 characters, and canonical ones have no scope.
                 write!(text, "{client}").is_ok() && wildcard(pattern.as_bytes(), text.as_bytes())
             }
+        }
+    }
+
+    /// Whether there is an address that fits. A wildcard such as `127.0.0` fits none, and a list that has it means something else.
+    pub fn fits_some_address(&self) -> bool {
+        match self {
+            Self::Prefix(..) => true,
+            Self::Wildcard(pattern) => spelling::some_address_fits(pattern.as_bytes()),
         }
     }
 }

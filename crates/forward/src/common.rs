@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{Access, Address, ConnectionLog, Rule, gauge::Gauge};
+use crate::{Access, Address, ConnectionLog, Rule, circles::Circles, gauge::Gauge};
 
 /// Shared by all workers.
 pub(crate) struct Common {
@@ -10,6 +10,7 @@ pub(crate) struct Common {
     /// Connections and sessions of all rules, and the limit on them.
     pub(crate) total: Arc<Gauge>,
     pub(crate) log: Arc<dyn ConnectionLog>,
+    pub(crate) circles: Arc<Circles>,
 }
 
 impl Common {

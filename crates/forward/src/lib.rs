@@ -8,6 +8,7 @@
 pub mod access;
 mod address;
 mod balance;
+mod circles;
 mod clients;
 mod common;
 mod cross;

@@ -7,11 +7,14 @@ use std::{
 };
 
 use turnpike_net::{
-    Datapath, ListenOptions, PassedSockets, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket,
-    UnixListener, passed::Transport,
+    Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
+    passed::Transport,
 };
 
-use crate::{Address, Bind, Protocol, Rule, StartError, handover, udp::Listeners};
+use crate::{
+    Address, Bind, Protocol, Rule, StartError, handover,
+    udp::{Listeners, listeners::tcp_options},
+};
 
 /// The sockets of one rule for one worker.
 pub(crate) enum Bound {
@@ -125,7 +128,7 @@ impl Kind {
         self == Self::Udp
     }
 
-    fn speaks(self) -> Transport {
+    pub(crate) fn speaks(self) -> Transport {
         if self.is_udp() { Transport::Udp } else { Transport::Tcp }
     }
 }
@@ -211,13 +214,7 @@ fn bind_tcp(
     passed: &PassedSockets,
 ) -> Result<(Vec<Address>, Vec<Bound>), StartError> {
     // SO_REUSEPORT also where there is one worker: a rule that takes the port over by a reload may be of another protocol.
-    let options = ListenOptions {
-        reuse_port: true,
-        nodelay: rule.nodelay,
-        keepalive: rule.keepalive,
-        dual_stack: !rule.ipv6_only,
-        ..Default::default()
-    };
+    let options = tcp_options(rule, true);
     let mut addresses = Vec::new();
     let mut sockets: Vec<Vec<(u16, Tcp)>> = (0..workers).map(|_| Vec::new()).collect();
     for (offset, address) in (0_u16..).zip(wanted) {
@@ -244,7 +241,8 @@ fn bind_tcp(
 /// Without SO_REUSEPORT: a second program on the same port is told so, instead of silently sharing it.
 fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
     if kind.is_udp() {
-        let options = UdpOptions { dual_stack: !rule.ipv6_only, ..UdpOptions::default() };
+        let (dual_stack, freebind) = (!rule.ipv6_only, rule.freebind);
+        let options = UdpOptions { dual_stack, freebind, ..UdpOptions::default() };
         match UdpSocket::bind(address, &options) {
             // The one before us is ending. Whether it was ours to share with, SO_REUSEPORT decides.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && handover::is_left(address.port()) => {
@@ -258,7 +256,7 @@ fn probe(kind: Kind, rule: &Rule, address: SocketAddr) -> io::Result<()> {
 }
 
 fn probe_tcp(rule: &Rule, address: SocketAddr) -> io::Result<SocketAddr> {
-    if rule.ipv6_only { TcpListener::probe(address) } else { TcpListener::probe_dual_stack(address) }
+    TcpListener::probe_as(address, &tcp_options(rule, false))
 }
 
 /// The same for an address of which sockets may have been passed.
@@ -285,8 +283,12 @@ fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError 
             "ports below 1024 need CAP_NET_BIND_SERVICE: grant it (setcap cap_net_bind_service=ep), or choose a higher port"
         }
         (Address::Ip(address), io::ErrorKind::AddrNotAvailable) => match address.ip() {
-            IpAddr::V4(_) => "choose an address of this machine (ip address), or 0.0.0.0 for all",
-            IpAddr::V6(_) => "choose an address of this machine (ip address), or [::] for all",
+            IpAddr::V4(_) => {
+                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set freebind if it comes later"
+            }
+            IpAddr::V6(_) => {
+                "choose an address of this machine (ip address) or [::] for all, or set freebind if it comes later"
+            }
         },
         _ if turnpike_net::tcp::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",
         _ => "choose another address",

@@ -18,6 +18,8 @@ use crate::sync::{
 const IN_FLIGHT: usize = 8;
 /// A name that could not be resolved is tried again after this, or when its answer would be old, whichever is sooner.
 const RETRY: Duration = Duration::from_secs(5);
+/// An answer that is always old would keep a thread busy for ever.
+const SHORTEST: Duration = Duration::from_millis(10);
 
 /// Addresses of a name that are used at a time: its owner does not choose how many sockets and series of metrics there are.
 pub(crate) const MOST_ADDRESSES: usize = 16;
@@ -124,6 +126,8 @@ type Names = Arc<Mutex<HashMap<Key, Entry>>>;
 
 enum Message {
     Added,
+    /// All are looked up now, and then this often.
+    Refresh(Duration),
     Answered(Key, bool),
     Stop,
 }
@@ -146,8 +150,7 @@ impl Resolver {
         let (inbox, messages) = mpsc::channel();
         let keeper = Keeper {
             names: Arc::clone(&names),
-            // An answer that is always old would keep a thread busy for ever.
-            every: every.max(Duration::from_millis(10)),
+            every: every.max(SHORTEST),
             lookup: Arc::new(lookup),
             messages,
             answers: inbox.clone(),
@@ -172,6 +175,13 @@ impl Resolver {
         // A thread that is gone needs no telling.
         let _ = self.inbox.send(Message::Added);
         name
+    }
+}
+
+impl Resolver {
+    /// Has all names looked up now, and then this often.
+    pub(crate) fn refresh(&self, every: Duration) {
+        let _ = self.inbox.send(Message::Refresh(every.max(SHORTEST)));
     }
 }
 
@@ -204,7 +214,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(self, changed: &(impl Fn() + Send + Sync)) {
+    fn run(mut self, changed: &(impl Fn() + Send + Sync)) {
         let mut in_flight = 0;
         loop {
             let wait = self.start_due(&mut in_flight);
@@ -219,6 +229,11 @@ impl Keeper {
                     }
                     drop(names);
                     changed();
+                }
+                Ok(Message::Refresh(every)) => {
+                    self.every = every;
+                    let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+                    names.values_mut().for_each(|entry| entry.due = Instant::now());
                 }
                 Ok(Message::Added) | Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(Message::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,

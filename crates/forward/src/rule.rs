@@ -174,6 +174,8 @@ pub struct Rule {
     pub bind: Bind,
     /// On an IPv6 address: whether IPv4 clients are left to others. If not, `[::]` is open to both.
     pub ipv6_only: bool,
+    /// IP_FREEBIND of its listeners: their address need not be this machine's yet.
+    pub freebind: bool,
     /// Permissions of the file of a Unix socket that is listened on; `None` leaves them to the umask.
     pub socket_mode: Option<u32>,
     /// Ports to listen on.
@@ -230,6 +232,7 @@ impl Default for Rule {
             protocol: Protocol::Tcp,
             bind: Bind::Ip(Ipv4Addr::UNSPECIFIED.into()),
             ipv6_only: true,
+            freebind: false,
             socket_mode: None,
             ports: PortRange { first: 0, last: 0 },
             targets: Vec::new(),

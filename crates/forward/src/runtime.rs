@@ -10,12 +10,14 @@ use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{
     Channel, Datapath, PassedSockets, SocketFile,
+    passed::Transport,
     worker::{Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
     Access, Address, Rule, RuleId,
+    circles::Circles,
     common::Common,
     gauge::Gauge,
     kernel::Loaded,
@@ -29,7 +31,7 @@ use crate::{
     worker::{Change, Command, Heir, Snapshots, Worker},
 };
 
-/// What holds for all rules.
+/// What holds for all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Threads; at least 1.
@@ -48,8 +50,7 @@ pub struct Settings {
     pub access: Access,
     /// Connections and sessions of all rules at a time.
     pub max_connections: usize,
-    /// Age at which a resolved name is resolved again. Fixed at the start, as are `workers`, `datapath`, the three of the kernel and
-    /// `busy_poll`.
+    /// Age at which a resolved name is resolved again.
     pub resolve_every: Duration,
     /// Start although some rules cannot be bound.
     pub keep_going: bool,
@@ -100,6 +101,8 @@ pub enum EndReason {
     TargetReset,
     /// The target of a UDP session failed its health check, and there is a healthy one.
     TargetDown,
+    /// The target of a UDP session is none any more: its name has lost the address, or its weight is 0.
+    TargetGone,
     /// No byte for the idle timeout.
     Idle,
     /// No target could be reached.
@@ -120,14 +123,16 @@ pub enum EndReason {
     BadProxyHeader,
     /// A PROXY header from somebody else.
     UntrustedProxy,
+    /// The client is the other end of a chain of rules that leads back to this one; counted, and reported once.
+    Circle,
     /// Its rule was removed or changed (UDP), or the forwarder stops.
     Shutdown,
 }
 
 impl EndReason {
-    /// Whether it is counted and nobody is told: a client beyond its limits must not fill the log.
+    /// Whether it is only counted: neither a client beyond its limits nor a circle of rules must fill the log.
     pub(crate) fn is_quiet(self) -> bool {
-        matches!(self, Self::ClientLimit | Self::ClientRate)
+        matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
 }
 
@@ -240,6 +245,7 @@ pub struct Forwarder {
     pub(crate) began: Instant,
     total: Arc<Gauge>,
     log: Arc<dyn ConnectionLog>,
+    circles: Arc<Circles>,
     resolver: Resolver,
     rules: Mutex<Rules>,
     /// Of an heir: what its workers say of their inheritance.
@@ -252,6 +258,8 @@ pub(crate) struct Rules {
     pub(crate) active: Vec<Active>,
     next_key: u32,
     loaded: Loaded,
+    /// Those that could not be bound, with [`Settings::keep_going`].
+    pub(crate) waiting: Vec<Rule>,
 }
 
 /// Rules that a start or a reload adds, with their listeners bound.
@@ -259,8 +267,9 @@ struct NewRules {
     active: Vec<Active>,
     /// What each worker gets.
     of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
-    /// Those that could not be bound.
+    /// Those that could not be bound, and why.
     failed: Vec<StartError>,
+    waiting: Vec<Rule>,
 }
 
 /// Binds the listeners of rules that a start or a reload adds.
@@ -279,12 +288,13 @@ struct Binder<'a> {
 impl Binder<'_> {
     fn bind<'r>(&mut self, rules: impl Iterator<Item = &'r Rule>) -> Result<NewRules, StartError> {
         let of_workers = std::iter::repeat_with(Vec::new).take(self.workers).collect();
-        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new() };
+        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new(), waiting: Vec::new() };
         for (place, rule) in rules.enumerate() {
             let (addresses, file, bound) = match self.bind_one(place, rule) {
                 Ok(bound) => bound,
                 Err(error) if self.settings.keep_going => {
                     new.failed.push(error);
+                    new.waiting.push(rule.clone());
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -357,10 +367,12 @@ impl Forwarder {
         let matched =
             inheritance.map(|inheritance| inheritance.matched(rules)).transpose()?.unwrap_or_default();
         let total = Arc::new(Gauge::new(settings.max_connections));
+        let circles = Arc::<Circles>::default();
         let common = Arc::new(Common {
             access: settings.access.clone(),
             total: Arc::clone(&total),
             log: Arc::clone(&log),
+            circles: Arc::clone(&circles),
         });
         let (mut workers, senders): (Vec<_>, Vec<_>) = (0..count)
             .map(|number| Worker::new((number, began), settings.datapath, settings.busy_poll, &common))
@@ -374,12 +386,13 @@ impl Forwarder {
             began,
             total,
             log,
+            circles,
             resolver,
             rules: Mutex::new(Rules::default()),
             heirs: Mutex::default(),
         };
         let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
-        let NewRules { active, of_workers, failed } = binder.bind(rules.iter())?;
+        let NewRules { active, of_workers, failed, waiting } = binder.bind(rules.iter())?;
         let Binder { key: next_key, mut matched, .. } = binder;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
@@ -397,7 +410,8 @@ impl Forwarder {
         let keys: Vec<Option<u32>> = rules.iter().map(key).collect();
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        forwarder.rules = Mutex::new(Rules { active, next_key, loaded });
+        forwarder.circles.set_listening(listening(&active));
+        forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting });
         let heirs = is_heir.then(|| (matched.into_channels(), keys));
         forwarder.run(workers.into_iter().zip(senders).collect(), heirs)?;
         Ok((forwarder, failed))
@@ -445,7 +459,9 @@ impl Forwarder {
     /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
     /// finish, their listeners close. A TCP address that an old and a new rule share is handed over, so that no client
     /// waiting there is lost. On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
-    /// left out and returned, as long as another one is in force.
+    /// left out and returned, as long as another one is in force, and [`Forwarder::retry`] tries them again.
+    ///
+    /// Names are resolved again at once.
     ///
     /// # Errors
     /// [`StartError`].
@@ -460,28 +476,71 @@ impl Forwarder {
         }
         let mut binder =
             Binder { held, key: in_force.next_key, ..self.binder(settings, self.workers.count()) };
-        let NewRules { active: mut newcomers, of_workers, mut failed } =
-            binder.bind(rules.iter().filter(is_new))?;
-        let next_key = binder.key;
-        if newcomers.is_empty()
+        let mut new = binder.bind(rules.iter().filter(is_new))?;
+        if new.active.is_empty()
             && !in_force.active.iter().any(is_kept)
-            && let Some(error) = failed.pop()
+            && let Some(error) = new.failed.pop()
         {
             return Err(error);
         }
+        let next_key = binder.key;
+        let (failed, waiting) = (std::mem::take(&mut new.failed), std::mem::take(&mut new.waiting));
+        self.put_in_force(&mut in_force, settings, new, is_kept)?;
+        (in_force.next_key, in_force.waiting) = (next_key, waiting);
+        drop(in_force);
+        self.resolver.refresh(settings.resolve_every);
+        Ok(failed)
+    }
+
+    /// Tries the rules again that could not be bound, since an address or a device may appear later. Those that are in force from now on.
+    pub fn retry(&self, settings: &Settings) -> Vec<RuleId> {
+        let mut in_force = self.rules();
+        if in_force.waiting.is_empty() {
+            return Vec::new();
+        }
+        let mut binder = Binder { key: in_force.next_key, ..self.binder(settings, self.workers.count()) };
+        let Ok(mut new) = binder.bind(in_force.waiting.iter()) else { return Vec::new() };
+        if new.active.is_empty() {
+            return Vec::new();
+        }
+        let next_key = binder.key;
+        let waiting = std::mem::take(&mut new.waiting);
+        let ids = new.active.iter().map(|active| active.state.rule.id.clone()).collect();
+        if let Err(error) = self.put_in_force(&mut in_force, settings, new, |_| true) {
+            tracing::error!("{error}");
+            return Vec::new();
+        }
+        (in_force.next_key, in_force.waiting) = (next_key, waiting);
+        ids
+    }
+
+    /// Whether some rules could not be bound.
+    pub fn has_waiting(&self) -> bool {
+        !self.rules().waiting.is_empty()
+    }
+
+    /// Has the workers serve new rules in place of those that are not kept.
+    fn put_in_force(
+        &self,
+        in_force: &mut Rules,
+        settings: &Settings,
+        NewRules { active: mut newcomers, of_workers, .. }: NewRules,
+        is_kept: impl Fn(&Active) -> bool,
+    ) -> Result<(), StartError> {
         let states = newcomers.iter().map(|active| &*active.state);
         let parts = in_force.loaded.provide(settings, self.workers.count(), None, states)?;
         // Nothing can fail from here on.
-        in_force.next_key = next_key;
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
         hand_files_over(&mut left, &mut newcomers);
         in_force.active.extend(newcomers);
+        self.circles.set_listening(listening(&in_force.active));
         self.total.set_limit(settings.max_connections);
         let common = Arc::new(Common {
             access: settings.access.clone(),
             total: Arc::clone(&self.total),
             log: Arc::clone(&self.log),
+            circles: Arc::clone(&self.circles),
         });
         let leave: Vec<_> = left.iter().map(|active| Arc::clone(&active.state)).collect();
         let (mut of_workers, mut parts) = (of_workers.into_iter(), parts.into_iter());
@@ -490,7 +549,7 @@ impl Forwarder {
             let (come, parts) = (of_workers.next().unwrap_or_default(), parts.next().unwrap_or_default());
             Command::Change(Box::new(Change { common, parts, leave, come, done: done.clone() }))
         });
-        Ok(failed)
+        Ok(())
     }
 
     /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
@@ -521,8 +580,11 @@ impl Forwarder {
     /// Closes the listeners; connections live on, and so do UDP sessions with a datagram in the last two seconds. When this returns
     /// other processes of this user can listen on the same ports.
     pub fn drain(&self) {
+        let mut rules = self.rules();
+        rules.waiting.clear();
         // First, so that a successor may listen there.
-        self.rules().active.iter_mut().for_each(|active| active.file = None);
+        rules.active.iter_mut().for_each(|active| active.file = None);
+        drop(rules);
         // In two steps: while some workers still listen and others do not, the kernel spreads datagrams in another way than before,
         // and those of living sessions would arrive at workers that do not know them.
         self.tell_all(|done| Command::Drain(done.clone()));
@@ -573,6 +635,19 @@ impl Forwarder {
     pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The ports of rules.
+fn listening(rules: &[Active]) -> impl Iterator<Item = (Transport, u16)> {
+    let ports = |rule: &Active| {
+        let transport = Kind::of(rule.state.rule.protocol).speaks();
+        rule.addresses
+            .iter()
+            .filter(|at| !at.is_unix())
+            .map(move |at| (transport, at.port()))
+            .collect::<Vec<_>>()
+    };
+    rules.iter().flat_map(ports)
 }
 
 /// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.

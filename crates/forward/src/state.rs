@@ -1,16 +1,28 @@
 //! What the workers share of one rule, and what each of them counts for it.
 
 use std::{
-    net::IpAddr,
+    io,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use turnpike_net::ConnectOptions;
+use turnpike_net::{ConnectOptions, passed::Transport};
 
-use crate::{EndReason, Rule, RuleSnapshot, clients::Clients, gauge::Gauge, rate::Rates, targets::Targets};
+use crate::{
+    EndReason, Rule, RuleSnapshot,
+    circles::{Circles, Link},
+    clients::Clients,
+    gauge::Gauge,
+    listen::Kind,
+    rate::Rates,
+    targets::Targets,
+};
+
+/// Between two sessions that find out whether targets answer which never have, in milliseconds.
+const EXPLORE_MS: u64 = 3_600_000;
 
 /// One rule in force; shared by all workers, never locked on the data path.
 pub(crate) struct RuleState {
@@ -32,6 +44,12 @@ pub(crate) struct RuleState {
     unreachable: AtomicBool,
     /// How often a target was found to be unhealthy, or healthy again.
     turns: AtomicU64,
+    /// A target has answered a datagram of some session.
+    answers: AtomicBool,
+    /// When a session was last to find out whether any target answers; 0 for never.
+    explored: AtomicU64,
+    /// A client was refused as a part of a circle.
+    in_circle: AtomicBool,
 }
 
 impl RuleState {
@@ -49,6 +67,9 @@ impl RuleState {
             connect,
             unreachable: AtomicBool::new(false),
             turns: AtomicU64::new(0),
+            answers: AtomicBool::new(false),
+            explored: AtomicU64::new(0),
+            in_circle: AtomicBool::new(false),
         }
     }
 
@@ -60,6 +81,54 @@ impl RuleState {
     /// Grows with each [`RuleState::health_turned`].
     pub(crate) fn health_turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
+    }
+
+    /// A target has sent something to a session.
+    pub(crate) fn has_answered(&self) {
+        // Read alone first: this is asked for each session, by all workers.
+        if !self.answers() {
+            self.answers.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether targets are known to answer. Those of a one-way protocol such as syslog never do.
+    pub(crate) fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Whether a session is to find out which targets answer, where none has answered yet.
+    pub(crate) fn explores(&self, now: u64) -> bool {
+        let last = self.explored.load(Ordering::Relaxed);
+        (last == 0 || now.saturating_sub(last) > EXPLORE_MS)
+            && self.explored.compare_exchange(last, now.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Number of rules of this process that a client has come through. A circle of them is reported once.
+    ///
+    /// # Errors
+    /// [`EndReason::Circle`] for one that has come through too many.
+    pub(crate) fn hops(&self, circles: &Circles, client: SocketAddr) -> Result<u8, EndReason> {
+        let hops = circles.hops(Kind::of(self.rule.protocol).speaks(), client);
+        if hops.is_err() && !self.in_circle.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                rule = self.rule.id.0,
+                "rules lead to each other in a circle that this one is a part of: its clients from there are refused; check its targets, \
+                 and the addresses of their names"
+            );
+        }
+        hops
+    }
+
+    /// Remembers a connection or session that may lead to another rule of this process.
+    pub(crate) fn link(
+        &self,
+        circles: &Arc<Circles>,
+        target: SocketAddr,
+        local: impl FnOnce() -> io::Result<SocketAddr>,
+        hops: u8,
+    ) -> Option<Box<Link>> {
+        let transport = if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp };
+        circles.link(transport, target, local, hops)
     }
 
     /// A connection found no target; `true` when that is news.
@@ -131,11 +200,12 @@ pub(crate) struct Counters {
 }
 
 /// Every reason, in the order of [`Counters::ended`].
-const REASONS: [EndReason; 15] = [
+const REASONS: [EndReason; 17] = [
     EndReason::Finished,
     EndReason::ClientReset,
     EndReason::TargetReset,
     EndReason::TargetDown,
+    EndReason::TargetGone,
     EndReason::Idle,
     EndReason::ConnectFailed,
     EndReason::Denied,
@@ -146,6 +216,7 @@ const REASONS: [EndReason; 15] = [
     EndReason::ClientRate,
     EndReason::BadProxyHeader,
     EndReason::UntrustedProxy,
+    EndReason::Circle,
     EndReason::Shutdown,
 ];
 

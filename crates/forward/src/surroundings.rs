@@ -1,6 +1,7 @@
 //! What the UDP engine asks of its worker: lists, limits, targets, the log.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -8,7 +9,8 @@ use std::{
 use hashbrown::HashMap;
 
 use crate::{
-    Address, ConnectionReport, EndReason,
+    Address, ConnectionReport, EndReason, Slot,
+    circles::Link,
     common::Common,
     state::RuleState,
     targets::{Pick, Targets},
@@ -28,6 +30,8 @@ struct Entry {
     removed: bool,
     /// [`RuleState::health_turns`] as last seen.
     turns: u64,
+    /// Another process has given a session whose target is none of the rule's.
+    has_orphans: bool,
 }
 
 impl WorkerRules {
@@ -36,9 +40,10 @@ impl WorkerRules {
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
-        let entry =
-            Entry { state: Arc::clone(state), sessions: 0, removed: false, turns: state.health_turns() };
-        self.rules.insert(RuleKey(state.key), entry);
+        let (state, turns) = (Arc::clone(state), state.health_turns());
+        let key = RuleKey(state.key);
+        let entry = Entry { state, sessions: 0, removed: false, turns, has_orphans: false };
+        self.rules.insert(key, entry);
     }
 
     pub(crate) fn targets(&self, key: RuleKey) -> Option<&Targets> {
@@ -53,6 +58,20 @@ impl WorkerRules {
             Arc::clone(&entry.state)
         });
         seen.filter(|state| state.rule.targets_speak_udp()).collect()
+    }
+
+    /// Rules some of whose sessions may have targets that are targets no longer.
+    pub(crate) fn with_former_targets(&mut self) -> Vec<Arc<RuleState>> {
+        let rules = self.rules.values_mut().filter(|entry| !entry.removed);
+        let former = rules.filter(|entry| entry.has_orphans || entry.state.targets.has_former());
+        former.map(|entry| Arc::clone(&entry.state)).collect()
+    }
+
+    /// No session of this rule is without a target.
+    pub(crate) fn has_no_orphans(&mut self, key: RuleKey) {
+        if let Some(entry) = self.rules.get_mut(&key) {
+            entry.has_orphans = false;
+        }
     }
 
     /// To be called after the engine has removed the rule: it stays for its last sessions.
@@ -119,21 +138,57 @@ impl Surroundings for WorkerRules {
         if let Some(clients) = &entry.state.clients {
             clients.resume(client);
         }
-        let address = target?;
-        let seat = entry.state.targets.at(address, port)?;
+        let seat = target.and_then(|address| Some((entry.state.targets.at(address, port)?, address)));
+        entry.has_orphans |= seat.is_none();
+        let (seat, address) = seat?;
         Some(Choice { target: seat.keep(), address })
     }
 
     /// A name without an answer is passed over: a datagram cannot wait for it.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
-        match self.targets(rule)?.pick(Some(client.ip()), port, &[], false) {
+        self.choose_other(rule, client, port, &[])
+    }
+
+    fn choose_other(
+        &mut self,
+        rule: RuleKey,
+        client: SocketAddr,
+        port: u16,
+        tried: &[Slot],
+    ) -> Option<Choice> {
+        match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
             Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
             // Datagrams do not go to a stream.
             Pick::At(_, Address::Unix(_)) | Pick::Nobody | Pick::Pending => None,
         }
     }
 
+    fn answers(&mut self, rule: RuleKey) -> bool {
+        self.rules.get(&rule).is_some_and(|entry| entry.state.answers())
+    }
+
+    fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
+        self.rules.get(&rule).is_some_and(|entry| entry.state.explores(now))
+    }
+
+    fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
+        self.rules.get(&rule).map_or(Ok(0), |entry| entry.state.hops(&self.common.circles, client))
+    }
+
+    fn link(
+        &mut self,
+        rule: RuleKey,
+        target: SocketAddr,
+        local: &dyn Fn() -> io::Result<SocketAddr>,
+        hops: u8,
+    ) -> Option<Box<Link>> {
+        self.rules.get(&rule)?.state.link(&self.common.circles, target, local, hops)
+    }
+
     fn answered(&mut self, rule: RuleKey, choice: Choice) {
+        if let Some(entry) = self.rules.get(&rule) {
+            entry.state.has_answered();
+        }
         if let Some(member) = self.targets(rule).and_then(|targets| targets.member(choice.target)) {
             member.answered();
         }

@@ -235,11 +235,14 @@ impl Forwarder {
 
     /// The new process serves. What it has is forgotten here when this returns, and what is left lives on: [`Forwarder::active`].
     pub fn release(&self) {
-        for active in &mut self.rules().active {
+        let mut rules = self.rules();
+        rules.waiting.clear();
+        for active in &mut rules.active {
             if let Some(file) = active.file.take() {
                 file.leave();
             }
         }
+        drop(rules);
         if let Err(error) = self.ask(STEP, "forget what another process has", Step::Release) {
             tracing::warn!("{error}");
         }

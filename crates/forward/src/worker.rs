@@ -32,6 +32,8 @@ pub(crate) use upgrade::{Heir, Step};
 
 /// Between two publications of the counters, in milliseconds.
 const PUBLISH_MS: u64 = 100;
+/// Between two looks at sessions with former targets, in milliseconds.
+const LEAVE_MS: u64 = 1000;
 /// The token of the inbox; it has [`udp::TOKENS`] too, but no other token has all bits.
 const WAKER: u64 = u64::MAX;
 
@@ -91,6 +93,8 @@ pub(crate) struct Worker {
     gather: Gather,
     /// Whether something happened since the last publication.
     dirty: bool,
+    /// When to look for sessions whose target is one no longer.
+    leave_at: Option<u64>,
 }
 
 impl Worker {
@@ -116,6 +120,8 @@ impl Worker {
             published_ms: 0,
             gather: Gather::default(),
             dirty: true,
+            // Another process may have given some.
+            leave_at: Some(0),
         };
         Ok((worker, sender))
     }
@@ -236,6 +242,9 @@ impl Worker {
                 self.publish(now);
                 return;
             }
+            if self.leave_at.is_some_and(|due| due <= now) {
+                self.leave_former(now);
+            }
             if self.dirty && now >= self.published_ms + PUBLISH_MS {
                 self.leave_unhealthy(now);
                 self.publish(now);
@@ -270,7 +279,10 @@ impl Worker {
     fn carry_out(&mut self, command: Command, now: u64) -> bool {
         match command {
             Command::Change(change) => self.change(*change, now),
-            Command::Resolved => self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller }),
+            Command::Resolved => {
+                self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller });
+                self.leave_at = Some(now);
+            }
             Command::Drain(done) => {
                 self.tcp.drain(tcp::Tick { now, poller: &self.poller });
                 if let Some(engine) = &mut self.udp {
@@ -350,11 +362,30 @@ impl Worker {
         }
     }
 
+    /// Ends sessions with former targets, now or once those are silent. TCP connections live on.
+    fn leave_former(&mut self, now: u64) {
+        self.leave_at = None;
+        let Some(engine) = &mut self.udp else { return };
+        for state in self.worker_rules.with_former_targets() {
+            let is_former = |choice: Option<udp::Choice>| {
+                choice.is_none_or(|choice| state.targets.is_former(choice.target))
+            };
+            let key = udp::RuleKey(state.key);
+            let mut tick = udp::Tick { now, poller: &self.poller, worker: &mut self.worker_rules };
+            if engine.leave_former(key, is_former, &mut tick) {
+                self.leave_at = Some(now + LEAVE_MS);
+            } else {
+                self.worker_rules.has_no_orphans(key);
+            }
+            self.dirty = true;
+        }
+    }
+
     /// When something is to be done that no event announces.
     fn due(&self) -> Option<u64> {
         let publish = self.dirty.then_some(self.published_ms + PUBLISH_MS);
         let udp = self.udp.as_ref().and_then(udp::Engine::next_timeout);
-        [publish, udp, self.tcp.next_timeout()].into_iter().flatten().min()
+        [publish, udp, self.tcp.next_timeout(), self.leave_at].into_iter().flatten().min()
     }
 
     fn publish(&mut self, now: u64) {

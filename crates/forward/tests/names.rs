@@ -5,12 +5,16 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, UdpSocket},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use crate::support::{Running, eventually, read_exactly, rule, serve_greetings, settings};
-use turnpike_forward::{Host, Protocol, Rule};
+use turnpike_forward::{EndReason, Host, Protocol, Rule};
 use turnpike_testkit::alone::{self, run};
 
 const HOSTS: &str = "/etc/hosts";
@@ -151,4 +155,81 @@ fn follow() {
         (shown.collect::<Vec<_>>() == ["127.0.0.1", "127.0.0.2"]).then_some(())
     };
     eventually("no series of an address that the name has lost", addresses);
+}
+
+#[test]
+fn a_udp_session_leaves_an_address_that_its_name_has_lost() {
+    let probe = ["mount", "--bind", HOSTS, HOSTS];
+    let name = "names::a_udp_session_leaves_an_address_that_its_name_has_lost";
+    alone::in_namespaces(name, "m", &probe, leave);
+}
+
+/// Answers everything while it is told to.
+fn moody(address: &str, port: u16, answers: &Arc<AtomicBool>) -> bool {
+    let Ok(socket) = UdpSocket::bind((address, port)) else { return false };
+    let answers = Arc::clone(answers);
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((_, client)) = socket.recv_from(&mut buffer) {
+            if answers.load(Ordering::SeqCst) {
+                let _ = socket.send_to(b"a", client);
+            }
+        }
+    });
+    true
+}
+
+fn leave() {
+    let dir = turnpike_testkit::Dir::new();
+    let path = dir.at("hosts");
+    hosts(&path, "127.0.0.1 moving.test\n");
+    run("mount", &["--bind", path.to_str().unwrap(), HOSTS]);
+
+    let answers = Arc::new(AtomicBool::new(false));
+    let port = eventually("a port that is free on two addresses", || {
+        let port = turnpike_testkit::free_address().port();
+        (udp_greeter("127.0.0.2", port, b"b") && moody("127.0.0.1", port, &answers)).then_some(port)
+    });
+    let rule = Rule { protocol: Protocol::Udp, ..named("r", "moving.test", port) };
+    let rule = Rule { idle_timeout: Some(Duration::from_secs(600)), ..rule };
+    let mut settings = settings();
+    settings.resolve_every = Duration::from_millis(50);
+    let running = Running::start_with(&settings, &[rule]);
+    let client = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(running.address("r")).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        socket
+    };
+    // Clients that never pause: no idle timeout ends their sessions.
+    let hears = |client: &UdpSocket| {
+        client.send(b"?").unwrap();
+        let mut answer = [0];
+        client.recv(&mut answer).ok().map(|_| answer[0])
+    };
+
+    let unanswered = client();
+    eventually("its session", || {
+        assert_eq!(hears(&unanswered), None);
+        (running.snapshot("r").active == 1).then_some(())
+    });
+    hosts(&path, "127.0.0.2 moving.test\n");
+    eventually("the new address", || hears(&unanswered).filter(|name| *name == b'b'));
+
+    answers.store(true, Ordering::SeqCst);
+    hosts(&path, "127.0.0.1 moving.test\n");
+    let answered = eventually("a session with the old address", || {
+        let client = client();
+        hears(&client).filter(|name| *name == b'a').map(|_| client)
+    });
+    hosts(&path, "127.0.0.2 moving.test\n");
+    eventually("new clients at the new address", || hears(&client()).filter(|name| *name == b'b'));
+    for _ in 0..100 {
+        assert_eq!(hears(&answered), Some(b'a'), "a session whose target answers stays");
+        thread::sleep(Duration::from_millis(20));
+    }
+    answers.store(false, Ordering::SeqCst);
+    eventually("the new address, after some silence", || hears(&answered).filter(|name| *name == b'b'));
+    let gone = running.log.all().into_iter().filter(|report| report.reason == EndReason::TargetGone);
+    assert!(gone.count() >= 2);
 }

@@ -76,6 +76,53 @@ fn tcp_and_udp_rules_share_a_port_number() {
 }
 
 #[test]
+fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let taken = free_address();
+        let target = if protocol == Protocol::Tcp { greeter("a") } else { udp_echo("a") };
+        let mut late = of(protocol, "late", target);
+        (late.ports.first, late.ports.last) = (taken.port(), taken.port());
+        let holder = (std::net::TcpListener::bind(taken).unwrap(), UdpSocket::bind(taken).unwrap());
+        let settings = turnpike_forward::Settings { keep_going: true, ..settings() };
+        let log = std::sync::Arc::new(support::Reports::default());
+        let rules = [late, rule("other", greeter("o"))];
+        let (forwarder, failed) = turnpike_forward::Forwarder::start(&settings, &rules, log).unwrap();
+        assert_eq!(failed.len(), 1);
+        assert!(forwarder.has_waiting() && forwarder.retry(&settings).is_empty());
+        drop(holder);
+        let come =
+            eventually("the rule", || Some(forwarder.retry(&settings)).filter(|come| !come.is_empty()));
+        assert_eq!(come[0].0, "late");
+        assert!(!forwarder.has_waiting());
+        if protocol == Protocol::Tcp {
+            assert_eq!(read_exactly(&mut support::client(taken), 1), b"a");
+        } else {
+            assert_eq!(ask(&udp_client(taken), b"x"), b"ax");
+        }
+        // As it is in force, a reload leaves it alone.
+        assert!(forwarder.reload(&settings, &rules).unwrap().is_empty());
+        assert_eq!(forwarder.listeners().len(), 2);
+    }
+}
+
+#[test]
+fn a_rule_may_listen_on_an_address_that_comes_later() {
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::TcpToUdp { framed: false }] {
+        // RFC 5737: no machine has this address.
+        let mut early =
+            Rule { bind: std::net::Ipv4Addr::new(192, 0, 2, 1).into(), ..of(protocol, "r", free_address()) };
+        let start = |rule: &Rule| {
+            let log = std::sync::Arc::new(support::Reports::default());
+            turnpike_forward::Forwarder::start(&settings(), &[rule.clone()], log)
+        };
+        let told = start(&early).err().expect("there is no such address").to_string();
+        assert!(told.contains("set freebind if it comes later"), "{told}");
+        early.freebind = true;
+        assert_eq!(start(&early).unwrap().0.listeners().len(), 1);
+    }
+}
+
+#[test]
 fn datagrams_cross_to_tcp_and_back() {
     let (server, target) = listener();
     let running = Running::start(&[of(Protocol::UdpToTcp { framed: true }, "x", target)]);

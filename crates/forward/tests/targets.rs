@@ -15,7 +15,9 @@ use std::{
 use crate::support::{
     Running, eventually, free_address, greeter, listener, read_exactly, rule, serve_greetings,
 };
-use turnpike_forward::{Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, Question, Rule};
+use turnpike_forward::{
+    Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, Question, Rule, RuleId,
+};
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
     let mut rule = rule("r", targets[0]);
@@ -223,6 +225,92 @@ fn a_udp_port_where_nobody_listens_is_found_by_asking() {
         failed(&unchecked) >= 3
     });
     assert_eq!(failed(&checked), before, "a client was sent to the dead target");
+}
+
+/// Sends until somebody answers.
+fn served(running: &Running) -> String {
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(running.address("r")).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut bytes = [0; 64];
+    let len = eventually("an answer", || {
+        client.send(b"ping").unwrap();
+        client.recv(&mut bytes).ok()
+    });
+    String::from_utf8(bytes[..len].to_vec()).unwrap()
+}
+
+#[test]
+fn a_udp_session_without_an_answer_gets_another_target() {
+    for balance in [Balance::RoundRobin, Balance::Source, Balance::Failover] {
+        let silent = || Arc::new(AtomicBool::new(false));
+        let targets =
+            [named("b", silent()), named("c", silent()), named("a", Arc::new(AtomicBool::new(true)))];
+        let mut rule = between(&targets, balance);
+        rule.protocol = Protocol::Udp;
+        rule.idle_timeout = Some(Duration::from_secs(60));
+        let running = Running::start(&[rule]);
+        for _ in 0..4 {
+            assert_eq!(served(&running), "a");
+        }
+        let moved = |target| failures(&running, target, Failure::Timeout);
+        if balance != Balance::Source {
+            eventually("they are counted", || moved(targets[0]) + moved(targets[1]) > 0);
+        }
+        assert_eq!(moved(targets[2]), 0);
+    }
+}
+
+#[test]
+fn udp_sessions_stay_with_their_target_where_none_ever_answers() {
+    let [first, second] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+    let mut rule = between(&[&first, &second].map(|socket| socket.local_addr().unwrap()), Balance::Failover);
+    rule.protocol = Protocol::Udp;
+    rule.idle_timeout = Some(Duration::from_secs(60));
+    let running = Running::start(&[rule]);
+    let clients: Vec<UdpSocket> = (0..5).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+    second.set_nonblocking(true).unwrap();
+    let (mut sources, mut bytes) = (std::collections::HashSet::new(), [0; 8]);
+    for _ in 0..60 {
+        for client in &clients {
+            client.send_to(b"log", running.address("r")).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        while let Ok((_, from)) = second.recv_from(&mut bytes) {
+            sources.insert(from);
+        }
+    }
+    assert!(sources.len() <= 1, "more than the one session that finds out: {sources:?}");
+}
+
+#[test]
+fn rules_that_lead_to_each_other_are_bounded() {
+    for protocol in [Protocol::Udp, Protocol::Tcp] {
+        let [(mut one, first), (mut other, second)] =
+            [(); 2].map(|()| at_a_known_port([127, 0, 0, 1], protocol));
+        (one.targets, one.id) =
+            (vec![SocketAddr::from(([127, 0, 0, 1], second)).into()], RuleId("one".to_owned()));
+        (other.targets, other.id) =
+            (vec![SocketAddr::from(([127, 0, 0, 1], first)).into()], RuleId("other".to_owned()));
+        let settings = turnpike_forward::Settings { workers: 2, ..support::settings() };
+        let running = Running::start_with(&settings, &[one, other]);
+        let accepted = || running.snapshot("one").accepted + running.snapshot("other").accepted;
+        let in_circle = || {
+            let ended = [running.snapshot("one").ended, running.snapshot("other").ended].concat();
+            ended.iter().any(|(reason, _)| *reason == EndReason::Circle)
+        };
+        if protocol == Protocol::Udp {
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.send_to(b"?", SocketAddr::from(([127, 0, 0, 1], first))).unwrap();
+            eventually("the circle is found", in_circle);
+        } else {
+            let mut client = running.connect("one");
+            assert!(!matches!(client.read(&mut [0]), Ok(1..)), "the circle ends in nothing");
+            eventually("the circle is found", in_circle);
+        }
+        assert!(accepted() < 100, "{protocol:?}: {}", accepted());
+        assert!(running.log.all().len() < 100);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::{passed, rlimit, sys};
+use crate::{passed, rlimit, sys, tcp};
 
 /// How a socket is made. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +30,8 @@ pub struct UdpOptions {
     pub errors: bool,
     /// On an IPv6 address: also IPv4 datagrams, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
     pub dual_stack: bool,
+    /// IP_FREEBIND: the address need not be this machine's yet.
+    pub freebind: bool,
 }
 
 /// IP_PMTUDISC_OMIT (ip(7), Linux 3.15): no DF, fragments by the MTU of the interface and not by that of the path, which
@@ -118,6 +120,9 @@ impl UdpSocket {
         }
         if address.is_ipv6() {
             socket.set_only_v6(!options.dual_stack)?;
+        }
+        if options.freebind {
+            tcp::set_freebind(&socket, address)?;
         }
         set_options(socket.as_fd(), address.is_ipv6(), options)?;
         prepare(socket.as_fd())?;

@@ -40,6 +40,8 @@ pub struct ListenOptions {
     pub defer_accept: Option<u32>,
     /// On an IPv6 address: also take IPv4 connections, whose addresses are told as IPv4 (ipv6(7), IPV6_V6ONLY off).
     pub dual_stack: bool,
+    /// IP_FREEBIND: the address need not be this machine's yet.
+    pub freebind: bool,
 }
 
 /// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is asked for.
@@ -55,7 +57,7 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2), bind(2) and listen(2).
     pub fn bind(address: SocketAddr, options: &ListenOptions) -> io::Result<Self> {
-        let socket = bound(address, options.reuse_port, options.dual_stack)?;
+        let socket = bound(address, options)?;
         Self::listen(socket.into(), options)
     }
 
@@ -103,15 +105,16 @@ impl TcpListener {
     /// # Errors
     /// Those of socket(2), setsockopt(2) and bind(2).
     pub fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
-        sys::local_address(bound(address, false, false)?.as_fd())
+        Self::probe_as(address, &ListenOptions::default())
     }
 
-    /// As [`TcpListener::probe`], for a listener of [`ListenOptions::dual_stack`]: the IPv4 port has to be free too.
+    /// As [`TcpListener::probe`], for a listener of these options. With [`ListenOptions::dual_stack`] the IPv4 port has to be free too.
     ///
     /// # Errors
     /// As for [`TcpListener::probe`].
-    pub fn probe_dual_stack(address: SocketAddr) -> io::Result<SocketAddr> {
-        sys::local_address(bound(address, false, true)?.as_fd())
+    pub fn probe_as(address: SocketAddr, options: &ListenOptions) -> io::Result<SocketAddr> {
+        let alone = ListenOptions { reuse_port: false, ..options.clone() };
+        sys::local_address(bound(address, &alone)?.as_fd())
     }
 
     /// What accepted sockets inherit from now on.
@@ -180,18 +183,25 @@ pub(crate) fn accept(
     }
 }
 
-fn bound(address: SocketAddr, reuse_port: bool, dual_stack: bool) -> io::Result<Socket> {
+fn bound(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     let socket = rlimit::ours(socket)?;
     socket.set_reuse_address(true)?;
-    if reuse_port {
+    if options.reuse_port {
         socket.set_reuse_port(true)?;
     }
     if address.is_ipv6() {
-        socket.set_only_v6(!dual_stack)?;
+        socket.set_only_v6(!options.dual_stack)?;
+    }
+    if options.freebind {
+        set_freebind(&socket, address)?;
     }
     socket.bind(&address.into())?;
     Ok(socket)
+}
+
+pub(crate) fn set_freebind(socket: &Socket, address: SocketAddr) -> io::Result<()> {
+    if address.is_ipv6() { socket.set_freebind_v6(true) } else { socket.set_freebind_v4(true) }
 }
 
 fn begin(socket: Socket, address: SocketAddr) -> io::Result<TcpSocket> {
@@ -269,7 +279,7 @@ impl TcpSocket {
     /// # Errors
     /// As for [`TcpSocket::connect`]; `AddrNotAvailable` where this very connection exists already or is in TIME_WAIT.
     pub fn connect_from(local: SocketAddr, address: SocketAddr) -> io::Result<Self> {
-        begin(bound(local, true, false)?, address)
+        begin(bound(local, &ListenOptions { reuse_port: true, ..ListenOptions::default() })?, address)
     }
 
     /// Receives; `Ok(0)` is the end of the stream (or an empty `buffer`).

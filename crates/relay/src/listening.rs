@@ -595,8 +595,7 @@ fn udp_socket(
         gro: config.datapath == Datapath::Gso,
         packet_info: address.ip().is_unspecified(),
         ip_header: true,
-        errors: false,
-        dual_stack: false,
+        ..UdpOptions::default()
     };
     let bound = config.passed.udp(worker, address, &options);
     bound.map_err(|source| bind_error(config, protocol, address, source))

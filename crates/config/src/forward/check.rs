@@ -168,6 +168,10 @@ fn unix(draft: &Draft, refuse: &mut impl FnMut(&'static str, String, &str)) {
         let problem = "nobody comes by a Unix socket".to_owned();
         refuse("rule.proxy_protocol_from", problem, "unix: beside a listener such as unix:/run/app.sock");
     }
+    if rule.freebind && listens {
+        let problem = "a Unix socket has no address that could be missing".to_owned();
+        refuse("rule.freebind", problem, "no such key in this rule");
+    }
     if rule.socket_mode.is_some() && !listens {
         let problem = "the rule does not listen on a Unix socket".to_owned();
         refuse("rule.socket_mode", problem, "a listener such as unix:/run/app.sock");

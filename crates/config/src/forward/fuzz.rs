@@ -29,6 +29,7 @@ fn rinetd_conf() {
         let conf = rinetd::read(Path::new("r.conf"), text, &services, &mut problems);
         conf.drafts.iter().for_each(|draft| check::rule(draft, &mut problems));
         check::together(&conf.drafts, &mut problems);
+        circles::check(&conf.drafts, &mut problems);
         if !problems.is_empty() {
             return are_bounded(&Mistakes(problems), text);
         }
@@ -73,9 +74,14 @@ fn load(file: Option<&str>, arguments: &[&str]) -> Result<ForwardLoaded, Mistake
     sources.merge(file.map(|text| (Path::new("f.conf"), text)), Vec::new())
 }
 
-/// Whatever it was read from: as our own file it means the same. But one without rules is none, and together rules may be wrong.
+/// Whatever it was read from: as our own file it means the same. But one without rules is none, together rules may be wrong, and patterns
+/// that fit no address are errors in our files alone.
 fn shown_means_the_same(mut first: ForwardSettings) {
     let shown = first.to_toml();
+    let lists = first.rules.iter().map(|rule| &rule.access).chain([&first.access]);
+    if lists.flat_map(|access| access.allow.iter().chain(&access.deny)).any(|one| !one.fits_some_address()) {
+        return assert!(load(Some(&shown), &[]).is_err(), "{shown}");
+    }
     match load(Some(&shown), &[]) {
         Ok(mut again) => {
             assert_eq!(again.format, Some(Format::Turnpike));

@@ -12,6 +12,7 @@
 
 mod argument;
 mod check;
+mod circles;
 mod include;
 mod oxidinetd;
 mod parts;
@@ -138,6 +139,7 @@ impl ForwardSources {
             check::rule(draft, &mut problems);
         }
         check::together(&drafts, &mut problems);
+        circles::check(&drafts, &mut problems);
         if drafts.is_empty() && problems.is_empty() {
             problems.push(no_rules(file.map(|(path, _)| path)));
         }

@@ -165,16 +165,25 @@ impl Reader<'_> {
             let kind = self.needed_text(table, origin, "type");
             let pattern = self.needed_text(table, origin, "pattern");
             let (Some((kind, kind_node)), Some((pattern, pattern_node))) = (kind, pattern) else { continue };
-            let list = match kind.as_str() {
-                "allow" => &mut access.allow,
-                "deny" => &mut access.deny,
+            let (list, consequence) = match kind.as_str() {
+                "allow" => (&mut access.allow, "so it lets no client in"),
+                "deny" => (&mut access.deny, "so it refuses no client"),
                 _ => {
                     self.refuse("type", kind_node, "\"allow\" or \"deny\"");
                     continue;
                 }
             };
             match parts::pattern(&pattern) {
-                Ok(pattern) => list.push(pattern),
+                Ok(read) => {
+                    if !read.fits_some_address() {
+                        let meant = parts::did_you_mean(parts::meant_pattern(&pattern));
+                        let place = &pattern_node.origin;
+                        self.warnings.push(format!(
+                            "{place}: no address matches the pattern {pattern:?}, {consequence}, as in oxidinetd{meant}"
+                        ));
+                    }
+                    list.push(read);
+                }
                 Err(why) => self.refuse_because("pattern", pattern_node, &why, parts::PATTERN_FORM),
             }
         }
@@ -262,8 +271,7 @@ impl Reader<'_> {
 
     fn warn_unknown(&mut self, section: &str, entries: &[Entry], known: &[&str]) {
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
-            let meant = nearest(&entry.key, known.iter().copied())
-                .map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
+            let meant = parts::did_you_mean(nearest(&entry.key, known.iter().copied()));
             self.warnings.push(format!(
                 "{}: {section}{}: unknown key, passed over as oxidinetd does{meant}",
                 entry.origin, entry.key

@@ -5,7 +5,7 @@
 use std::{
     fmt::Write as _,
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
@@ -192,6 +192,41 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
     })
 }
 
+/// The pattern that was meant by one that fits no address: one with too few or too many parts, leading zeros, or IPv4 in IPv6.
+pub(crate) fn meant_pattern(text: &str) -> Option<String> {
+    let text = text.to_ascii_lowercase();
+    let text = text.strip_prefix("::ffff:").filter(|rest| rest.contains('.')).unwrap_or(&text);
+    if text.contains(':') {
+        return meant_prefix(text);
+    }
+    let plain = |part: &str| match part.trim_start_matches('0') {
+        "" if !part.is_empty() => "0".to_owned(),
+        digits => digits.to_owned(),
+    };
+    let parts: Vec<String> = text.trim_end_matches('.').split('.').map(plain).collect();
+    let whole = parts.join(".");
+    let open = format!("{whole}.*");
+    let fewer = (1..parts.len()).rev().map(|count| parts[..count].join("."));
+    let mut candidates = [whole, open].into_iter().chain(fewer.filter(|fewer| fewer.contains('*')));
+    candidates.find(|candidate| pattern(candidate).is_ok_and(|pattern| pattern.fits_some_address()))
+}
+
+/// The first groups of an IPv6 address as a prefix: the text of an address may have `::` in place of any of them.
+fn meant_prefix(text: &str) -> Option<String> {
+    let groups: Vec<&str> = text.trim_end_matches('*').trim_end_matches(':').split(':').collect();
+    let read = |group: &&str| u16::from_str_radix(group, 16).ok();
+    let mut address = [0; 8];
+    for (group, read) in address.iter_mut().zip(groups.iter().map(read)) {
+        *group = read?;
+    }
+    (1..8).contains(&groups.len()).then(|| format!("{}/{}", Ipv6Addr::from(address), 16 * groups.len()))
+}
+
+/// The end of a warning.
+pub(crate) fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
+    meant.map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"))
+}
+
 /// An address, a prefix or `unix:`.
 pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
     match text.trim() {
@@ -368,6 +403,28 @@ mod tests {
         }
         for text in ["", "example.org", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1 "] {
             assert!(pattern(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_fits_no_address_suggests_one_that_does() {
+        for (text, meant) in [
+            ("127.0.0", Some("127.0.0.*")),
+            ("127", Some("127.*")),
+            ("127.0.0.", Some("127.0.0.*")),
+            ("127.0.0.*.*", Some("127.0.0.*")),
+            ("127.0.0.01", Some("127.0.0.1")),
+            ("010.*", Some("10.*")),
+            ("0000:*", Some("::/16")),
+            ("2001:0DB8:*", Some("2001:db8::/32")),
+            ("2001:db8", Some("2001:db8::/32")),
+            ("2001:db8:0:0:*", Some("2001:db8::/64")),
+            ("2001:db8::1::*", None),
+            ("::ffff:127.*", Some("127.*")),
+            ("999.0.0.1", None),
+        ] {
+            assert_eq!(pattern(text).map(|pattern| pattern.fits_some_address()), Ok(false), "{text}");
+            assert_eq!(meant_pattern(text).as_deref(), meant, "{text}");
         }
     }
 }

@@ -145,8 +145,8 @@ impl Line<'_> {
         }
         let word = self.word("#").to_owned();
         match word.to_ascii_lowercase().as_str() {
-            "allow" => self.pattern(conf, |access| &mut access.allow)?,
-            "deny" => self.pattern(conf, |access| &mut access.deny)?,
+            "allow" => self.pattern(conf, "so it lets no client in", |access| &mut access.allow)?,
+            "deny" => self.pattern(conf, "so it refuses no client", |access| &mut access.deny)?,
             "logfile" => *log_file = Some(self.file_name()?),
             "pidlogfile" => conf.pid_file = Some(self.file_name()?),
             "logcommon" => *common = true,
@@ -367,12 +367,20 @@ impl Line<'_> {
     fn pattern(
         &mut self,
         conf: &mut RinetdConf,
+        consequence: &str,
         list: fn(&mut Access) -> &mut Vec<turnpike_forward::Pattern>,
     ) -> Result<()> {
         let at = self.skip_blanks();
         let word = self.word("#").to_owned();
         let pattern = parts::pattern(&word)
             .map_err(|why| self.problem(at, format!("pattern {word:?}: {why}"), parts::PATTERN_FORM))?;
+        if !pattern.fits_some_address() {
+            let meant = parts::did_you_mean(parts::meant_pattern(&word));
+            let place = self.origin(at);
+            conf.warnings.push(format!(
+                "{place}: no address matches the pattern {word:?}, {consequence}, as in rinetd{meant}"
+            ));
+        }
         let access = conf.drafts.last_mut().map_or(&mut conf.access, |draft| &mut draft.rule.access);
         list(access).push(pattern);
         Ok(())

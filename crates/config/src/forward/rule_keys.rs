@@ -253,6 +253,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
     ),
     field!(reload "rule.ipv6_only", ipv6_only, kind::SWITCH),
+    field!(reload "rule.freebind", freebind, kind::SWITCH),
     scalar!(
         "rule.socket_mode",
         "permissions in octal, such as \"660\", or \"\" for those of the umask",
@@ -428,9 +429,19 @@ pub(crate) const COPY: Kind<CopyMode> = named!(
 /// Clients to allow or to deny.
 pub(crate) const PATTERNS: Kind<Vec<Pattern>> = Kind::list(
     parts::PATTERN_FORM,
-    |reader, node| one_or_several(reader, node, |reader, node| reader.parsed(node, parts::pattern)),
+    |reader, node| one_or_several(reader, node, pattern),
     |patterns| list(patterns.iter().map(|pattern| quoted(&parts::show_pattern(pattern)))),
 );
+
+/// One that fits no address would let in whom it is meant to refuse.
+fn pattern(reader: &mut Reader<'_>, node: &Node) -> Option<Pattern> {
+    let pattern = reader.parsed(node, parts::pattern)?;
+    if pattern.fits_some_address() {
+        return Some(pattern);
+    }
+    let meant = parts::meant_pattern(&reader.text(node)?);
+    reader.refuse_suggesting(node, Some("no address matches it".to_owned()), meant.as_deref())
+}
 
 const PROXIES: Kind<Vec<Proxy>> = Kind::list(
     parts::PROXY_FORM,

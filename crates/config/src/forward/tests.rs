@@ -50,6 +50,36 @@ fn ip(host: &str, port: u16) -> Endpoint {
 }
 
 #[test]
+fn a_pattern_that_fits_no_address_is_refused_in_a_rule_and_for_all_rules() {
+    for (text, meant) in [
+        ("127.0.0", "; did you mean \"127.0.0.*\"?"),
+        ("127.0.0.*.*", "; did you mean \"127.0.0.*\"?"),
+        ("999.0.0.1", ""),
+        ("0000:*", "; did you mean \"::/16\"?"),
+    ] {
+        for key in ["allow", "deny"] {
+            let rule = format!("tcp://0.0.0.0:1=10.0.0.2:1?{key}={text}");
+            let told = from_arguments(&[&rule]).expect_err(text).to_string();
+            assert!(
+                told.contains(&format!(
+                    "rule.{key}: found {text:?}: no address matches it; expected an address with * "
+                )),
+                "{told}"
+            );
+            assert!(told.ends_with(&format!("\"10.0.0.0/8\"{meant}")), "{told}");
+            let file = format!(
+                "[forward]\n{key} = [\"10.*\", \"{text}\"]\n[[rule]]\nlisten = \"0.0.0.0:1\"\ntarget = \"a:1\"\n"
+            );
+            let told = from_file(&file).expect_err(text).to_string();
+            assert!(
+                told.contains(&format!("forward.{key}: found the string {text:?}: no address matches it")),
+                "{told}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_bare_rule_has_the_documented_defaults() {
     let rule = argument("tcp://0.0.0.0:9000=10.0.0.2:9001");
     assert_eq!(rule.id.0, "tcp://0.0.0.0:9000");

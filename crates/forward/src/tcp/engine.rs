@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     Address, ConnectionReport, EndReason, Failure, RuleId, RuleSnapshot,
+    circles::Link,
     common::Common,
     gather::WakeUp,
     listen::Acceptor,
@@ -90,6 +91,8 @@ struct Listener {
 
 pub(super) struct Connection {
     pub(super) rule: usize,
+    /// Where it leads to another rule of this process. In front of the target's socket, so that it is dropped before that port is free.
+    pub(super) link: Option<Box<Link>>,
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,
     /// From client to target.
@@ -485,6 +488,14 @@ impl Engine {
         if !is_proxy && !self.common.admits_from(settings, &client) {
             return self.refuse(rule, client, EndReason::Denied);
         }
+        let hops = match &client {
+            Address::Ip(client) => local.state.hops(&self.common.circles, *client),
+            Address::Unix(_) => Ok(0),
+        };
+        let hops = match hops {
+            Ok(hops) => hops,
+            Err(reason) => return self.refuse(rule, client, reason),
+        };
         let Some(mut place) = Place::take(&local.state, &self.common.total) else {
             return self.refuse(rule, client, EndReason::Limit);
         };
@@ -498,7 +509,8 @@ impl Engine {
         let unvouched = !is_proxy && !settings.proxy_protocol_from.is_empty();
         local.connections += 1;
         let key = self.connections.vacant_key();
-        let opening = self.openings.insert(Opening::new(key, &local.state.rule, offset, tick.now, is_proxy));
+        let opening =
+            self.openings.insert(Opening::new(key, &local.state.rule, (offset, hops), tick.now, is_proxy));
         let pace = Pace::of(local.state.rates.as_ref());
         let mut up = Flow::new(nodelay);
         if client.is_unix() {
@@ -506,6 +518,7 @@ impl Engine {
         }
         self.connections.insert(Connection {
             rule,
+            link: None,
             client: socket,
             target: None,
             up,
@@ -559,6 +572,7 @@ impl Engine {
     pub(super) fn end(&mut self, key: usize, reason: EndReason, tick: Tick<'_>) {
         self.book(key, tick.now);
         let Some(mut connection) = self.connections.try_remove(key) else { return };
+        connection.link = None;
         if let Some(across) = connection.across.take() {
             self.part(*across, tick.now);
         }

@@ -22,6 +22,8 @@ pub(super) struct Opening {
     patience: u64,
     /// Place of the listener's port in the rule's range.
     offset: u16,
+    /// Number of rules of this process that the client has come through.
+    hops: u8,
     /// The targets that were given up.
     tried: Vec<Slot>,
     /// The one whose queue was full.
@@ -52,7 +54,13 @@ enum Stage {
 }
 
 impl Opening {
-    pub(super) fn new(connection: usize, rule: &Rule, offset: u16, now: u64, is_proxy: bool) -> Self {
+    pub(super) fn new(
+        connection: usize,
+        rule: &Rule,
+        (offset, hops): (u16, u8),
+        now: u64,
+        is_proxy: bool,
+    ) -> Self {
         let patience = u64::try_from(rule.connect_timeout.as_millis()).unwrap_or(u64::MAX / 2);
         Self {
             connection,
@@ -60,6 +68,7 @@ impl Opening {
             deadline: now.saturating_add(patience),
             patience,
             offset,
+            hops,
             tried: Vec::new(),
             queued: None,
             without_names: false,
@@ -125,6 +134,10 @@ impl Engine {
                     if address.is_unix() {
                         connection.down.be_thorough();
                     }
+                    if let Address::Ip(target) = &address {
+                        let local = || socket.local_addr();
+                        connection.link = state.link(&self.common.circles, *target, local, opening.hops);
+                    }
                     connection.target = Some(socket);
                     connection.target_address = Some(address);
                     connection.seat = self.rules[connection.rule].sit(seat);
@@ -175,6 +188,7 @@ impl Engine {
     fn on_refused(&mut self, key: usize, error: io::Error, tick: Tick<'_>) {
         let connection = &mut self.connections[key];
         let local = &mut self.rules[connection.rule];
+        connection.link = None;
         connection.target = None;
         let to = connection.target_address.as_ref().map(tracing::field::display);
         tracing::debug!(rule = local.state.rule.id.0, to, %error, "cannot connect");

@@ -1,11 +1,7 @@
 //! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
 //! top to bottom; the sides that are TCP streams are next door.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{io, net::IpAddr, time::Duration};
 
 use slab::Slab;
 use turnpike_net::{
@@ -19,6 +15,7 @@ use turnpike_net::{
 
 use super::{
     Admission, Choice, TOKENS, Tick,
+    departures::Unanswered,
     offload::Offload,
     outgoing,
     rules::{Kind, Listener, RuleState},
@@ -67,8 +64,9 @@ pub struct Engine {
     pub(super) copied: u64,
     /// Where the kernel forwards sessions itself.
     pub(super) offload: Option<Offload>,
-    /// Sockets of ended sessions, closed once what is queued for them has left.
-    leaving: Vec<SocketId>,
+    /// Sockets that sessions have left, closed once what is queued for them has been sent.
+    pub(super) leaving: Vec<SocketId>,
+    pub(super) unanswered: Unanswered,
     /// Nothing has to be done on a tick before this; never too late.
     due: Option<u64>,
     own: Own,
@@ -91,6 +89,7 @@ impl Engine {
             copied: 0,
             offload: None,
             leaving: Vec::with_capacity(LEAVING + 2),
+            unanswered: Unanswered::default(),
             due: None,
             own: Own::default(),
             draining: false,
@@ -164,10 +163,12 @@ impl Engine {
                 }
             }
         }
+        self.seek_answers(tick);
         self.send_queued();
         let resumed = self.resume_listeners(tick);
         let lists = self.rules.iter().flat_map(|(_, state)| state.lists.all());
-        self.due = lists.filter_map(|list| self.sessions.due(list)).chain(resumed).min();
+        let expiries = lists.filter_map(|list| self.sessions.due(list));
+        self.due = expiries.chain(resumed).chain(self.unanswered.due()).min();
         budget < EXPIRIES
     }
 
@@ -364,17 +365,25 @@ impl Engine {
             return None;
         };
         let (rule, port) = (*rule, *port);
-        let arrival = Arrival { rule, client: key.client, port };
         let reply = Route { to: Some(key.client), from: key.local, ..connected(*socket) };
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, key.client.ip()) {
             state.count_end(EndReason::Denied);
             return None;
         }
-        if let Err(reason) = tick.worker.admit_client(state.key, key.client.ip(), tick.now) {
-            state.count_end(reason);
-            return None;
-        }
+        let hops = tick.worker.hops(state.key, key.client);
+        let admitted = hops.and_then(|hops| {
+            tick.worker.admit_client(state.key, key.client.ip(), tick.now)?;
+            Ok(hops)
+        });
+        let hops = match admitted {
+            Ok(hops) => hops,
+            Err(reason) => {
+                state.count_end(reason);
+                return None;
+            }
+        };
+        let arrival = Arrival { rule, client: key.client, port, hops };
         if !self.make_room(rule, tick) {
             tick.worker.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
@@ -387,7 +396,7 @@ impl Engine {
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
-        let at = self.begin(Session::new(arrival, inward, outward, choice, tick.now));
+        let at = self.begin(Session::new(arrival, inward, outward, choice, tick.now), tick);
         self.send_across(at, tick.now);
         Some(at)
     }
@@ -424,16 +433,12 @@ impl Engine {
         asked: Option<IpAddr>,
         tick: &mut Tick<'_>,
     ) -> Option<(Outward, Choice)> {
-        let Arrival { rule, client, port } = arrival;
+        let Arrival { rule, client, port, .. } = arrival;
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {
             let choice = tick.worker.choose(key, client, port)?;
-            let state = &self.rules[rule as usize];
-            let checked = self.own.check(&state.rule, &choice.address.into(), || asked, tick.now);
-            let begun =
-                checked.and_then(|()| self.outward(rule, client, choice, token(OUTWARD, next), tick.poller));
-            match begun {
+            match self.open_towards(arrival, choice, next, asked, tick) {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);
@@ -450,15 +455,18 @@ impl Engine {
         None
     }
 
-    fn outward(
+    /// A socket towards this target for the session at a slot. `asked` as in [`Engine::reach`].
+    pub(super) fn open_towards(
         &mut self,
-        rule: u32,
-        client: SocketAddr,
+        Arrival { rule, client, .. }: Arrival,
         choice: Choice,
-        token: u64,
-        poller: &Poller,
+        at: u32,
+        asked: Option<IpAddr>,
+        tick: &Tick<'_>,
     ) -> io::Result<Outward> {
+        let (token, poller) = (token(OUTWARD, at), tick.poller);
         let state = &self.rules[rule as usize];
+        self.own.check(&state.rule, &choice.address.into(), || asked, tick.now)?;
         if let Protocol::UdpToTcp { framed } = state.rule.protocol {
             let socket = outgoing::stream(&state.rule, client, choice.address)?;
             poller.add(&socket, token)?;
@@ -471,7 +479,7 @@ impl Engine {
     }
 
     /// A session that has been let in and has its sockets.
-    pub(super) fn begin(&mut self, mut session: Session) -> u32 {
+    pub(super) fn begin(&mut self, mut session: Session, tick: &mut Tick<'_>) -> u32 {
         let state = &mut self.rules[session.rule as usize];
         if let Some(choice) = session.choice {
             state.took(choice);
@@ -482,7 +490,22 @@ impl Engine {
         let rule = session.rule;
         let at = self.sessions.insert(session, &mut state.lists);
         self.expect(rule);
+        self.link(at, tick);
+        self.await_answer(at, tick.now);
         at
+    }
+
+    /// Remembers a session that leads to another rule of this process.
+    pub(super) fn link(&mut self, at: u32, tick: &mut Tick<'_>) {
+        let Some(session) = self.sessions.get_mut(at) else { return };
+        let local = || match &session.outward {
+            Outward::Datagrams(socket) => {
+                self.sockets.get(*socket).ok_or(io::ErrorKind::NotConnected)?.source()
+            }
+            Outward::Stream(stream) => stream.socket().local_addr(),
+        };
+        let key = self.rules[session.rule as usize].key;
+        session.link = tick.worker.link(key, session.tried, &local, session.hops);
     }
 
     /// Lets go of a session, and says so.
@@ -490,6 +513,8 @@ impl Engine {
         let Some(rule) = self.sessions.get(at).map(|session| session.rule) else { return };
         let state = &mut self.rules[rule as usize];
         let Some(mut session) = self.sessions.remove(at, &mut state.lists) else { return };
+        // Before its socket is closed: another session may get the same port.
+        session.link = None;
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(&mut session, offload.release(*across));
         }
@@ -518,9 +543,13 @@ impl Engine {
         let outward = if let Outward::Datagrams(socket) = session.outward { Some(socket) } else { None };
         // An event of its tokens that is still to come in this wake-up finds no session, or another one with nothing to read.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
-        if self.leaving.len() >= LEAVING {
+        if self.is_leaving_full() {
             self.send_queued();
         }
+    }
+
+    pub(super) fn is_leaving_full(&self) -> bool {
+        self.leaving.len() >= LEAVING
     }
 
     /// Wakes the worker in time for the heads of a rule's lists.

@@ -120,16 +120,19 @@ fn udp_options(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port:
         // Replies must leave from the address that the client asked.
         packet_info: address.ip().is_unspecified(),
         dual_stack: !rule.ipv6_only,
+        freebind: rule.freebind,
         ..UdpOptions::default()
     }
 }
 
-fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
+/// Of a TCP listener.
+pub(crate) fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
     ListenOptions {
         reuse_port,
         nodelay: rule.nodelay,
         keepalive: rule.keepalive,
         dual_stack: !rule.ipv6_only,
+        freebind: rule.freebind,
         ..ListenOptions::default()
     }
 }

@@ -8,9 +8,10 @@
 //! A rule's sessions hang in lists ordered by their last datagram, all with the same time-out: the head is the next to
 //! expire and the one that gives way when the rule is full, so that a datagram costs a few pointers and no timer.
 
+mod departures;
 mod drain;
 mod engine;
-mod listeners;
+pub(crate) mod listeners;
 mod offload;
 pub(crate) mod outgoing;
 mod rules;
@@ -18,7 +19,10 @@ mod sessions;
 mod streams;
 mod upgrade;
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_net::poll::Poller;
 
@@ -26,6 +30,7 @@ pub use engine::Engine;
 pub use listeners::Listeners;
 pub(crate) use upgrade::Portable;
 
+pub use crate::circles::Link;
 use crate::{ConnectionReport, EndReason, Slot};
 
 /// The engine watches its sockets under tokens that have this bit; the worker's own must not.
@@ -90,6 +95,46 @@ pub trait Surroundings {
     /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
     /// is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;
+    /// Another target for a session that has tried these.
+    fn choose_other(
+        &mut self,
+        rule: RuleKey,
+        client: SocketAddr,
+        port: u16,
+        tried: &[Slot],
+    ) -> Option<Choice> {
+        let _ = (rule, client, port, tried);
+        None
+    }
+    /// Whether targets of a rule are known to answer. Those of a one-way protocol never do.
+    fn answers(&mut self, rule: RuleKey) -> bool {
+        let _ = rule;
+        false
+    }
+    /// Whether a session is to find out, by trying all targets once. Few are.
+    fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
+        let _ = (rule, now);
+        false
+    }
+    /// Number of rules of this process that a client has come through.
+    ///
+    /// # Errors
+    /// [`EndReason::Circle`] where they are too many.
+    fn hops(&mut self, rule: RuleKey, client: SocketAddr) -> Result<u8, EndReason> {
+        let _ = (rule, client);
+        Ok(0)
+    }
+    /// Remembers a session that leads to another rule of this process; `local` is its local address.
+    fn link(
+        &mut self,
+        rule: RuleKey,
+        target: SocketAddr,
+        local: &dyn Fn() -> io::Result<SocketAddr>,
+        hops: u8,
+    ) -> Option<Box<Link>> {
+        let _ = (rule, target, local, hops);
+        None
+    }
     /// A target has taken the connection, or sent its first datagram to a session.
     fn answered(&mut self, rule: RuleKey, choice: Choice);
     /// A session with this target is over, or could not be made: `failed` where the target refused without ever having

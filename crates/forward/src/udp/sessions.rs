@@ -12,7 +12,7 @@ use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
 use super::{Choice, offload::Across};
-use crate::{cross::Stream, rate::Pace};
+use crate::{circles::Link, cross::Stream, rate::Pace};
 
 const NONE: u32 = u32::MAX;
 
@@ -40,6 +40,14 @@ pub(super) struct Arrival {
     pub(super) client: SocketAddr,
     /// The place of the client's port in the rule's range.
     pub(super) port: u16,
+    /// Number of rules of this process that the client has come through.
+    pub(super) hops: u8,
+}
+
+/// What a target has sent to a session at the last look, and when that was more than before.
+pub(super) struct Heard {
+    pub(super) bytes: u64,
+    pub(super) at: u64,
 }
 
 pub(super) struct Session {
@@ -65,6 +73,12 @@ pub(super) struct Session {
     /// Where the kernel forwards it.
     pub(super) across: Option<Box<Across>>,
     pub(super) stage: Stage,
+    /// As [`Arrival::hops`].
+    pub(super) hops: u8,
+    /// Where it leads to another rule of this process.
+    pub(super) link: Option<Box<Link>>,
+    /// Kept once the target is one no longer.
+    pub(super) heard: Heard,
     /// When it came to the end of its list.
     stamp: u64,
     before: u32,
@@ -174,7 +188,7 @@ impl Lists {
 /// A new session, in no list yet.
 impl Session {
     pub(super) fn new(
-        Arrival { rule, client, port }: Arrival,
+        Arrival { rule, client, port, hops }: Arrival,
         inward: Inward,
         outward: Outward,
         choice: Choice,
@@ -197,6 +211,9 @@ impl Session {
             pace: None,
             across: None,
             stage: if connecting { Stage::Connecting } else { Stage::Active },
+            hops,
+            link: None,
+            heard: Heard { bytes: 0, at: now },
             stamp: now,
             before: NONE,
             after: NONE,
@@ -381,7 +398,7 @@ mod tests {
             Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
         let choice = Choice { target: crate::Slot::default(), address: client };
         let outward = Outward::Datagrams(SocketId(1));
-        let arrival = Arrival { rule: 0, client, port };
+        let arrival = Arrival { rule: 0, client, port, hops: 0 };
         Session::new(arrival, Inward::Datagrams { key, reply }, outward, choice, now)
     }
 

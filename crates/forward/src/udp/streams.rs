@@ -31,7 +31,9 @@ impl Engine {
             let (rule, port) = (listener.rule, listener.port);
             let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
             match socket.accept() {
-                Ok(Some((stream, client))) => self.admit(Arrival { rule, client, port }, stream, tick),
+                Ok(Some((stream, client))) => {
+                    self.admit(Arrival { rule, client, port, hops: 0 }, stream, tick)
+                }
                 Ok(None) => return,
                 Err(error) if is_exhaustion(&error) => {
                     // Level-triggered: the connection that waits would wake the worker for ever.
@@ -65,13 +67,17 @@ impl Engine {
         next
     }
 
-    fn admit(&mut self, arrival: Arrival, stream: TcpSocket, tick: &mut Tick<'_>) {
+    fn admit(&mut self, mut arrival: Arrival, stream: TcpSocket, tick: &mut Tick<'_>) {
         let Arrival { rule, client, .. } = arrival;
         let state = &mut self.rules[rule as usize];
         if !tick.worker.permits(state.key, client.ip()) {
             return refuse(state, client, EndReason::Denied, tick);
         }
         let key = state.key;
+        match tick.worker.hops(key, client) {
+            Ok(hops) => arrival.hops = hops,
+            Err(reason) => return refuse(state, client, reason, tick),
+        }
         if let Err(reason) = tick.worker.admit_client(key, client.ip(), tick.now) {
             return refuse(state, client, reason, tick);
         }
@@ -93,7 +99,7 @@ impl Engine {
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
-        self.begin(Session::new(arrival, inward, outward, choice, tick.now));
+        self.begin(Session::new(arrival, inward, outward, choice, tick.now), tick);
     }
 
     /// An event of a TCP target.

@@ -167,7 +167,7 @@ impl Engine {
         if let Some(choice) = choice {
             state.tallies.of(choice.target).open += 1;
         }
-        let arrival = Arrival { rule, client, port };
+        let arrival = Arrival { rule, client, port, hops: 0 };
         let mut resumed = Session::new(arrival, inward, outward, choice.unwrap_or(tried), heard);
         resumed.choice = choice;
         resumed.attempts = session.attempts;

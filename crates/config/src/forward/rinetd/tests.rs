@@ -227,6 +227,20 @@ fn every_wrong_line_is_told() {
     assert_eq!(places, ["r.conf:1:11", "r.conf:3:7", "r.conf:5:20"]);
 }
 
+#[test]
+fn a_pattern_that_fits_no_address_is_a_warning_with_a_suggestion() {
+    let conf = conf("allow 10.0\n0.0.0.0 80 10.0.0.1 80\ndeny 127.0.0\ndeny 999.0.0.1\ndeny 10.*\n");
+    assert_eq!(
+        conf.warnings,
+        [
+            "r.conf:1:7: no address matches the pattern \"10.0\", so it lets no client in, as in rinetd; did you mean \"10.0.*\"?",
+            "r.conf:3:6: no address matches the pattern \"127.0.0\", so it refuses no client, as in rinetd; did you mean \"127.0.0.*\"?",
+            "r.conf:4:6: no address matches the pattern \"999.0.0.1\", so it refuses no client, as in rinetd",
+        ]
+    );
+    assert_eq!(patterns(&conf.drafts[0].rule.access.deny), ["127.0.0", "999.0.0.1", "10.*"]);
+}
+
 fn is_loopback(bind: &Bind) -> bool {
     matches!(bind, Bind::Ip(address) if address.is_loopback())
 }

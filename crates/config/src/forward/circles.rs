@@ -1,0 +1,235 @@
+//! Rules that lead to each other: a datagram would go round for ever, or connections be opened until no descriptor is left. Only literal
+//! addresses are looked at here; the forwarder itself notices circles through names.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use turnpike_forward::{Bind, Host, Protocol, Rule};
+
+use super::{parts, rule_keys::Draft};
+use crate::Mistake;
+
+/// A port of a rule: the rule, and the place of the port in its range.
+type Node = (usize, u16);
+
+/// Appends a mistake for each circle.
+pub(crate) fn check(drafts: &[Draft], problems: &mut Vec<Mistake>) {
+    let map = Map::new(drafts);
+    let mut state: HashMap<Node, State> = HashMap::new();
+    for start in map.nodes() {
+        let Some(circle) = find(&map, start, &mut state) else { continue };
+        let first = circle.iter().copied().min().unwrap_or(start);
+        let draft = &drafts[first.0];
+        let mut others: Vec<usize> =
+            circle.iter().map(|(rule, _)| *rule).filter(|rule| *rule != first.0).collect();
+        others.sort_unstable();
+        others.dedup();
+        let by: Vec<String> = others.iter().map(|rule| drafts[*rule].origin.to_string()).collect();
+        let problem = match (&by[..], port_of(&draft.rule, first.1)) {
+            ([], listener) => format!("the rule leads to its own listener {listener}"),
+            ([one], listener) => {
+                format!("the rule leads back to its own listener {listener}, by the rule at {one}")
+            }
+            (several, listener) => {
+                format!(
+                    "the rule leads back to its own listener {listener}, by the rules at {}",
+                    several.join(" and at ")
+                )
+            }
+        };
+        let expected = "a target that is not a listener of this forwarder";
+        problems.push(Mistake::new(draft.origin_of("rule.target"), "rule.target", problem, expected));
+        // One mistake for each rule, not for each port of a range.
+        for rule in circle.iter().map(|(rule, _)| *rule) {
+            let ports = drafts[rule].rule.ports;
+            state.extend((0..=ports.last - ports.first).map(|offset| ((rule, offset), State::Done)));
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    OnPath,
+    Done,
+}
+
+/// A circle that can be reached from here, unless all of it has been looked at before. Iterative: a chain may be as long as there are rules.
+fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<Vec<Node>> {
+    if state.contains_key(&start) {
+        return None;
+    }
+    let mut path: Vec<(Node, Vec<Node>)> = vec![(start, map.next(start))];
+    state.insert(start, State::OnPath);
+    let mut circle = None;
+    while let Some((node, nexts)) = path.last_mut() {
+        let node = *node;
+        let Some(next) = nexts.pop() else {
+            state.insert(node, State::Done);
+            path.pop();
+            continue;
+        };
+        match state.get(&next) {
+            None => {
+                state.insert(next, State::OnPath);
+                path.push((next, map.next(next)));
+            }
+            Some(State::OnPath) if circle.is_none() => {
+                let nodes = path.iter().map(|(node, _)| *node);
+                circle = Some(nodes.skip_while(|node| *node != next).collect());
+            }
+            Some(_) => {}
+        }
+    }
+    circle
+}
+
+/// Who listens where.
+struct Map<'a> {
+    drafts: &'a [Draft],
+    /// By transport (UDP or not) and port.
+    listeners: HashMap<(bool, u16), Vec<usize>>,
+    /// Addresses that are this machine's, as rules listen on them.
+    own: Vec<IpAddr>,
+}
+
+impl<'a> Map<'a> {
+    fn new(drafts: &'a [Draft]) -> Self {
+        let mut listeners: HashMap<(bool, u16), Vec<usize>> = HashMap::new();
+        let mut own = Vec::new();
+        for (at, Draft { rule, .. }) in drafts.iter().enumerate() {
+            let Bind::Ip(ip) = &rule.bind else { continue };
+            own.extend((!ip.is_unspecified()).then(|| ip.to_canonical()));
+            for port in (rule.ports.first..=rule.ports.last).filter(|port| *port != 0) {
+                listeners.entry((hears_udp(rule), port)).or_default().push(at);
+            }
+        }
+        Self { drafts, listeners, own }
+    }
+
+    /// Ports of rules whose targets may be our own listeners.
+    fn nodes(&self) -> impl Iterator<Item = Node> {
+        let each = self.drafts.iter().enumerate();
+        each.filter(|(_, draft)| draft.rule.targets.iter().any(|target| self.is_here(&target.host))).flat_map(
+            |(at, draft)| {
+                let ports = draft.rule.ports;
+                (0..=ports.last - ports.first).map(move |offset| (at, offset))
+            },
+        )
+    }
+
+    fn is_here(&self, host: &Host) -> bool {
+        match host {
+            Host::Ip(ip) => {
+                let ip = ip.to_canonical();
+                ip.is_loopback() || ip.is_unspecified() || self.own.contains(&ip)
+            }
+            Host::Unix(_) => true,
+            Host::Name(_) => false,
+        }
+    }
+
+    /// Where a client of this port may come to next.
+    fn next(&self, (at, offset): Node) -> Vec<Node> {
+        let rule = &self.drafts[at].rule;
+        // By another table of routes the same address may be another machine's.
+        if rule.mark.is_some() || rule.device.is_some() {
+            return Vec::new();
+        }
+        let speaks_udp = matches!(rule.protocol, Protocol::Udp | Protocol::TcpToUdp { .. });
+        let mut found = Vec::new();
+        for target in rule.targets.iter().filter(|target| target.weight > 0 && self.is_here(&target.host)) {
+            if let Host::Unix(name) = &target.host {
+                let listens = |draft: &Draft| matches!(&draft.rule.bind, Bind::Unix(own) if own == name);
+                found.extend(self.drafts.iter().position(listens).map(|at| (at, 0)));
+                continue;
+            }
+            let ports = target.ports;
+            let port =
+                if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
+            let Some(listeners) = self.listeners.get(&(speaks_udp, port)) else { continue };
+            let reached = listeners.iter().filter(|at| hears(&self.drafts[**at].rule, &target.host));
+            found.extend(reached.map(|at| (*at, port - self.drafts[*at].rule.ports.first)));
+        }
+        found
+    }
+}
+
+fn hears_udp(rule: &Rule) -> bool {
+    matches!(rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
+}
+
+/// Whether a rule's listener is what is reached at this address of this machine.
+fn hears(rule: &Rule, host: &Host) -> bool {
+    let (Bind::Ip(bind), Host::Ip(ip)) = (&rule.bind, host) else { return false };
+    let (bind, ip) = (bind.to_canonical(), ip.to_canonical());
+    let same_family = bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !rule.ipv6_only;
+    // connect(2) takes the unspecified address for the loopback one.
+    bind == ip || same_family && (bind.is_unspecified() || ip.is_unspecified() && bind.is_loopback())
+}
+
+fn port_of(rule: &Rule, offset: u16) -> String {
+    parts::show_listener(&rule.bind, (rule.ports.first + offset).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Flags, Sources, forward::ForwardSources};
+
+    fn told(rules: &[&str]) -> Vec<String> {
+        let sources = ForwardSources {
+            sources: Sources::new(None, Vec::new(), Flags::new()),
+            arguments: rules.iter().map(|&rule| rule.to_owned()).collect(),
+        };
+        sources
+            .merge(None, Vec::new())
+            .map_or_else(|mistakes| mistakes.0.iter().map(ToString::to_string).collect(), |_| Vec::new())
+    }
+
+    #[test]
+    fn rules_that_lead_to_each_other_are_refused_with_both_places() {
+        let told = told(&["udp://127.0.0.1:35663=127.0.0.1:35664", "udp://127.0.0.1:35664=127.0.0.1:35663"]);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(
+            told[0].contains(
+                "rule.target: the rule leads back to its own listener 127.0.0.1:35663, by the rule at "
+            ),
+            "{told:?}"
+        );
+        assert!(told[0].ends_with("expected a target that is not a listener of this forwarder"), "{told:?}");
+    }
+
+    #[test]
+    fn circles_of_every_kind_are_found_once() {
+        for rules in [
+            &["udp://0.0.0.0:53=127.0.0.1:53"][..],
+            &["tcp://10.0.0.1:80=10.0.0.1:80"],
+            &["tcp://[::]:80=127.0.0.1:80?ipv6_only=false"],
+            &["udp://0.0.0.0:9000-9010=127.0.0.1:9000-9010"],
+            &[
+                "tcp://0.0.0.0:1=127.0.0.1:2",
+                "tcp://0.0.0.0:2=127.0.0.1:3",
+                "tcp://0.0.0.0:3=10.0.0.9:1,127.0.0.1:1",
+            ],
+            &["udptotcp://0.0.0.0:1=127.0.0.1:2", "tcptoudp://0.0.0.0:2=127.0.0.1:1"],
+            &["unix:///run/a=127.0.0.1:1", "tcp://127.0.0.1:1=unix:/run/a"],
+            &["udp://0.0.0.0:1-3=127.0.0.1:2-4", "udp://0.0.0.0:4=0.0.0.0:2"],
+        ] {
+            assert_eq!(told(rules).len(), 1, "{rules:?}: {:?}", told(rules));
+        }
+    }
+
+    #[test]
+    fn chains_and_other_machines_are_no_circles() {
+        for rules in [
+            &["tcp://0.0.0.0:80=127.0.0.1:81", "tcp://127.0.0.1:81=10.0.0.2:80"][..],
+            &["tcp://0.0.0.0:80=10.0.0.2:80"],
+            &["tcp://127.0.0.1:80=127.0.0.2:80"],
+            &["udp://0.0.0.0:53=127.0.0.1:54", "tcp://0.0.0.0:54=127.0.0.1:53"],
+            &["tcp://[::]:80=127.0.0.1:80"],
+            &["udp://0.0.0.0:1-3=127.0.0.1:2-4"],
+            &["tcp://0.0.0.0:80=127.0.0.1:80*0,10.0.0.2:80"],
+            &["tcp://0.0.0.0:80=127.0.0.1:80?mark=7"],
+        ] {
+            assert_eq!(told(rules), [""; 0], "{rules:?}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The texts of addresses as automata, which answer whether a pattern can match any address at all.
+//!
+//! IPv4 is dotted decimal. IPv6 is the canonical text of RFC 5952, without the IPv4-mapped addresses, which are compared as IPv4.
+
+use hashbrown::HashSet;
+
+/// Whether some address has a text that fits.
+pub(super) fn some_address_fits(pattern: &[u8]) -> bool {
+    search(pattern, [V4::default()], V4::after, V4::is_address)
+        || search(pattern, V6::starts(), V6::after, V6::is_address)
+}
+
+/// Walks pattern and automaton together through every pair of places that they can reach. There are a few hundred of them for each byte
+/// of the pattern.
+fn search<S: Copy + Eq + std::hash::Hash>(
+    pattern: &[u8],
+    starts: impl IntoIterator<Item = S>,
+    after: impl Fn(S, u8) -> Option<S>,
+    is_end: impl Fn(S) -> bool,
+) -> bool {
+    const ALPHABET: &[u8] = b"0123456789abcdef.:";
+    let mut open: Vec<(usize, S)> = starts.into_iter().map(|state| (0, state)).collect();
+    let mut seen: HashSet<(usize, S), foldhash::fast::RandomState> = open.iter().copied().collect();
+    while let Some((at, state)) = open.pop() {
+        let mut reach = |next: (usize, S)| {
+            if seen.insert(next) {
+                open.push(next);
+            }
+        };
+        match pattern.get(at) {
+            None if is_end(state) => return true,
+            None => {}
+            Some(b'*') => {
+                reach((at + 1, state));
+                ALPHABET.iter().filter_map(|byte| after(state, *byte)).for_each(|next| reach((at, next)));
+            }
+            Some(b'?') => {
+                ALPHABET.iter().filter_map(|byte| after(state, *byte)).for_each(|next| reach((at + 1, next)));
+            }
+            Some(byte) => {
+                after(state, byte.to_ascii_lowercase()).into_iter().for_each(|next| reach((at + 1, next)));
+            }
+        }
+    }
+    false
+}
+
+/// A place in the text of an IPv4 address.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct V4 {
+    octet: u8,
+    /// Of this octet, so far.
+    value: Option<u8>,
+}
+
+impl V4 {
+    fn after(self, byte: u8) -> Option<Self> {
+        match (byte, self.value) {
+            (b'.', Some(_)) if self.octet < 3 => Some(Self { octet: self.octet + 1, value: None }),
+            (b'0'..=b'9', None) => Some(Self { value: Some(byte - b'0'), ..self }),
+            // No octet has leading zeros.
+            (b'0'..=b'9', Some(value @ 1..)) => {
+                let value = value.checked_mul(10)?.checked_add(byte - b'0')?;
+                Some(Self { value: Some(value), ..self })
+            }
+            _ => None,
+        }
+    }
+
+    fn is_address(self) -> bool {
+        self.octet == 3 && self.value.is_some()
+    }
+}
+
+/// A place in the text of an IPv6 address whose `::` stands for chosen groups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct V6 {
+    /// First of the groups that `::` stands for.
+    first: u8,
+    /// How many they are; 0 without `::`.
+    count: u8,
+    /// Group, from 0 to 8.
+    group: u8,
+    text: Group,
+    /// Groups of zero in a row before this one.
+    zeros: u8,
+}
+
+/// The text of a group so far.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Group {
+    Empty,
+    /// The first colon of `::` has been read, or both colons are due.
+    Due(u8),
+    Zero,
+    /// Digits, and whether all are `f`.
+    Digits(u8, bool),
+}
+
+impl V6 {
+    /// Every place that `::` can have, and none.
+    fn starts() -> impl Iterator<Item = Self> {
+        let places = (0..8_u8).flat_map(|first| (2..=8 - first).map(move |count| (first, count)));
+        places.chain([(u8::MAX, 0)]).map(|(first, count)| {
+            let text = if first == 0 { Group::Due(2) } else { Group::Empty };
+            Self { first, count, group: 0, text, zeros: 0 }
+        })
+    }
+
+    fn after(self, byte: u8) -> Option<Self> {
+        let digit = byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        match (self.text, byte) {
+            (Group::Due(2), b':') => Some(Self { text: Group::Due(1), ..self }),
+            (Group::Due(_), b':') => {
+                Some(Self { group: self.first + self.count, text: Group::Empty, zeros: 0, ..self })
+            }
+            (Group::Empty, b'0') if self.group < 8 => Some(Self { text: Group::Zero, ..self }),
+            (Group::Empty, _) if digit && self.group < 8 => {
+                Some(Self { text: Group::Digits(1, byte == b'f'), ..self })
+            }
+            (Group::Digits(len @ ..4, is_f), _) if digit => {
+                Some(Self { text: Group::Digits(len + 1, is_f && byte == b'f'), ..self })
+            }
+            (Group::Zero | Group::Digits(..), b':') if self.group < 7 => self.closed().map(Self::entered),
+            _ => None,
+        }
+    }
+
+    fn is_address(self) -> bool {
+        match self.text {
+            Group::Zero | Group::Digits(..) => self.group == 7 && self.closed().is_some(),
+            Group::Empty => self.group == 8,
+            Group::Due(_) => false,
+        }
+    }
+
+    /// Behind its group, unless the canonical text has `::` elsewhere: for the longest run of zeros, and the first of equals.
+    fn closed(self) -> Option<Self> {
+        let is_zero = self.text == Group::Zero;
+        let follows = self.count > 0 && self.group == self.first + self.count;
+        let precedes = self.count > 0 && self.group + 1 == self.first;
+        let is_mapped = (self.first, self.count, self.group, self.text) == (0, 5, 5, Group::Digits(4, true));
+        let zeros = if is_zero { self.zeros + 1 } else { 0 };
+        let most = match self.count {
+            0 => 1,
+            count if self.group < self.first => count - 1,
+            count => count,
+        };
+        let is_canonical = zeros <= most && !(is_zero && (follows || precedes)) && !is_mapped;
+        is_canonical.then_some(Self { zeros, group: self.group + 1, ..self })
+    }
+
+    /// Behind the colon after a group.
+    fn entered(self) -> Self {
+        let text = if self.group == self.first { Group::Due(1) } else { Group::Empty };
+        Self { text, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::some_address_fits;
+
+    fn fits(pattern: &str) -> bool {
+        some_address_fits(pattern.as_bytes())
+    }
+
+    #[test]
+    fn patterns_that_fit_no_address_are_found() {
+        for pattern in [
+            "127.0.0",
+            "127",
+            "127.0.0.",
+            "127.0.0.*.*",
+            "127.0.0.01",
+            "999.0.0.1",
+            "256.*",
+            "1.2.3.4.*",
+            "0000:*",
+            "2001:0db8:*",
+            "::ffff:127.*",
+            "1:0:0:1:*:*:*:*:*",
+            "0:0:*",
+            "2001:db8:0:0:*",
+            "2001:db8::1::*",
+            "fe80::0:*",
+            "12345:*",
+            "?????.*",
+            "",
+            "a",
+        ] {
+            assert!(!fits(pattern), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_fit_some_address_are_found() {
+        for pattern in [
+            "*",
+            "127.0.0.1",
+            "127.0.0.*",
+            "127.*",
+            "*.1",
+            "1*",
+            "????.*",
+            "2??.*",
+            "::",
+            "::1",
+            "fe80:*",
+            "FE80:*",
+            "*::*",
+            "2001:db8:0:*",
+            "0:*",
+            "::ffff:0:0:*",
+            "*:ffff",
+            "1:0:0:2::",
+            "?:?:?:?:?:?:?:?",
+        ] {
+            assert!(fits(pattern), "{pattern}");
+        }
+    }
+
+    /// Groups that are often zero, so that all shapes of `::` come up.
+    fn address() -> impl Strategy<Value = IpAddr> {
+        let group = prop_oneof![Just(0_u16), Just(0xffff), any::<u16>(), 0_u16..16];
+        let v6 =
+            prop::array::uniform8(group).prop_map(|groups| IpAddr::V6(Ipv6Addr::from(groups)).to_canonical());
+        prop_oneof![any::<u32>().prop_map(|bits| IpAddr::V4(bits.into())), v6]
+    }
+
+    proptest! {
+        #[test]
+        fn the_text_of_every_address_fits_also_with_stars_in_it(
+            address in address(),
+            stars in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..6), 0..4),
+        ) {
+            let mut text = address.to_string();
+            for (at, len) in stars {
+                let at = at.index(text.len());
+                let end = (at + len).min(text.len());
+                text.replace_range(at..end, "*");
+            }
+            prop_assert!(fits(&text), "{}", text);
+        }
+
+        #[test]
+        fn what_fits_without_stars_is_the_text_of_an_address(text in "[0-2f]{1,3}([.:]{1,2}[0-2f]{1,3}){2,7}|::([01f]{1,2}:){0,6}[0-2]") {
+            let canonical = text.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().to_string() == text);
+            prop_assert_eq!(fits(&text), canonical, "{}", text);
+        }
+    }
+}

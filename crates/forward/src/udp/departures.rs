@@ -1,0 +1,194 @@
+//! Sessions that leave a target which does not serve them: one that is a target no longer, or one that never answers. All of it is decided
+//! by timers, from what is counted and touched anyway.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use super::{
+    Choice, Engine, RuleKey, Tick,
+    engine::narrow,
+    outgoing,
+    sessions::{Arrival, Outward},
+};
+use crate::{EndReason, Failure, Slot};
+
+/// A former target keeps a session until it has been silent for so long, in milliseconds.
+const SILENCE_MS: u64 = 5000;
+/// The first look at a session without an answer, in milliseconds after its first datagram. Each further look waits twice as long, so that a
+/// slow target gets its time in the end.
+const FIRST_LOOK_MS: u64 = 500;
+const LONGEST_LOOK_MS: u64 = 32_000;
+/// Looks in one tick.
+const LOOKS: usize = 256;
+
+/// Sessions that may have another target and have no answer yet, by the time of the next look. Each is here once.
+#[derive(Default)]
+pub(super) struct Unanswered(BinaryHeap<Reverse<Look>>);
+
+/// The next look at one session.
+struct Look {
+    due: u64,
+    at: u32,
+    /// When the session began: its slot may have another one by now.
+    opened: u64,
+    /// When it got its present target.
+    since: u64,
+    wait: u64,
+    /// Targets that did not answer it.
+    tried: Vec<Slot>,
+    /// It finds out whether any target of the rule answers.
+    explores: bool,
+}
+
+impl Ord for Look {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.due, self.at).cmp(&(other.due, other.at))
+    }
+}
+
+impl PartialOrd for Look {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Look {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Look {}
+
+impl Unanswered {
+    pub(super) fn due(&self) -> Option<u64> {
+        self.0.peek().map(|Reverse(look)| look.due)
+    }
+
+    fn pop(&mut self, now: u64) -> Option<Look> {
+        if self.due()? > now {
+            return None;
+        }
+        self.0.pop().map(|Reverse(look)| look)
+    }
+}
+
+impl Engine {
+    /// Ends the sessions of a rule whose targets are targets no longer: at once where the target never answered, otherwise when it has been
+    /// silent for a while. The client's next datagram begins a session with another target. True if there are such sessions left.
+    pub(crate) fn leave_former(
+        &mut self,
+        key: RuleKey,
+        is_former: impl Fn(Option<Choice>) -> bool,
+        tick: &mut Tick<'_>,
+    ) -> bool {
+        let found = self.rules.iter().find(|(_, state)| state.key == key && !state.removed);
+        // A drain begins no session in place of the one that ends.
+        let Some((slot, _)) = found.filter(|_| !self.draining) else { return false };
+        let mut remain = false;
+        for at in self.sessions.of_rule(narrow(slot)) {
+            if !self.sessions.get(at).is_some_and(|session| is_former(session.choice)) {
+                continue;
+            }
+            // The kernel may have forwarded answers.
+            self.book(at, tick);
+            let Some(session) = self.sessions.get_mut(at) else { continue };
+            if session.heard.bytes != session.to_client {
+                (session.heard.bytes, session.heard.at) = (session.to_client, tick.now);
+            }
+            if session.answered && tick.now < session.heard.at + SILENCE_MS {
+                remain = true;
+            } else {
+                self.end(at, EndReason::TargetGone, tick);
+            }
+        }
+        self.send_queued();
+        remain
+    }
+
+    /// Looks after a session that has just begun, until it is answered.
+    pub(super) fn await_answer(&mut self, at: u32, now: u64) {
+        let Some(session) = self.sessions.get(at) else { return };
+        if !self.rules[session.rule as usize].has_choice {
+            return;
+        }
+        let (due, wait, opened) = (now + FIRST_LOOK_MS, FIRST_LOOK_MS, session.opened);
+        let look = Look { due, at, opened, since: now, wait, tried: Vec::new(), explores: false };
+        self.unanswered.0.push(Reverse(look));
+        self.expect_at(Some(due));
+    }
+
+    /// Gives sessions another target whose clients repeat themselves without an answer, where targets of the rule are known to answer. Where
+    /// none has answered, which is how a one-way protocol looks, one session tries them all.
+    pub(super) fn seek_answers(&mut self, tick: &mut Tick<'_>) {
+        for _ in 0..LOOKS {
+            let Some(mut look) = self.unanswered.pop(tick.now) else { return };
+            self.book(look.at, tick);
+            let session = self.sessions.get(look.at);
+            let Some(session) = session.filter(|session| session.opened == look.opened) else { continue };
+            if session.answered || self.draining {
+                continue;
+            }
+            let key = self.rules[session.rule as usize].key;
+            let is_repeated = self.sessions.stamp(look.at) > look.since;
+            if is_repeated {
+                look.explores |= !tick.worker.answers(key) && tick.worker.explores(key, tick.now);
+                if (look.explores || tick.worker.answers(key)) && self.choose_another(&mut look, tick) {
+                    look.since = tick.now;
+                }
+            }
+            look.wait = (look.wait * 2).min(LONGEST_LOOK_MS);
+            look.due = tick.now + look.wait;
+            self.unanswered.0.push(Reverse(look));
+        }
+    }
+
+    /// Moves a session to a target that it has not tried, or to any other one after it has tried them all. False where there is none.
+    fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
+        let Some(session) = self.sessions.get(look.at) else { return false };
+        let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
+        let key = self.rules[rule as usize].key;
+        let silent = session.choice.map(|choice| choice.target);
+        look.tried.extend(silent);
+        let choice = tick.worker.choose_other(key, client, port, &look.tried).or_else(|| {
+            // After a round without an answer: back to where it would have been.
+            look.explores = false;
+            look.tried = silent.into_iter().collect();
+            tick.worker.choose_other(key, client, port, &look.tried)
+        });
+        let Some(choice) = choice else { return false };
+        let arrival = Arrival { rule, client, port, hops };
+        let outward = match self.open_towards(arrival, choice, look.at, None, tick) {
+            Ok(outward) => outward,
+            Err(error) => {
+                let is_unreachable = outgoing::is_unreachable(&error);
+                self.rules[rule as usize].failed(choice, is_unreachable.then(|| Failure::of(&error)));
+                tick.worker.release(key, choice, is_unreachable);
+                return false;
+            }
+        };
+        let (Some(session), state) = (self.sessions.get_mut(look.at), &mut self.rules[rule as usize]) else {
+            return false;
+        };
+        if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
+            state.forwarded_across(session, offload.release(*across));
+        }
+        if let Outward::Datagrams(socket) = std::mem::replace(&mut session.outward, outward) {
+            self.leaving.push(socket);
+        }
+        if let Some(silent) = session.choice.replace(choice) {
+            state.left(silent, Some(Failure::Timeout));
+            // Nothing is held against the target: anyone can send it what it does not answer.
+            tick.worker.release(key, silent, false);
+        }
+        state.took(choice);
+        session.tried = choice.address;
+        session.attempts = session.attempts.saturating_add(1);
+        tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no answer: another target for this session");
+        self.link(look.at, tick);
+        self.send_across(look.at, tick.now);
+        if self.is_leaving_full() {
+            self.send_queued();
+        }
+        true
+    }
+}
