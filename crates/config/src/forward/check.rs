@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule};
+use turnpike_forward::{Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule};
 
-use super::{parts, rule_keys::Draft};
-use crate::Mistake;
+use super::{parts, rule_keys::Draft, settings::ForwardSettings};
+use crate::{Mistake, Origin};
 
 /// Listeners of one rule; a range of every port would need 65,535 sockets a worker.
 const MOST_PORTS: u16 = 4096;
@@ -131,16 +131,40 @@ fn weights(rule: &Rule, refuse: &mut impl FnMut(&'static str, String, &str)) {
     }
 }
 
-/// A warning for the log: a rule that is valid, but probably a mistake.
-pub(crate) fn doubts(draft: &Draft) -> Option<String> {
+/// Warnings for the log: a rule that is valid, but probably a mistake.
+pub(crate) fn doubts(draft: &Draft) -> Vec<String> {
     let everybody = |proxy: &&Proxy| matches!(proxy, Proxy::Network(Pattern::Prefix(_, 0)));
-    let all = draft.rule.proxy_protocol_from.iter().find(everybody)?;
-    let place = draft.origin_of("rule.proxy_protocol_from");
-    Some(format!(
-        "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
-         proxies' own addresses",
-        parts::show_proxy(all)
-    ))
+    let all = draft.rule.proxy_protocol_from.iter().find(everybody).map(|all| {
+        let place = draft.origin_of("rule.proxy_protocol_from");
+        format!(
+            "{place}: rule.proxy_protocol_from: {} lets anybody who connects claim any address, and refuses who claims none; name the \
+             proxies' own addresses",
+            parts::show_proxy(all)
+        )
+    });
+    let Access { allow, deny } = &draft.rule.access;
+    let of_lists = [("rule.allow", allow), ("rule.deny", deny)].into_iter().flat_map(|(path, patterns)| {
+        patterns_that_miss(patterns).map(move |miss| format!("{}: {path}: {miss}", draft.origin_of(path)))
+    });
+    all.into_iter().chain(of_lists).collect()
+}
+
+/// The same for the lists of all rules.
+pub(crate) fn doubts_about_all(settings: &ForwardSettings) -> Vec<String> {
+    let lists = [("forward.allow", &settings.access.allow), ("forward.deny", &settings.access.deny)];
+    let each = lists.into_iter().flat_map(|(key, patterns)| {
+        let place = settings.origins.get(key).unwrap_or(&Origin::Default);
+        patterns_that_miss(patterns).map(move |miss| format!("{place}: {key}: {miss}"))
+    });
+    each.collect()
+}
+
+fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
+    patterns.iter().filter_map(|pattern| {
+        let meant = parts::misses_zeros(pattern)?;
+        let shown = parts::show_pattern(pattern);
+        Some(format!("{shown:?} matches only addresses whose text has these zeros, most have :: there; did you mean {meant:?}?"))
+    })
 }
 
 /// What Unix sockets cannot do: they are streams, and have no addresses.

@@ -147,7 +147,8 @@ impl ForwardSources {
             return Err(Mistakes::sorted(problems));
         }
 
-        let doubts: Vec<String> = drafts.iter().filter_map(check::doubts).collect();
+        let mut doubts: Vec<String> = drafts.iter().flat_map(check::doubts).collect();
+        doubts.extend(check::doubts_about_all(&settings));
         settings.rules = rules(drafts, &settings);
         warnings.extend(doubts);
         warnings.extend(self.sources.unknown_variables());

@@ -222,6 +222,13 @@ fn meant_prefix(text: &str) -> Option<String> {
     (1..8).contains(&groups.len()).then(|| format!("{}/{}", Ipv6Addr::from(address), 16 * groups.len()))
 }
 
+/// The prefix that was meant by a pattern such as `2001:db8:0:*`, which misses most of it: `2001:db8::1` has no such text.
+pub(crate) fn misses_zeros(pattern: &Pattern) -> Option<String> {
+    let Pattern::Wildcard(text) = pattern else { return None };
+    let groups = text.strip_suffix(":*").filter(|groups| groups.contains(':') && !groups.contains("::"))?;
+    groups.split(':').any(|group| group == "0").then(|| meant_prefix(text)).flatten()
+}
+
 /// The end of a warning.
 pub(crate) fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
     meant.map_or_else(String::new, |meant| format!("; did you mean \"{meant}\"?"))
@@ -407,6 +414,19 @@ mod tests {
     }
 
     #[test]
+    fn a_pattern_that_ends_in_a_group_of_zero_means_a_prefix() {
+        for (text, meant) in [
+            ("2001:db8:0:*", Some("2001:db8::/48")),
+            ("2001:db8:0:0:*", Some("2001:db8::/64")),
+            ("2001:db8:*", None),
+            ("2001:db8::*", None),
+            ("10.0.*", None),
+        ] {
+            assert_eq!(misses_zeros(&pattern(text).expect("a pattern")).as_deref(), meant, "{text}");
+        }
+    }
+
+    #[test]
     fn a_pattern_that_fits_no_address_suggests_one_that_does() {
         for (text, meant) in [
             ("127.0.0", Some("127.0.0.*")),
@@ -418,7 +438,6 @@ mod tests {
             ("0000:*", Some("::/16")),
             ("2001:0DB8:*", Some("2001:db8::/32")),
             ("2001:db8", Some("2001:db8::/32")),
-            ("2001:db8:0:0:*", Some("2001:db8::/64")),
             ("2001:db8::1::*", None),
             ("::ffff:127.*", Some("127.*")),
             ("999.0.0.1", None),
