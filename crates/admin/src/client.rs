@@ -29,11 +29,11 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
-use turnpike_config::{Secret, Settings};
+use turnpike_config::{Secret, Settings, forward::ForwardSettings};
 
 use crate::{
-    listen::{Environment, candidates},
-    model::{Problem, Status},
+    listen::{Environment, candidates, default_socket},
+    model::{Job, Problem, Status},
 };
 
 /// What a request may take: a little more than the server gives it.
@@ -188,6 +188,20 @@ impl Client {
     #[must_use]
     pub fn or_on_loopback(mut self) -> Self {
         self.targets.extend(Settings::default().admin.tcp().map(Target::Tcp));
+        self
+    }
+
+    /// Asks a forwarder of this user or this machine too, behind the servers.
+    #[must_use]
+    pub fn or_a_forwarder(mut self) -> Self {
+        let sockets = [
+            default_socket(Job::Forward, &Environment::of_process()),
+            Some(PathBuf::from("/run/turnpike-forward/forward.sock")),
+        ];
+        let on_loopback = ForwardSettings::default().admin;
+        let targets =
+            sockets.into_iter().flatten().map(Target::Unix).chain(on_loopback.tcp().map(Target::Tcp));
+        self.targets.extend(targets);
         self
     }
 

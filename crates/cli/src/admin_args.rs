@@ -21,7 +21,7 @@ use turnpike_daemon::wait_for_stop;
 #[derive(Args)]
 pub(crate) struct AdminArgs {
     /// Address of the running program: unix:/PATH, ADDR:PORT on loopback, or https://HOST:PORT [default: the socket of this user's or this machine's
-    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock; else, to look, 127.0.0.1:9641]
+    /// `turnpike serve`: $RUNTIME_DIRECTORY/turnpike.sock, $XDG_RUNTIME_DIR/turnpike/admin.sock, /run/turnpike/turnpike.sock; else, to look, 127.0.0.1:9641; for health and top also that of `turnpike forward`]
     #[arg(long, value_name = "ADDRESS", env = "TURNPIKE_ADMIN")]
     admin: Option<Target>,
 
@@ -188,6 +188,12 @@ impl AdminArgs {
         let client = Client::new(self.admin.clone(), self.token_file.as_deref())?.trusting(self.ca.clone());
         Ok(if self.admin.is_none() { client.or_on_loopback() } else { client })
     }
+
+    /// For what a forwarder can be asked as well.
+    fn client_of_either(&self) -> Result<Client, CommandError> {
+        let client = self.client()?;
+        Ok(if self.admin.is_none() { client.or_a_forwarder() } else { client })
+    }
 }
 
 impl SessionsArgs {
@@ -249,7 +255,7 @@ impl DrainArgs {
 
 impl HealthArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
-        commands::health(&self.admin.client()?, self.live, self.admin.json, out)
+        commands::health(&self.admin.client_of_either()?, self.live, self.admin.json, out)
     }
 }
 
@@ -276,7 +282,7 @@ impl TopArgs {
         let colours = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let columns = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         let options = top::Options { interval, once, json: admin.json, colours, columns };
-        top::run(admin.client()?, &options, out, || STOPPED.load(Ordering::Relaxed))
+        top::run(admin.client_of_either()?, &options, out, || STOPPED.load(Ordering::Relaxed))
     }
 }
 

@@ -57,6 +57,10 @@ pub(crate) struct ForwardArgs {
     #[arg(long)]
     keep_going: bool,
 
+    /// Nothing: turnpike is always in the foreground. For command lines of rinetd
+    #[arg(short = 'f', long = "foreground", hide = true)]
+    _foreground: bool,
+
     /// Only check: print "ok" and the effective settings and rules as TOML, or every mistake, and open no listener
     #[arg(long)]
     pub(crate) check: bool,

@@ -39,10 +39,10 @@ impl<'a> Reader<'a> {
     pub(crate) fn boolean(&mut self, node: &Node) -> Option<bool> {
         match &node.value {
             Value::Boolean(value) => Some(*value),
-            Value::Text(text) if node.origin.is_textual() => match text.as_str() {
-                "true" => Some(true),
-                "false" => Some(false),
-                _ => self.refuse(node, None),
+            Value::Text(text) => match text.as_str() {
+                "true" if node.origin.is_textual() => Some(true),
+                "false" if node.origin.is_textual() => Some(false),
+                text => self.refuse_suggesting(node, None, meant_switch(text)),
             },
             _ => self.refuse(node, None),
         }
@@ -59,7 +59,12 @@ impl<'a> Reader<'a> {
         };
         match value.and_then(|value| T::try_from(value).ok()).filter(|value| range.contains(value)) {
             Some(value) => Some(value),
-            None => self.refuse(node, None),
+            None => {
+                let text = if let Value::Text(text) = &node.value { text.as_str() } else { "" };
+                let meant = meant_number(text)
+                    .filter(|meant| T::try_from(*meant).is_ok_and(|meant| range.contains(&meant)));
+                self.refuse_suggesting(node, None, meant.map(|meant| meant.to_string()).as_deref())
+            }
         }
     }
 
@@ -130,6 +135,35 @@ impl<'a> Reader<'a> {
         self.problems.push(mistake.suggesting(meant));
         None
     }
+}
+
+/// As other programs write a switch.
+fn meant_switch(text: &str) -> Option<&'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "on" | "yes" | "1" | "enable" | "enabled" => Some("true"),
+        "false" | "off" | "no" | "0" | "disable" | "disabled" => Some("false"),
+        _ => None,
+    }
+}
+
+/// A number with a unit behind it, as other programs write times and sizes, in seconds or bytes.
+fn meant_number(text: &str) -> Option<i64> {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let number: i64 = text.strip_suffix(unit)?.parse().ok()?;
+    let factor = match unit.trim() {
+        "s" | "sec" | "B" | "b" => 1,
+        "m" | "min" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        "k" | "K" | "kB" | "KB" => 1000,
+        "M" | "MB" => 1_000_000,
+        "g" | "G" | "GB" => 1_000_000_000,
+        "Ki" | "KiB" => 1 << 10,
+        "Mi" | "MiB" => 1 << 20,
+        "Gi" | "GiB" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(factor)
 }
 
 fn kind_of(node: &Node) -> &'static str {

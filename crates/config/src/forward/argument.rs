@@ -3,24 +3,31 @@
 
 use turnpike_strict::nearest;
 
-use super::rule_keys::{Draft, protocol_named};
+use super::rule_keys::{BOTH, Draft, protocol_named};
 use crate::{
     Mistake, Origin,
     source::{Entry, Node, Value},
 };
 
-const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, udptotcp, tcptoudp or unix, such \
+const FORM: &str = "SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, tcp+udp, udptotcp, tcptoudp or unix, such \
                     as tcp://0.0.0.0:9000=10.0.0.2:9001";
 
-pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Option<Draft> {
+pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Vec<Draft> {
     let argument = Argument(text);
     let Some((scheme, rest)) = text.split_once("://") else {
+        if text.starts_with(['/', '.']) || text.ends_with(".conf") || text.ends_with(".toml") {
+            let meant = format!("-c {text}");
+            return argument.refuse(0, "this looks like a file, not a rule", Some(&meant), problems);
+        }
         return argument.refuse(0, "it has no \"://\"", None, problems);
     };
     let unix = scheme == "unix";
     let protocol = if unix { "tcp" } else { scheme };
-    if protocol_named(protocol).is_none() {
-        let meant = nearest(scheme, ["tcp", "udp", "udptotcp", "tcptoudp", "unix"]);
+    if protocol_named(protocol).is_none() && protocol != BOTH {
+        let meant = match scheme {
+            "udp+tcp" | "tcpudp" | "both" => Some(BOTH),
+            _ => nearest(scheme, ["tcp", "udp", BOTH, "udptotcp", "tcptoudp", "unix"]),
+        };
         return argument.refuse(0, &format!("found the scheme {scheme:?}"), meant, problems);
     }
     let listen_at = scheme.len() + 3;
@@ -52,7 +59,7 @@ pub(crate) fn read(text: &str, problems: &mut Vec<Mistake>) -> Option<Draft> {
         entries.push(argument.entry(key, at, value, (at + key.len() + 1).min(text.len())));
         at += option.len() + 1;
     }
-    Draft::read(&entries, argument.origin(0), problems)
+    Draft::read_all(&entries, &argument.origin(0), problems)
 }
 
 struct Argument<'a>(&'a str);
@@ -88,8 +95,8 @@ impl Argument<'_> {
         problem: &str,
         meant: Option<&str>,
         problems: &mut Vec<Mistake>,
-    ) -> Option<Draft> {
+    ) -> Vec<Draft> {
         problems.push(Mistake::new(&self.origin(offset), "", problem, FORM).suggesting(meant));
-        None
+        Vec::new()
     }
 }

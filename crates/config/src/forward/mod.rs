@@ -133,7 +133,7 @@ impl ForwardSources {
         let Included { files, problems: of_included, .. } = included;
         problems.extend(of_included);
 
-        let from_arguments = self.arguments.iter().filter_map(|text| argument::read(text, &mut problems));
+        let from_arguments = self.arguments.iter().flat_map(|text| argument::read(text, &mut problems));
         drafts.extend(from_arguments.collect::<Vec<_>>());
         for draft in &drafts {
             check::rule(draft, &mut problems);
@@ -202,6 +202,11 @@ impl Content {
             content.set(path, file.access, file.connection_file, file.pid_file);
             return Self { drafts: file.drafts, warnings: file.warnings, ..content };
         }
+        if let Some(realm) = entries.iter().find(|entry| entry.key == "endpoints") {
+            problems.truncate(before);
+            problems.push(of_realm(realm));
+            return Self::default();
+        }
         let sections = (&own_sections()[..], &crate::sources::own_sections()[..]);
         if let Some(problem) =
             foreign::of_the_other_command(path, &entries, sections, foreign::Reader::Forward)
@@ -266,13 +271,23 @@ fn read_rules(entry: &Entry, broken: bool, problems: &mut Vec<Mistake>) -> Vec<D
         match &item.value {
             Value::Table(entries) => {
                 let mut found = Vec::new();
-                drafts.extend(Draft::read(entries, item.origin.clone(), &mut found));
+                drafts.extend(Draft::read_all(entries, &item.origin, &mut found));
                 problems.extend(found.into_iter().filter(|problem| !broken || problem.origin != item.origin));
             }
             _ => problems.push(no_table(&item.origin, "it is a value")),
         }
     }
     drafts
+}
+
+fn of_realm(entry: &Entry) -> Mistake {
+    Mistake::new(
+        &entry.origin,
+        "",
+        "this looks like realm's configuration, by its [[endpoints]]",
+        "a [[rule]] for each endpoint, with its listen, and its remote as target; use_udp is protocol = \"tcp+udp\" (docs/forward.md has \
+         the other keys)",
+    )
 }
 
 /// `[[rules]]` and the like.

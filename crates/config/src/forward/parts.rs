@@ -129,6 +129,12 @@ pub(crate) fn listener(text: &str) -> Result<(Bind, PortRange), String> {
     Ok((local_address(host)?.into(), ports))
 }
 
+/// The listener that was meant by `:8080`, `*:8080` or `8080`.
+pub(crate) fn meant_listener(text: &str) -> Option<String> {
+    let ports = text.strip_prefix("*:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+    port_range(ports).is_ok().then(|| format!("0.0.0.0:{ports}"))
+}
+
 fn split_port(text: &str) -> Result<(&str, &str), String> {
     if let Some((protocol, _)) = text.split_once("://") {
         return Err(format!(

@@ -8,6 +8,8 @@ use turnpike_forward::{
     RuleId,
 };
 
+use turnpike_strict::nearest;
+
 use super::{parts, settings::ForwardSettings};
 use crate::{
     Mistake, Origin,
@@ -82,6 +84,34 @@ impl Draft {
         good.then(|| draft.with_defaults())
     }
 
+    /// The same of one or two rules: `tcp+udp` is a rule for each, whose mistakes are told once.
+    pub(crate) fn read_all(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Self> {
+        let is_both = |entry: &&Entry| {
+            entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
+        };
+        if !entries.iter().any(|entry| is_both(&entry)) {
+            return Self::read(entries, origin.clone(), problems).into_iter().collect();
+        }
+        let before = problems.len();
+        let mut drafts = Vec::new();
+        for protocol in ["tcp", "udp"] {
+            let mut entries = entries.to_vec();
+            for entry in &mut entries {
+                let text = match (entry.key.as_str(), &entry.node.value) {
+                    ("protocol", _) => protocol.to_owned(),
+                    ("name", Value::Text(name)) => format!("{}-{protocol}", name.as_str()),
+                    _ => continue,
+                };
+                entry.node.value = Value::text(&text);
+            }
+            drafts.extend(Self::read(&entries, origin.clone(), problems));
+            if problems.len() > before {
+                break;
+            }
+        }
+        drafts
+    }
+
     /// Fills in what depends on the protocol, and the name.
     pub(crate) fn with_defaults(mut self) -> Self {
         if !self.has("rule.idle") {
@@ -142,6 +172,9 @@ pub fn protocol_name(protocol: Protocol) -> &'static str {
     }
 }
 
+/// TCP and UDP on the same port, as two rules.
+pub(crate) const BOTH: &str = "tcp+udp";
+
 /// The opposite of [`protocol_name`].
 pub(crate) fn protocol_named(name: &str) -> Option<Protocol> {
     Some(match name {
@@ -177,8 +210,38 @@ fn unknown_key(entry: &Entry) -> Mistake {
         );
     }
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
-    entry.unknown("rule", &names)
+    let unknown = entry.unknown("rule", &names);
+    match SYNONYMS.iter().find(|(other, _)| *other == entry.key) {
+        Some((_, ours)) => unknown.suggesting(Some(ours)),
+        None => unknown,
+    }
 }
+
+/// Keys of other programs, and ours.
+const SYNONYMS: [(&str, &str); 22] = [
+    ("targets", "target"),
+    ("to", "target"),
+    ("remote", "target"),
+    ("backend", "target"),
+    ("upstream", "target"),
+    ("from", "listen"),
+    ("bind", "listen"),
+    ("local", "listen"),
+    ("timeout", "idle"),
+    ("udp_timeout", "idle"),
+    ("idle_timeout", "idle"),
+    ("tcp_timeout", "connect_timeout"),
+    ("send_proxy", "proxy"),
+    ("proxy_protocol", "proxy"),
+    ("check", "health"),
+    ("health_check", "health"),
+    ("maxconn", "max_connections"),
+    ("policy", "balance"),
+    ("strategy", "balance"),
+    ("interface", "device"),
+    ("through", "source"),
+    ("tcp_nodelay", "nodelay"),
+];
 
 const HEALTH: Kind<Option<Duration>> =
     seconds::<86_400>("seconds between two checks of a target, 1 to 86400, or 0 for none");
@@ -219,7 +282,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     ),
     scalar!(
         "rule.protocol",
-        "\"tcp\", \"udp\", \"udptotcp\" or \"tcptoudp\"",
+        "\"tcp\", \"udp\", \"tcp+udp\" for a rule of each, \"udptotcp\" or \"tcptoudp\"",
         |reader, node, rule| {
             rule.protocol = reader.parsed(node, |text| protocol_named(text).ok_or(""))?;
             Some(())
@@ -247,7 +310,14 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         "rule.listen",
         parts::LISTEN_FORM,
         |reader, node, rule| {
-            (rule.bind, rule.ports) = reader.parsed(node, parts::listener)?;
+            let text = reader.text(node)?;
+            match parts::listener(&text) {
+                Ok(listener) => (rule.bind, rule.ports) = listener,
+                Err(why) => {
+                    let meant = parts::meant_listener(&text);
+                    return reader.refuse_suggesting(node, Some(why), meant.as_deref());
+                }
+            }
             Some(())
         },
         |rule| quoted(&parts::show_listener(&rule.bind, rule.ports)),
@@ -487,12 +557,34 @@ fn target(reader: &mut Reader<'_>, node: &Node) -> Option<Endpoint> {
     Some(endpoint)
 }
 
-const BALANCE: Kind<Balance> = named!(
+const BALANCES: [(&str, Balance); 4] = [
+    ("round-robin", Balance::RoundRobin),
+    ("least-connections", Balance::LeastConnections),
+    ("failover", Balance::Failover),
+    ("source", Balance::Source),
+];
+
+const BALANCE: Kind<Balance> = Kind::one(
     "\"round-robin\", \"least-connections\", \"failover\" or \"source\"",
-    "round-robin" => Balance::RoundRobin,
-    "least-connections" => Balance::LeastConnections,
-    "failover" => Balance::Failover,
-    "source" => Balance::Source,
+    |reader, node| {
+        let text = reader.text(node)?;
+        if let Some((_, balance)) = BALANCES.iter().find(|(name, _)| *name == text) {
+            return Some(*balance);
+        }
+        let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
+        let meant = match plain.to_ascii_lowercase().as_str() {
+            "leastconn" | "leastconns" | "leastconnection" | "least" => Some("least-connections"),
+            "roundrobin" | "rr" => Some("round-robin"),
+            "backup" | "first" | "activepassive" => Some("failover"),
+            "iphash" | "sourcehash" | "srchash" | "sticky" => Some("source"),
+            _ => nearest(&text, BALANCES.iter().map(|(name, _)| *name)),
+        };
+        reader.refuse_suggesting(node, None, meant)
+    },
+    |balance| {
+        let found = BALANCES.iter().find(|(_, other)| other == balance);
+        quoted(found.map_or("", |(name, _)| name))
+    },
 );
 
 /// A lone string is a list of one; as text of a command line, it has commas between its items.

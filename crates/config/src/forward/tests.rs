@@ -50,6 +50,61 @@ fn ip(host: &str, port: u16) -> Endpoint {
 }
 
 #[test]
+fn what_other_programs_write_suggests_what_we_write() {
+    for (options, end) in [
+        ("&targets=a:1", "did you mean \"target\"?"),
+        ("&timeout=60", "did you mean \"idle\"?"),
+        ("&keepalive=on", "did you mean \"true\"?"),
+        ("&nodelay=0", "did you mean \"false\"?"),
+        ("&idle=5m", "did you mean \"300\"?"),
+        ("&max_bytes_per_second=10M", "did you mean \"10000000\"?"),
+        ("&balance=leastconn", "did you mean \"least-connections\"?"),
+        ("&balance=roundrobin", "did you mean \"round-robin\"?"),
+        ("&balance=sorce", "did you mean \"source\"?"),
+        ("&mark=99999999999", "such as 0x10"),
+    ] {
+        let told = from_arguments(&[&format!("tcp://0.0.0.0:1=a:1?name=x{options}")])
+            .expect_err(options)
+            .to_string();
+        assert!(told.ends_with(end), "{told}");
+    }
+    for (argument, meant) in [
+        ("tcp://:8080=a:1", "0.0.0.0:8080"),
+        ("tcp://*:8080-8090=a:1", "0.0.0.0:8080-8090"),
+        ("tcp://8080=a:1", "0.0.0.0:8080"),
+        ("/etc/rinetd.conf", "-c /etc/rinetd.conf"),
+        ("forward.toml", "-c forward.toml"),
+        ("udp+tcp://0.0.0.0:1=a:1", "tcp+udp"),
+    ] {
+        let told = from_arguments(&[argument]).expect_err(argument).to_string();
+        assert!(told.ends_with(&format!("; did you mean \"{meant}\"?")), "{told}");
+    }
+    let realm =
+        "[network]\nuse_udp = true\n[[endpoints]]\nlisten = \"0.0.0.0:5000\"\nremote = \"1.1.1.1:443\"\n";
+    let told = from_file(realm).expect_err("another program's").to_string();
+    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(told.contains("this looks like realm's configuration") && told.contains("tcp+udp"), "{told}");
+}
+
+#[test]
+fn tcp_and_udp_at_one_port_are_two_rules() {
+    let ids = |loaded: ForwardLoaded| {
+        loaded.settings.rules.iter().map(|rule| (rule.id.0.clone(), rule.protocol)).collect::<Vec<_>>()
+    };
+    let both = from_arguments(&["tcp+udp://0.0.0.0:53=10.0.0.2:53?idle=60"]).expect("two rules");
+    assert_eq!(
+        ids(both),
+        [("tcp://0.0.0.0:53".to_owned(), Protocol::Tcp), ("udp://0.0.0.0:53".to_owned(), Protocol::Udp)]
+    );
+    let rule = "[[rule]]\nname = \"dns\"\nprotocol = \"tcp+udp\"\nlisten = \"0.0.0.0:53\"\ntarget = \"10.0.0.2:53\"\n";
+    let both = from_file(rule).expect("two rules");
+    assert_eq!(ids(both), [("dns-tcp".to_owned(), Protocol::Tcp), ("dns-udp".to_owned(), Protocol::Udp)]);
+    let told = from_arguments(&["tcp+udp://0.0.0.0:53=10.0.0.2"]).expect_err("no port");
+    assert_eq!(told.0.len(), 1, "{told}");
+    assert!(from_arguments(&["tcp+udp://0.0.0.0:53=a:53?half_close_timeout=9"]).is_err(), "UDP has none");
+}
+
+#[test]
 fn a_pattern_that_fits_no_address_is_refused_in_a_rule_and_for_all_rules() {
     for (text, meant) in [
         ("127.0.0", "; did you mean \"127.0.0.*\"?"),
@@ -321,7 +376,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "tcp://0.0.0.0:9000",
         "column 7: it has no \"=\" between listener and target; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] \
-         with the scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         with the scheme tcp, udp, tcp+udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0=10.0.0.2:9001",
