@@ -48,6 +48,6 @@ pub use runtime::{
     ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
-pub use turnpike_net::UnixName;
+pub use turnpike_net::{TcpTimers, UnixName};
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

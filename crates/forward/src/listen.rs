@@ -67,6 +67,7 @@ impl Acceptor {
         if let Self::Tcp(listener) = self {
             // Where it fails, accepted sockets keep what the old rule wanted.
             let _ = listener.set_inherited(rule.nodelay, rule.keepalive);
+            let _ = listener.set_timers(&rule.timers.or_defaults());
         }
     }
 }
@@ -232,6 +233,7 @@ fn bind_tcp(
         addresses.push(real.into());
         for (worker, all) in sockets.iter_mut().enumerate() {
             let listener = passed.tcp(worker, real, &options).map_err(named)?;
+            listener.set_timers(&rule.timers).map_err(named)?;
             all.push((offset, Tcp::Fresh(Acceptor::Tcp(listener))));
         }
     }

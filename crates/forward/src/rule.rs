@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 pub use turnpike_net::CopyMode;
-use turnpike_net::{ConnectOptions, UnixName};
+use turnpike_net::{ConnectOptions, TcpTimers, UnixName};
 use turnpike_wire::proxy_protocol::ProxyVersion;
 
 use crate::{Access, Address, Bind, Pattern};
@@ -131,10 +131,10 @@ pub enum Balance {
     Source,
 }
 
-/// A datagram to ask a target with, and the answer that makes it a healthy one.
+/// What to ask a target, and the answer that makes it a healthy one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Its payload.
+    /// A datagram's payload, or the first bytes of a connection: none where the target speaks first.
     pub send: Vec<u8>,
     /// How a good answer begins; if empty, any answer is good.
     pub expect: Vec<u8>,
@@ -186,8 +186,8 @@ pub struct Rule {
     pub balance: Balance,
     /// Health checks of the targets this often, a TCP connect or, where they speak UDP, a datagram; `None` for none.
     pub health_check: Option<Duration>,
-    /// What a check asks a target that speaks UDP. Without it an empty datagram is sent, and the target is healthy unless ICMP says
-    /// that nobody listens there.
+    /// What a check asks. Without it a target that speaks TCP is healthy if it accepts; one that speaks UDP gets an empty datagram, and is
+    /// healthy unless ICMP reports that its port is closed.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.
     pub source: Option<IpAddr>,
@@ -212,6 +212,8 @@ pub struct Rule {
     pub connect_timeout: Duration,
     /// SO_KEEPALIVE on both sides. Default true.
     pub keepalive: bool,
+    /// Keepalive and TCP_USER_TIMEOUT on both sides, where they speak TCP. Default: as the machine is configured.
+    pub timers: TcpTimers,
     /// TCP_NODELAY on both sides. Default true.
     pub nodelay: bool,
     /// Connections or sessions of this rule at a time.
@@ -250,6 +252,7 @@ impl Default for Rule {
             half_close_timeout: None,
             connect_timeout: Duration::from_secs(10),
             keepalive: true,
+            timers: TcpTimers::default(),
             nodelay: true,
             max_connections: usize::MAX,
             limits: Limits::default(),

@@ -16,7 +16,7 @@ use crate::support::{
     Running, eventually, free_address, greeter, listener, read_exactly, rule, serve_greetings,
 };
 use turnpike_forward::{
-    Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, Question, Rule, RuleId,
+    Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, ProxyVersion, Question, Rule, RuleId,
 };
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
@@ -225,6 +225,41 @@ fn a_udp_port_where_nobody_listens_is_found_by_asking() {
         failed(&unchecked) >= 3
     });
     assert_eq!(failed(&checked), before, "a client was sent to the dead target");
+}
+
+/// Says its greeting to each client that has asked `question`, or at once where that is empty.
+fn asked(question: &'static [u8], greeting: &Arc<std::sync::Mutex<&'static [u8]>>) -> SocketAddr {
+    let (listener, address) = listener();
+    let greeting = Arc::clone(greeting);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut heard = vec![0; question.len()];
+            if stream.read_exact(&mut heard).is_ok() && heard == question {
+                let greeting = *greeting.lock().unwrap();
+                let _ = std::io::Write::write_all(&mut stream, greeting);
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_tcp_target_is_healthy_while_it_answers_as_expected() {
+    for (question, proxy) in
+        [(&b""[..], None), (b"PING\r\n", None), (b"PROXY UNKNOWN\r\nPING\r\n", Some(ProxyVersion::V1))]
+    {
+        let greeting = Arc::new(std::sync::Mutex::new(&b"500 no"[..]));
+        let mut rule = between(&[asked(question, &greeting), greeter("b")], Balance::Failover);
+        rule.health_check = Some(Duration::from_secs(1));
+        rule.send_proxy = proxy;
+        let send = question.strip_prefix(b"PROXY UNKNOWN\r\n").unwrap_or(question).to_vec();
+        rule.health_question = Some(Question { send, expect: b"220".to_vec() });
+        let running = Running::start(&[rule]);
+        let is_up = |at: usize| running.snapshot("r").targets.get(at).is_some_and(|target| target.up);
+        eventually("it answers otherwise", || (!is_up(0)).then_some(()));
+        *greeting.lock().unwrap() = b"220 welcome";
+        eventually("it answers as expected", || is_up(0).then_some(()));
+    }
 }
 
 /// Sends until somebody answers.

@@ -39,6 +39,6 @@ pub use passed::{PassedError, PassedSocket, PassedSockets};
 pub use rx::{Buffer, Rx, Span};
 pub use socket::{SocketId, Sockets, UdpOptions, UdpSocket};
 pub use splice::Pipe;
-pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket};
+pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket, TcpTimers};
 pub use tx::{Route, Tx};
 pub use unix::{SocketFile, UnixListener, UnixName};

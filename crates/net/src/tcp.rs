@@ -44,6 +44,50 @@ pub struct ListenOptions {
     pub freebind: bool,
 }
 
+/// When the kernel asks a silent peer whether it is still there, and when it gives up. `None` is as the machine is configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpTimers {
+    /// TCP_KEEPIDLE: silence before the first keepalive probe, in whole seconds, at most 32767.
+    pub keepalive_idle: Option<Duration>,
+    /// TCP_KEEPINTVL: time between two probes, in whole seconds, at most 32767.
+    pub keepalive_interval: Option<Duration>,
+    /// TCP_KEEPCNT: probes without an answer that end the connection, at most 127.
+    pub keepalive_count: Option<u32>,
+    /// TCP_USER_TIMEOUT: bytes without an acknowledgement for so long end the connection.
+    pub user_timeout: Option<Duration>,
+}
+
+impl TcpTimers {
+    /// The same, with Linux's defaults (tcp(7)) for what is not set: for a socket that had others before.
+    #[must_use]
+    pub fn or_defaults(&self) -> Self {
+        Self {
+            keepalive_idle: self.keepalive_idle.or(Some(Duration::from_secs(7200))),
+            keepalive_interval: self.keepalive_interval.or(Some(Duration::from_secs(75))),
+            keepalive_count: self.keepalive_count.or(Some(9)),
+            user_timeout: self.user_timeout.or(Some(Duration::ZERO)),
+        }
+    }
+
+    fn set(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let seconds = |time: Duration| i32::try_from(time.as_secs()).unwrap_or(i32::MAX);
+        let millis = |time: Duration| i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
+        let count = |count: u32| i32::try_from(count).unwrap_or(i32::MAX);
+        let options = [
+            (libc::TCP_KEEPIDLE, self.keepalive_idle.map(seconds)),
+            (libc::TCP_KEEPINTVL, self.keepalive_interval.map(seconds)),
+            (libc::TCP_KEEPCNT, self.keepalive_count.map(count)),
+            (libc::TCP_USER_TIMEOUT, self.user_timeout.map(millis)),
+        ];
+        for (name, value) in options {
+            if let Some(value) = value {
+                sys::set_option(fd, libc::IPPROTO_TCP, name, value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A listening, non-blocking socket. IPv6 listeners are IPV6_V6ONLY unless [`ListenOptions::dual_stack`] is asked for.
 #[derive(Debug)]
 pub struct TcpListener {
@@ -125,6 +169,14 @@ impl TcpListener {
         let fd = self.fd.as_fd();
         sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, nodelay.into())?;
         sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, keepalive.into())
+    }
+
+    /// Timers of the sockets that are accepted from now on.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_timers(&self, timers: &TcpTimers) -> io::Result<()> {
+        timers.set(self.fd.as_fd())
     }
 
     /// Takes one connection; `None` when none waits. A connection that was reset while it waited counts as none.
@@ -376,6 +428,14 @@ impl TcpSocket {
     /// Those of setsockopt(2).
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         sys::set_option(self.fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, on.into())
+    }
+
+    /// Sets its timers; keepalive itself is [`TcpSocket::set_keepalive`].
+    ///
+    /// # Errors
+    /// Those of setsockopt(2).
+    pub fn set_timers(&self, timers: &TcpTimers) -> io::Result<()> {
+        timers.set(self.fd.as_fd())
     }
 
     /// SO_KEEPALIVE, with the machine's own times (tcp(7)).

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use turnpike_net::{ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, poll::Poller};
+use turnpike_net::{ConnectOptions, ListenOptions, Pipe, TcpListener, TcpSocket, TcpTimers, poll::Poller};
 use turnpike_testkit::eventually;
 
 fn loopback() -> SocketAddr {
@@ -36,6 +36,37 @@ fn accepted_sockets_inherit_what_the_listener_was_told() {
         assert_eq!(server.tcp_nodelay().unwrap(), on);
         assert_eq!(server.keepalive().unwrap(), on);
     }
+}
+
+#[test]
+fn accepted_and_connected_sockets_have_the_timers_that_were_set() {
+    let timers = TcpTimers {
+        keepalive_idle: Some(Duration::from_secs(60)),
+        keepalive_interval: Some(Duration::from_secs(10)),
+        keepalive_count: Some(5),
+        user_timeout: Some(Duration::from_secs(30)),
+    };
+    let listener = TcpListener::bind(loopback(), &ListenOptions::default()).unwrap();
+    let accepted = |timers: &TcpTimers| {
+        listener.set_timers(timers).unwrap();
+        let connected = TcpSocket::connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+        connected.set_timers(timers).unwrap();
+        let (accepted, _) = eventually("it comes", || listener.accept().unwrap());
+        [accepted, connected]
+    };
+    let timers_of = |socket: &TcpSocket| {
+        let socket = socket2::SockRef::from(socket);
+        TcpTimers {
+            keepalive_idle: socket.tcp_keepalive_time().ok(),
+            keepalive_interval: socket.tcp_keepalive_interval().ok(),
+            keepalive_count: socket.tcp_keepalive_retries().ok(),
+            user_timeout: Some(socket.tcp_user_timeout().unwrap().unwrap_or_default()),
+        }
+    };
+    assert_eq!(accepted(&timers).map(|socket| timers_of(&socket)), [timers; 2]);
+    // A rule that asks for nothing takes the listener over.
+    let defaults = TcpTimers::default().or_defaults();
+    assert_eq!(accepted(&defaults).map(|socket| timers_of(&socket)), [defaults; 2]);
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use turnpike_forward::{Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule};
+use turnpike_forward::{
+    Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule, TcpTimers,
+};
 
 use super::{parts, rule_keys::Draft, settings::ForwardSettings};
 use crate::{Mistake, Origin};
@@ -19,7 +21,6 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     unix(draft, &mut refuse);
     weights(&draft.rule, &mut refuse);
     let protocol = draft.rule.protocol;
-    let speaks_tcp = matches!(protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
     let rule = &draft.rule;
     let asks = rule.health_question.is_some();
     let begins = "a PROXY header begins a TCP connection";
@@ -28,16 +29,25 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     // A key that has no effect for a protocol is refused, not ignored.
     let everywhere = [
         (
-            asks && speaks_tcp,
-            "rule.health_send",
-            "targets that speak TCP are checked by a connect",
-            "a rule to UDP targets",
-        ),
-        (
             asks && rule.health_check.is_none(),
-            "rule.health_send",
+            if draft.has("rule.health_send") { "rule.health_send" } else { "rule.health_expect" },
             "nobody asks: the rule has no health",
             "health beside it, the seconds between two checks",
+        ),
+        (
+            !rule.keepalive && TcpTimers { user_timeout: None, ..rule.timers } != TcpTimers::default(),
+            "rule.keepalive",
+            "the rule says when to send keepalive probes, and not to send any",
+            "true, or no keepalive_idle, keepalive_interval and keepalive_count",
+        ),
+        (
+            protocol == Protocol::Udp && rule.timers != TcpTimers::default(),
+            ["rule.keepalive_idle", "rule.keepalive_interval", "rule.keepalive_count"]
+                .into_iter()
+                .find(|path| draft.has(path))
+                .unwrap_or("rule.user_timeout"),
+            "UDP has no such timers",
+            "no such key in this rule",
         ),
         (
             rule.transparent && rule.source.is_some(),

@@ -251,6 +251,18 @@ const HALF_CLOSE: Kind<Option<Duration>> = seconds::<LONGEST>(
     "seconds without a byte after one side has said all, 1 to 31536000, or 0 for no limit",
 );
 const LONGEST: u64 = 31_536_000;
+const KEEPALIVE_IDLE: Kind<Option<Duration>> = seconds::<32_767>(
+    "seconds of silence before the first keepalive probe, 1 to 32767, or 0 for the machine's",
+);
+const KEEPALIVE_INTERVAL: Kind<Option<Duration>> =
+    seconds::<32_767>("seconds between two keepalive probes, 1 to 32767, or 0 for the machine's");
+const USER_TIMEOUT: Kind<Option<Duration>> =
+    seconds::<86_400>("seconds without an acknowledgement, 1 to 86400, or 0 for the machine's");
+const KEEPALIVE_COUNT: Kind<Option<u32>> = Kind::one(
+    "keepalive probes without an answer, 1 to 127, or 0 for the machine's",
+    |reader, node| reader.integer(node, &(0..=127)).map(|count: u32| (count > 0).then_some(count)),
+    |count| count.unwrap_or(0).to_string(),
+);
 
 /// 0 is none.
 const fn seconds<const MOST: u64>(expected: &'static str) -> Kind<Option<Duration>> {
@@ -352,7 +364,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
             if send.is_empty() {
                 return reader.refuse(
                     node,
-                    Some("an empty datagram is what a rule without this key sends".to_owned()),
+                    Some("a rule without this key sends nothing, or an empty datagram".to_owned()),
                 );
             }
             rule.health_question = Some(Question { send, expect: Vec::new() });
@@ -365,10 +377,17 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         parts::PAYLOAD_FORM,
         |reader, node, rule| {
             let expect = reader.parsed(node, parts::payload)?;
-            let Some(question) = &mut rule.health_question else {
-                return reader.refuse(node, Some("the rule has no health_send to be answered".to_owned()));
-            };
-            question.expect = expect;
+            let speaks_first = matches!(rule.protocol, Protocol::Tcp | Protocol::UdpToTcp { .. });
+            match &mut rule.health_question {
+                Some(question) => question.expect = expect,
+                // Many servers of TCP speak first.
+                None if expect.is_empty() => {}
+                None if speaks_first => rule.health_question = Some(Question { send: Vec::new(), expect }),
+                None => {
+                    return reader
+                        .refuse(node, Some("the rule has no health_send to be answered".to_owned()));
+                }
+            }
             Some(())
         },
         |rule| parts::show_payload(rule.health_question.as_ref().map(|question| &question.expect[..])),
@@ -452,6 +471,10 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
         |rule| rule.connect_timeout.as_secs().to_string(),
     ),
     field!(reload "rule.keepalive", keepalive, kind::SWITCH),
+    field!(reload "rule.keepalive_idle", timers.keepalive_idle, KEEPALIVE_IDLE),
+    field!(reload "rule.keepalive_interval", timers.keepalive_interval, KEEPALIVE_INTERVAL),
+    field!(reload "rule.keepalive_count", timers.keepalive_count, KEEPALIVE_COUNT),
+    field!(reload "rule.user_timeout", timers.user_timeout, USER_TIMEOUT),
     field!(reload "rule.nodelay", nodelay, kind::SWITCH),
     field!(reload "rule.max_connections", max_connections, number!(usize, "a number", 1..=1_000_000)),
     field!(reload "rule.max_connections_per_client", limits.connections_per_client, PER_CLIENT),

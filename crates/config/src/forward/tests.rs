@@ -366,12 +366,12 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "0.0.0.0:9000=10.0.0.2:9001",
         "column 1: it has no \"://\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, udp, \
-         udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         tcp+udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tpc://0.0.0.0:9000=10.0.0.2:9001",
         "column 1: found the scheme \"tpc\"; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the scheme tcp, \
-         udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
+         udp, tcp+udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001; did you mean \"tcp\"?",
     ),
     (
         "tcp://0.0.0.0:9000",
@@ -392,7 +392,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     (
         "tcp://0.0.0.0:1=a:1?",
         "column 21: it has an option without a name; expected SCHEME://LISTEN=TARGET[,TARGET...][?KEY=VALUE&...] with the \
-         scheme tcp, udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
+         scheme tcp, udp, tcp+udp, udptotcp, tcptoudp or unix, such as tcp://0.0.0.0:9000=10.0.0.2:9001",
     ),
     (
         "tcp://0.0.0.0:1=a:1?idle=x",
@@ -426,8 +426,18 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "column 7: rule.listen: 60000 ports; expected at most 4096 ports in one rule",
     ),
     (
-        "tcp://0.0.0.0:1=a:1?health=5&health_send=x",
-        "column 42: rule.health_send: targets that speak TCP are checked by a connect; expected a rule to UDP targets",
+        "tcp://0.0.0.0:1=a:1?health_expect=220",
+        "column 35: rule.health_expect: nobody asks: the rule has no health; expected health beside it, the seconds between two \
+         checks",
+    ),
+    (
+        "udp://0.0.0.0:1=a:1?keepalive_idle=60",
+        "column 36: rule.keepalive_idle: UDP has no such timers; expected no such key in this rule",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?keepalive=false&keepalive_count=3",
+        "column 31: rule.keepalive: the rule says when to send keepalive probes, and not to send any; expected true, or no \
+         keepalive_idle, keepalive_interval and keepalive_count",
     ),
     (
         "udp://0.0.0.0:1=a:1?health_send=x",
@@ -441,7 +451,7 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
     ),
     (
         "udp://0.0.0.0:1=a:1?health=5&health_send=",
-        "column 42: rule.health_send: found \"\": an empty datagram is what a rule without this key sends; expected at most 1024 \
+        "column 42: rule.health_send: found \"\": a rule without this key sends nothing, or an empty datagram; expected at most 1024 \
          bytes, as text, or as 0x and two hexadecimal digits a byte such as \"0x00010000\"",
     ),
     (

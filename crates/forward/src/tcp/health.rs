@@ -1,4 +1,5 @@
-//! Health checks: to each target a TCP connect, closed at once, or a datagram where it speaks UDP, as often as its rule says.
+//! Health checks: to each target a TCP connect, with a question if the rule has one, or a datagram where it speaks UDP, as often as its
+//! rule says.
 
 use std::{io, sync::Arc};
 
@@ -7,7 +8,10 @@ use turnpike_net::{
     poll::{Event, Poller},
 };
 
-use super::engine::{Engine, HEALTH, Tick, token};
+use super::{
+    engine::{Engine, HEALTH, Tick, token},
+    stream_check::StreamCheck,
+};
 use crate::{
     Address,
     datagram_check::{self, DatagramCheck},
@@ -29,6 +33,7 @@ pub(super) struct Check {
 /// A question under way.
 enum Asked {
     Connect(TcpSocket),
+    Stream(StreamCheck),
     Datagram(DatagramCheck),
 }
 
@@ -45,7 +50,10 @@ impl Asked {
         let options = turnpike_net::ConnectOptions { transparent: false, ..check.state.connect.clone() };
         let socket = address.connect(&options)?;
         poller.add_edge(&socket, token)?;
-        Ok(Self::Connect(socket))
+        Ok(match &check.state.rule.health_question {
+            Some(question) => Self::Stream(StreamCheck::new(socket, &check.state.rule, question)),
+            None => Self::Connect(socket),
+        })
     }
 }
 
@@ -106,7 +114,7 @@ impl Engine {
             match check.asked.take() {
                 None => {}
                 // It has not ended.
-                Some(Asked::Connect(_)) => {
+                Some(Asked::Connect(_) | Asked::Stream(_)) => {
                     conclude(check, false, tick.now);
                     continue;
                 }
@@ -145,6 +153,16 @@ impl Engine {
                 // RST: neither side keeps a TIME_WAIT for a question.
                 socket.reset();
                 conclude(check, answered, tick.now);
+            }
+            Some(Asked::Stream(mut asked)) => {
+                let question = check.state.rule.health_question.as_ref();
+                match question.and_then(|question| asked.go_on(event, question)) {
+                    Some(healthy) => {
+                        asked.reset();
+                        conclude(check, healthy, tick.now);
+                    }
+                    None => check.asked = Some(Asked::Stream(asked)),
+                }
             }
             Some(Asked::Datagram(asked)) => match asked.hear(&check.state.rule) {
                 Some(healthy) => conclude(check, healthy, tick.now),

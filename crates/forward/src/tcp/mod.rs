@@ -11,5 +11,6 @@ mod established;
 mod health;
 mod opening;
 mod pacing;
+mod stream_check;
 
 pub(crate) use engine::{Engine, Tick};

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use turnpike_net::{ConnectOptions, poll::Event, tcp::is_exhaustion};
+use turnpike_net::{ConnectOptions, TcpTimers, poll::Event, tcp::is_exhaustion};
 use turnpike_wire::proxy_protocol::{self, MAX_HEADER, Parsed};
 
 use super::engine::{CLIENT, Engine, Side, TARGET, Tick, token};
@@ -124,6 +124,10 @@ impl Engine {
             opening.connecting = Instant::now();
             let checked = self.own.check(&state.rule, &address, asked, tick.now);
             let begun = checked.and_then(|()| address.connect(options)).and_then(|socket| {
+                if !address.is_unix() && state.rule.timers != TcpTimers::default() {
+                    socket.set_timers(&state.rule.timers)?;
+                    socket.set_keepalive(state.rule.keepalive)?;
+                }
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
                 Ok(socket)
             });

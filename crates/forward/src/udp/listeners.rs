@@ -87,7 +87,9 @@ impl Listeners {
                 passed.udp(worker, address, &options).map(Bound::Datagrams)
             }
             Protocol::Tcp | Protocol::TcpToUdp { .. } => {
-                passed.tcp(worker, address, &tcp_options(rule, reuse_port)).map(Bound::Streams)
+                let listener = passed.tcp(worker, address, &tcp_options(rule, reuse_port))?;
+                listener.set_timers(&rule.timers)?;
+                Ok(Bound::Streams(listener))
             }
         };
         let bound = addresses.map(|address| bind(address).map_err(|error| (address, error)));

@@ -58,6 +58,7 @@ pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io:
     let socket = TcpSocket::connect(target, &options)?;
     socket.set_nodelay(rule.nodelay)?;
     socket.set_keepalive(rule.keepalive)?;
+    socket.set_timers(&rule.timers)?;
     Ok(socket)
 }
 
