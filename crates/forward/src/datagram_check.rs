@@ -9,6 +9,8 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use turnpike_wire::proxy_protocol;
+
 use crate::{Rule, udp::outgoing};
 
 /// Datagrams of one check: a network that loses one in a hundred must not take a target away.
@@ -62,7 +64,9 @@ impl DatagramCheck {
     fn ask(&mut self, rule: &Rule) -> io::Result<()> {
         self.tries += 1;
         let payload = rule.health_question.as_ref().map_or(&[][..], |question| &question.send);
-        self.socket.send(payload).map(drop)
+        // A target that expects PROXY headers gets one that names no client.
+        let header = rule.send_proxy.map(proxy_protocol::encode_unknown).unwrap_or_default();
+        self.socket.send(&[&header, payload].concat()).map(drop)
     }
 }
 

@@ -200,7 +200,7 @@ pub struct Rule {
     /// Proxies of ours: each of their connections begins with a PROXY header (either version), which is believed. All
     /// others are clients themselves, and one that sends a header is refused. If empty, nobody is a proxy and nothing is looked at.
     pub proxy_protocol_from: Vec<Proxy>,
-    /// Send a PROXY header to targets.
+    /// Send a PROXY header to targets: in front of a connection, or of each datagram (version 2, from UDP to UDP).
     pub send_proxy: Option<ProxyVersion>,
     /// Who may connect, beside the global lists.
     pub access: Access,
@@ -220,6 +220,9 @@ pub struct Rule {
     pub max_connections: usize,
     /// Limits per client, and of bytes.
     pub limits: Limits,
+    /// Answers may come from any port of the target's address (UDP to UDP); otherwise from the port alone that was asked. What the client
+    /// sends goes to the latter either way.
+    pub any_port: bool,
     /// How bytes move (TCP).
     pub copy: CopyMode,
     /// Whether the kernel forwards lone datagrams itself (UDP); `None` is as [`crate::Settings::kernel`] says, where the rule allows it.
@@ -256,6 +259,7 @@ impl Default for Rule {
             nodelay: true,
             max_connections: usize::MAX,
             limits: Limits::default(),
+            any_port: false,
             copy: CopyMode::Auto,
             kernel: None,
         }
@@ -288,6 +292,8 @@ impl Rule {
                 "a limit of bytes a second is kept in user space",
             ),
             (self.transparent, "packets with the client's own address have a route of their own"),
+            (self.send_proxy.is_some(), "PROXY headers are added in user space"),
+            (self.any_port, "answers from any port are sorted out in user space"),
             (self.device.is_some(), "device may lead by another route than the kernel's"),
             (self.mark.is_some(), "mark may lead by another route than the kernel's"),
         ];

@@ -12,7 +12,8 @@ use std::{
 use crate::support::{
     Running, accept, eventually, free_address, greeter, listener, read_exactly, rule, settings,
 };
-use turnpike_forward::{Balance, Protocol, Rule};
+use turnpike_forward::{Balance, Protocol, ProxyVersion, Rule};
+use turnpike_net::Datapath;
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
 fn udp_echo(name: &'static str) -> SocketAddr {
@@ -73,6 +74,56 @@ fn tcp_and_udp_rules_share_a_port_number() {
     let address = support::socket_address(&running.0.listeners()[0].1);
     assert_eq!(ask(&udp_client(address), b"x"), b"ux");
     assert_eq!(read_exactly(&mut support::client(address), 1), b"t");
+}
+
+#[test]
+fn each_datagram_to_a_target_may_begin_with_a_proxy_header() {
+    for datapath in [Datapath::Basic, Datapath::Gso] {
+        let target = UdpSocket::bind("127.0.0.1:0").unwrap();
+        target.set_read_timeout(Some(support::PATIENCE)).unwrap();
+        let rule = of(Protocol::Udp, "u", target.local_addr().unwrap());
+        let rule = Rule { send_proxy: Some(ProxyVersion::V2), ..rule };
+        let running = Running::start_with(&turnpike_forward::Settings { datapath, ..settings() }, &[rule]);
+        let client = udp_client(running.address("u"));
+        // PROXY version 2 (the specification of HAProxy, section 2.2): signature, PROXY, IPv4 and DGRAM, 12 bytes of addresses.
+        let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x12\0\x0c\x7f\0\0\x01\x7f\0\0\x01".to_vec();
+        for address in [client.local_addr().unwrap(), running.address("u")] {
+            header.extend_from_slice(&address.port().to_be_bytes());
+        }
+        let mut buffer = [0; 256];
+        for payload in [&b"one"[..], b"", b"three"] {
+            client.send(payload).unwrap();
+            let (len, from) = target.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..len], [&header, payload].concat());
+            target.send_to(payload, from).unwrap();
+            assert_eq!(client.recv(&mut buffer).unwrap(), payload.len());
+        }
+    }
+}
+
+#[test]
+fn answers_from_another_port_reach_the_client_only_where_the_rule_takes_them() {
+    for any_port in [true, false] {
+        let [target, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();
+        target.set_read_timeout(Some(support::PATIENCE)).unwrap();
+        let rule = Rule { any_port, ..of(Protocol::Udp, "u", target.local_addr().unwrap()) };
+        let running = Running::start(&[rule]);
+        let client = udp_client(running.address("u"));
+        let mut buffer = [0; 64];
+        for _ in 0..2 {
+            client.send(b"?").unwrap();
+            let (_, from) = target.recv_from(&mut buffer).unwrap();
+            stranger.send_to(b"stranger", from).unwrap();
+            other.send_to(b"other", from).unwrap();
+            target.send_to(b"target", from).unwrap();
+            if any_port {
+                assert_eq!(client.recv(&mut buffer).unwrap(), b"other".len());
+            }
+            let len = client.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], b"target");
+        }
+    }
 }
 
 #[test]

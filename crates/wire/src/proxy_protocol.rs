@@ -69,6 +69,15 @@ pub fn encode(version: ProxyVersion, client: SocketAddr, local: SocketAddr) -> V
     }
 }
 
+/// A header of version 2 in front of a datagram (DGRAM), as each datagram of a client has one.
+#[must_use]
+pub fn encode_for_datagrams(client: SocketAddr, local: SocketAddr) -> Vec<u8> {
+    let mut header = encode_v2(client, local);
+    // The lower half of the byte behind the command is the transport: 1 STREAM, 2 DGRAM.
+    header[SIGNATURE.len() + 1] += 1;
+    header
+}
+
 /// As [`encode`], for a client that has no address of TCP or UDP: the connection is passed on for somebody, and it is not said for
 /// whom.
 #[must_use]

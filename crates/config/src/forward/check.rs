@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use turnpike_forward::{
-    Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, Rule, TcpTimers,
+    Access, Balance, Bind, CopyMode, Host, Pattern, PortRange, Protocol, Proxy, ProxyVersion, Rule, TcpTimers,
 };
 
 use super::{parts, rule_keys::Draft, settings::ForwardSettings};
@@ -24,6 +24,7 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let rule = &draft.rule;
     let asks = rule.health_question.is_some();
     let begins = "a PROXY header begins a TCP connection";
+    let announces_datagrams = protocol == Protocol::Udp && rule.send_proxy == Some(ProxyVersion::V2);
     let only_tcp = "a rule from TCP to TCP";
     let limit = rule.limits.bytes_per_second.or(rule.limits.bytes_per_second_per_connection);
     // A key that has no effect for a protocol is refused, not ignored.
@@ -33,6 +34,12 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
             if draft.has("rule.health_send") { "rule.health_send" } else { "rule.health_expect" },
             "nobody asks: the rule has no health",
             "health beside it, the seconds between two checks",
+        ),
+        (
+            protocol != Protocol::Udp && rule.any_port,
+            "rule.any_port",
+            "only a target that speaks UDP can answer from another port",
+            "a rule from UDP to UDP",
         ),
         (
             !rule.keepalive && TcpTimers { user_timeout: None, ..rule.timers } != TcpTimers::default(),
@@ -77,7 +84,12 @@ pub(crate) fn rule(draft: &Draft, problems: &mut Vec<Mistake>) {
     let with_udp = [
         (!rule.proxy_protocol_from.is_empty(), "rule.proxy_protocol_from", begins, only_tcp),
         (rule.half_close_timeout.is_some(), "rule.half_close_timeout", "UDP has no half-close", only_tcp),
-        (rule.send_proxy.is_some(), "rule.proxy", begins, only_tcp),
+        (
+            rule.send_proxy.is_some() && !announces_datagrams,
+            "rule.proxy",
+            "a PROXY header begins a TCP connection, or of version 2 a datagram",
+            "a rule from TCP to TCP, or v2 in one from UDP to UDP",
+        ),
         (draft.has("rule.copy"), "rule.copy", "only TCP to TCP has a choice", "no such key in this rule"),
         (
             rule.idle_timeout.is_none(),

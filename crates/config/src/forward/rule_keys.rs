@@ -481,6 +481,7 @@ pub(crate) static RULE_KEYS: &[KeySpec<Rule>] = &[
     field!(reload "rule.new_connections_per_client", limits.new_connections_per_client, PER_CLIENT),
     field!(reload "rule.max_bytes_per_second", limits.bytes_per_second, BYTES),
     field!(reload "rule.max_bytes_per_second_per_connection", limits.bytes_per_second_per_connection, BYTES),
+    field!(reload "rule.any_port", any_port, kind::SWITCH),
     field!(reload "rule.copy", copy, COPY),
     scalar!(
         "rule.kernel",

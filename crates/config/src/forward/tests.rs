@@ -431,6 +431,15 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
          checks",
     ),
     (
+        "udp://0.0.0.0:1=a:1?proxy=v1",
+        "column 27: rule.proxy: a PROXY header begins a TCP connection, or of version 2 a datagram; expected a rule from TCP to TCP, \
+         or v2 in one from UDP to UDP",
+    ),
+    (
+        "tcp://0.0.0.0:1=a:1?any_port",
+        "column 29: rule.any_port: only a target that speaks UDP can answer from another port; expected a rule from UDP to UDP",
+    ),
+    (
         "udp://0.0.0.0:1=a:1?keepalive_idle=60",
         "column 36: rule.keepalive_idle: UDP has no such timers; expected no such key in this rule",
     ),

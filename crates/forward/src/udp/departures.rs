@@ -7,7 +7,7 @@ use super::{
     Choice, Engine, RuleKey, Tick,
     engine::narrow,
     outgoing,
-    sessions::{Arrival, Outward},
+    sessions::{Arrival, Inward},
 };
 use crate::{EndReason, Failure, Slot};
 
@@ -146,6 +146,7 @@ impl Engine {
     fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
+        let asked = if let Inward::Datagrams { key, .. } = &session.inward { key.local } else { None };
         let key = self.rules[rule as usize].key;
         let silent = session.choice.map(|choice| choice.target);
         look.tried.extend(silent);
@@ -157,7 +158,7 @@ impl Engine {
         });
         let Some(choice) = choice else { return false };
         let arrival = Arrival { rule, client, port, hops };
-        let outward = match self.open_towards(arrival, choice, look.at, None, tick) {
+        let outward = match self.open_towards(arrival, choice, look.at, asked, tick) {
             Ok(outward) => outward,
             Err(error) => {
                 let is_unreachable = outgoing::is_unreachable(&error);
@@ -172,9 +173,7 @@ impl Engine {
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(session, offload.release(*across));
         }
-        if let Outward::Datagrams(socket) = std::mem::replace(&mut session.outward, outward) {
-            self.leaving.push(socket);
-        }
+        self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
             // Nothing is held against the target: anyone can send it what it does not answer.

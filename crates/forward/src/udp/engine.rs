@@ -1,7 +1,11 @@
 //! The engine of one worker: its listeners, sockets and sessions. The way of a datagram is [`Engine::on_event`], read from
 //! top to bottom; the sides that are TCP streams are next door.
 
-use std::{io, net::IpAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use slab::Slab;
 use turnpike_net::{
@@ -12,6 +16,7 @@ use turnpike_net::{
     tcp::is_exhaustion,
     tx::TxStats,
 };
+use turnpike_wire::{address::canonical, proxy_protocol};
 
 use super::{
     Admission, Choice, TOKENS, Tick,
@@ -19,10 +24,10 @@ use super::{
     offload::Offload,
     outgoing,
     rules::{Kind, Listener, RuleState},
-    sessions::{Arrival, Gate, Inward, Key, List, Outward, Session, Stage, Table},
+    sessions::{Addressed, Arrival, Gate, Inward, Key, List, Outward, Session, Stage, Table},
 };
 use crate::{
-    ConnectionReport, EndReason, Failure, Protocol,
+    ConnectionReport, EndReason, Failure, Protocol, Rule,
     cross::{SCRATCH, Stream},
     own::Own,
     rate::{DOWN, Pace, UP},
@@ -113,7 +118,15 @@ impl Engine {
                 None => {}
             },
             OUTWARD => match self.sessions.get(at).map(|session| &session.outward) {
-                Some(Outward::Datagrams(socket)) => self.receive_from_target(at, *socket, event, tick),
+                Some(Outward::Datagrams(socket)) => {
+                    self.receive_from_target::<false>(at, *socket, event, tick);
+                }
+                Some(Outward::Addressed(addressed)) => match addressed.route {
+                    Route { socket, to: None, .. } => {
+                        self.receive_from_target::<false>(at, socket, event, tick)
+                    }
+                    Route { socket, .. } => self.receive_from_target::<true>(at, socket, event, tick),
+                },
                 Some(Outward::Stream(_)) => self.on_target_stream(at, event, tick),
                 None => {}
             },
@@ -244,6 +257,15 @@ impl Engine {
                 }
                 bytes -= gate.bytes;
             }
+            Outward::Addressed(addressed) => {
+                for datagram in buffer.datagrams() {
+                    if gate.admits(datagram) {
+                        self.tx.push(&addressed.route, &addressed.header, self.rx.span(datagram), 0);
+                        datagrams += 1;
+                    }
+                }
+                bytes -= gate.bytes;
+            }
             Outward::Stream(stream) => match stream.send(buffer.datagrams().filter(|one| gate.admits(one))) {
                 Ok(sent) => {
                     (bytes, datagrams) = (sent.bytes, sent.datagrams);
@@ -261,7 +283,14 @@ impl Engine {
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
 
-    fn receive_from_target(&mut self, at: u32, socket: SocketId, event: &Event, tick: &mut Tick<'_>) {
+    /// `ANY_PORT`: the socket is connected to nobody, and other ports of the target's address are the target as well.
+    fn receive_from_target<const ANY_PORT: bool>(
+        &mut self,
+        at: u32,
+        socket: SocketId,
+        event: &Event,
+        tick: &mut Tick<'_>,
+    ) {
         let refused = event.error && self.is_refused(socket);
         let mut share = TARGET_SHARE;
         while self.rx.has_room() {
@@ -281,6 +310,9 @@ impl Engine {
             let (mut bytes, mut datagrams, mut broken) = (0, 0, false);
             let mut gate = Gate::new(session.pace.as_deref(), DOWN, tick.now);
             for buffer in self.rx.buffers(received) {
+                if ANY_PORT && buffer.from.ip().to_canonical() != session.tried.ip().to_canonical() {
+                    continue;
+                }
                 match &mut session.inward {
                     Inward::Datagrams { reply, .. } => {
                         for datagram in buffer.datagrams() {
@@ -310,7 +342,7 @@ impl Engine {
             if broken {
                 return self.end(at, EndReason::ClientReset, tick);
             }
-            if received.count > 0 {
+            if received.count > 0 && (!ANY_PORT || datagrams > 0) {
                 if !std::mem::replace(&mut session.answered, true)
                     && let Some(choice) = session.choice
                 {
@@ -458,13 +490,15 @@ impl Engine {
     /// A socket towards this target for the session at a slot. `asked` as in [`Engine::reach`].
     pub(super) fn open_towards(
         &mut self,
-        Arrival { rule, client, .. }: Arrival,
+        arrival: Arrival,
         choice: Choice,
         at: u32,
         asked: Option<IpAddr>,
         tick: &Tick<'_>,
     ) -> io::Result<Outward> {
         let (token, poller) = (token(OUTWARD, at), tick.poller);
+        let header = self.header(arrival, asked);
+        let Arrival { rule, client, .. } = arrival;
         let state = &self.rules[rule as usize];
         self.own.check(&state.rule, &choice.address.into(), || asked, tick.now)?;
         if let Protocol::UdpToTcp { framed } = state.rule.protocol {
@@ -475,7 +509,25 @@ impl Engine {
         }
         let socket = outgoing::datagrams(&state.rule, client, choice.address, self.datapath)?;
         poller.add(&socket, token)?;
-        Ok(Outward::Datagrams(self.sockets.insert(socket)))
+        let any_port = state.rule.any_port.then_some(choice.address);
+        Ok(addressed(self.sockets.insert(socket), any_port, header))
+    }
+
+    /// What goes in front of each datagram to a target that wants to hear of its client; empty for others. `asked` as in [`Engine::reach`].
+    pub(super) fn header(
+        &self,
+        Arrival { rule, client, port, .. }: Arrival,
+        asked: Option<IpAddr>,
+    ) -> Vec<u8> {
+        let Rule { protocol: Protocol::Udp, send_proxy: Some(_), .. } = &self.rules[rule as usize].rule
+        else {
+            return Vec::new();
+        };
+        let is_its_own = |listener: &Listener| (listener.rule, listener.port) == (rule, port);
+        let listener = self.listeners.iter().map(|(_, listener)| listener).find(|one| is_its_own(one));
+        let listening = listener.map_or(client, |listener| listener.address);
+        let asked = SocketAddr::new(asked.unwrap_or(listening.ip()), listening.port());
+        proxy_protocol::encode_for_datagrams(canonical(client), canonical(asked))
     }
 
     /// A session that has been let in and has its sockets.
@@ -499,10 +551,11 @@ impl Engine {
     pub(super) fn link(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
         let local = || match &session.outward {
-            Outward::Datagrams(socket) => {
-                self.sockets.get(*socket).ok_or(io::ErrorKind::NotConnected)?.source()
-            }
             Outward::Stream(stream) => stream.socket().local_addr(),
+            datagrams => {
+                let socket = datagrams.socket().and_then(|socket| self.sockets.get(socket));
+                socket.ok_or(io::ErrorKind::NotConnected)?.source()
+            }
         };
         let key = self.rules[session.rule as usize].key;
         session.link = tick.worker.link(key, session.tried, &local, session.hops);
@@ -540,7 +593,7 @@ impl Engine {
         if state.removed && state.counters.active == 0 {
             self.rules.remove(rule as usize);
         }
-        let outward = if let Outward::Datagrams(socket) = session.outward { Some(socket) } else { None };
+        let outward = session.outward.socket();
         // An event of its tokens that is still to come in this wake-up finds no session, or another one with nothing to read.
         self.leaving.extend(outward.into_iter().chain(session.inward.own_socket()));
         if self.is_leaving_full() {
@@ -606,12 +659,17 @@ pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64
             Kind::Datagrams(socket) => Some(socket),
             Kind::Streams { .. } => None,
         },
-        OUTWARD => match sessions.get(at)?.outward {
-            Outward::Datagrams(socket) => Some(socket),
-            Outward::Stream(_) => None,
-        },
+        OUTWARD => sessions.get(at)?.outward.socket(),
         _ => None,
     }
+}
+
+/// The side of a target that is reached by this socket: at `any_port` if the socket is connected to nobody.
+pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
+    if any_port.is_none() && header.is_empty() {
+        return Outward::Datagrams(socket);
+    }
+    Outward::Addressed(Box::new(Addressed { route: Route { to: any_port, ..connected(socket) }, header }))
 }
 
 /// Where all datagrams of a connected socket go.

@@ -13,7 +13,8 @@ use crate::Rule;
 /// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// A UDP socket connected to the target: the kernel finds the route once, and lets nobody else answer.
+/// A UDP socket connected to the target: the kernel finds the route once, and lets nobody else answer. One whose target may answer from any
+/// port is connected to nobody.
 pub(super) fn datagrams(
     rule: &Rule,
     client: SocketAddr,
@@ -33,7 +34,9 @@ pub(super) fn datagrams(
     let socket = UdpSocket::bind_prepared(source(rule, client, target)?, &options, |fd| {
         prepare(rule, target, &SockRef::from(&fd))
     })?;
-    socket.connect(target)?;
+    if !rule.any_port {
+        socket.connect(target)?;
+    }
     Ok(socket)
 }
 

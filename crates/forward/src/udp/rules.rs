@@ -178,7 +178,7 @@ pub(super) struct Listener {
     pub(super) rule: u32,
     /// Place in the rule's range.
     pub(super) port: u16,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
     pub(super) kind: Kind,
 }
 

@@ -104,7 +104,28 @@ impl Inward {
 /// The side of the target.
 pub(super) enum Outward {
     Datagrams(SocketId),
+    /// The same where each datagram needs more than a connected socket has.
+    Addressed(Box<Addressed>),
     Stream(Box<Stream>),
+}
+
+/// How datagrams go to a target that wants PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
+/// ([`crate::Rule::any_port`]).
+pub(super) struct Addressed {
+    pub(super) route: Route,
+    /// In front of each datagram.
+    pub(super) header: Vec<u8>,
+}
+
+impl Outward {
+    /// The socket of one for datagrams.
+    pub(super) fn socket(&self) -> Option<SocketId> {
+        match self {
+            Self::Datagrams(socket) => Some(*socket),
+            Self::Addressed(addressed) => Some(addressed.route.socket),
+            Self::Stream(_) => None,
+        }
+    }
 }
 
 /// Lets the datagrams of one wake-up pass, one way, as far as a session's bytes a second go.

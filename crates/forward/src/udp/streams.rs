@@ -252,7 +252,7 @@ impl Engine {
                     return self.expect(rule);
                 }
                 (Err(error), _) => state.failed(choice, Some(Failure::of(&error))),
-                (Ok(_), Outward::Datagrams(_)) => {}
+                (Ok(_), Outward::Datagrams(_) | Outward::Addressed(_)) => {}
             }
             session.choice = None;
             // Its own failure, or ours: the connect that fails at once is rare, and the next check finds out.

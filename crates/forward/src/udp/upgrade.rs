@@ -11,7 +11,7 @@ use turnpike_net::{TcpSocket, UdpSocket};
 
 use super::{
     Choice, Engine, RuleKey, Tick,
-    engine::{connected, narrow, outward_token},
+    engine::{addressed, connected, narrow, outward_token},
     rules::{Kind, Listener},
     sessions::{Arrival, Inward, Key, Outward, Session},
 };
@@ -93,11 +93,11 @@ impl Engine {
         let key = self.client_of(at)?;
         let rule = self.rules.get(session.rule as usize)?.key;
         let (socket, drops, stream) = match &session.outward {
-            Outward::Datagrams(id) => {
-                let socket = self.sockets.get(*id)?;
+            Outward::Stream(stream) => (stream.socket().as_fd(), 0, Some(stream.held())),
+            datagrams => {
+                let socket = self.sockets.get(datagrams.socket()?)?;
                 (socket.as_fd(), socket.lend(), None)
             }
-            Outward::Stream(stream) => (stream.socket().as_fd(), 0, Some(stream.held())),
         };
         let portable = Portable {
             rule: rules.iter().position(|other| *other == rule)?,
@@ -145,7 +145,9 @@ impl Engine {
             None => {
                 let socket = UdpSocket::take_over(socket, session.drops)?;
                 tick.poller.add(&socket, token)?;
-                Outward::Datagrams(self.sockets.insert(socket))
+                let any_port = self.rules[rule as usize].rule.any_port.then_some(session.target);
+                let header = self.header(Arrival { rule, client, port, hops: 0 }, local);
+                addressed(self.sockets.insert(socket), any_port, header)
             }
             Some(held) => {
                 let framed = self.rules[rule as usize].framed();
@@ -208,12 +210,12 @@ impl Engine {
         }
         // Closing a socket here would not take it from the poller while it is open there.
         match session.outward {
-            Outward::Datagrams(id) => {
-                if let Some(socket) = self.sockets.remove(id) {
+            Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
+            datagrams => {
+                if let Some(socket) = datagrams.socket().and_then(|id| self.sockets.remove(id)) {
                     let _ = tick.poller.remove(&socket);
                 }
             }
-            Outward::Stream(stream) => _ = tick.poller.remove(stream.socket()),
         }
     }
 

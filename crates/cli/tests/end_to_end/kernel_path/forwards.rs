@@ -233,6 +233,31 @@ fn a_full_rule_gives_up_who_was_idle_for_longest_also_where_the_kernel_knows() {
 }
 
 #[test]
+fn a_session_without_an_answer_goes_across_to_another_target() {
+    on_links("kernel_path::forwards::a_session_without_an_answer_goes_across_to_another_target", |links| {
+        let [silent, other] = [(); 2].map(|()| bound(PEER[0]));
+        let more = format!("{}?balance=failover&idle=60", other.local_addr().expect("bound"));
+        let forward = links.forward(&[&format!("{},{more}", rule(at(0, 5000), &silent, ""))]);
+        let mut session = Session::new(0, at(0, 5000), &other);
+        other.set_nonblocking(true).expect("it is ours");
+        eventually("the second target", || {
+            session.client.send(b"?").expect("it leaves");
+            thread::sleep(Duration::from_millis(50));
+            other.recv(&mut [0; 64]).is_ok().then_some(())
+        });
+        // What is still under way.
+        thread::sleep(Duration::from_millis(500));
+        while other.recv(&mut [0; 64]).is_ok() {}
+        other.set_nonblocking(false).expect("it is ours");
+        assert_eq!(flows(&forward), 2, "those of the first target are gone");
+        session.settle(&forward);
+        assert_eq!(flows(&forward), 2);
+        assert_eq!(sum(&forward, "turnpike_forward_accepted_total", ""), 1);
+        assert_eq!(sum(&forward, "turnpike_forward_target_failed_total", "reason=\"timeout\""), 1);
+    });
+}
+
+#[test]
 fn what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told() {
     on_links(
         "kernel_path::forwards::what_a_reload_takes_away_has_ended_in_the_kernel_before_it_is_told",
