@@ -521,10 +521,6 @@ const WRONG_ARGUMENTS: &[(&str, &str)] = &[
         "udp://0.0.0.0:1=a:1?proxy_protocol_from=10.0.0.2",
         "column 41: rule.proxy_protocol_from: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
     ),
-    (
-        "udp://0.0.0.0:1=a:1?proxy=v1",
-        "column 27: rule.proxy: a PROXY header begins a TCP connection; expected a rule from TCP to TCP",
-    ),
 ];
 
 #[test]
