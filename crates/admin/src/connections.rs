@@ -207,22 +207,21 @@ async fn answer(
     let closed = match stream {
         Stream::Unix(stream) => {
             let via = Via::Unix(stream.peer_cred().ok().map(|peer| peer.uid()));
-            speak(&http, stream, router, via, limits, progress).await
+            return speak(&http, stream, router, via, limits, progress, closings).await;
         }
         Stream::Tcp(stream, from, None) => {
-            speak(&http, stream, router, Via::Loopback(from), limits, progress).await
+            return speak(&http, stream, router, Via::Loopback(from), limits, progress, closings).await;
         }
         Stream::Tcp(stream, from, Some(tls)) => match time::timeout(limits.head, tls.accept(stream)).await {
             Ok(Ok((stream, client))) => {
-                speak(&http, stream, router, Via::Tls(from, client), limits, progress).await
+                return speak(&http, stream, router, Via::Tls(from, client), limits, progress, closings)
+                    .await;
             }
-            Ok(Err(_)) => Err(Closed::Tls),
-            Err(_) => Err(Closed::NoRequest),
+            Ok(Err(_)) => Closed::Tls,
+            Err(_) => Closed::NoRequest,
         },
     };
-    if let Err(reason) = closed {
-        closings.count(reason);
-    }
+    closings.count(closed);
 }
 
 async fn speak<S>(
@@ -232,8 +231,8 @@ async fn speak<S>(
     via: Via,
     limits: Limits,
     progress: Progress,
-) -> Result<(), Closed>
-where
+    closings: &'static Closings,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let wire = Wire::new(stream);
@@ -257,28 +256,25 @@ where
             () = async { progress.streaming().await; wire.end(usize::MAX).await } => Ok(Ok(())),
         }
     };
-    progress.rest();
-    let closed = match closed {
-        Ok(Ok(())) => Ok(()),
+    progress.answered();
+    match closed {
+        Ok(Ok(())) => {}
         Ok(Err(error)) => {
             if !wire.has_request()
                 && let Some(problem) = wire::problem(&error)
             {
                 let _ = time::timeout(limits.head, wire.refuse(problem)).await;
             }
+            // With any other error the client has gone.
             if error.is_timeout() {
-                Err(Closed::NoRequest)
+                closings.count(Closed::NoRequest);
             } else if error.is_parse() {
-                Err(Closed::Malformed)
-            } else {
-                // The client has gone.
-                Ok(())
+                closings.count(Closed::Malformed);
             }
         }
-        Err(closed) => return Err(closed),
-    };
+        Err(closed) => return closings.count(closed),
+    }
     wire.close().await;
-    closed
 }
 
 /// Returns when the time for an answer is over, or for what is left of one without an end.

@@ -366,7 +366,8 @@ impl Bench {
             drop(client);
             answer
         };
-        let (answer, _) = join!(asks, speak(&http, server, router, via, limits, Progress::new(place)));
+        let (answer, ()) =
+            join!(asks, speak(&http, server, router, via, limits, Progress::new(place), &ADMIN));
         answer
     }
 

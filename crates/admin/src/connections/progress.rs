@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 /// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// No complete request yet, a delayed refusal, or an answer that has been sent. May be closed for a newcomer.
+    /// No complete request yet, or a delayed refusal. May be closed for a newcomer.
     Waiting,
     /// A request is at work, or its answer is on the way.
     Working,
@@ -15,6 +15,8 @@ enum Stage {
     Streaming,
     /// An answer without an end whose client has stopped taking it.
     Stalled,
+    /// The answer has been sent; the client is given time to take it. May be closed for a newcomer.
+    Answered,
 }
 
 /// Progress of a connection, and its place among those of its listener. A change that outlives its connection keeps the place.
@@ -41,8 +43,12 @@ impl Progress {
     }
 
     /// The answer has been sent.
-    pub(super) fn rest(&self) {
-        self.stage.send_replace(Stage::Waiting);
+    pub(super) fn answered(&self) {
+        self.stage.send_replace(Stage::Answered);
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        *self.stage.borrow() == Stage::Answered
     }
 
     /// The answer has no end, and no time limit until the returned value is dropped.

@@ -79,8 +79,14 @@ impl Room {
         place.map(Place::Free).or_else(busy)
     }
 
-    /// Closes the oldest connection that has been idle for long enough.
+    /// Closes a connection that has had its answer, else the oldest one that has been idle for long enough.
     fn close_idle(&mut self) -> bool {
+        if let Some(index) = self.open.iter().position(|open| open.progress.is_answered())
+            && let Some(Open { task, .. }) = self.open.remove(index)
+        {
+            task.abort();
+            return true;
+        }
         let idle = |open: &Open| open.progress.waits() && open.since.elapsed() >= GRACE;
         let oldest = self.open.iter().position(idle).and_then(|index| self.open.remove(index));
         let Some(Open { task, .. }) = oldest else { return false };

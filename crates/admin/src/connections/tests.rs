@@ -11,9 +11,9 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWriteExt, duplex},
     net::{TcpListener, TcpStream},
-    sync::watch,
+    sync::{Semaphore, watch},
     time::timeout,
 };
 use turnpike_config::{AdminAccess, AdminSettings, Settings};
@@ -504,4 +504,24 @@ async fn of_several_requests_in_a_row_the_first_is_answered() {
     assert!(answer.matches("HTTP/1.1 ").count() <= 1, "{answer}");
     assert!(answer.is_empty() || answer.contains("connection: close"), "{answer}");
     assert!(is_ok(&get_page(page, "/healthz").await));
+}
+
+/// Time is tokio's here, and passes when there is nothing to do.
+#[tokio::test(start_paused = true)]
+async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
+    let limits = Limits::of_one(1);
+    let router = routes::router(Arc::new(Nobody::default()), Changes::default());
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+    let (mut client, server) = duplex(1024);
+    let said = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    client.write_all(said).await.expect("it is open");
+    let begun = tokio::time::Instant::now();
+    let via = Via::Loopback(([127, 0, 0, 1], 50_000).into());
+    let before = closed_for("slow");
+    speak(&http(limits), server, router, via, limits, Progress::new(place), &ADMIN).await;
+    assert!(closed_for("slow") > before);
+    // The events of some 20 s fit into the buffers on the way.
+    let seconds = begun.elapsed().as_secs();
+    assert!((10..35).contains(&seconds), "{seconds} s");
+    drop(client);
 }
