@@ -141,6 +141,22 @@ fn quotas_hold(nodes: usize, users: usize, per_user: u32, per_realm: u32) {
     assert!(f64::from(used) > 0.93 * f64::from(u32::try_from(capacity).unwrap()), "{used} of {capacity}");
 }
 
+/// All within one exchange, while nothing is in use: no node has heard of the others' since.
+#[test]
+fn a_burst_gets_the_equal_share_of_its_node_and_all_nodes_together_no_more_than_there_is() {
+    for (nodes, limit) in [(3, 300), (1, 300), (3, 1024), (10, 1000), (7, 100)] {
+        let (mut fleet, user) = (Fleet::new(nodes), (Sealer::new("secret").user("realm", "alice"), limit));
+        let share = limit / u32::try_from(nodes).unwrap();
+        for node in 0..nodes {
+            let taken = (0..limit).filter(|_| fleet.acquire(node, &[user])).count();
+            let taken = u32::try_from(taken).unwrap();
+            assert!(taken >= share, "node {node} of {nodes}: {taken} of {share}");
+        }
+        let most = limit.max(8 * u32::try_from(nodes).unwrap());
+        assert!(fleet.used(&user.0) <= most, "{nodes} nodes: {} of {limit}", fleet.used(&user.0));
+    }
+}
+
 #[test]
 fn users_of_a_small_fleet_keep_to_their_limits() {
     quotas_hold(3, 50, 400, 100_000);

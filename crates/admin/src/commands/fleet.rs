@@ -10,7 +10,8 @@ use crate::{
 };
 
 /// The page has the same words.
-const RECOVERING: &str = "the store does not know yet what all nodes have: until then whoever has used half of a quota gets hardly more";
+const RECOVERING: &str =
+    "the store does not know yet what all nodes have: until then each node serves its equal share of quotas";
 
 /// Shows all nodes, as one of them sees them.
 ///

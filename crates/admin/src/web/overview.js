@@ -172,7 +172,7 @@ function server() {
   ], "No node is known.");
   const alone = h("p", { class: "warning", hidden: true });
   const recovering = h("p", { class: "warning", hidden: true },
-    "The store does not know yet what all nodes have: until then whoever has used half of a quota gets hardly more.");
+    "The store does not know yet what all nodes have: until then each node serves its equal share of quotas.");
   const fleet = wide(panel("Fleet", "Servers that are one service, as this one sees them.", alone, recovering, nodes.element));
   fleet.hidden = true;
   let node = null;
