@@ -383,7 +383,7 @@ impl Judge<'_> {
         if settings.fleet.secret.is_none() {
             self.refuse(
                 "fleet.secret",
-                "there is none, and by it nodes know each other",
+                "it is missing; the nodes of a fleet recognise each other by it",
                 "the same on all nodes, such as what `openssl rand -hex 32` prints, in the file or in TURNPIKE_FLEET_SECRET_FILE",
             );
         }

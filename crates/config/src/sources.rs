@@ -102,6 +102,7 @@ impl Sources {
     ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
         let mut settings = Settings::default();
         settings.origins = self.apply(KEYS, TABLES, file, &mut settings, &mut problems);
+        let unread: Vec<String> = problems.iter().map(|mistake| mistake.key.clone()).collect();
         settings.realms = tables::read("realm", REALM_KEYS, &["realm.name"], file, &mut problems)
             .into_iter()
             .map(|read| RealmSettings { place: read.place, ..read.settings })
@@ -111,7 +112,11 @@ impl Sources {
                 .into_iter()
                 .map(|read| AlternateSettings { place: read.place, ..read.settings })
                 .collect();
-        check::combinations(&settings, &mut problems);
+        let mut contradictions = Vec::new();
+        check::combinations(&settings, &mut contradictions);
+        // A key that could not be read has its default here, about which nothing is to be said.
+        contradictions.retain(|mistake| mistake.key.is_empty() || !unread.contains(&mistake.key));
+        problems.append(&mut contradictions);
         let found = certificates(&settings);
         if !problems.is_empty() {
             problems.extend(found.problems);
