@@ -194,7 +194,7 @@ pub struct Fleet {
     pub store: String,
     /// Why the node that was asked knows nothing of the others as of late, where it does not: then what follows is old.
     pub alone: Option<String>,
-    /// Whether the store was emptied or is another server, and grants nothing of shared limits before it knows again what all nodes have.
+    /// Whether the store is new, was emptied or is another server: until it knows what all nodes have, each serves its equal share of quotas.
     #[serde(default)]
     pub recovering: bool,
     /// The version of the keys that all nodes share.
@@ -314,6 +314,17 @@ pub struct Banned {
     pub ban: Ban,
     /// Sessions that it has ended, on the node that was asked.
     pub ended: u64,
+    /// Whether the other nodes of the fleet know. If not, they are told when its store answers again.
+    pub announced: bool,
+}
+
+/// A ban that was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unbanned {
+    /// Bans that are left, those first whose ban ends first.
+    pub bans: Vec<Ban>,
+    /// Whether the other nodes of the fleet know. If not, they are told when its store answers again.
+    pub announced: bool,
 }
 
 /// Users, and how many there are.

@@ -4,7 +4,7 @@
 use std::{fmt, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_config::{AdminSettings, Certificate, Settings};
-use turnpike_fleet::{Answer, Ban, Question, Rights, Subject};
+use turnpike_fleet::{Answer, Ban, Ordered, Question, Rights, Subject};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 use turnpike_turn::server::Cidr;
@@ -76,10 +76,10 @@ pub trait Fleet: Send + Sync + 'static {
     fn next_question(&self) -> Later<Option<(Question, Reply)>>;
     /// Who is banned.
     fn bans(&self) -> Vec<Ban>;
-    /// Bans somebody everywhere; how many sessions of this server end.
-    fn ban(&self, ban: Ban) -> Later<Result<u64, FleetRefusal>>;
+    /// Bans a user or an address everywhere; the number of sessions of this server that end.
+    fn ban(&self, ban: Ban) -> Later<Result<Ordered<u64>, FleetRefusal>>;
     /// Ends a ban. False if there was none.
-    fn unban(&self, subject: Subject) -> Later<Result<bool, FleetRefusal>>;
+    fn unban(&self, subject: Subject) -> Later<Result<Ordered<bool>, FleetRefusal>>;
     /// A user has another credential, or none: no node believes the old one any more.
     fn revoked(&self, realm: String, name: String) -> Later<()>;
     /// Secrets, realms or limits have changed in the store of users: all nodes read them.
@@ -111,7 +111,7 @@ pub enum Standing {
     Well,
     /// It takes clients, and does not know how the others are.
     Alone,
-    /// It takes clients, but hardly more of whom has used half of what he may: the store does not know yet what all nodes have.
+    /// Serving; until the store knows what all nodes have, each serves its equal share of quotas.
     Recovering,
     /// Somebody has it take nobody new.
     Cordoned,

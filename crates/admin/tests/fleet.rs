@@ -195,6 +195,20 @@ fn bans_are_made_listed_and_ended() {
 }
 
 #[test]
+fn an_order_that_other_nodes_hear_of_later_is_accepted_and_answers_so() {
+    let running = Running::server(1);
+    let made = running.ask("POST", "/v1/bans", Some("{\"user\":\"mallory\",\"seconds\":60}"));
+    assert_eq!((made.status, &made.json()["announced"]), (202, &json!(false)), "{made:?}");
+    for _ in 0..2 {
+        let ended = running.ask("DELETE", "/v1/bans?user=mallory", None);
+        let expected = json!({"bans": [], "announced": false});
+        assert_eq!((ended.status, ended.json()), (202, expected), "it may be banned elsewhere");
+    }
+    let made = running.ask("POST", "/v1/bans", Some("{\"user\":\"alice\",\"seconds\":60}"));
+    assert_eq!((made.status, &made.json()["announced"]), (201, &json!(true)));
+}
+
+#[test]
 fn a_change_of_users_is_told_to_the_other_nodes() {
     let (_, nodes) = three();
     let change = |method: &str, path: &str, body: Option<&str>| {

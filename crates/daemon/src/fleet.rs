@@ -89,7 +89,10 @@ impl Fleet {
             None => Beater::default(),
         };
         let banned = node.as_ref().map_or_else(Arc::<Banned>::default, |node| Arc::clone(&node.banned));
-        before.into_iter().flat_map(|before| &before.bans).for_each(|ban| banned.put(ban.clone()));
+        if let Some(before) = before {
+            before.bans.iter().for_each(|ban| banned.put(ban.clone()));
+            banned.mark(&before.unannounced);
+        }
         let fleet = Self { banned, node, alone: NodeKeys::alone(own) };
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
     }
@@ -179,6 +182,10 @@ impl turnpike_relay::Fleet for Fleet {
 
     fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool {
         self.banned.has(unix, realm, names, client)
+    }
+
+    fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool {
+        self.node.as_ref().is_some_and(|node| node.comes_back(newcomer))
     }
 
     fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {

@@ -299,12 +299,15 @@ impl Families<'_, '_, WorkerSnapshot> {
         counts(&mut self.encoder, "fleet_refusals", help, "limit", refusals)?;
         let help = "Clients for which the address of another node was found, or of this one by which it alone is reached, by reason.";
         counts(&mut self.encoder, "fleet_redirects", help, "reason", node.redirects)?;
+        let help = "Clients that came back after a redirect, and were served here.";
+        counter(&mut self.encoder, "fleet_returns", help)?
+            .encode_counter::<NoLabelSet, _, u64>(&node.returned, None)?;
         let help = "Exchanges with the store about shared limits, by result.";
         counts(&mut self.encoder, "fleet_exchanges", help, "result", node.exchanges)?;
         let help = "How long these took.";
         counter(&mut self.encoder, "fleet_exchange_seconds", help)?
             .encode_counter::<NoLabelSet, _, f64>(&node.exchange_seconds, None)?;
-        let help = "What other nodes have said, by kind; what is unreadable was said by who has another fleet.secret, or another clock.";
+        let help = "Messages of other nodes and levels of quotas, by kind; unreadable ones have another fleet.secret or clock, repeated ones were not carried out.";
         counts(&mut self.encoder, "fleet_heard", help, "kind", node.heard)?;
         let help = "Lines about sessions that were not published, because the store was away or slow.";
         counter(&mut self.encoder, "fleet_status_lines_lost", help)?
@@ -622,7 +625,8 @@ mod tests {
                     redirects: ["load", "full", "draining", "own_address", "owner"].map(|reason| (reason, 4)),
                     exchanges: [("done", 8), ("failed", 0)],
                     exchange_seconds: 0.25,
-                    heard: [("message", 1), ("level", 2), ("unreadable", 0)],
+                    heard: [("message", 1), ("level", 2), ("unreadable", 0), ("repeated", 1)],
+                    returned: 6,
                     ..NodeCounts::default()
                 }),
             },
@@ -720,6 +724,8 @@ mod tests {
             ("turnpike_fleet_recovering", 0.0),
             ("turnpike_fleet_nodes{state=\"serving\"}", 3.0),
             ("turnpike_fleet_redirects_total{reason=\"own_address\"}", 4.0),
+            ("turnpike_fleet_returns_total", 6.0),
+            ("turnpike_fleet_heard_total{kind=\"repeated\"}", 1.0),
             ("turnpike_fleet_exchanges_total{result=\"done\"}", 8.0),
             ("turnpike_fleet_exchange_seconds_total", 0.25),
             ("turnpike_kernel_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 70.0),

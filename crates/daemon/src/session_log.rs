@@ -259,6 +259,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Administrator => "ended by an administrator",
         ClosedReason::Disconnected => "the client's connection was closed",
         ClosedReason::MaxAge => "as long as a session may last",
+        ClosedReason::Banned => "banned",
     }
 }
 

@@ -4,7 +4,12 @@
 //! A ban that is lifted is remembered as such for as long as it would have lasted: a node that was away meanwhile has it still, and would else
 //! give it back to all the others.
 
-use std::{collections::HashMap, fmt, net::IpAddr, str::FromStr};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 use turnpike_turn::server::Cidr;
@@ -127,16 +132,83 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+/// An order of an administrator about a ban, which is in force at the node that was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ordered<T> {
+    /// Its result at this node.
+    pub here: T,
+    /// Whether the other nodes know. If not, they are told when the store answers again.
+    pub is_announced: bool,
+}
+
 /// All bans.
 #[derive(Clone, Debug, Default)]
 pub struct Bans {
     users: HashMap<Box<str>, Ban>,
     clients: Vec<(Cidr, Ban)>,
+    /// Subjects whose last order was given at this node, and that the other nodes have not heard of yet.
+    unannounced: HashSet<Subject>,
 }
 
 impl Bans {
     /// Bans at most, so that a request looks through few prefixes: the one that ends first gives way.
     pub const MOST: usize = 10_000;
+
+    /// Bans at this node. The others do not know until [`Self::announced`]; until then nothing that they said before counts.
+    pub fn order(&mut self, ban: Ban) {
+        self.mark(ban.subject.clone());
+        self.put(ban);
+    }
+
+    /// Lifts a ban at this node, likewise: also one that this node does not know of.
+    pub fn order_lift(&mut self, unix: u64, subject: &Subject) -> Option<Ban> {
+        self.mark(subject.clone());
+        self.lift(unix, subject)
+    }
+
+    /// Takes a ban that another node announces.
+    pub fn hear(&mut self, ban: Ban) {
+        if !self.unannounced.contains(&ban.subject) {
+            self.put(ban);
+        }
+    }
+
+    /// Another node announces that a ban is lifted.
+    pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
+        if !self.unannounced.contains(subject) {
+            self.lift(unix, subject);
+        }
+    }
+
+    /// Marks a subject as one to be announced: [`Self::MOST`] at a time.
+    pub fn mark(&mut self, subject: Subject) {
+        if self.unannounced.len() < Self::MOST {
+            self.unannounced.insert(subject);
+        }
+    }
+
+    /// Subjects to be announced.
+    pub fn unannounced(&self) -> impl Iterator<Item = &Subject> {
+        self.unannounced.iter()
+    }
+
+    /// What the others are to know of a subject, and the store to keep; `None` if this node knows of no ban. `kept` is what the store keeps: what was
+    /// lifted here before this node knew of it is lifted in there.
+    pub fn to_announce(&mut self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
+        if self.get(subject).is_none() {
+            let ban = kept.iter().find(|ban| ban.subject == *subject && ban.is_in_force(unix))?;
+            self.put(ban.clone());
+            return self.lift(unix, subject);
+        }
+        self.get(subject).cloned()
+    }
+
+    /// The others know of a subject what [`Self::to_announce`] gave.
+    pub fn announced(&mut self, subject: &Subject, ban: Option<&Ban>) {
+        if self.get(subject) == ban {
+            self.unannounced.remove(subject);
+        }
+    }
 
     /// Takes one, in place of another of the same subject.
     pub fn put(&mut self, ban: Ban) {
@@ -163,7 +235,10 @@ impl Bans {
     /// Takes what the store keeps, and says what it lacks: it may have been emptied. Of a subject that it has it knows best, unless somebody has
     /// given back to it what was lifted.
     pub fn read(&mut self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
-        for ban in kept.iter().filter(|ban| !ban.is_over(unix)) {
+        let is_own = |subject: &Subject| self.unannounced.contains(subject);
+        let kept_ones: Vec<&Ban> =
+            kept.iter().filter(|ban| !ban.is_over(unix) && !is_own(&ban.subject)).collect();
+        for ban in kept_ones {
             if !self.get(&ban.subject).is_some_and(|own| own.lifts(ban)) {
                 self.put(ban.clone());
             }
@@ -176,7 +251,12 @@ impl Bans {
     pub fn missing(&self, unix: u64, kept: &[Ban]) -> Vec<Ban> {
         let kept: HashMap<&Subject, &Ban> = kept.iter().map(|ban| (&ban.subject, ban)).collect();
         let is_kept = |ban: &&Ban| kept.get(&ban.subject).is_some_and(|other| !ban.lifts(other));
-        self.iter().filter(|ban| !ban.is_over(unix) && !is_kept(ban)).cloned().collect()
+        let is_missing = |ban: &&Ban| !ban.is_over(unix) && !is_kept(ban);
+        // What is to be announced still goes there then.
+        self.iter()
+            .filter(|ban| is_missing(ban) && !self.unannounced.contains(&ban.subject))
+            .cloned()
+            .collect()
     }
 
     fn get(&self, subject: &Subject) -> Option<&Ban> {
@@ -199,7 +279,10 @@ impl Bans {
     pub fn expire(&mut self, unix: u64) -> Vec<Subject> {
         let over: Vec<_> =
             self.iter().filter(|ban| ban.is_over(unix)).map(|ban| ban.subject.clone()).collect();
-        over.iter().for_each(|subject| _ = self.remove(subject));
+        for subject in &over {
+            self.remove(subject);
+            self.unannounced.remove(subject);
+        }
         over
     }
 
@@ -330,6 +413,40 @@ mod tests {
         for (lifted_id, id) in [(0, 0), (1, 0), (0, 2)] {
             assert_eq!(banned(lifted_id, id), (false, 1), "one that may be it");
         }
+    }
+
+    #[test]
+    fn an_order_of_this_node_counts_until_it_is_announced_whatever_the_store_has() {
+        let alice: Subject = "user alice@here".parse().unwrap();
+        let mut bans = Bans::default();
+        let ordered = ban("user alice@here", 1000).with_id(1);
+        bans.order(ordered.clone());
+        let kept = [ban("user alice@here", 700).with_id(2)];
+        assert!(bans.read(500, &kept).is_empty() && has(&bans, 900, "alice", "198.51.100.1"));
+        bans.hear_lift(500, &alice);
+        assert!(has(&bans, 900, "alice", "198.51.100.1"), "it was given before");
+        assert_eq!(bans.unannounced().collect::<Vec<_>>(), [&alice]);
+        assert_eq!(bans.to_announce(500, &alice, &kept), Some(ordered.clone()));
+        bans.announced(&alice, None);
+        assert_eq!(bans.unannounced().count(), 1, "that was another state");
+        bans.announced(&alice, Some(&ordered));
+        assert_eq!(bans.unannounced().count(), 0);
+        bans.hear_lift(500, &alice);
+        assert!(!has(&bans, 900, "alice", "198.51.100.1"));
+    }
+
+    #[test]
+    fn a_ban_that_the_store_alone_knows_of_can_be_lifted_before_it_was_read() {
+        let alice: Subject = "user alice@here".parse().unwrap();
+        let mut bans = Bans::default();
+        let kept = [ban("user alice@here", 1000).with_id(1)];
+        assert_eq!(bans.order_lift(500, &alice), None);
+        bans.read(500, &kept);
+        assert!(!has(&bans, 500, "alice", "198.51.100.1"));
+        let lifted = bans.to_announce(500, &alice, &kept).unwrap();
+        assert_eq!((lifted.until, lifted.lifted, lifted.id), (0, 1000, 1));
+        bans.announced(&alice, Some(&lifted));
+        assert_eq!((bans.unannounced().count(), bans.read(600, &kept)), (0, vec![lifted]));
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod sent;
 mod spread;
 
 pub use abandoned::Abandoned;
-pub use bans::{Ban, Bans, LONGEST_BAN_S, Subject};
+pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject};
 pub use era::{
     Chronicle, Era, EraState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, TELLING_MS,
     Turn,
@@ -32,7 +32,7 @@ pub use keyring::{Key, KeyRing};
 pub use lease::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
 pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
-pub use notice::{Answer, Message, Notice, Question, Rights};
+pub use notice::{Answer, Message, Notice, Opened, Question, Refused, Rights};
 pub use pace::{Pauses, exchange_period_ms, look_period_ms};
 pub use seal::Sealer;
 pub use sent::SentAway;

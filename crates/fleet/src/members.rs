@@ -1,6 +1,7 @@
-//! Who is in the fleet, as one node sees it. A node is gone when its record has been the same for long; that is counted in time for which the
-//! store has answered us, so that nobody vanishes because it was away, and no clock is compared with another machine's. Nobody is sent there
-//! much sooner: as soon as its record is old by the store's own clock, or another node has seen that.
+//! The nodes of a fleet, as one node sees them. A node counts from when its card was read, which only nodes with the fleet's secret can write: a
+//! record without one is of a node that was refused, or has not begun to serve. A node is gone when its record has not changed for long; that is
+//! counted in time for which the store has answered us, so that no node vanishes because the store was away, and no clock is compared with another
+//! machine's. Clients are sent there no more much sooner: as soon as its record is old by the store's own clock, or another node has seen that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,7 +30,7 @@ pub struct Record {
 /// A node, this one included.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Who it is; `None` until that has been read.
+    /// Its card; `None` until that has been read.
     pub card: Option<Arc<Card>>,
     /// What it has said last.
     pub beat: Beat,
@@ -47,7 +48,7 @@ pub struct Member {
 /// What has changed among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A node that was not there, or another process of its name.
+    /// A node that was not there, or another process of its name: its card was read.
     Joined(NodeName),
     /// Its record was not renewed in time: nobody is to be sent there.
     Silent {
@@ -94,7 +95,7 @@ impl Members {
                         known.is_doubted = false;
                     }
                     known.age_ms = age_ms.min(steady_ms);
-                    if was_heard && known.age_ms >= DOUBTFUL_MS {
+                    if was_heard && known.age_ms >= DOUBTFUL_MS && known.card.is_some() {
                         changes.push(Change::Silent { name, incarnation: beat.incarnation });
                     }
                 }
@@ -108,13 +109,13 @@ impl Members {
                         is_doubted: false,
                         has_new_card: false,
                     };
-                    self.nodes.insert(name.clone(), member);
-                    changes.push(Change::Joined(name));
+                    self.nodes.insert(name, member);
                 }
                 None => {}
             }
         }
         let gone = self.nodes.extract_if(.., |_, member| member.silent_ms >= GONE_MS);
+        let gone = gone.filter(|(_, member)| member.card.is_some());
         changes.extend(gone.map(|(name, member)| Change::Gone { name, number: member.beat.number }));
         changes
     }
@@ -133,12 +134,12 @@ impl Members {
     }
 
     /// A card was read. One of another process of that name is of no use.
-    pub fn put_card(&mut self, card: Card) {
-        if let Some(member) = self.nodes.get_mut(&card.name)
-            && member.beat.incarnation == card.incarnation
-        {
-            (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
-        }
+    pub fn put_card(&mut self, card: Card) -> Option<Change> {
+        let incarnation = card.incarnation;
+        let member = self.nodes.get_mut(&card.name).filter(|it| it.beat.incarnation == incarnation)?;
+        let joined = member.card.is_none().then(|| Change::Joined(card.name.clone()));
+        (member.card, member.has_new_card) = (Some(Arc::new(card)), false);
+        joined
     }
 
     /// Another node has seen that this one is silent; whether that is news.
@@ -152,32 +153,32 @@ impl Members {
     /// A node has said that it goes.
     pub fn left(&mut self, name: &NodeName, incarnation: u64) -> Option<Change> {
         let member = self.nodes.get(name).filter(|member| member.beat.incarnation == incarnation)?;
-        let number = member.beat.number;
+        let (number, was_known) = (member.beat.number, member.card.is_some());
         self.nodes.remove(name);
-        Some(Change::Gone { name: name.clone(), number })
+        was_known.then(|| Change::Gone { name: name.clone(), number })
     }
 
-    /// All of them, by name.
+    /// All of them whose card was read, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Member)> {
-        self.nodes.iter()
+        self.nodes.iter().filter(|(_, member)| member.card.is_some())
     }
 
-    /// One of them.
+    /// One of these.
     #[must_use]
     pub fn get(&self, name: &NodeName) -> Option<&Member> {
-        self.nodes.get(name)
+        self.nodes.get(name).filter(|member| member.card.is_some())
     }
 
-    /// How many.
+    /// Number of these.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        self.iter().count()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.len() == 0
     }
 }
 
@@ -259,9 +260,53 @@ mod tests {
         Record { name: name(of), stamp_ms, beat }
     }
 
-    /// Our clock, and that of a store which is an hour behind.
+    fn card(of: &str, incarnation: u64, version: &str) -> Card {
+        Card {
+            name: name(of),
+            incarnation,
+            zone: String::new(),
+            version: version.to_owned(),
+            entrances: Vec::new(),
+            domain: None,
+        }
+    }
+
+    /// Our clock, and that of a store which is an hour behind. All cards are read.
     fn look(members: &mut Members, now_ms: u64, records: Vec<Record>) -> Vec<Change> {
-        members.look(now_ms, now_ms + 3_600_000, u64::MAX, records)
+        look_at(members, (now_ms, now_ms + 3_600_000, u64::MAX), records)
+    }
+
+    fn look_at(
+        members: &mut Members,
+        (now_ms, store_ms, steady_ms): (u64, u64, u64),
+        records: Vec<Record>,
+    ) -> Vec<Change> {
+        let cards: Vec<Card> =
+            records.iter().map(|it| card(it.name.as_str(), it.beat.incarnation, "1")).collect();
+        let mut changes = members.look(now_ms, store_ms, steady_ms, records);
+        changes.extend(cards.into_iter().filter_map(|card| members.put_card(card)));
+        changes
+    }
+
+    /// It has the wrong secret, or was refused.
+    #[test]
+    fn a_node_without_a_card_is_not_a_member() {
+        let mut members = Members::default();
+        let mut changes = Vec::new();
+        for now in (0..30_000).step_by(1000) {
+            let beats = if now < 15_000 { now } else { 15_000 };
+            changes.extend(members.look(now, now, u64::MAX, vec![record("a", beats, 1)]));
+            assert!(
+                members.is_empty() && members.get(&name("a")).is_none() && members.iter().next().is_none()
+            );
+        }
+        assert_eq!(changes, []);
+        let mut members = Members::default();
+        members.look(0, 0, u64::MAX, vec![record("a", 0, 1)]);
+        assert_eq!(members.left(&name("a"), 1), None);
+        members.look(1000, 1000, u64::MAX, vec![record("a", 1000, 1)]);
+        assert_eq!(members.put_card(card("a", 1, "1")), Some(joined("a")));
+        assert_eq!((members.put_card(card("a", 1, "2")), members.len()), (None, 1));
     }
 
     fn joined(of: &str) -> Change {
@@ -341,36 +386,30 @@ mod tests {
         look(&mut members, 0, both(0));
         // It has answered again for 200 ms after an hour, with records older than anything.
         let back = 3_600_000;
-        assert!(members.look(back, 2 * back, 200, both(0)).is_empty());
+        assert!(look_at(&mut members, (back, 2 * back, 200), both(0)).is_empty());
         // It is empty: they have a few beats to come back.
         for beat in 1..10 {
             let now = back + beat * BEAT_MS;
-            assert!(members.look(now, 2 * now, 200 + beat * BEAT_MS, vec![]).is_empty());
+            assert!(look_at(&mut members, (now, 2 * now, 200 + beat * BEAT_MS), vec![]).is_empty());
         }
         let now = back + 10 * BEAT_MS;
-        let changes = members.look(now, now, 200 + 10 * BEAT_MS, vec![record("a", now, 1)]);
+        let changes = look_at(&mut members, (now, now, 200 + 10 * BEAT_MS), vec![record("a", now, 1)]);
         assert_eq!(changes, [gone("b")]);
     }
 
     #[test]
     fn a_new_process_of_a_name_is_another_node_with_another_card() {
         let mut members = Members::default();
-        let card = |incarnation| Card {
-            name: name("a"),
-            incarnation,
-            zone: String::new(),
-            version: String::new(),
-            entrances: Vec::new(),
-            domain: None,
+        let look = |members: &mut Members, ms, incarnation| {
+            members.look(ms, ms, u64::MAX, vec![record("a", ms, incarnation)])
         };
-        look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
-        assert_eq!(members.without_card(), [name("a")]);
-        members.put_card(card(2));
-        assert_eq!(members.without_card(), [name("a")], "of another process");
-        members.put_card(card(1));
+        assert_eq!((look(&mut members, 0, 1), members.without_card()), (vec![], vec![name("a")]));
+        assert_eq!(members.put_card(card("a", 2, "1")), None, "of another process");
+        assert_eq!(members.put_card(card("a", 1, "1")), Some(joined("a")));
         assert!(members.without_card().is_empty());
-        assert_eq!(look(&mut members, 1000, vec![record("a", 3_601_000, 2)]), [joined("a")]);
+        assert_eq!((look(&mut members, 1000, 2), members.len()), (vec![], 0));
         assert_eq!(members.without_card(), [name("a")]);
+        assert_eq!(members.put_card(card("a", 2, "1")), Some(joined("a")));
         assert_eq!(members.left(&name("a"), 1), None);
         assert_eq!(members.left(&name("a"), 2), Some(gone("a")));
         assert!(members.is_empty());
@@ -379,23 +418,14 @@ mod tests {
     #[test]
     fn a_card_that_is_another_by_now_counts_until_the_new_one_is_read() {
         let mut members = Members::default();
-        let card = |version: &str| Card {
-            name: name("a"),
-            incarnation: 1,
-            zone: String::new(),
-            version: version.to_owned(),
-            entrances: Vec::new(),
-            domain: None,
-        };
         look(&mut members, 0, vec![record("a", 3_600_000, 1)]);
-        members.put_card(card("1"));
         members.has_new_card(&name("b"));
-        assert!(members.without_card().is_empty(), "nobody is called so");
+        assert!(members.without_card().is_empty(), "no node has that name");
         members.has_new_card(&name("a"));
         let version =
             |members: &Members| members.get(&name("a")).unwrap().card.as_ref().unwrap().version.clone();
         assert_eq!((members.without_card(), version(&members)), (vec![name("a")], "1".to_owned()));
-        members.put_card(card("2"));
+        members.put_card(card("a", 1, "2"));
         assert_eq!((members.without_card(), version(&members)), (vec![], "2".to_owned()));
     }
 

@@ -150,6 +150,13 @@ impl Load {
         allocations.max(traffic).max(ports).max(f64::from(self.cpu) / 1000.0)
     }
 
+    /// Whether so few allocations can be made that they are kept for clients that do not follow redirects: a fiftieth.
+    #[must_use]
+    pub fn is_nearly_full(&self) -> bool {
+        let most = if self.ports > 0 { self.most_allocations.min(self.ports) } else { self.most_allocations };
+        most > 0 && most.saturating_sub(self.allocations) <= most / 50
+    }
+
     /// Whether it can take no allocation more.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -235,6 +242,16 @@ mod tests {
         ] {
             assert!((load.busy() - busy).abs() < 1e-9, "{load:?}");
             assert!(!load.is_full());
+        }
+        for (most_allocations, ports, allocations, nearly) in [
+            (100, 1000, 97, false),
+            (100, 1000, 98, true),
+            (100, 50, 48, false),
+            (100, 50, 49, true),
+            (20, 0, 19, false),
+        ] {
+            let load = Load { allocations, most_allocations, ports, ports_left: ports, ..Load::default() };
+            assert_eq!(load.is_nearly_full(), nearly, "{load:?}");
         }
         assert!(Load { allocations: 100, ..idle }.is_full());
         assert!(Load { ports_left: 0, ..idle }.is_full());

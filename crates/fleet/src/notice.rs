@@ -1,12 +1,14 @@
-//! What nodes tell one another through the store: news for all, and questions to one. Sealed, so that nobody gives orders who has no secret; and
-//! dated, so that an order of yesterday is not carried out again.
+//! Messages between nodes through the store: news for all, and questions to one. They are sealed, so that only nodes with the fleet's secret give
+//! orders; dated, so that an order of yesterday is not carried out again; and each is carried out once, however often somebody puts it into the store.
+
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     bans::{Ban, Subject},
     node::NodeName,
-    seal::Sealer,
+    seal::{Sealer, TAG_LEN},
 };
 
 /// Seconds that the clocks of two nodes may differ, and that a message may be on its way.
@@ -128,6 +130,62 @@ impl Message {
     }
 }
 
+/// Messages that were opened, so that none is carried out twice. Bounded: when more are remembered than there is room for, the oldest are forgotten,
+/// and what is as old as those counts as repeated from then on.
+#[derive(Clone, Debug, Default)]
+pub struct Opened {
+    tags: HashSet<[u8; TAG_LEN]>,
+    by_time: BTreeMap<u64, Vec<[u8; TAG_LEN]>>,
+    /// Time of the newest message that was forgotten for want of room.
+    forgotten: Option<u64>,
+}
+
+/// Why a message is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It was sealed with another secret, is too old or too new, or is of a version that has more to say.
+    Unreadable,
+    /// It was carried out before.
+    Repeated,
+}
+
+impl Opened {
+    /// Messages that are remembered: 273 a second for as long as one can be opened at all. 48 bytes each.
+    pub const MOST: usize = 1 << 16;
+
+    /// Opens a message that was sealed not long ago, once.
+    ///
+    /// # Errors
+    /// It cannot be opened, or was before.
+    pub fn open(&mut self, sealer: &Sealer, unix: u64, sealed: &[u8]) -> Result<Message, Refused> {
+        let message = Message::open(sealer, unix, sealed).ok_or(Refused::Unreadable)?;
+        let (_, tag) = sealed.split_last_chunk().ok_or(Refused::Unreadable)?;
+        self.forget(unix);
+        let is_old = self.forgotten.is_some_and(|forgotten| message.at <= forgotten);
+        if is_old || !self.tags.insert(*tag) {
+            return Err(Refused::Repeated);
+        }
+        self.by_time.entry(message.at).or_default().push(*tag);
+        if self.tags.len() > Self::MOST {
+            self.forgotten = self.forget_oldest();
+        }
+        Ok(message)
+    }
+
+    /// Forgets what is too old to be opened.
+    fn forget(&mut self, unix: u64) {
+        while self.by_time.first_key_value().is_some_and(|(at, _)| at + GOOD_FOR_S < unix) {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) -> Option<u64> {
+        let (at, tags) = self.by_time.pop_first()?;
+        tags.iter().for_each(|tag| _ = self.tags.remove(tag));
+        Some(at)
+    }
+}
+
 impl Answer {
     /// Sealed, for this question alone.
     #[must_use]
@@ -185,6 +243,50 @@ mod tests {
             }
             assert_eq!(Message::open(&Sealer::new("another"), 1000, &sealed), None);
         }
+    }
+
+    fn sealed(sealer: &Sealer, at: u64, number: u32) -> Vec<u8> {
+        let mut nonce = [0; 12];
+        nonce[..4].copy_from_slice(&number.to_be_bytes());
+        Message { from: name("a"), at, notice: Notice::RulesChanged }.seal(sealer, nonce)
+    }
+
+    #[test]
+    fn a_message_is_carried_out_once_however_often_it_is_in_the_store() {
+        let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
+        let (one, same_again) = (sealed(&sealer, 1000, 1), sealed(&sealer, 1000, 2));
+        assert!(opened.open(&sealer, 1000, &one).is_ok());
+        assert!(opened.open(&sealer, 1000, &same_again).is_ok(), "another one that says the same");
+        for unix in [1000, 1001, 1000 + GOOD_FOR_S] {
+            assert_eq!(opened.open(&sealer, unix, &one), Err(Refused::Repeated), "{unix}");
+        }
+        assert_eq!(opened.open(&sealer, 1001 + GOOD_FOR_S, &one), Err(Refused::Unreadable));
+        assert_eq!(opened.open(&sealer, 1000, b"nonsense"), Err(Refused::Unreadable));
+        // A clock that is ahead: it can be opened for longer, and is remembered for longer.
+        let ahead = sealed(&sealer, 1000 + GOOD_FOR_S, 3);
+        assert!(opened.open(&sealer, 1000, &ahead).is_ok());
+        for unix in (1000..=1000 + 2 * GOOD_FOR_S).step_by(10) {
+            assert_eq!(opened.open(&sealer, unix, &ahead), Err(Refused::Repeated), "{unix}");
+        }
+    }
+
+    #[test]
+    fn what_was_opened_is_bounded_and_nothing_that_is_forgotten_is_carried_out_again() {
+        let (sealer, mut opened) = (Sealer::new("secret"), Opened::default());
+        let most = u32::try_from(Opened::MOST).unwrap();
+        let all: Vec<_> =
+            (0..most + 100).map(|number| sealed(&sealer, 1000 + u64::from(number) / 1000, number)).collect();
+        for sealed in &all {
+            assert!(opened.open(&sealer, 1060, sealed).is_ok());
+            assert!(opened.tags.len() <= Opened::MOST);
+        }
+        for sealed in all.iter().step_by(97) {
+            assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
+        }
+        assert!(opened.open(&sealer, 1060, &sealed(&sealer, 1060, most + 100)).is_ok());
+        // All of that is over.
+        assert!(opened.open(&sealer, 2000, &sealed(&sealer, 2000, 1)).is_ok());
+        assert_eq!((opened.tags.len(), opened.by_time.len()), (1, 1));
     }
 
     #[test]

@@ -21,7 +21,8 @@ use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 use crate::lease::Bucket;
 
 const NONCE_LEN: usize = 12;
-const TAG_LEN: usize = 16;
+/// Authenticates nonce and text: no two sealed texts share one.
+pub(crate) const TAG_LEN: usize = 16;
 
 /// Seals and opens. Never printed, overwritten when dropped.
 #[derive(Clone, ZeroizeOnDrop)]

@@ -1,5 +1,5 @@
-//! Who was sent to another node not long ago. Clients that do not follow a 300 ask again where they are: then they are served. Remembered is a hash
-//! a client, in a table of fixed size: whoever needs the same place makes another forgotten, who is sent away once more.
+//! Clients that were redirected not long ago. Those that do not follow a 300 ask again where they are: then they are served. A client is a hash in a
+//! table of fixed size; one that needs the place of another makes that forgotten, which is then redirected once more.
 
 /// Seconds.
 const REMEMBERED_S: u32 = 60;

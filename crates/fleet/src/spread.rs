@@ -38,6 +38,9 @@ const WORTH: f64 = 0.2;
 /// A zone that has less to do keeps what comes, however idle the others are.
 const ZONE_WORTH: f64 = 0.5;
 
+/// A node that is less busy takes the clients of nodes that keep a reserve, the last fiftieth: no client goes in a circle.
+const ROOMY: f64 = 0.95;
+
 const TRANSPORTS: usize = 4;
 
 /// Why a client might go elsewhere.
@@ -45,8 +48,10 @@ const TRANSPORTS: usize = 4;
 pub enum Need {
     /// It could be served here.
     None,
-    /// There is no room here, or nobody new is taken.
+    /// There is no room here, or no new client is taken.
     Room,
+    /// What room is left is for clients that do not follow redirects: all others go to a node that has clearly more.
+    Reserve,
 }
 
 /// Where it goes.
@@ -168,8 +173,9 @@ impl View {
         let [whether, one, other] = dice;
         let pair = |places: &[u32], senders: u32| self.better(own, charges, places, senders, [one, other]);
         let place = match need {
-            Need::Room => {
-                let fits = |(place, _): &(u32, f64)| self.estimate(charges, *place, 1) < 1.0;
+            Need::Room | Need::Reserve => {
+                let most = if need == Need::Room { 1.0 } else { ROOMY };
+                let fits = |(place, _): &(u32, f64)| self.estimate(charges, *place, 1) < most;
                 let any = |places: &[u32]| {
                     let drawn = pair(places, 1).filter(fits);
                     drawn.or_else(|| self.least(own, charges, places).filter(fits))

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use turnpike_fleet::{
-    Abandoned, Ban, Bans, Beat, Change, GONE_MS, KeyRing, Load, Members, Message, Notice, Record, Sealer,
-    Subject,
+    Abandoned, Ban, Bans, Beat, Card, Change, GONE_MS, KeyRing, Load, Members, Message, NodeName, Notice,
+    Record, Sealer, Subject,
 };
 
 use crate::chance::Chance;
@@ -39,6 +39,11 @@ fn clocks(differ_s: i64, nodes: std::ops::Range<usize>) -> impl Strategy<Value =
     prop::collection::vec(clock, nodes)
 }
 
+fn card(name: NodeName) -> Card {
+    let (zone, version) = (String::new(), String::new());
+    Card { name, incarnation: 1, zone, version, entrances: Vec::new(), domain: None }
+}
+
 fn alice() -> Subject {
     "user alice@here".parse().unwrap()
 }
@@ -64,6 +69,23 @@ impl Kept {
     fn forget(&mut self, bans: &mut Bans, unix: u64) {
         bans.expire(unix).iter().for_each(|subject| _ = self.0.remove(&subject.to_string()));
     }
+}
+
+/// An administrator gives an order at a node that does not reach the store.
+fn order_away(bans: &mut Bans, unix: u64, order: &Order, id: u64) {
+    match order {
+        Order::Ban(ends) => bans.order(Ban::new(alice(), BEGIN + ends, String::new()).with_id(id)),
+        Order::Lift => _ = bans.order_lift(unix, &alice()),
+    }
+}
+
+/// A node tells the store what was ordered at it while it did not reach that; what the others hear.
+fn announce(bans: &mut Bans, unix: u64, kept: &mut Kept) -> (Order, Ban) {
+    let ban = bans.to_announce(unix, &alice(), &kept.all());
+    ban.iter().for_each(|ban| kept.put(ban.clone()));
+    bans.announced(&alice(), ban.as_ref());
+    let ban = ban.unwrap_or_else(|| Ban::new(alice(), 0, String::new()));
+    (if ban.until > 0 { Order::Ban(ban.until) } else { Order::Lift }, ban)
 }
 
 /// What happens to one ban.
@@ -144,8 +166,11 @@ proptest! {
         orders in orders(),
         away in prop::collection::vec((0_u64..1500, 0_u64..900), 4),
         emptied in prop_oneof![Just(None), (0_u64..2000).prop_map(Some), Just(Some(u64::MAX))],
+        anywhere: bool,
         seed: u64,
     ) {
+        // Orders are given at nodes as well that do not reach the store. They are announced when those are back, and count from then on.
+        let anywhere = anywhere && emptied.is_none();
         // Best of all when somebody comes back.
         let emptied = emptied.map(|at| if at == u64::MAX { away[1].0 + away[1].1 + seed % 3 } else { at });
         let orders = if emptied.is_some() { vec![orders[0], (orders[0].0, Order::Lift)] } else { orders };
@@ -170,11 +195,16 @@ proptest! {
             for (_, order) in due.iter().filter(|(at, _)| *at == second) {
                 let by = loop {
                     let by = chance.below(clocks.len());
-                    if is_there(by, second) {
+                    if anywhere || is_there(by, second) {
                         break by;
                     }
                 };
                 let unix = clocks[by].unix(1000 * second);
+                if !is_there(by, second) {
+                    let id = chance.next();
+                    order_away(&mut nodes[by], unix, order, id);
+                    continue;
+                }
                 let ban = match order {
                     Order::Ban(ends) => {
                         let ban = Ban::new(alice(), BEGIN + ends, String::new()).with_id(chance.next());
@@ -191,6 +221,7 @@ proptest! {
                 }
             }
             said.extend(new);
+            let mut announced = Vec::new();
             let is_emptied = emptied == Some(second);
             if is_emptied {
                 kept.0.clear();
@@ -202,12 +233,17 @@ proptest! {
                     bans.read(unix, &kept.all());
                     gives_back[at] = Some(second + 2 + chance.next() % 4);
                 }
+                if bans.unannounced().count() > 0 {
+                    let (order, ban) = announce(bans, unix, &mut kept);
+                    last = Some(ban.until).filter(|until| *until > 0);
+                    announced.push((second, order, ban));
+                }
                 // What was said while it was away it hears when it is back, of the last two minutes.
                 let from = if comes_back { second.saturating_sub(HEARD_S) } else { second };
                 for (_, order, ban) in said.iter().filter(|(said, ..)| (from..=second).contains(said)) {
                     match order {
-                        Order::Ban(_) => bans.put(ban.clone()),
-                        Order::Lift => _ = bans.lift(unix, &alice()),
+                        Order::Ban(_) => bans.hear(ban.clone()),
+                        Order::Lift => bans.hear_lift(unix, &alice()),
                     }
                 }
                 if gives_back[at] == Some(second) {
@@ -215,6 +251,8 @@ proptest! {
                 }
                 kept.forget(bans, unix);
             }
+            // The others hear of it with the next second.
+            said.extend(announced.into_iter().map(|(at, order, ban)| (at + 1, order, ban)));
         }
         for (clock, bans) in clocks.iter().zip(&mut nodes) {
             let unix = clock.unix(2_500_000);
@@ -293,7 +331,9 @@ proptest! {
                 prop_assert!(number == 3 && second >= dies, "second {}: {} is given back", second, name);
                 given_back.get_or_insert(ms);
             }
-            for change in members.look(ms, store_ms, ms, records) {
+            let changes = members.look(ms, store_ms, ms, records);
+            members.without_card().into_iter().for_each(|name| _ = members.put_card(card(name)));
+            for change in changes {
                 if let Change::Gone { name, number } = change {
                     prop_assert!(number == 3 && second >= dies, "second {}: {} is gone", second, name);
                     gone.get_or_insert(ms);

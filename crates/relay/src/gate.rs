@@ -64,6 +64,10 @@ impl Gate for WorkerGate {
         self.fleet.as_ref().is_some_and(|fleet| fleet.is_banned(unix, realm, names, client))
     }
 
+    fn comes_back(&mut self, newcomer: &Newcomer<'_>) -> bool {
+        self.fleet.as_ref().is_some_and(|fleet| fleet.comes_back(newcomer))
+    }
+
     fn elsewhere(&mut self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
         self.fleet.as_ref()?.elsewhere(newcomer, transport)
     }
@@ -119,6 +123,9 @@ mod tests {
         }
         fn is_banned(&self, _: u64, _: &str, names: [&str; 2], _: IpAddr) -> bool {
             names.contains(&"mallory")
+        }
+        fn comes_back(&self, _: &Newcomer<'_>) -> bool {
+            false
         }
         fn elsewhere(&self, _: &Newcomer<'_>, _: Transport) -> Option<Destination> {
             None

@@ -121,6 +121,8 @@ pub trait Fleet: Send + Sync {
     fn release(&self, realm: &str, identity: &str);
     /// As [`turnpike_turn::server::Gate::is_banned`].
     fn is_banned(&self, unix: u64, realm: &str, names: [&str; 2], client: IpAddr) -> bool;
+    /// As [`turnpike_turn::server::Gate::comes_back`].
+    fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool;
     /// As [`turnpike_turn::server::Gate::elsewhere`].
     fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination>;
     /// As [`turnpike_turn::server::Gate::node`].

@@ -338,11 +338,17 @@ impl Relay {
     }
 
     /// Ends the session in this slot of a worker, if it is the one of this name. `answer` gets whether it was, as by [`Relay::look`].
-    pub fn end(&self, worker: usize, slot: u32, id: SessionId, answer: impl FnOnce(bool) + Send + 'static) {
+    pub fn end(
+        &self,
+        (worker, slot): (usize, u32),
+        id: SessionId,
+        reason: ClosedReason,
+        answer: impl FnOnce(bool) + Send + 'static,
+    ) {
         self.question(worker, move |server, now| {
             let view = server.view(now, slot).filter(|view| view.id() == id);
             let allocation = view.map(|view| view.allocation());
-            answer(allocation.is_some_and(|it| server.close_one(now, it, ClosedReason::Administrator)));
+            answer(allocation.is_some_and(|it| server.close_one(now, it, reason)));
         });
     }
 

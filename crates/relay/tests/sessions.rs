@@ -17,7 +17,7 @@ use turnpike_relay::{
     SessionLog,
     sessions::{ListenerTraffic, Look, Looked, SLICE_SESSIONS, Session, SessionFilter},
 };
-use turnpike_turn::server::{Effect, Transport};
+use turnpike_turn::server::{ClosedReason, Effect, Transport};
 
 fn look(world: &World, worker: usize, look: Look) -> Looked {
     let (sender, answer) = mpsc::channel();
@@ -59,7 +59,9 @@ fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
 
 fn end(world: &World, session: &Session) -> bool {
     let (sender, answer) = mpsc::channel();
-    world.relay.end(session.worker, session.slot, session.id, move |ended| sender.send(ended).unwrap());
+    world.relay.end((session.worker, session.slot), session.id, ClosedReason::Administrator, move |ended| {
+        sender.send(ended).unwrap()
+    });
     answer.recv_timeout(SOON).expect("an answer")
 }
 

@@ -72,6 +72,18 @@ fn the_fleet_is_told_why_and_who_it_keeps_is_served_or_refused_as_ever() {
 }
 
 #[test]
+fn a_client_that_comes_back_after_a_redirect_is_served_while_the_server_drains() {
+    let mut world = World::with_gate(node(1), TestGate { elsewhere: Some(at(OTHER)), ..gate() });
+    world.server.set_draining(true);
+    assert_eq!(allocate(&mut world, "alice").code(), Some(300));
+    let port = world.client.address.port();
+    world.server.gate_mut().returned.push(port);
+    allocate(&mut world, "alice").success();
+    world.client = client(2);
+    assert_eq!(allocate(&mut world, "bob").code(), Some(300), "it was not redirected before");
+}
+
+#[test]
 fn a_limit_that_holds_everywhere_sends_nobody_elsewhere() {
     let mut world = World::with_gate(node(1), TestGate { total: 0, shared: true, ..gate() });
     assert_eq!(allocate(&mut world, "alice").code(), Some(508));

@@ -8,13 +8,13 @@ use axum::{
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{self as fleet, Subject};
+use turnpike_fleet::{self as fleet, Ordered, Subject};
 use utoipa::IntoParams;
 
 use super::{App, Json, body, query, running::seconds};
 use crate::{
     access::Audit,
-    model::{Ban, Banned, Bans, NewBan, Problem},
+    model::{Ban, Banned, Bans, NewBan, Problem, Unbanned},
 };
 
 /// Bytes of a username (RFC 8489 section 14.3).
@@ -61,8 +61,9 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     tag = "bans",
     request_body = NewBan,
     responses(
-        (status = 201, description = "Nobody of that name or from there is served.", body = Banned),
-        (status = "default", description = "It was not done; the server that was asked may hold it all the same.", body = Problem, content_type = "application/problem+json"),
+        (status = 201, description = "The ban is in force on all nodes.", body = Banned),
+        (status = 202, description = "The ban is in force on the node that was asked; the others are told when the fleet's store answers again.", body = Banned),
+        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -77,12 +78,14 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     let subject = app.subject(BanQuery { user, realm, client })?;
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
     let ban = fleet::Ban::new(subject, now.saturating_add(seconds), reason);
-    let ended = app.fleet()?.ban(ban.clone()).await?;
+    let Ordered { here: ended, is_announced: announced } = app.fleet()?.ban(ban.clone()).await?;
     let audit = Audit(format!(
-        "{:?} is banned for {seconds} s; sessions ended here: {ended}",
-        ban.subject.to_string()
+        "{:?} is banned for {seconds} s; sessions ended here: {ended}{}",
+        ban.subject.to_string(),
+        later(announced)
     ));
-    Ok((StatusCode::CREATED, Extension(audit), Json(Banned { ban: shown(&ban), ended })).into_response())
+    let status = if announced { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    Ok((status, Extension(audit), Json(Banned { ban: shown(&ban), ended, announced })).into_response())
 }
 
 /// Ends a ban before its time.
@@ -92,20 +95,28 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     tag = "bans",
     params(BanQuery),
     responses(
-        (status = 200, description = "It is over.", body = Bans),
+        (status = 200, description = "The ban is over on all nodes.", body = Unbanned),
+        (status = 202, description = "The ban is over on the node that was asked; the others are told when the fleet's store answers again.", body = Unbanned),
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_ban(State(app): State<App>, uri: Uri) -> Result<Response, Problem> {
     let subject = app.subject(query(&uri)?)?;
     let fleet = app.fleet()?;
-    if !fleet.unban(subject.clone()).await? {
+    let Ordered { here: existed, is_announced: announced } = fleet.unban(subject.clone()).await?;
+    if announced && !existed {
         let detail = format!("{:?} is not banned", subject.to_string());
         return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_ban", detail));
     }
-    let audit = Audit(format!("{:?} is banned no more", subject.to_string()));
+    let audit = Audit(format!("{:?} is banned no more{}", subject.to_string(), later(announced)));
     let bans = fleet.bans().iter().map(shown).collect();
-    Ok((Extension(audit), Json(Bans { bans })).into_response())
+    let status = if announced { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Extension(audit), Json(Unbanned { bans, announced })).into_response())
+}
+
+/// For the log, where the other nodes do not know yet.
+const fn later(announced: bool) -> &'static str {
+    if announced { "" } else { "; the other nodes are told when the fleet's store answers again" }
 }
 
 impl App {

@@ -46,7 +46,7 @@ pub(super) async fn live() -> &'static str {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, and the fleet's store grants nothing of shared limits before it knows again what all nodes have.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]
@@ -67,7 +67,7 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, and the fleet's store grants nothing of shared limits before it knows again what all nodes have.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have.", body = String, content_type = "text/plain"),
         (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
     ),
 )]

@@ -11,7 +11,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use turnpike_relay::sessions::{AddressFilter, Look, Looked, Session as Found, SessionFilter, Tally};
-use turnpike_turn::server::{SessionId, Transport};
+use turnpike_turn::server::{ClosedReason, SessionId, Transport};
 use utoipa::IntoParams;
 
 use super::{
@@ -265,7 +265,8 @@ impl App {
     async fn end(&self, found: &Found) -> Result<bool, Problem> {
         let (sender, answer) = oneshot::channel();
         let ended = move |ended| _ = sender.send(ended);
-        self.server()?.relay.end(found.worker, found.slot, found.id, ended);
+        let at = (found.worker, found.slot);
+        self.server()?.relay.end(at, found.id, ClosedReason::Administrator, ended);
         answer.await.map_err(|_| Problem::stopping())
     }
 

@@ -13,7 +13,7 @@ use turnpike_admin::{
     model::{self, NodeState},
     program::{Asked, Fleet, FleetRefusal, Later, Reply, Standing},
 };
-use turnpike_fleet::{Answer, Ban, Question, Subject};
+use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject};
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
@@ -147,17 +147,20 @@ impl Fleet for Member {
         self.bans.lock().unwrap().clone()
     }
 
-    fn ban(&self, ban: Ban) -> Later<Result<u64, FleetRefusal>> {
+    /// Of mallory the others hear later.
+    fn ban(&self, ban: Ban) -> Later<Result<Ordered<u64>, FleetRefusal>> {
+        let is_announced = !ban.subject.to_string().contains("mallory");
         self.bans.lock().unwrap().push(ban);
-        Box::pin(async { Ok(3) })
+        Box::pin(async move { Ok(Ordered { here: 3, is_announced }) })
     }
 
-    fn unban(&self, subject: Subject) -> Later<Result<bool, FleetRefusal>> {
+    fn unban(&self, subject: Subject) -> Later<Result<Ordered<bool>, FleetRefusal>> {
+        let is_announced = !subject.to_string().contains("mallory");
         let mut bans = self.bans.lock().unwrap();
         let before = bans.len();
         bans.retain(|ban| ban.subject != subject);
         let existed = bans.len() < before;
-        Box::pin(async move { Ok(existed) })
+        Box::pin(async move { Ok(Ordered { here: existed, is_announced }) })
     }
 
     fn revoked(&self, realm: String, name: String) -> Later<()> {

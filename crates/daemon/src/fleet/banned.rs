@@ -1,8 +1,8 @@
-//! Who is banned: asked by workers, told by administrators and by other nodes. Sessions of who is banned end.
+//! Bans in force: asked by workers, changed by administrators and by other nodes. Sessions of a banned user or address end.
 
 use std::{
     net::IpAddr,
-    sync::{Arc, OnceLock, PoisonError, RwLock, Weak},
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard, Weak},
 };
 
 use tokio::sync::oneshot;
@@ -11,6 +11,7 @@ use turnpike_relay::{
     Relay,
     sessions::{AddressFilter, Look, SLICE_SESSIONS, Session, SessionFilter},
 };
+use turnpike_turn::server::ClosedReason;
 
 /// All bans, and the relay whose sessions they end.
 #[derive(Default)]
@@ -29,18 +30,57 @@ impl Banned {
         self.bans.read().unwrap_or_else(PoisonError::into_inner).has(unix, realm, names, client)
     }
 
+    /// Of a server without a fleet, or of the process before.
     pub(super) fn put(&self, ban: Ban) {
-        self.bans.write().unwrap_or_else(PoisonError::into_inner).put(ban);
+        self.write().put(ban);
     }
 
-    /// What is to be remembered of it; `None` if there was none.
     pub(super) fn lift(&self, unix: u64, subject: &Subject) -> Option<Ban> {
-        self.bans.write().unwrap_or_else(PoisonError::into_inner).lift(unix, subject)
+        self.write().lift(unix, subject)
+    }
+
+    /// An administrator bans, at this node.
+    pub(super) fn order(&self, ban: Ban) {
+        self.write().order(ban);
+    }
+
+    /// An administrator lifts a ban, at this node.
+    pub(super) fn order_lift(&self, unix: u64, subject: &Subject) -> Option<Ban> {
+        self.write().order_lift(unix, subject)
+    }
+
+    /// Another node bans.
+    pub(super) fn hear(&self, ban: Ban) {
+        self.write().hear(ban);
+    }
+
+    /// Another node lifts a ban.
+    pub(super) fn hear_lift(&self, unix: u64, subject: &Subject) {
+        self.write().hear_lift(unix, subject);
+    }
+
+    /// The process before has not announced these.
+    pub(super) fn mark(&self, subjects: &[Subject]) {
+        let mut bans = self.write();
+        subjects.iter().for_each(|subject| bans.mark(subject.clone()));
+    }
+
+    /// Subjects that the other nodes are to be told of.
+    pub(super) fn unannounced(&self) -> Vec<Subject> {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).unannounced().cloned().collect()
+    }
+
+    pub(super) fn to_announce(&self, unix: u64, subject: &Subject, kept: &[Ban]) -> Option<Ban> {
+        self.write().to_announce(unix, subject, kept)
+    }
+
+    pub(super) fn announced(&self, subject: &Subject, ban: Option<&Ban>) {
+        self.write().announced(subject, ban);
     }
 
     /// Takes what the store keeps.
     pub(super) fn read(&self, unix: u64, kept: &[Ban]) {
-        self.bans.write().unwrap_or_else(PoisonError::into_inner).read(unix, kept);
+        self.write().read(unix, kept);
     }
 
     /// What the store does not keep.
@@ -54,11 +94,7 @@ impl Banned {
         let bans = self.bans.read().unwrap_or_else(PoisonError::into_inner);
         let has_some = bans.has_old(unix);
         drop(bans);
-        if has_some {
-            self.bans.write().unwrap_or_else(PoisonError::into_inner).expire(unix)
-        } else {
-            Vec::new()
-        }
+        if has_some { self.write().expire(unix) } else { Vec::new() }
     }
 
     pub(super) fn list(&self) -> Vec<Ban> {
@@ -92,12 +128,17 @@ impl Banned {
                 next = looked.next;
                 for Session { worker, slot, id, .. } in looked.sessions {
                     let (sender, answer) = oneshot::channel();
-                    self.relay()?.end(worker, slot, id, move |was_there| _ = sender.send(was_there));
+                    let told = move |was_there| _ = sender.send(was_there);
+                    self.relay()?.end((worker, slot), id, ClosedReason::Banned, told);
                     ended += u64::from(answer.await.unwrap_or_default());
                 }
             }
         }
         Some(ended)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Bans> {
+        self.bans.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Not to be kept while waiting: the server does not stop as long as this is there.

@@ -29,6 +29,8 @@ pub(super) struct Beater {
     take_over: Option<String>,
     /// Beats since the log was told why we are no member.
     refused: u32,
+    /// Number that the last record was written with; 0 for none.
+    number: u16,
 }
 
 /// What the store has said.
@@ -67,17 +69,26 @@ pub(super) async fn go_on(node: &Node) -> Result<Beater, DaemonError> {
     Ok(Beater::default())
 }
 
-/// Joins, before clients come. Where the store is away the node begins alone.
+/// Joins, before clients come. Where the store is away the node begins alone. A node that is refused leaves nothing behind in the store.
 pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
     let mut beater = Beater::default();
     let name = || node.name.to_string();
+    let mut checked = node.check_secret().await;
     loop {
-        match beater.beat(node, &Load::default()).await {
-            Ok(Heard::In) => return Ok(beater),
+        let heard = match std::mem::replace(&mut checked, Ok(())) {
+            Ok(()) => beater.beat(node, &Load::default()).await,
+            Err(error) => Err(error),
+        };
+        match heard {
+            Ok(Heard::In) => {
+                learn(node).await.unwrap_or_else(|error| node.failed(&error));
+                return Ok(beater);
+            }
             Ok(Heard::Waits) => sleep(CLAIM).await,
             Ok(Heard::Taken) => return Err(DaemonError::NameTaken { name: name() }),
             Ok(Heard::Full) => return Err(DaemonError::FleetFull),
             Err(KeyError::Sealed) => {
+                beater.withdraw(node).await;
                 let store = node.store.name().to_owned();
                 return Err(DaemonError::OtherSecret { store });
             }
@@ -90,17 +101,35 @@ pub(super) async fn join(node: &Node) -> Result<Beater, DaemonError> {
     }
 }
 
+/// Learns how many nodes share a quota, and which quotas are used up.
+async fn learn(node: &Node) -> Result<(), StoreError> {
+    watching::look(node).await?;
+    let levels = node.store.levels().await?;
+    node.quotas.set_levels(&levels, node.recovery.books());
+    Ok(())
+}
+
 /// Beats until the node has left.
 pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge: Gauge) {
     let mut pauses = Pauses::default();
+    let mut was_seen = false;
     while !node.is_over() {
         let most = node.setting(|settings| settings.bits_per_second);
-        let measured = node.relay().map(|relay| gauge.measure(&relay, node.now_ms(), node.room(), most));
+        let (now_ms, allocations) = (node.now_ms(), node.allocations());
+        let measured =
+            node.relay().map(|relay| gauge.measure(&relay, now_ms, allocations, node.room(), most));
         let Some(load) = measured else { return };
         let pause = match beater.beat(&node, &load).await {
             Ok(heard) => {
                 pauses.reset();
                 beater.say(&node, heard);
+                if let Err(error) = node.announce_orders().await {
+                    node.failed(&error);
+                }
+                // The fleet's status has this node as it is now, from the first beat on.
+                if heard == Heard::In && !std::mem::replace(&mut was_seen, true) {
+                    watching::look(&node).await.unwrap_or_else(|error| node.failed(&error));
+                }
                 BEAT_MS
             }
             Err(KeyError::Store(error)) => {
@@ -126,6 +155,7 @@ impl Beater {
         let (mut number, known, mut ring) = match self.ask(node, load).await? {
             Beaten::Written { number, known, ring, era } => {
                 node.hear_era(era);
+                self.number = number;
                 (number, known, ring)
             }
             Beaten::Full => {
@@ -179,6 +209,14 @@ impl Beater {
             node.tell_all_anew();
         }
         Ok(Heard::In)
+    }
+
+    /// Takes the record of a node back that may not join.
+    async fn withdraw(&self, node: &Node) {
+        if self.number == 0 {
+            return;
+        }
+        while matches!(node.store.reap(&node.name, self.number, true).await, Ok(true)) {}
     }
 
     async fn ask(&self, node: &Node, load: &Load) -> Result<Beaten, StoreError> {

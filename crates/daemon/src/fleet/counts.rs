@@ -23,7 +23,7 @@ const REASONS: [&str; 5] = ["load", "full", "draining", "own_address", "owner"];
 /// What became of exchanges with the store about quotas.
 const RESULTS: [&str; 2] = ["done", "failed"];
 /// What other nodes have said.
-const HEARD: [&str; 3] = ["message", "level", "unreadable"];
+const HEARD: [&str; 4] = ["message", "level", "unreadable", "repeated"];
 
 /// Counted while it happens.
 #[derive(Default)]
@@ -33,6 +33,8 @@ pub(super) struct Tallies {
     exchange_us: AtomicU64,
     heard: [AtomicU64; HEARD.len()],
     pub(super) lines_lost: AtomicU64,
+    /// Clients that came back after a redirect, and were served.
+    pub(super) returned: AtomicU64,
 }
 
 impl Tallies {
@@ -46,8 +48,9 @@ impl Tallies {
         self.exchange_us.fetch_add(u64::try_from(microseconds).unwrap_or_default(), Ordering::Relaxed);
     }
 
-    pub(super) fn heard(&self, messages: usize, levels: usize, unreadable: usize) {
-        for (tally, count) in self.heard.iter().zip([messages, levels, unreadable]) {
+    /// Messages, levels, and messages that were unreadable or repeated.
+    pub(super) fn heard(&self, counts: [usize; HEARD.len()]) {
+        for (tally, count) in self.heard.iter().zip(counts) {
             tally.fetch_add(count as u64, Ordering::Relaxed);
         }
     }
@@ -80,6 +83,7 @@ pub(crate) struct NodeCounts {
     pub(crate) exchange_seconds: f64,
     pub(crate) heard: [(&'static str, u64); HEARD.len()],
     pub(crate) lines_lost: u64,
+    pub(crate) returned: u64,
 }
 
 impl FleetCounts {
@@ -90,7 +94,7 @@ impl FleetCounts {
 
 impl NodeCounts {
     fn of(node: &Node) -> Self {
-        let Tallies { sent, exchanges, exchange_us, heard, lines_lost } = &node.tallies;
+        let Tallies { sent, exchanges, exchange_us, heard, lines_lost, returned } = &node.tallies;
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut nodes = [("serving", 0), ("draining", 0), ("silent", 0)];
         for (_, member) in node.members().iter() {
@@ -112,6 +116,7 @@ impl NodeCounts {
             exchange_seconds,
             heard: std::array::from_fn(|at| (HEARD[at], get(&heard[at]))),
             lines_lost: get(lines_lost),
+            returned: get(returned),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{Ban, Era, NodeName, Told};
+use turnpike_fleet::{Ban, Era, NodeName, Subject, Told};
 
 use super::{Fleet, node::Node};
 
@@ -16,6 +16,9 @@ use super::{Fleet, node::Node};
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct FleetOffer {
     pub(super) bans: Vec<Ban>,
+    /// Subjects of these and of lifted bans that the other nodes have not heard of.
+    #[serde(default)]
+    pub(super) unannounced: Vec<Subject>,
     pub(super) node: Option<NodeOffer>,
 }
 
@@ -59,7 +62,11 @@ impl FleetEstate {
     /// What the other process has to know. Waits for what is under way; not to be called on the runtime's thread.
     pub(crate) fn offer(&self) -> FleetOffer {
         let Fleet { banned, node, .. } = &*self.fleet;
-        FleetOffer { bans: banned.list(), node: node.as_deref().map(Node::offer) }
+        FleetOffer {
+            bans: banned.list(),
+            unannounced: banned.unannounced(),
+            node: node.as_deref().map(Node::offer),
+        }
     }
 
     /// The other process is the node from now on.

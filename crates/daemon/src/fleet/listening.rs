@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Message, Notice, Pauses, Subject};
+use turnpike_fleet::{Message, Notice, Opened, Pauses, Refused, Subject};
 use turnpike_stores::{Heard, StoreError};
 
 use super::{node::Node, unix, watching};
@@ -15,7 +15,7 @@ const RULES_MS: u64 = 500;
 /// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
-    let mut pauses = Pauses::default();
+    let (mut pauses, mut opened) = (Pauses::default(), Opened::default());
     while !node.is_deaf() {
         let heard = match news.next().await {
             Ok(heard) => heard,
@@ -30,14 +30,19 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
         }
         node.answered();
         pauses.reset();
-        if let Err(error) = take(&node, &users, heard).await {
+        if let Err(error) = take(&node, &users, &mut opened, heard).await {
             node.failed(&error);
             node.rereads.store(true, std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
 
-async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(), StoreError> {
+async fn take(
+    node: &Arc<Node>,
+    users: &SharedStore,
+    opened: &mut Opened,
+    heard: Heard,
+) -> Result<(), StoreError> {
     let Heard { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
@@ -48,10 +53,17 @@ async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(),
     }
     node.quotas.put_levels(&levels, node.recovery.books());
     let now = unix();
-    let opened: Vec<Message> =
-        messages.iter().filter_map(|sealed| Message::open(&node.sealer, now, sealed)).collect();
-    node.tallies.heard(opened.len(), levels.len(), messages.len() - opened.len());
-    for message in opened {
+    let (mut unreadable, mut repeated) = (0, 0);
+    let mut new: Vec<Message> = Vec::new();
+    for sealed in &messages {
+        match opened.open(&node.sealer, now, sealed) {
+            Ok(message) => new.push(message),
+            Err(Refused::Unreadable) => unreadable += 1,
+            Err(Refused::Repeated) => repeated += 1,
+        }
+    }
+    node.tallies.heard([new.len(), levels.len(), unreadable, repeated]);
+    for message in new {
         if !node.is_handed_over() || concerns_sessions(&message.notice) {
             carry_out(node, users, message);
         }
@@ -89,13 +101,13 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
         Notice::Drain { node: of, drains } if of == node.name => node.set_cordoned(drains),
         Notice::Ban { ban } => {
             let (node, subject) = (Arc::clone(node), ban.subject.clone());
-            node.banned.put(ban);
+            node.banned.hear(ban);
             tokio::spawn(async move {
                 let ended = node.banned.end_sessions(&subject).await;
                 say_banned(&from.to_string(), &subject, ended);
             });
         }
-        Notice::Unban { subject } => _ = node.banned.lift(unix(), &subject),
+        Notice::Unban { subject } => node.banned.hear_lift(unix(), &subject),
         Notice::Revoked { realm, name } => {
             if let Some(store) = shared(users) {
                 store.forget(&realm, &name);

@@ -16,6 +16,17 @@ pub(super) struct Room {
 }
 
 impl Room {
+    #[cfg(test)]
+    pub(super) const fn new(most_allocations: u32, ports: u32) -> Self {
+        Self { most_allocations, ports }
+    }
+
+    /// Whether a node with so many allocations keeps what is left for clients that do not follow redirects.
+    pub(super) fn is_nearly_full(self, allocations: u32) -> bool {
+        let Self { most_allocations, ports } = self;
+        Load { allocations, most_allocations, ports, ..Load::default() }.is_nearly_full()
+    }
+
     pub(super) fn of(config: &Config) -> Self {
         // Where allocations share ports, none of them is the last one's.
         let ports = if config.shared_ports > 0 {
@@ -59,15 +70,15 @@ impl Gauge {
         &mut self,
         relay: &Relay,
         now_ms: u64,
+        allocations: u32,
         room: Room,
         most_bits_per_second: u64,
     ) -> Load {
         let snapshots = relay.snapshots();
         let bytes = snapshots.iter().map(|of| of.turn.to_peer_bytes + of.turn.to_client_bytes).sum();
-        let allocations: u64 = snapshots.iter().map(|of| of.allocations).sum();
         let cpu_ns = if self.polls { HashMap::new() } else { threads(Path::new("/proc/self/task")) };
         self.take(Sample { at_ms: now_ms, bytes, cpu_ns });
-        self.load(u32::try_from(allocations).unwrap_or(u32::MAX), room, most_bits_per_second)
+        self.load(allocations, room, most_bits_per_second)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "rates need no more than 52 bits")]

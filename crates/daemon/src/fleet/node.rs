@@ -388,6 +388,11 @@ impl Node {
         }
     }
 
+    /// Whether it drains for now, and will not stop for that.
+    pub(super) fn only_drains(&self) -> bool {
+        self.is_cordoned() && !self.stops.load(Ordering::Relaxed)
+    }
+
     pub(super) fn stop_taking(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
@@ -450,6 +455,19 @@ impl Node {
 
     pub(super) fn ring_version(&self) -> u64 {
         self.custody().version()
+    }
+
+    /// Allocations of this node, those that came from the process before it included.
+    pub(super) fn allocations(&self) -> u32 {
+        self.quotas.used(&self.sealer.total())
+    }
+
+    /// Fails if the nodes in the store have another secret.
+    pub(super) async fn check_secret(&self) -> Result<(), KeyError> {
+        match self.store.ring().await? {
+            Some(sealed) => open_ring(&self.sealer, &sealed).map(drop).ok_or(KeyError::Sealed),
+            None => Ok(()),
+        }
     }
 
     /// The store has a key ring of this version: it is read, made, or put right.
@@ -530,6 +548,7 @@ impl Node {
             return;
         }
         let goodbye = async {
+            self.announce_orders().await?;
             self.say(Notice::Left { incarnation: self.incarnation }).await?;
             while self.store.reap(&self.name, self.number(), true).await? {}
             Ok::<_, StoreError>(())
@@ -668,14 +687,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_begins_while_the_store_recovers_takes_next_to_nothing() {
+    fn a_node_that_begins_while_the_store_recovers_grants_its_equal_share() {
         let node = node("a");
         node.set_number(7);
         node.answered();
+        node.set_nodes(3);
         node.hear_era(era(1, false));
-        assert_eq!([node.acquire(asked(30)), node.acquire(asked(30))], [Ok(()), Err(QuotaRefusal::User)]);
-        node.hear_era(era(1, true));
-        assert_eq!(node.acquire(asked(30)), Ok(()));
+        assert_eq!((0..60).filter(|_| node.acquire(asked(30)).is_ok()).count(), 10);
+        assert_eq!(node.acquire(asked(30)), Err(QuotaRefusal::User));
     }
 
     fn asked(of_user: usize) -> SharedQuota<'static> {
@@ -683,7 +702,7 @@ mod tests {
     }
 
     fn offered(node: &Node) -> FleetOffer {
-        let offer = FleetOffer { bans: Vec::new(), node: Some(node.offer()) };
+        let offer = FleetOffer { node: Some(node.offer()), ..FleetOffer::default() };
         serde_json::from_slice(&serde_json::to_vec(&offer).expect("it can be written")).expect("and read")
     }
 
@@ -742,7 +761,7 @@ mod tests {
 
     #[test]
     fn what_was_made_without_a_fleet_is_good_in_it() {
-        let before = FleetOffer { bans: Vec::new(), node: None };
+        let before = FleetOffer::default();
         let node = in_place_of("a", Some(&before));
         node.custody().take(KeyRing::first(100, [1; 32]));
         assert!(node.keys().keys.iter().any(|key| key.0 == OWN.0));

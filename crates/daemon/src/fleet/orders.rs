@@ -10,7 +10,9 @@ use tokio::{
     sync::{Mutex, mpsc, oneshot},
     time::sleep,
 };
-use turnpike_fleet::{Answer, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Question, Rights, Subject};
+use turnpike_fleet::{
+    Answer, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Ordered, Question, Rights, Subject,
+};
 use turnpike_stores::StoreError;
 
 use super::{Fleet, node::BAN, node::Node, unix};
@@ -246,44 +248,38 @@ impl FleetOrders {
         bans
     }
 
-    /// Bans somebody, everywhere; sessions here end. How many those were. Without a fleet it is for as long as this process lives.
+    /// Bans a user or an address, everywhere; sessions here end. Their number. Without a fleet it is for as long as this process lives.
     ///
     /// # Errors
-    /// The other nodes do not hear of it: then it holds here alone.
-    pub async fn ban(&self, ban: Ban) -> Result<u64, FleetError> {
+    /// The ban is too short or too long; or more orders wait for the store than can be remembered.
+    pub async fn ban(&self, ban: Ban) -> Result<Ordered<u64>, FleetError> {
         let seconds = ban.until.saturating_sub(unix());
         if !(1..=LONGEST_BAN_S).contains(&seconds) {
             return Err(FleetError::Length);
         }
-        let banned = &self.fleet.banned;
-        let ban = ban.with_id(rand::random());
-        banned.put(ban.clone());
-        let told = self.tell_of_ban(&ban).await;
-        let ended = banned.end_sessions(&ban.subject).await;
-        told.map(|()| ended)
+        let (banned, ban) = (&self.fleet.banned, ban.with_id(rand::random()));
+        let subject = ban.subject.clone();
+        let Some(node) = &self.fleet.node else {
+            banned.put(ban);
+            return Ok(Ordered { here: banned.end_sessions(&subject).await, is_announced: true });
+        };
+        banned.order(ban);
+        let (announced, here) = tokio::join!(node.announce_now(&subject), banned.end_sessions(&subject));
+        Ok(Ordered { here, is_announced: announced?.is_announced })
     }
 
-    async fn tell_of_ban(&self, ban: &Ban) -> Result<(), FleetError> {
-        let Some(node) = &self.fleet.node else { return Ok(()) };
-        node.put_ban(ban).await?;
-        Ok(node.say(Notice::Ban { ban: ban.clone() }).await?)
-    }
-
-    /// Ends a ban. False if there was none.
+    /// Ends a ban. Whether there was one, as far as this node and the store know.
     ///
     /// # Errors
-    /// The other nodes do not hear of it.
-    pub async fn unban(&self, subject: &Subject) -> Result<bool, FleetError> {
-        let lifted = self.fleet.banned.lift(unix(), subject);
-        if let Some(node) = &self.fleet.node {
-            // A node that is away hears nothing of it, and has to find it there.
-            match &lifted {
-                Some(lifted) => node.put_ban(lifted).await?,
-                None => node.store.remove_ban(subject).await?,
-            }
-            node.say(Notice::Unban { subject: subject.clone() }).await?;
-        }
-        Ok(lifted.is_some())
+    /// More orders wait for the store than can be remembered.
+    pub async fn unban(&self, subject: &Subject) -> Result<Ordered<bool>, FleetError> {
+        let banned = &self.fleet.banned;
+        let Some(node) = &self.fleet.node else {
+            return Ok(Ordered { here: banned.lift(unix(), subject).is_some(), is_announced: true });
+        };
+        let was_here = banned.order_lift(unix(), subject).is_some();
+        let Ordered { here: was_kept, is_announced } = node.announce_now(subject).await?;
+        Ok(Ordered { here: was_here || was_kept, is_announced })
     }
 
     /// A user has another credential, or none: no node believes the old one any more.
@@ -395,6 +391,47 @@ impl Node {
         Ok(())
     }
 
+    /// Announces an order that was just given. If the store is away, it is announced when that answers again. `here` is whether there was a ban
+    /// of the subject.
+    async fn announce_now(&self, subject: &Subject) -> Result<Ordered<bool>, StoreError> {
+        match self.announce(subject).await {
+            Ok(here) => Ok(Ordered { here, is_announced: true }),
+            Err(error) if self.banned.unannounced().contains(subject) => {
+                tracing::warn!("{error}; the order holds here, and the other nodes are told when it answers");
+                Ok(Ordered { here: false, is_announced: false })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Announces the orders that were given while the store was away.
+    pub(super) async fn announce_orders(&self) -> Result<(), StoreError> {
+        for subject in self.banned.unannounced() {
+            self.announce(&subject).await?;
+            let subject = subject.to_string();
+            tracing::info!(?subject, "the other nodes are told of a ban, or of its end");
+        }
+        Ok(())
+    }
+
+    /// Tells the store and the other nodes of a subject. Whether there was a ban of it.
+    async fn announce(&self, subject: &Subject) -> Result<bool, StoreError> {
+        let kept = self.kept_bans().await?;
+        let ban = self.banned.to_announce(unix(), subject, &kept);
+        // A node that is away hears nothing of a ban that is lifted, and has to find that in the store.
+        match &ban {
+            Some(ban) => self.put_ban(ban).await?,
+            None => self.store.remove_ban(subject).await?,
+        }
+        let notice = match &ban {
+            Some(ban) if ban.is_in_force(unix()) => Notice::Ban { ban: ban.clone() },
+            _ => Notice::Unban { subject: subject.clone() },
+        };
+        self.say(notice).await?;
+        self.banned.announced(subject, ban.as_ref());
+        Ok(ban.is_some())
+    }
+
     async fn put_ban(&self, ban: &Ban) -> Result<(), StoreError> {
         let text = serde_json::to_vec(ban).unwrap_or_default();
         self.store.put_ban(&ban.subject, &self.seal(BAN, &text)).await
@@ -413,7 +450,7 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_fleet::{Beat, Members, Record};
+    use turnpike_fleet::{Beat, Card, Members, Record};
     use turnpike_turn::server::NonceKey;
 
     use super::*;
@@ -433,15 +470,16 @@ mod tests {
     #[tokio::test]
     async fn a_server_without_a_fleet_has_bans_and_nothing_else_of_one() {
         let orders = orders();
-        orders.ban(ban("user bob@here", 100)).await.expect("it is banned");
+        let banned = orders.ban(ban("user bob@here", 100)).await.expect("it is banned");
+        assert_eq!(banned, Ordered { here: 0, is_announced: true });
         orders.ban(ban("user alice@here", 50)).await.expect("it is banned");
         let subjects: Vec<String> = orders.bans().iter().map(|ban| ban.subject.to_string()).collect();
         assert_eq!(subjects, ["user alice@here", "user bob@here"]);
         let ids: Vec<u64> = orders.bans().iter().map(|ban| ban.id).collect();
         assert!(!ids.contains(&0) && ids[0] != ids[1], "{ids:?}");
         let alice = "user alice@here".parse().expect("a subject");
-        assert!(orders.unban(&alice).await.expect("nobody to ask"));
-        assert!(!orders.unban(&alice).await.expect("nobody to ask"));
+        assert!(orders.unban(&alice).await.expect("no other node").here);
+        assert!(!orders.unban(&alice).await.expect("no other node").here);
         for seconds in [0, LONGEST_BAN_S + 5] {
             assert!(matches!(orders.ban(ban("user bob@here", seconds)).await, Err(FleetError::Length)));
         }
@@ -457,6 +495,14 @@ mod tests {
             let name: NodeName = format!("n{}", beat.number).parse().expect("a name");
             let record = Record { name: name.clone(), stamp_ms: 0, beat };
             members.look(0, 0, 0, vec![record]);
+            members.put_card(Card {
+                name: name.clone(),
+                incarnation: 1,
+                zone: String::new(),
+                version: "1".to_owned(),
+                entrances: Vec::new(),
+                domain: None,
+            });
             let status = NodeStatus::of(&name, members.get(&name).expect("it is there"));
             (status.state, status.version)
         };
@@ -467,7 +513,7 @@ mod tests {
             (Beat { number: 2, draining: true, ..beat }, NodeState::Draining),
             (Beat { number: 3, load: full, ..beat }, NodeState::Full),
         ] {
-            assert_eq!(state(beat, &mut members), (expected, None));
+            assert_eq!(state(beat, &mut members), (expected, Some("1".to_owned())));
         }
     }
 }

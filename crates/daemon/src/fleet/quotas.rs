@@ -156,6 +156,11 @@ impl Quotas {
         all.iter().for_each(|told| self.shard(&told.bucket).take_over(*told));
     }
 
+    /// Allocations of this node that are counted in a bucket.
+    pub(super) fn used(&self, bucket: &Bucket) -> u32 {
+        self.shard(bucket).used(bucket)
+    }
+
     pub(super) fn counts(&self) -> QuotaCounts {
         let mut counts = QuotaCounts {
             refused: std::array::from_fn(|at| self.refused[at].load(Ordering::Relaxed)),

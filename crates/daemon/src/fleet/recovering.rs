@@ -99,11 +99,11 @@ impl Node {
                     }
                     Books::Recovering => tracing::warn!(
                         era = number,
-                        "the fleet's store was emptied, or is another server: it grants nothing of quotas before all nodes have told it again what they have"
+                        "the fleet's store was emptied, or is another server: until all nodes have told it again what they have, each grants its equal share of quotas"
                     ),
                     Books::Unknown => tracing::info!(
                         era = number,
-                        "the fleet's store is empty: it grants little of quotas before all nodes had time to come back that may have something"
+                        "the fleet's store is empty: until all nodes had time to come back that may have something, each grants its equal share of quotas"
                     ),
                 }
                 self.recovery.speak_soon();

@@ -3,7 +3,7 @@
 use std::{
     hash::BuildHasher as _,
     net::SocketAddr,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use turnpike_config::FleetRedirect;
@@ -20,23 +20,47 @@ const REMEMBERED_MS: u64 = 300_000;
 impl Node {
     /// Where a newcomer goes that might be served here; `None` if here.
     pub(super) fn elsewhere(&self, newcomer: &Newcomer<'_>, transport: Transport) -> Option<Destination> {
-        let v4 = newcomer.client.address.ip().to_canonical().is_ipv4();
+        let way = (transport, newcomer.client.address.ip().to_canonical().is_ipv4());
         let (destination, reason) = match newcomer.occasion {
-            Occasion::None => self.better_served(newcomer, (transport, v4))?,
-            occasion => {
-                let sight = self.sight();
-                if self.now_ms().saturating_sub(sight.at_ms) > REMEMBERED_MS {
+            Occasion::None if self.room().is_nearly_full(self.allocations()) => {
+                if self.is_back(newcomer) {
                     return None;
                 }
-                let dice = rand::random();
-                let way = (transport, v4);
-                let target = sight.view.choose(sight.own, &sight.charges, Need::Room, way, dice)?;
-                let reason = if occasion == Occasion::Full { Sent::Full } else { Sent::Draining };
-                (destination(target), reason)
+                (self.with_room(newcomer, Need::Reserve, way)?, Sent::Full)
             }
+            Occasion::None => self.better_served(newcomer, way)?,
+            Occasion::Full => (self.with_room(newcomer, Need::Room, way)?, Sent::Full),
+            Occasion::Draining => (self.with_room(newcomer, Need::Room, way)?, Sent::Draining),
         };
         self.tallies.sent(reason);
         Some(destination)
+    }
+
+    /// Whether a client that this node, which drains, has redirected is served all the same. One that is about to stop serves none.
+    pub(super) fn comes_back(&self, newcomer: &Newcomer<'_>) -> bool {
+        self.only_drains() && self.is_back(newcomer)
+    }
+
+    /// Whether a client came back from the same 5-tuple after a redirect; counts it.
+    fn is_back(&self, newcomer: &Newcomer<'_>) -> bool {
+        let (unix, request) = (newcomer.now.unix, self.hasher.hash_one(newcomer.transaction));
+        let is_back = !self.sent_away().may_go(unix, self.hasher.hash_one(newcomer.client), request);
+        if is_back {
+            self.tallies.returned.fetch_add(1, Ordering::Relaxed);
+        }
+        is_back
+    }
+
+    /// A node with room, for a client that is remembered by its 5-tuple.
+    fn with_room(&self, newcomer: &Newcomer<'_>, need: Need, way: (Transport, bool)) -> Option<Destination> {
+        let sight = self.sight();
+        if self.now_ms().saturating_sub(sight.at_ms) > REMEMBERED_MS {
+            return None;
+        }
+        let target = sight.view.choose(sight.own, &sight.charges, need, way, rand::random())?;
+        let (unix, request) = (newcomer.now.unix, self.hasher.hash_one(newcomer.transaction));
+        self.sent_away().note(unix, self.hasher.hash_one(newcomer.client), request);
+        Some(destination(target))
     }
 
     /// Somewhere else, or here by an address of our own.
@@ -45,11 +69,12 @@ impl Node {
         if redirect == FleetRedirect::Full {
             return None;
         }
-        // Who was sent away and asks again does not follow: it is served.
+        // A client that was redirected and asks again does not follow: it is served.
         let (unix, client) = (newcomer.now.unix, newcomer.client.address.ip());
         let who = self.hasher.hash_one((client, newcomer.realm, newcomer.identity));
         let request = self.hasher.hash_one(newcomer.transaction);
         if !self.sent_away().may_go(unix, who, request) {
+            self.tallies.returned.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         let found = self.less_busy(way).map(|target| (destination(target), Sent::Load));
@@ -108,6 +133,7 @@ fn domain(card: &Card) -> Option<Arc<str>> {
 mod tests {
     use turnpike_config::Settings;
     use turnpike_fleet::{Beat, Load, Members, Record, View};
+    use turnpike_relay::SharedQuota;
     use turnpike_turn::{
         server::{Client, ListenerId, NonceKey},
         time::Now,
@@ -139,7 +165,7 @@ mod tests {
         let node = Node::new(&settings, &address, key, None, questions).expect("nothing wrong");
         let all = vec![UDP.parse().expect("an entrance")];
         let entrances = Entrances { own: vec!["203.0.113.1:3478".parse().expect("one")], all };
-        node.set_reach(entrances, Room::default());
+        node.set_reach(entrances, Room::new(100, 0));
         node.set_number(1);
         node.answered();
         let mut members = Members::default();
@@ -158,21 +184,66 @@ mod tests {
 
     /// Where client `number` is sent that comes to an address of ours.
     fn asks(node: &Node, number: u8, local: &str, occasion: Occasion) -> Option<String> {
+        let found = node.elsewhere(&newcomer(number, 50_000, local, occasion), Transport::Udp);
+        found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
+    }
+
+    fn newcomer(number: u8, port: u16, local: &str, occasion: Occasion) -> Newcomer<'static> {
         let client = Client {
             listener: ListenerId(0),
-            address: ([192, 0, 2, number], 50_000).into(),
+            address: ([192, 0, 2, number], port).into(),
             local: local.parse().expect("an address"),
         };
-        let newcomer = Newcomer {
+        Newcomer {
             now: Now { ms: 0, unix: 1_800_000_000 },
             client,
             realm: "here",
             identity: "alice",
             transaction: rand::random(),
             occasion,
-        };
-        let found = node.elsewhere(&newcomer, Transport::Udp);
-        found.map(|to| format!("{} {}", to.address, to.domain.as_deref().unwrap_or_default()))
+        }
+    }
+
+    fn returned(node: &Node) -> u64 {
+        node.tallies.returned.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_draining_node_serves_a_5_tuple_that_comes_back_unless_it_is_about_to_stop() {
+        let node = node(FleetRedirect::Full, 10, 10);
+        let draining = |port| newcomer(1, port, OWN, Occasion::Draining);
+        let first = draining(50_000);
+        assert!(!node.comes_back(&first), "it does not drain");
+        node.set_cordoned(true);
+        assert!(!node.comes_back(&first));
+        assert!(node.elsewhere(&first, Transport::Udp).is_some());
+        assert!(!node.comes_back(&first), "the same request, whose answer was lost");
+        assert!(
+            !node.comes_back(&draining(50_001)),
+            "another client of the same user behind the same address"
+        );
+        assert_eq!(returned(&node), 0);
+        assert!(node.comes_back(&draining(50_000)));
+        assert_eq!(returned(&node), 1);
+        node.stop_taking();
+        assert!(!node.comes_back(&draining(50_000)), "it would lose its relay at once");
+    }
+
+    #[test]
+    fn the_last_room_of_a_node_is_for_clients_that_do_not_follow() {
+        let node = node(FleetRedirect::Full, 98, 10);
+        let entrances = Entrances { own: Vec::new(), all: Vec::new() };
+        node.set_reach(entrances, Room::new(100, 0));
+        let quota = SharedQuota { realm: "here", identity: "alice", of_realm: None, of_user: 1000 };
+        (0..97).for_each(|_| node.acquire(quota).expect("there is room"));
+        assert_eq!(asks(&node, 1, OWN, Occasion::None), None);
+        node.acquire(quota).expect("there is room");
+        assert_eq!(asks(&node, 1, OWN, Occasion::None).as_deref(), TWO);
+        assert_eq!((asks(&node, 1, OWN, Occasion::None), returned(&node)), (None, 1));
+        let crowded = self::node(FleetRedirect::Full, 98, 96);
+        crowded.set_reach(Entrances { own: Vec::new(), all: Vec::new() }, Room::new(100, 0));
+        (0..98).for_each(|_| crowded.acquire(quota).expect("there is room"));
+        assert_eq!(asks(&crowded, 1, OWN, Occasion::None), None, "the other one has little more");
     }
 
     const OWN: &str = "203.0.113.1:3478";
@@ -182,7 +253,7 @@ mod tests {
     fn who_does_not_follow_is_served() {
         let node = node(FleetRedirect::Load, 90, 10);
         assert_eq!(asks(&node, 1, OWN, Occasion::None).as_deref(), TWO);
-        assert_eq!(asks(&node, 1, OWN, Occasion::None), None);
+        assert_eq!((asks(&node, 1, OWN, Occasion::None), returned(&node)), (None, 1));
         assert_eq!(asks(&node, 2, OWN, Occasion::None).as_deref(), TWO, "another client");
         assert_eq!(asks(&node, 1, OWN, Occasion::Full).as_deref(), TWO, "there is no room to serve it");
     }

@@ -17,6 +17,7 @@ const CARDS: usize = 200;
 const TOLD: usize = 20;
 /// Silent nodes that the others are told of at a time.
 const SILENT: usize = 1000;
+
 /// Looks until the node has left.
 pub(super) async fn keep_watching(node: Arc<Node>) {
     let mut pauses = Pauses::default();
@@ -42,12 +43,11 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     let (now_ms, steady_ms) = (node.now_ms(), node.health.steady_ms(node.now_ms()));
     node.answered();
     let abandoned = node.abandoned().look(now_ms, store_ms, steady_ms, &records);
-    let (changes, missing) = {
+    let (mut changes, missing) = {
         let mut members = node.members();
         let changes = members.look(now_ms, store_ms, steady_ms, records);
         (changes, members.without_card())
     };
-    say(node, &changes);
     let silent: Vec<(NodeName, u64)> = changes.iter().filter_map(silent).collect();
     for nodes in silent.chunks(SILENT) {
         node.say(Notice::Silent { nodes: nodes.to_vec() }).await?;
@@ -55,9 +55,12 @@ pub(super) async fn look(node: &Node) -> Result<(), StoreError> {
     for names in missing.chunks(CARDS) {
         let cards = node.store.cards(names).await?;
         let mut members = node.members();
-        cards.iter().filter_map(|sealed| read_card(node, sealed)).for_each(|card| members.put_card(card));
+        let read = cards.iter().filter_map(|sealed| read_card(node, sealed));
+        changes.extend(read.filter_map(|card| members.put_card(card)));
     }
-    node.recovery.looked(node.members().iter().filter(|(_, member)| member.is_heard()).count());
+    say(node, &changes);
+    let others = node.members().iter().filter(|(name, it)| **name != node.name && it.is_heard()).count();
+    node.recovery.looked(others + 1);
     take_in(node);
     let nodes = u64::from(node.nodes());
     for (name, number) in abandoned {
@@ -94,7 +97,7 @@ fn view_of(node: &Node) -> (View, u16) {
     let members = node.members();
     let zone = zone.as_ref().map_or("", NodeName::as_str);
     let view = View::new(zone, &members);
-    node.set_nodes(members.len());
+    node.set_nodes(members.iter().filter(|(name, _)| **name != node.name).count() + 1);
     let own = members.get(&node.name).filter(|member| member.beat.incarnation == node.incarnation);
     let own = own.map_or_else(|| node.number(), |member| member.beat.number);
     drop(members);
@@ -109,7 +112,7 @@ fn silent(change: &Change) -> Option<(NodeName, u64)> {
 fn read_card(node: &Node, sealed: &[u8]) -> Option<Card> {
     let text = node.sealer.open(CARD, sealed);
     if text.is_none() {
-        tracing::debug!("a node of the fleet has another fleet.secret: nobody is sent there");
+        tracing::debug!("a node in the fleet's store has another fleet.secret: it does not count");
     }
     serde_json::from_slice(&text?).ok()
 }
@@ -127,10 +130,10 @@ fn say(node: &Node, changes: &[Change]) {
                 tracing::info!(node = %name, number, "another node is in the fleet");
             }
             Change::Silent { name, .. } if *name != node.name => {
-                tracing::info!(node = %name, "another node is silent: nobody is sent there until it beats again");
+                tracing::info!(node = %name, "node unreachable: not redirecting clients to it");
             }
             Change::Gone { name, .. } if *name != node.name => {
-                tracing::warn!(node = %name, "another node is silent for long, and counts for gone");
+                tracing::warn!(node = %name, "node gone: it has not been heard of for 10 s");
             }
             _ => {}
         }

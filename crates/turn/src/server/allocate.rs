@@ -105,9 +105,12 @@ impl<G: Gate> Server<G> {
     /// has had one.
     fn admit_allocation(&mut self, context: &Context<'_>) -> Result<Option<Recorded>, Answer> {
         let client = context.client();
-        let draining = self.draining || self.config.listener(client.listener).closing;
+        let closing = self.config.listener(client.listener).closing;
+        let returned =
+            self.draining && !closing && self.gate.comes_back(&newcomer(context, Occasion::Draining));
+        let draining = (self.draining || closing) && !returned;
         let occasion = if draining { Occasion::Draining } else { Occasion::None };
-        if self.write_redirect(&newcomer(context, occasion), &context.envelope) {
+        if !returned && self.write_redirect(&newcomer(context, occasion), &context.envelope) {
             return Err(Answer::Reply);
         }
         if draining {

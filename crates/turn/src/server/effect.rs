@@ -377,6 +377,8 @@ pub enum ClosedReason {
     Disconnected,
     /// It was as old as it may become.
     MaxAge,
+    /// Its user or its client's address was banned.
+    Banned,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

@@ -124,6 +124,12 @@ pub trait Gate: Quotas {
         false
     }
 
+    /// Whether a client that this server, which drains, has redirected came back from the same 5-tuple: it does not follow redirects, and is served.
+    /// By default none is.
+    fn comes_back(&mut self, _newcomer: &Newcomer<'_>) -> bool {
+        false
+    }
+
     /// Where a client goes that came over this transport, if not here. By default there is nowhere.
     fn elsewhere(&mut self, _newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {
         None

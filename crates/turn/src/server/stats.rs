@@ -69,7 +69,7 @@ pub struct Stats {
     /// All of these times together, in milliseconds.
     pub allocation_ms: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
-    pub allocations_closed: [u64; 6],
+    pub allocations_closed: [u64; 7],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
     pub credentials_refused: [u64; 6],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
@@ -191,13 +191,14 @@ pub enum MobilityEvent {
     TicketReplayed,
 }
 
-const CLOSED: [(ClosedReason, &str); 6] = [
+const CLOSED: [(ClosedReason, &str); 7] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
     (ClosedReason::Administrator, "administrator"),
     (ClosedReason::Disconnected, "disconnected"),
     (ClosedReason::MaxAge, "max_age"),
+    (ClosedReason::Banned, "banned"),
 ];
 
 const CREDENTIALS: [&str; 6] =

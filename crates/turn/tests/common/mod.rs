@@ -85,6 +85,8 @@ pub(crate) struct TestGate {
     /// Where the fleet sends newcomers, and why each came so far.
     pub(crate) elsewhere: Option<Destination>,
     pub(crate) newcomers: Vec<(String, Occasion)>,
+    /// Client ports that come back after a redirect.
+    pub(crate) returned: Vec<u16>,
     /// Other nodes.
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
@@ -129,6 +131,10 @@ impl Gate for TestGate {
 
     fn is_banned(&mut self, _unix: u64, _realm: &str, names: [&str; 2], client: IpAddr) -> bool {
         self.banned.iter().any(|banned| names.contains(&banned.as_str()) || *banned == client.to_string())
+    }
+
+    fn comes_back(&mut self, newcomer: &Newcomer<'_>) -> bool {
+        self.returned.contains(&newcomer.client.address.port())
     }
 
     fn elsewhere(&mut self, newcomer: &Newcomer<'_>, _transport: Transport) -> Option<Destination> {

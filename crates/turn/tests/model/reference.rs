@@ -721,6 +721,7 @@ impl Model {
             ClosedReason::Administrator => 3,
             ClosedReason::Disconnected => 4,
             ClosedReason::MaxAge => 5,
+            ClosedReason::Banned => 6,
         };
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }
