@@ -1032,7 +1032,7 @@ pub struct Refusal {
     pub user: Option<String>,
     /// The realm of a user who had proved it.
     pub realm: Option<String>,
-    /// What was refused: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`.
+    /// What was refused: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
     pub asked: String,
     /// The STUN error code of the answer, if there was one.
     pub code: Option<u16>,

@@ -61,7 +61,7 @@ pub struct RefusalFilter {
 
 /// The refusals of this program, for those who add to them and those who look.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<[VecDeque<Refusal>; 4]>);
+pub(crate) struct Refusals(Mutex<[VecDeque<Refusal>; 5]>);
 
 impl Refusals {
     /// Adds what an effect tells, if it is a refusal; `now_ms` is Unix time.
@@ -142,6 +142,8 @@ impl Why {
             Self::Credentials(_) => 0,
             Self::Peer(..) => 1,
             Self::Request(..) => 2,
+            // Its address may be forged.
+            Self::Connection("dtls_hello", _) => 4,
             Self::Connection(..) => 3,
         }
     }

@@ -1,12 +1,14 @@
-//! Connections and DTLS handshakes that came to nothing, with the addresses they came from: for whoever asks why a client could not come
-//! in. Only addresses that are proved are kept: by TCP's handshake, or by DTLS's cookie.
+//! Refused connections and DTLS handshakes with their addresses, for operators who ask why a client could not connect. TCP's handshake or
+//! DTLS's cookie proves most addresses. The others have their own name and fewer places, because a stranger can forge them.
 
 use std::net::SocketAddr;
 
 use turnpike_turn::server::Transport;
 
-/// What one worker keeps between two publications; beyond that it is only counted.
+/// Entries that one worker keeps between two publications; the rest is only counted.
 const MOST: usize = 64;
+/// The first entries, which are the only ones that addresses without a proof may take.
+const MOST_UNPROVED: usize = 8;
 
 /// Clients of one address that were turned away for one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub struct TurnedAway {
     pub client: SocketAddr,
     /// How they came.
     pub transport: Transport,
-    /// What was being done: `connection`, `tls_handshake`, `dtls_handshake`.
+    /// Where it was refused: `connection`, `tls_handshake`, `dtls_handshake`, or `dtls_hello`, whose address may be forged.
     pub stage: &'static str,
     /// Why, as `/metrics` calls it.
     pub reason: &'static str,
@@ -35,12 +37,34 @@ impl Noted {
         stage: &'static str,
         reason: &'static str,
     ) {
+        self.note_within(MOST, client, transport, stage, reason);
+    }
+
+    /// Notes a client whose address may be forged.
+    pub(crate) fn note_unproved(
+        &mut self,
+        client: SocketAddr,
+        transport: Transport,
+        stage: &'static str,
+        reason: &'static str,
+    ) {
+        self.note_within(MOST_UNPROVED, client, transport, stage, reason);
+    }
+
+    fn note_within(
+        &mut self,
+        most: usize,
+        client: SocketAddr,
+        transport: Transport,
+        stage: &'static str,
+        reason: &'static str,
+    ) {
         let same = |noted: &&mut TurnedAway| {
             noted.client.ip() == client.ip() && (noted.stage, noted.reason) == (stage, reason)
         };
         if let Some(noted) = self.0.iter_mut().find(same) {
             (noted.client, noted.count) = (client, noted.count + 1);
-        } else if self.0.len() < MOST {
+        } else if self.0.len() < most {
             self.0.push(TurnedAway { client, transport, stage, reason, count: 1 });
         }
     }
@@ -68,8 +92,10 @@ mod tests {
         for host in 1..=200 {
             note(&format!("198.51.100.{host}:1"), "alert");
         }
+        noted.note_unproved("203.0.113.1:1".parse().unwrap(), Transport::Dtls, "dtls_hello", "version");
         let told: Vec<TurnedAway> = noted.drain().collect();
         assert_eq!(told.len(), MOST);
+        assert!(told.iter().all(|noted| noted.stage != "dtls_hello"), "a forged address takes no last place");
         assert_eq!((told[0].client.port(), told[0].count, told[0].reason), (1000, 1000, "alert"));
         assert_eq!((told[1].count, told[1].reason), (1000, "garbage"));
         assert_eq!(noted.drain().count(), 0, "they are told once");

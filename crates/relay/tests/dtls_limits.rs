@@ -103,6 +103,27 @@ fn associations_without_an_allocation_give_way_and_those_with_one_do_not() {
     allocated.ask(&refresh(1));
 }
 
+/// If many come at once, those under way finish and the others wait: each would push out the one before it otherwise.
+#[test]
+fn handshake_under_way_is_not_pushed_out_by_newcomers() {
+    let world = world_with(|config| config.max_half_open_per_network = 2);
+    let mut slow = [hellos(&world, Kind::V12), hellos(&world, Kind::V13)];
+    for (client, _, second) in &slow {
+        client.socket.send(second).unwrap();
+    }
+    world.wait_for_dtls("two are under way", |stats| stats.half_open == 2);
+    let (mut third, _, second) = hellos(&world, Kind::V12);
+    third.socket.send(&second).unwrap();
+    for (client, _, _) in &mut slow {
+        client.finish().unwrap();
+        client.ask(&binding(1));
+    }
+    // It repeats itself.
+    third.finish().unwrap();
+    third.ask(&binding(2));
+    assert_eq!(world.dtls_stats().failed.iter().sum::<u64>(), 0, "{:?}", world.dtls_stats());
+}
+
 /// Every prefix of a ClientHello, every first byte, and noise: none of it gets a state, or an answer longer than itself.
 #[test]
 fn garbage_is_counted_and_forgotten() {
@@ -276,6 +297,57 @@ fn what_is_longer_than_a_record_is_dropped_and_counted() {
     peer.send_to(b"short", relayed).unwrap();
     assert_eq!(client.receive().payload(), b"short");
     world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::RecordTooLong) == 1);
+}
+
+/// A ClientHello of DTLS 1.2 with these suites and signature schemes, as OpenSSL 3.0 writes it.
+fn openssl_hello(suites: &[u16], schemes: &[u16]) -> Vec<u8> {
+    let list = |items: &[u16]| -> Vec<u8> { items.iter().flat_map(|item| item.to_be_bytes()).collect() };
+    let vector = |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat();
+    let extension = |kind: u16, value: &[u8]| [&kind.to_be_bytes()[..], &vector(value)].concat();
+    let extensions = [
+        extension(11, &[3, 0, 1, 2]),
+        extension(10, &vector(&list(&[0x1D, 0x17, 0x1E, 0x19, 0x18]))),
+        extension(35, &[]),
+        extension(22, &[]),
+        extension(23, &[]),
+        extension(13, &vector(&list(schemes))),
+    ];
+    let (suites, extensions) = (vector(&list(suites)), vector(&extensions.concat()));
+    let body = [&[0xFE, 0xFD][..], &[7; 32], &[0, 0], &suites, &[1, 0], &extensions].concat();
+    let length = [&[0][..], &u16::try_from(body.len()).unwrap().to_be_bytes()].concat();
+    let message = [&[1][..], &length, &[0; 5], &length, &body].concat();
+    [&[22, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0][..], &vector(&message)].concat()
+}
+
+#[test]
+fn hello_without_common_suite_or_signature_gets_handshake_failure_and_counts_as_incompatible() {
+    const ANY: &[u16] = &[0x0403, 0x0503, 0x0804, 0x0401];
+    let world = world();
+    let socket = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let answer = |hello: &[u8]| {
+        socket.send_to(hello, world.dtls()).unwrap();
+        let mut answer = [0; 100];
+        let len = socket.recv(&mut answer).unwrap();
+        answer[..len].to_vec()
+    };
+    let refused = [
+        ("RSA certificates only", openssl_hello(&[0xC02F, 0xC030], ANY)),
+        ("CBC only", openssl_hello(&[0xC00A, 0xC009], ANY)),
+        ("RSA signatures only", openssl_hello(&[0xC02B], &[0x0401, 0x0804])),
+        ("P-384 signatures only", openssl_hello(&[0xC02B], &[0x0503])),
+    ];
+    for (what, hello) in &refused {
+        let answer = answer(hello);
+        // RFC 5246 section 7.2: fatal, handshake_failure.
+        assert_eq!((answer.len(), answer[0], &answer[13..]), (15, 21, &[2, 40][..]), "{what}");
+    }
+    world.wait_for_dtls("counted", |stats| stats.failed(DtlsFailure::Incompatible) == refused.len() as u64);
+    assert_eq!(dropped(&world.dtls_stats()), 0);
+    for good in [openssl_hello(&[0xC02F, 0xC02B], ANY), openssl_hello(&[0xCCA9], &[0x0401, 0x0403])] {
+        // A HelloVerifyRequest.
+        assert_eq!(answer(&good)[13], 3);
+    }
 }
 
 #[test]

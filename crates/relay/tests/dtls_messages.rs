@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::support::{
-    dtls::{DtlsClient, Kind, context, wait_for_no_allocation, world},
+    dtls::{DtlsClient, Kind, context, hellos, wait_for_no_allocation, world},
     *,
 };
 use dimpl::ProtocolVersion;
@@ -175,31 +175,81 @@ impl Drop for Program {
     }
 }
 
-/// OpenSSL's own DTLS, with every group of its own accord.
-#[test]
-fn openssl_shakes_hands_and_gets_an_answer() {
-    let world = world();
-    let child = Command::new("openssl")
-        .args(["s_client", "-dtls1_2", "-quiet", "-no_ign_eof", "-connect", &world.dtls().to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let Ok(mut child) = child.map(Program) else {
-        return turnpike_testkit::alone::skip("openssl is not installed");
+/// The datagrams of a ClientHello in fragments with so many bytes of it each; RFC 6347 section 4.2.3.
+fn fragments(hello: &[u8], size: usize) -> Vec<Vec<u8>> {
+    let (header, body) = (&hello[..25], &hello[25..]);
+    let bytes = |number: usize| u32::try_from(number).unwrap().to_be_bytes();
+    let fragment = |(place, piece): (usize, &[u8])| {
+        let message = [&header[13..19], &bytes(place * size)[1..], &bytes(piece.len())[1..], piece].concat();
+        let sequence = header[10] + u8::try_from(place).unwrap();
+        [&header[..10], &[sequence], &bytes(message.len())[2..], &message].concat()
     };
-    child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
-    // A pipe has no deadline, so somebody else waits at it.
-    let mut stdout = child.0.stdout.take().unwrap();
-    let (heard, hears) = mpsc::channel();
-    thread::spawn(move || {
-        let mut answer = [0; 20];
-        stdout.read_exact(&mut answer).map(|()| heard.send(answer))
-    });
-    let answer = hears.recv_timeout(SOON).expect("an answer, before openssl ends");
-    assert_eq!(Message(answer.to_vec()).kind(), BINDING | 0x0100);
-    drop(child.0.stdin.take());
-    world.wait_for_dtls("openssl closes", |stats| stats.ended(DtlsEnd::Client) == 1);
-    eventually("openssl ends", || child.0.try_wait().unwrap());
-    assert_eq!(world.dtls_stats().handshakes_1_2, 1);
+    body.chunks(size).enumerate().map(fragment).collect()
+}
+
+#[test]
+fn hello_in_fragments_is_joined_once_it_has_shown_its_cookie() {
+    let world = world();
+    for size in [70, 80, 100] {
+        let (mut client, first, second) = hellos(&world, Kind::V12);
+        // The first fragment without a cookie gets a cookie, and so does each repetition of it.
+        let probe = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+        probe.set_read_timeout(Some(SOON)).unwrap();
+        for _ in 0..2 {
+            probe.send_to(&fragments(&first, size)[0], world.dtls()).unwrap();
+            let mut answer = [0; 100];
+            assert_eq!((probe.recv(&mut answer).unwrap(), answer[13]), (60, 3));
+        }
+        let pieces = fragments(&second, size);
+        assert!(pieces.len() > 1);
+        // A repetition of the first, and a later one too early, change nothing.
+        for piece in [&pieces[..1], &pieces[pieces.len() - 1..], &pieces[..]].concat() {
+            client.socket.send(&piece).unwrap();
+        }
+        client.finish().unwrap();
+        client.ask(&binding(1));
+    }
+    world.wait_for_dtls("three handshakes", |stats| (stats.handshakes_1_2, stats.half_open) == (3, 0));
+
+    // Without a good cookie nothing is kept.
+    let (client, _, second) = hellos(&world, Kind::V12);
+    let forger = UdpSocket::bind((world.dtls().ip(), 0)).unwrap();
+    for piece in fragments(&second, 100) {
+        forger.send_to(&piece, world.dtls()).unwrap();
+    }
+    world.wait_for_dtls("counted", |stats| stats.dropped(DtlsDrop::BadCookie) == 1);
+    drop(client);
+}
+
+/// OpenSSL sends the ClientHello with the cookie in fragments where the MTU is small. Some versions take 228 for the least, others 256.
+#[test]
+fn openssl_connects_with_any_mtu() {
+    for mtu in ["256", "300", "1500"] {
+        let world = world();
+        let child = Command::new("openssl")
+            .args(["s_client", "-dtls1_2", "-mtu", mtu, "-quiet", "-no_ign_eof"])
+            .args(["-servername", "dtls.example", "-connect", &world.dtls().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut child) = child.map(Program) else {
+            return turnpike_testkit::alone::skip("openssl is not installed");
+        };
+        child.0.stdin.as_mut().unwrap().write_all(&binding(5)).unwrap();
+        // A pipe has no deadline, so that a thread waits at it.
+        let mut stdout = child.0.stdout.take().unwrap();
+        let (heard, hears) = mpsc::channel();
+        thread::spawn(move || {
+            let mut answer = [0; 20];
+            stdout.read_exact(&mut answer).map(|()| heard.send(answer))
+        });
+        let answer = hears.recv_timeout(SOON);
+        let answer = answer.unwrap_or_else(|_| panic!("MTU {mtu}: no answer, {:?}", world.dtls_stats()));
+        assert_eq!(Message(answer.to_vec()).kind(), BINDING | 0x0100);
+        drop(child.0.stdin.take());
+        world.wait_for_dtls("openssl closes", |stats| stats.ended(DtlsEnd::Client) == 1);
+        eventually("openssl ends", || child.0.try_wait().unwrap());
+        assert_eq!(world.dtls_stats().handshakes_1_2, 1);
+    }
 }

@@ -1,4 +1,4 @@
-//! ClientHello: answered without a trace, or admitted.
+//! ClientHello: answered without keeping anything, or admitted.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use turnpike_turn::server::{Client, Transport};
 use super::{
     Associations,
     association::{self, Association, Stage},
-    hello::{self, Hello, HelloError, Version},
+    cookie::Cookie,
+    hello::{self, Fragment, Hello, HelloError, Version},
     record::{self, ALERT, Sifted},
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},
 };
@@ -28,17 +29,29 @@ impl Associations {
     ) -> Option<usize> {
         let hello = match Hello::parse(datagram) {
             Ok(hello) => hello,
-            Err(error) => {
-                match error {
-                    HelloError::Fragmented => self.count_drop(DtlsDrop::Fragmented),
-                    HelloError::Malformed => self.count_drop(DtlsDrop::Malformed),
-                    HelloError::TooLong => self.count_drop(DtlsDrop::TooLong),
-                    HelloError::Version => self.refuse(&client, datagram, DtlsFailure::Version, tx),
-                    HelloError::KeyShare => self.refuse(&client, datagram, DtlsFailure::KeyShare, tx),
-                }
+            Err(HelloError::Fragmented) => return self.take_fragments(now_ms, client, datagram, tx),
+            Err(HelloError::Malformed) => {
+                self.count_drop(DtlsDrop::Malformed);
+                return None;
+            }
+            Err(HelloError::TooLong) => {
+                self.count_drop(DtlsDrop::TooLong);
+                return None;
+            }
+            Err(HelloError::Version) => {
+                self.refuse_hello(&client, datagram, DtlsFailure::Version, tx);
+                return None;
+            }
+            Err(HelloError::KeyShare) => {
+                self.refuse_hello(&client, datagram, DtlsFailure::KeyShare, tx);
                 return None;
             }
         };
+        let context = self.config.context.as_ref()?;
+        if !hello.is_compatible() || !context.has_certificate_for(&hello) {
+            self.refuse_hello(&client, datagram, DtlsFailure::Incompatible, tx);
+            return None;
+        }
         if hello.cookie.is_none() {
             self.answer(now_ms, client, &hello, datagram, tx);
             return None;
@@ -46,10 +59,57 @@ impl Associations {
         if let Some(slot) = self.slot_of(&client)
             && self.table[slot].random == hello.random
         {
-            // Our answer was lost, or this was long on its way.
+            // The client repeats itself: our answer was lost, or late.
             return self.feed(now_ms, &client, datagram);
         }
         self.admit(now_ms, client, &hello, datagram, tx)
+    }
+
+    /// Takes the fragments of a ClientHello in a datagram. One without a cookie is answered like a whole one of DTLS 1.2, one with a good
+    /// cookie is kept until it is whole. DTLS 1.3 makes its cookie of a whole ClientHello, so that a client of both versions is served DTLS 1.2.
+    fn take_fragments(&mut self, now_ms: u64, client: Client, datagram: &[u8], tx: &mut Tx) -> Option<usize> {
+        let now_unix = self.unix(now_ms);
+        for record in record::records(datagram).filter(|record| hello::is_hello(record)) {
+            let Ok(fragment) = Fragment::parse(record) else {
+                self.count_drop(DtlsDrop::Malformed);
+                return None;
+            };
+            let kept = match fragment.beginning() {
+                Some((before_cookie, [])) => {
+                    let cookie = self.cookies.make_for_fragment(now_unix, &client, before_cookie);
+                    self.send_cookie(&client, fragment.sequence, &cookie, datagram.len(), tx);
+                    return None;
+                }
+                Some((before_cookie, cookie)) => {
+                    if !self.cookies.check_fragment(now_unix, &client, before_cookie, cookie) {
+                        self.count_drop(DtlsDrop::BadCookie);
+                        return None;
+                    }
+                    self.fragments.begin(&client, &fragment, now_ms, self.config.handshake_ms)
+                }
+                None => self.fragments.append(&client, &fragment, now_ms),
+            };
+            if !kept {
+                self.count_drop(DtlsDrop::Fragmented);
+                return None;
+            }
+            if let Some(body) = self.fragments.take_whole(&client) {
+                let mut whole = Vec::new();
+                hello::write_packet(fragment.sequence, fragment.message, &body, &mut whole);
+                return self.take_hello(now_ms, client, &whole, tx);
+            }
+        }
+        None
+    }
+
+    /// Sends a HelloVerifyRequest in answer to a datagram of this length.
+    fn send_cookie(&mut self, client: &Client, sequence: u64, cookie: &Cookie, asked: usize, tx: &mut Tx) {
+        hello::write_verify_request(sequence, cookie, &mut self.answer);
+        if self.answer.len() > asked {
+            return self.count_drop(DtlsDrop::Amplification);
+        }
+        self.stats.cookies += 1;
+        tx.push_bytes(&self.route(self.place(client), client), &self.answer);
     }
 
     /// Sends a cookie and keeps nothing.
@@ -58,17 +118,17 @@ impl Associations {
         let Some(context) = &self.config.context else { return };
         let [body, packet] = &mut self.hello;
         let cookie = self.cookies.make(now_unix, &client, hello, body);
-        hello::write_packet(hello.sequence, body, packet);
+        hello::write_packet(hello.sequence, 0, body, packet);
         let begun = context.begin(now, hello, packet, cookie, &mut self.answer);
         let why = begun.err().map(|error| association::failure(&error));
         if let Some(why) = why {
             return self.refuse(&client, datagram, why, tx);
         }
-        // dimpl says nothing to what it cannot read.
+        // dimpl does not answer what it cannot read.
         if self.answer.is_empty() {
             return self.count_drop(DtlsDrop::Malformed);
         }
-        // Nobody knows yet whether the client is where it says it is.
+        // The client's address is not proved yet.
         if self.answer.len() > datagram.len() {
             return self.count_drop(DtlsDrop::Amplification);
         }
@@ -76,8 +136,13 @@ impl Associations {
         tx.push_bytes(&self.route(self.place(&client), &client), &self.answer);
     }
 
-    /// Tells a client that there is nothing in common, which it would find out by waiting otherwise. The alert is shorter than any
-    /// ClientHello.
+    /// Refuses a client whose address is not proved yet.
+    fn refuse_hello(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
+        self.noted.note_unproved(client.address, Transport::Dtls, "dtls_hello", why.into());
+        self.refuse(client, datagram, why, tx);
+    }
+
+    /// Refuses a client with an alert, which is shorter than any ClientHello. Without it the client would wait for an answer.
     fn refuse(&mut self, client: &Client, datagram: &[u8], why: DtlsFailure, tx: &mut Tx) {
         self.stats.failed[why as usize] += 1;
         let description = match why {
@@ -113,17 +178,23 @@ impl Associations {
             self.count_drop(DtlsDrop::BadCookie);
             return None;
         };
-        if self.admissions_left == 0 {
+        let address = client.address.ip();
+        let crowded = self.half_open.is_crowded(address, now_ms) || self.idle.is_crowded(address, now_ms);
+        if self.admissions_left == 0 || crowded && !self.by_client.contains_key(&client) {
             self.count_drop(DtlsDrop::Busy);
             return None;
         }
         self.admissions_left -= 1;
-        hello::write_packet(hello.sequence.saturating_sub(1), body, packet);
+        hello::write_packet(hello.sequence.saturating_sub(1), 0, body, packet);
         let (Sifted::Whole(second) | Sifted::Rest(second)) =
             record::without_plain_alerts(datagram, &mut self.sifted);
         let accepted = context.accept(now, hello, [packet, second], cookie, &mut self.answer);
         let dtls = match accepted {
-            Ok(dtls) => dtls,
+            Ok(Some(dtls)) => dtls,
+            Ok(None) => {
+                self.count_drop(DtlsDrop::Malformed);
+                return None;
+            }
             Err(error) => {
                 let why = association::failure(&error);
                 self.noted.note(client.address, Transport::Dtls, "dtls_handshake", why.into());
@@ -139,7 +210,6 @@ impl Associations {
                 self.fail(slot, DtlsFailure::Other);
             }
         }
-        let address = client.address.ip();
         if let Some(slot) = self.half_open.in_the_way(address) {
             self.fail(slot, DtlsFailure::Evicted);
         }
@@ -158,7 +228,7 @@ impl Associations {
             timer_ms: u64::MAX,
             armed_ms: u64::MAX,
         });
-        let number = self.half_open.enter(slot, address);
+        let number = self.half_open.enter(slot, address, now_ms);
         self.table[slot].stage = Stage::HalfOpen(number);
         self.by_client.insert(client, slot);
         self.last = None;

@@ -85,7 +85,7 @@ impl DtlsContext {
         self.with(hello, cookie, |certificate| self.answer(now, hello.version, certificate, first, answer))
     }
 
-    /// An instance that has also taken the second ClientHello; what it has to say is still in it.
+    /// An instance that has also taken the second ClientHello; its answer is still in it. None if dimpl cannot read the first.
     pub(super) fn accept(
         &self,
         now: Instant,
@@ -93,20 +93,23 @@ impl DtlsContext {
         [first, second]: [&[u8]; 2],
         cookie: Cookie,
         scratch: &mut Vec<u8>,
-    ) -> Result<Dtls, Error> {
+    ) -> Result<Option<Dtls>, Error> {
         self.with(hello, cookie, |certificate| {
             let mut dtls = self.answer(now, hello.version, certificate, first, scratch)?;
+            if scratch.is_empty() {
+                return Ok(None);
+            }
             dtls.handle_packet(second)?;
-            Ok(dtls)
+            Ok(Some(dtls))
         })
     }
 
-    fn with(
+    fn with<T>(
         &self,
         hello: &Hello<'_>,
         cookie: Cookie,
-        work: impl FnOnce(DtlsCertificate) -> Result<Dtls, Error>,
-    ) -> Result<Dtls, Error> {
+        work: impl FnOnce(DtlsCertificate) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let chosen = self.choose(hello).ok_or(Error::CryptoError(CryptoError::InvalidPrivateKey))?;
         let leaf = chosen.cert.first().map_or_else(Vec::new, |leaf| leaf.to_vec());
         let certificate = DtlsCertificate { certificate: leaf, private_key: Vec::new() };
@@ -141,10 +144,15 @@ impl DtlsContext {
         Ok(dtls)
     }
 
+    /// Returns false if the client can check no signature of ours. A client of DTLS 1.2 that names no schemes is given what there is.
+    pub(super) fn has_certificate_for(&self, hello: &Hello<'_>) -> bool {
+        let (schemes, chosen) = (schemes(hello), self.choose(hello));
+        schemes.is_empty() || chosen.is_some_and(|chosen| chosen.key.choose_scheme(&schemes).is_some())
+    }
+
     fn choose(&self, hello: &Hello<'_>) -> Option<Arc<CertifiedKey>> {
         let directory = Arc::clone(&self.shown.read().unwrap_or_else(PoisonError::into_inner));
-        let schemes: Vec<SignatureScheme> = hello.signature_algorithms().map(SignatureScheme::from).collect();
-        directory.choose(hello.server_name, &schemes)
+        directory.choose(hello.server_name, &schemes(hello))
     }
 }
 
@@ -159,6 +167,10 @@ impl Identity {
     pub fn can_dtls(&self) -> bool {
         provider::scheme(&*self.certified().key).is_some()
     }
+}
+
+fn schemes(hello: &Hello<'_>) -> Vec<SignatureScheme> {
+    hello.signature_algorithms().map(SignatureScheme::from).collect()
 }
 
 fn directory(identities: &[Identity]) -> Option<Directory> {

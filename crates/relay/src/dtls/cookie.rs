@@ -1,7 +1,8 @@
 //! Cookies: a client must show that it hears us at its address before anything is kept for it (RFC 6347 section 4.2.1, RFC 9147
-//! section 5.1). A cookie is the time, what cannot be told from a second ClientHello about the first, and a MAC over both, the client's
-//! address and the first ClientHello. Nothing is remembered, and all workers of all nodes of a fleet know each other's cookies: a balancer may send the
-//! second ClientHello elsewhere, and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
+//! section 5.1). A cookie is the time, the length of the first ClientHello's padding, and a MAC over both, the client's address and the first
+//! ClientHello: all of it in DTLS 1.3, which goes on with its hash, and what stands before the cookie in DTLS 1.2, so that the first fragment of
+//! a ClientHello proves its address. Nothing is remembered, and all workers of all nodes of a fleet know each other's cookies: a balancer
+//! may send the second ClientHello elsewhere, and DTLS 1.3 has no third (RFC 8446 section 4.1.4).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,10 +37,12 @@ impl CookieKeys {
         let padding = hello.padding();
         hello.write_first(padding, first);
         let padding = padding.and_then(|len| u16::try_from(len).ok()).unwrap_or(NO_PADDING);
-        let mut prefix = [0; PREFIX];
-        prefix[..4].copy_from_slice(&low(unix).to_be_bytes());
-        prefix[4..].copy_from_slice(&padding.to_be_bytes());
-        self.finish(unix, prefix, client, hello, first)
+        self.finish(unix, prefix(unix, padding), client, covered(hello, first))
+    }
+
+    /// A cookie at `unix` seconds for the first fragment of a ClientHello of DTLS 1.2.
+    pub(super) fn make_for_fragment(&self, unix: u64, client: &Client, before_cookie: &[u8]) -> Cookie {
+        self.finish(unix, prefix(unix, NO_PADDING), client, (Version::V12, before_cookie))
     }
 
     /// The cookie of a ClientHello, if it is one of ours for this client and the first ClientHello, whose body `first` becomes.
@@ -50,33 +53,41 @@ impl CookieKeys {
         hello: &Hello<'_>,
         first: &mut Vec<u8>,
     ) -> Option<Cookie> {
-        let cookie: &Cookie = hello.cookie?.try_into().ok()?;
-        let prefix: [u8; PREFIX] = cookie[..PREFIX].try_into().ok()?;
-        let made = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]);
-        let age = low(unix).wrapping_sub(made);
-        if age > LIFETIME && age.wrapping_neg() > SKEW {
-            return None;
-        }
-        let made = unix.saturating_add_signed(i64::from(age.wrapping_neg().cast_signed()));
-        let padding = u16::from_be_bytes([prefix[4], prefix[5]]);
-        // More than any ClientHello had that was answered: nobody is to make us write it.
+        let (cookie, made) = read(unix, hello.cookie?)?;
+        let padding = u16::from_be_bytes([cookie[4], cookie[5]]);
+        // More than any ClientHello had that was answered: a stranger must not make us write it.
         if padding != NO_PADDING && usize::from(padding) > super::hello::MAX_HELLO {
             return None;
         }
         hello.write_first((padding != NO_PADDING).then_some(usize::from(padding)), first);
-        let expected = self.finish(made, prefix, client, hello, first);
-        let same: bool = subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into();
-        same.then_some(expected)
+        self.verify(made, cookie, client, covered(hello, first)).then_some(*cookie)
     }
 
-    /// Without our own address: behind a balancer each node has another.
+    /// Returns true if the cookie in the first fragment of a ClientHello of DTLS 1.2 is one of ours for this client.
+    pub(super) fn check_fragment(
+        &self,
+        unix: u64,
+        client: &Client,
+        before_cookie: &[u8],
+        cookie: &[u8],
+    ) -> bool {
+        read(unix, cookie)
+            .is_some_and(|(cookie, made)| self.verify(made, cookie, client, (Version::V12, before_cookie)))
+    }
+
+    fn verify(&self, made: u64, cookie: &Cookie, client: &Client, covered: (Version, &[u8])) -> bool {
+        let [a, b, c, d, e, f, ..] = *cookie;
+        let expected = self.finish(made, [a, b, c, d, e, f], client, covered);
+        subtle::ConstantTimeEq::ct_eq(&expected[..], &cookie[..]).into()
+    }
+
+    /// Leaves out our own address: behind a balancer each node has another.
     fn finish(
         &self,
         made: u64,
         prefix: [u8; PREFIX],
         client: &Client,
-        hello: &Hello<'_>,
-        first: &[u8],
+        (version, hello): (Version, &[u8]),
     ) -> Cookie {
         let mut own = hmac(&self.0.at(made).0);
         own.update(b"turnpike DTLS cookie");
@@ -84,24 +95,38 @@ impl CookieKeys {
         mac.update(&prefix);
         mac.update(&client.listener.0.to_be_bytes());
         update_with(&mut mac, client.address);
-        match hello.version {
-            Version::V12 => {
-                mac.update(&[12]);
-                for part in hello.fixed_parts() {
-                    mac.update(part);
-                }
-            }
-            Version::V13 => {
-                mac.update(&[13]);
-                mac.update(first);
-            }
-        }
+        mac.update(&[match version {
+            Version::V12 => 12,
+            Version::V13 => 13,
+        }]);
+        mac.update(hello);
         let mac = mac.finalize().into_bytes();
         let mut cookie = [0; COOKIE_LEN];
         cookie[..PREFIX].copy_from_slice(&prefix);
         cookie[PREFIX..].copy_from_slice(&mac[..COOKIE_LEN - PREFIX]);
         cookie
     }
+}
+
+/// The part of the first ClientHello that a cookie is made of; `first` is its body.
+fn covered<'a>(hello: &Hello<'a>, first: &'a [u8]) -> (Version, &'a [u8]) {
+    match hello.version {
+        Version::V12 => (Version::V12, hello.before_cookie()),
+        Version::V13 => (Version::V13, first),
+    }
+}
+
+fn prefix(unix: u64, padding: u16) -> [u8; PREFIX] {
+    let ([a, b, c, d], [e, f]) = (low(unix).to_be_bytes(), padding.to_be_bytes());
+    [a, b, c, d, e, f]
+}
+
+/// A cookie of the right length and age, and when it was made.
+fn read(unix: u64, cookie: &[u8]) -> Option<(&Cookie, u64)> {
+    let cookie: &Cookie = cookie.try_into().ok()?;
+    let age = low(unix).wrapping_sub(u32::from_be_bytes([cookie[0], cookie[1], cookie[2], cookie[3]]));
+    let good = age <= LIFETIME || age.wrapping_neg() <= SKEW;
+    good.then(|| (cookie, unix.saturating_add_signed(i64::from(age.wrapping_neg().cast_signed()))))
 }
 
 #[expect(clippy::expect_used, reason = "HMAC takes keys of any length")]
@@ -151,7 +176,7 @@ mod tests {
     #[test]
     fn the_secret_part_of_cookies_is_as_if_by_chance() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
-        write_packet(0, &body(&[]), &mut packet);
+        write_packet(0, 0, &body(&[]), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
         let mask = [[0; PREFIX].as_slice(), &[0xFF; COOKIE_LEN - PREFIX]].concat();
         let ports = (0..).take(randomness::SAMPLES);
@@ -165,10 +190,10 @@ mod tests {
     #[test]
     fn a_cookie_is_good_for_its_client_its_hello_its_time_and_our_key_only() {
         let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
-        write_packet(0, &body(&[]), &mut packet);
+        write_packet(0, 0, &body(&[]), &mut packet);
         let cookie = key.make(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first);
         assert_eq!(first, body(&[]));
-        write_packet(1, &body(&cookie), &mut packet);
+        write_packet(1, 0, &body(&cookie), &mut packet);
         let hello = Hello::parse(&packet).unwrap();
         let mut check = |key: &CookieKeys, now, port| key.check(now, &client(port), &hello, &mut first);
         assert_eq!(check(&key, 100, 1), Some(cookie));
@@ -183,13 +208,29 @@ mod tests {
         for at in 0..COOKIE_LEN {
             let mut forged = cookie;
             forged[at] ^= 1;
-            write_packet(1, &body(&forged), &mut packet);
+            write_packet(1, 0, &body(&forged), &mut packet);
             assert_eq!(key.check(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first), None, "{at}");
         }
         let mut other = body(&cookie);
-        *other.last_mut().unwrap() = 1;
-        write_packet(1, &other, &mut packet);
+        other[3] ^= 1;
+        write_packet(1, 0, &other, &mut packet);
         assert_eq!(key.check(100, &client(1), &Hello::parse(&packet).unwrap(), &mut first), None);
+    }
+
+    #[test]
+    fn cookie_of_a_first_fragment_is_that_of_the_whole_hello() {
+        let (key, mut first, mut packet) = (random(), Vec::new(), Vec::new());
+        write_packet(0, 0, &body(&[]), &mut packet);
+        let hello = Hello::parse(&packet).unwrap();
+        let cookie = key.make(100, &client(1), &hello, &mut first);
+        assert_eq!(key.make_for_fragment(100, &client(1), hello.before_cookie()), cookie);
+        let check = |unix, port, cookie: &[u8]| {
+            key.check_fragment(unix, &client(port), hello.before_cookie(), cookie)
+        };
+        assert!(check(101, 1, &cookie));
+        assert!(!check(101, 2, &cookie), "another port");
+        assert!(!check(161, 1, &cookie), "too old");
+        assert!(!check(101, 1, &cookie[..31]) && !check(101, 1, &[0; COOKIE_LEN]));
     }
 
     #[test]
@@ -197,11 +238,11 @@ mod tests {
         let key = |byte| NonceKey([byte; 32]);
         let keys = || CookieKeys::new(NonceKeys::new(key(1), [(100, key(2))]));
         let (mut first, mut packet) = (Vec::new(), Vec::new());
-        write_packet(0, &body(&[]), &mut packet);
+        write_packet(0, 0, &body(&[]), &mut packet);
         for made in [99, 100, 101] {
             let cookie = keys().make(made, &client(1), &Hello::parse(&packet).unwrap(), &mut first);
             let mut second = Vec::new();
-            write_packet(1, &body(&cookie), &mut second);
+            write_packet(1, 0, &body(&cookie), &mut second);
             let elsewhere = Client { local: ([192, 0, 2, 77], 5349).into(), ..client(1) };
             for now in [made, made + 5] {
                 let hello = Hello::parse(&second).unwrap();

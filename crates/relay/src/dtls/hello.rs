@@ -1,9 +1,9 @@
-//! ClientHello as far as it must be understood before there is any state: which version is spoken, which cookie came back, and
-//! what the first ClientHello looked like when this is the second one.
+//! ClientHello as far as it must be understood before there is any state: the version, the cookie that came back, what server and client
+//! have in common, and the first ClientHello when this is the second one.
 
 use std::ops::Range;
 
-use super::record::HEADER as RECORD_HEADER;
+use super::{cookie::Cookie, record::HEADER as RECORD_HEADER};
 
 /// Longest datagram with a ClientHello that is looked at. One with post-quantum key shares has 1500 bytes.
 pub(super) const MAX_HELLO: usize = 4096;
@@ -14,12 +14,19 @@ const CLIENT_HELLO: u8 = 1;
 /// How versions are written on the wire.
 const DTLS_1_2: u16 = 0xFEFD;
 const DTLS_1_3: u16 = 0xFEFC;
-/// X25519, P-256 and P-384: what dimpl can do.
-const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
+/// X25519, P-256 and P-384: the groups of dimpl.
+pub(super) const GROUPS: [u16; 3] = [0x001D, 0x0017, 0x0018];
+/// The suites of dimpl for DTLS 1.2: ECDHE and ECDSA with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
+pub(super) const SUITES_1_2: [u16; 3] = [0xC02B, 0xC02C, 0xCCA9];
+/// The suites of dimpl for DTLS 1.3.
+pub(super) const SUITES_1_3: [u16; 3] = [0x1301, 0x1302, 0x1303];
+const NULL_COMPRESSION: u8 = 0;
 
 const SERVER_NAME: u16 = 0;
+const SUPPORTED_GROUPS: u16 = 10;
 const SIGNATURE_ALGORITHMS: u16 = 13;
 const PADDING: u16 = 21;
+const EXTENDED_MASTER_SECRET: u16 = 23;
 const SUPPORTED_VERSIONS: u16 = 43;
 const COOKIE: u16 = 44;
 const KEY_SHARE: u16 = 51;
@@ -34,7 +41,7 @@ pub(super) enum Version {
 /// What is wrong with a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloError {
-    /// It comes in fragments. Putting them together would need memory for whoever sends the first.
+    /// It comes in fragments ([`super::fragments`]).
     Fragmented,
     /// Longer than [`MAX_HELLO`].
     TooLong,
@@ -74,6 +81,12 @@ pub(super) struct Hello<'a> {
     pub(super) server_name: Option<&'a str>,
     /// Pairs of bytes.
     signature_algorithms: &'a [u8],
+    /// Pairs of bytes.
+    cipher_suites: &'a [u8],
+    compression_methods: &'a [u8],
+    /// Pairs of bytes.
+    groups: Option<&'a [u8]>,
+    extended_master_secret: bool,
 }
 
 impl<'a> Hello<'a> {
@@ -82,29 +95,19 @@ impl<'a> Hello<'a> {
         if datagram.len() > MAX_HELLO {
             return Err(HelloError::TooLong);
         }
-        let mut reader = Reader { bytes: datagram, at: 0 };
-        let header = reader.take(RECORD_HEADER)?;
-        let sequence = header[5..11].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-        let mut record = Reader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
-        let header = record.take(MESSAGE_HEADER)?;
-        let triple =
-            |at: usize| header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
-        let (length, offset, here) = (triple(1), triple(6), triple(9));
-        if offset != 0 || here != length {
+        let fragment = Fragment::parse(datagram)?;
+        if fragment.offset != 0 || fragment.bytes.len() != fragment.length {
             return Err(HelloError::Fragmented);
         }
-        Self::parse_body(sequence, record.take(length)?)
+        Self::parse_body(fragment.sequence, fragment.bytes)
     }
 
     fn parse_body(sequence: u64, body: &'a [u8]) -> Result<Self, HelloError> {
         let mut reader = Reader { bytes: body, at: 0 };
-        let legacy_version = pair(reader.take(2)?);
-        let random = reader.take(32)?.try_into().map_err(|_| HelloError::Malformed)?;
-        reader.vector8()?;
-        let legacy_cookie = reader.vector8()?;
-        let legacy_cookie = reader.at - legacy_cookie.len()..reader.at;
-        reader.vector16()?;
-        reader.vector8()?;
+        let Beginning { version: legacy_version, random, cookie: legacy_cookie } =
+            Beginning::read(&mut reader)?;
+        let cipher_suites = reader.vector16()?;
+        let compression_methods = reader.vector8()?;
         let mut hello = Self {
             sequence,
             body,
@@ -117,6 +120,10 @@ impl<'a> Hello<'a> {
             padding_extension: None,
             server_name: None,
             signature_algorithms: &[],
+            cipher_suites,
+            compression_methods,
+            groups: None,
+            extended_master_secret: false,
         };
         let mut versions = None;
         let mut retry_cookie = None;
@@ -135,6 +142,8 @@ impl<'a> Hello<'a> {
             let whole = start..reader.at;
             match kind {
                 SERVER_NAME => hello.server_name = host_name(&mut value),
+                SUPPORTED_GROUPS => hello.groups = Some(value.vector16()?),
+                EXTENDED_MASTER_SECRET => hello.extended_master_secret = true,
                 SIGNATURE_ALGORITHMS => hello.signature_algorithms = value.vector16()?,
                 PADDING => hello.padding_extension = Some(whole),
                 SUPPORTED_VERSIONS => versions = Some(value.vector8()?),
@@ -161,19 +170,28 @@ impl<'a> Hello<'a> {
         Ok(hello)
     }
 
+    /// Returns false if no handshake can succeed: no cipher suite, group or compression method in common, or a client of DTLS 1.2 without
+    /// the extended master secret (RFC 7627), which dimpl insists on. dimpl reports none of this: it drops such a ClientHello.
+    pub(super) fn is_compatible(&self) -> bool {
+        let any = |offered: &[u8], ours: &[u16]| offered.chunks_exact(2).any(|one| ours.contains(&pair(one)));
+        let has_suite = match self.version {
+            Version::V12 => any(self.cipher_suites, &SUITES_1_2) && self.extended_master_secret,
+            Version::V13 => any(self.cipher_suites, &SUITES_1_3),
+        };
+        has_suite
+            && self.groups.is_none_or(|groups| any(groups, &GROUPS))
+            && self.compression_methods.contains(&NULL_COMPRESSION)
+    }
+
     /// Schemes that the client can check, as RFC 8446 section 4.2.3 numbers them.
     pub(super) fn signature_algorithms(&self) -> impl Iterator<Item = u16> + '_ {
         self.signature_algorithms.chunks_exact(2).map(pair)
     }
 
-    /// What a client must repeat in answer to a HelloVerifyRequest (RFC 6347 section 4.2.1): version, random, session, and behind
-    /// the cookie cipher suites and compression methods, but not the extensions.
-    pub(super) fn fixed_parts(&self) -> [&'a [u8]; 2] {
-        let end = if self.extensions == self.body.len() { self.body.len() } else { self.extensions - 2 };
-        [
-            &self.body[..self.legacy_cookie.start - 1],
-            &self.body[self.legacy_cookie.end..end.max(self.legacy_cookie.end)],
-        ]
+    /// What stands before the cookie of DTLS 1.2: version, random and session. A client repeats it in answer to a HelloVerifyRequest (RFC
+    /// 6347 section 4.2.1).
+    pub(super) fn before_cookie(&self) -> &'a [u8] {
+        &self.body[..self.legacy_cookie.start - 1]
     }
 
     /// Bytes of padding (RFC 7685), if there is any: the one extension that may differ between two ClientHello of DTLS 1.3 and
@@ -212,8 +230,78 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// Writes a record with a ClientHello as a client sends it first.
-pub(super) fn write_packet(sequence: u64, body: &[u8], out: &mut Vec<u8>) {
+/// One piece of a ClientHello, or all of it (RFC 6347 section 4.2.3), where it lies.
+#[derive(Debug)]
+pub(super) struct Fragment<'a> {
+    /// The record's sequence number.
+    pub(super) sequence: u64,
+    pub(super) message: u16,
+    /// Of the whole body.
+    pub(super) length: usize,
+    pub(super) offset: usize,
+    pub(super) bytes: &'a [u8],
+}
+
+impl<'a> Fragment<'a> {
+    /// Reads the first record of a datagram that [`is_hello`].
+    pub(super) fn parse(datagram: &'a [u8]) -> Result<Self, HelloError> {
+        let mut reader = Reader { bytes: datagram, at: 0 };
+        let header = reader.take(RECORD_HEADER)?;
+        let sequence = header[5..11].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let mut record = Reader { bytes: reader.take(usize::from(pair(&header[11..])))?, at: 0 };
+        let header = record.take(MESSAGE_HEADER)?;
+        let triple =
+            |at: usize| header[at..at + 3].iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
+        let (length, offset, here) = (triple(1), triple(6), triple(9));
+        if offset + here > length {
+            return Err(HelloError::Malformed);
+        }
+        Ok(Self { sequence, message: pair(&header[4..]), length, offset, bytes: record.take(here)? })
+    }
+
+    /// What stands before DTLS 1.2's cookie, and the cookie. The first fragment has both, unless it is very short.
+    pub(super) fn beginning(&self) -> Option<(&'a [u8], &'a [u8])> {
+        let mut reader = Reader { bytes: (self.offset == 0).then_some(self.bytes)?, at: 0 };
+        let cookie = Beginning::read(&mut reader).ok()?.cookie;
+        Some((&self.bytes[..cookie.start - 1], &self.bytes[cookie]))
+    }
+}
+
+/// The fields of a ClientHello up to the cookie of DTLS 1.2, and where that lies.
+struct Beginning {
+    version: u16,
+    random: [u8; 32],
+    cookie: Range<usize>,
+}
+
+impl Beginning {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, HelloError> {
+        let version = pair(reader.take(2)?);
+        let random = reader.take(32)?.try_into().map_err(|_| HelloError::Malformed)?;
+        reader.vector8()?;
+        let cookie = reader.vector8()?.len();
+        Ok(Self { version, random, cookie: reader.at - cookie..reader.at })
+    }
+}
+
+/// A HelloVerifyRequest (RFC 6347 section 4.2.1) up to its cookie. The version is that of DTLS 1.0 for either version of a handshake.
+#[rustfmt::skip]
+const VERIFY_REQUEST: [u8; 28] = [
+    HANDSHAKE, 0xFE, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 47,
+    3, 0, 0, 35, 0, 0, 0, 0, 0, 0, 0, 35,
+    0xFE, 0xFF, 32,
+];
+
+/// Writes a HelloVerifyRequest in answer to a record with this sequence number.
+pub(super) fn write_verify_request(sequence: u64, cookie: &Cookie, out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(&VERIFY_REQUEST);
+    out[5..11].copy_from_slice(&sequence.to_be_bytes()[2..]);
+    out.extend_from_slice(cookie);
+}
+
+/// Writes a record with a ClientHello in one piece; a client's first has the message number 0.
+pub(super) fn write_packet(sequence: u64, message: u16, body: &[u8], out: &mut Vec<u8>) {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes();
     let record = u16::try_from(body.len() + MESSAGE_HEADER).unwrap_or(u16::MAX).to_be_bytes();
     out.clear();
@@ -222,7 +310,8 @@ pub(super) fn write_packet(sequence: u64, body: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&record);
     out.push(CLIENT_HELLO);
     out.extend_from_slice(&length[1..]);
-    out.extend_from_slice(&[0; 5]);
+    out.extend_from_slice(&message.to_be_bytes());
+    out.extend_from_slice(&[0; 3]);
     out.extend_from_slice(&length[1..]);
     out.extend_from_slice(body);
 }
@@ -307,7 +396,7 @@ mod tests {
 
     fn packet(body: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        write_packet(5, body, &mut out);
+        write_packet(5, 0, body, &mut out);
         out
     }
 
@@ -369,11 +458,51 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_repeated_leaves_out_cookie_and_extensions() {
-        let (with, without) = (packet(&hello(&[1; 20], &[versions()])), packet(&hello(&[], &[])));
-        let parts = Hello::parse(&with).unwrap().fixed_parts();
-        assert_eq!(parts, Hello::parse(&without).unwrap().fixed_parts());
-        assert_eq!(parts[1], [0, 2, 0x13, 0x01, 1, 0]);
+    fn beginning_of_a_first_fragment_is_that_of_the_whole_hello() {
+        let whole = packet(&hello(&[1; 20], &[versions()]));
+        let before_cookie = Hello::parse(&whole).unwrap().before_cookie();
+        assert_eq!(before_cookie, Hello::parse(&packet(&hello(&[], &[]))).unwrap().before_cookie());
+        let fragment = Fragment::parse(&whole).unwrap();
+        assert_eq!((fragment.sequence, fragment.message, fragment.offset), (5, 0, 0));
+        for len in 0..=fragment.bytes.len() {
+            let part = Fragment { bytes: &fragment.bytes[..len], ..fragment };
+            let expected = (len >= before_cookie.len() + 21).then_some((before_cookie, &[1; 20][..]));
+            assert_eq!(part.beginning(), expected, "{len}");
+        }
+        assert_eq!(Fragment { offset: 1, ..fragment }.beginning(), None);
+    }
+
+    #[test]
+    fn hello_without_a_common_suite_group_compression_or_extension_is_incompatible() {
+        let groups = |groups: &[u16]| {
+            let list: Vec<u8> = groups.iter().flat_map(|group| group.to_be_bytes()).collect();
+            extension(
+                SUPPORTED_GROUPS,
+                &[&u16::try_from(list.len()).unwrap().to_be_bytes()[..], &list].concat(),
+            )
+        };
+        let body = |suites: [u8; 2], compression: u8, extensions: &[Vec<u8>]| {
+            let mut body = hello(&[], extensions);
+            body[39..41].copy_from_slice(&suites);
+            body[42] = compression;
+            body
+        };
+        let ems = extension(EXTENDED_MASTER_SECRET, &[]);
+        let of_1_3 = [extension(SUPPORTED_VERSIONS, &[2, 0xFE, 0xFC]), share(0x1D)];
+        let both = [ems.clone(), groups(&[0x11EC, 0x17])];
+        for (body, compatible) in [
+            (body([0xC0, 0x2B], 0, &both), true),
+            (body([0xCC, 0xA9], 0, std::slice::from_ref(&ems)), true),
+            (body([0xC0, 0x2F], 0, &both), false),
+            (body([0x13, 0x01], 0, &both), false),
+            (body([0xC0, 0x2B], 1, &both), false),
+            (body([0xC0, 0x2B], 0, &[groups(&[0x17])]), false),
+            (body([0xC0, 0x2B], 0, &[ems, groups(&[0x11EC, 0x19])]), false),
+            (body([0x13, 0x03], 0, &of_1_3), true),
+            (body([0xC0, 0x2B], 0, &of_1_3), false),
+        ] {
+            assert_eq!(Hello::parse(&packet(&body)).unwrap().is_compatible(), compatible, "{body:02x?}");
+        }
     }
 
     #[test]
@@ -399,7 +528,7 @@ mod tests {
                     && let Ok(hello) = Hello::parse(&broken)
                 {
                     hello.write_first(hello.padding(), &mut Vec::new());
-                    hello.fixed_parts();
+                    hello.is_compatible();
                 }
             }
         }

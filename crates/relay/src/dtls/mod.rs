@@ -6,9 +6,9 @@
 //! Verdict::ToClient, Reply ─▶ Associations::relay, reply ─▶ dimpl ─▶ Tx::push_bytes
 //! ```
 //!
-//! A ClientHello without a cookie of ours ([`cookie`]) is answered and forgotten. With one it takes a place among the handshakes that
-//! are under way, whose number is bounded; whoever comes to a full house takes the place of the oldest. The same holds for
-//! associations that have no allocation. Those that have one are bounded by the quotas.
+//! A ClientHello without a cookie of ours ([`cookie`]) is answered and forgotten. With one it takes a place among the handshakes under
+//! way, whose number is bounded: if all places are taken, the oldest handshake gives way. The same holds for a ClientHello in fragments
+//! ([`fragments`]) and for associations without an allocation. Quotas bound those that have one.
 
 mod admit;
 mod association;
@@ -16,6 +16,7 @@ pub mod config;
 mod context;
 mod cookie;
 mod crowd;
+mod fragments;
 mod hello;
 mod provider;
 mod record;
@@ -48,6 +49,7 @@ use crate::{
 use association::{Association, Drained, Stage};
 use cookie::CookieKeys;
 use crowd::Crowd;
+use fragments::Fragments;
 use record::Sifted;
 
 /// Handshakes that one flush begins: each costs about 150 us, and datagrams wait meanwhile.
@@ -77,6 +79,7 @@ pub(crate) struct Associations {
     last: Option<(Client, usize)>,
     generations: Generations,
     half_open: Crowd,
+    fragments: Fragments,
     idle: Crowd,
     /// When which association is looked at: each at most once.
     timers: BTreeSet<(u64, usize)>,
@@ -131,6 +134,7 @@ impl Associations {
             last: None,
             generations: Generations::default(),
             half_open: Crowd::new(share(config.max_half_open), share(config.max_half_open_per_network)),
+            fragments: Fragments::new(share(config.max_half_open), share(config.max_half_open_per_network)),
             idle: Crowd::new(share(config.max_idle), share(config.max_idle_per_network)),
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
@@ -174,6 +178,7 @@ impl Associations {
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
         let share = |limit: usize| limit.div_ceil(self.workers);
         self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
+        self.fragments.limit(share(config.max_half_open), share(config.max_half_open_per_network));
         self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));
         (self.layout, self.config, self.cookies) = (layout, config, CookieKeys::new(keys));
     }
@@ -473,7 +478,7 @@ impl Associations {
         if let Some(other) = self.idle.in_the_way(address) {
             self.close(other, DtlsEnd::Evicted, tx);
         }
-        let number = self.idle.enter(slot, address);
+        let number = self.idle.enter(slot, address, now_ms);
         let association = &mut self.table[slot];
         association.stage = Stage::Idle(number);
         association.deadline_ms = now_ms + self.config.idle_ms;

@@ -32,7 +32,7 @@ fn is_plain_alert(record: &[u8]) -> bool {
 }
 
 /// Each record with its header. A header of DTLS 1.3's encrypted records has no such fields: it and all behind it are one piece.
-fn records(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(super) fn records(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         if rest.is_empty() {

@@ -64,7 +64,8 @@ pub enum DtlsDrop {
     BadCookie,
     /// The answer would have been longer than the question.
     Amplification,
-    /// More handshakes at a time than a worker carries on with; the client tries again.
+    /// More handshakes at a time than a worker carries on with, or all places are taken by clients that came a moment ago. The client
+    /// repeats its ClientHello, which is served then.
     Busy,
     /// A record of an association that does not exist.
     NoAssociation,

@@ -36,8 +36,11 @@ fn check(key: &CookieKeys, datagram: &[u8]) {
             // Nobody gets in with a cookie that he made himself.
             assert_eq!(key.check(NOW, &client(1), &hello, &mut first), None);
             assert!(first.len() <= 2 * MAX_HELLO + 4, "{} bytes are written", first.len());
-            let [before, behind] = hello.fixed_parts();
-            assert!(before.len() + behind.len() < hello.body.len());
+            let fragment = Fragment::parse(datagram).expect("it was read before");
+            assert_eq!(fragment.bytes, hello.body);
+            let (before, cookie) = fragment.beginning().expect("it was read before");
+            assert_eq!((before, cookie), (hello.before_cookie(), &hello.body[hello.legacy_cookie.clone()]));
+            assert!(!key.check_fragment(NOW, &client(1), before, cookie));
             // RFC 8446 section 4.2 knows no extension twice.
             if !has_twins(&hello) {
                 hello.write_first(hello.padding(), &mut first);
@@ -141,7 +144,7 @@ fn vector(value: &[u8]) -> Vec<u8> {
 
 fn packet(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    write_packet(5, body, &mut out);
+    write_packet(5, 0, body, &mut out);
     out
 }
 

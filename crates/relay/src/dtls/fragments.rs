@@ -1,0 +1,157 @@
+//! A ClientHello that comes in fragments, as clients on paths with a small MTU send it (RFC 6347 section 4.2.3). Nothing is kept before a
+//! first fragment has shown a good cookie, which DTLS 1.2 puts in front. Then the address is proved, and bounds of its own hold: like
+//! those of handshakes under way, in total and per network, and the oldest give way.
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use slab::Slab;
+use turnpike_turn::server::Client;
+
+use super::{
+    crowd::Crowd,
+    hello::{Fragment, MAX_HELLO},
+};
+
+/// The hellos of which a part has come.
+pub(super) struct Fragments {
+    parts: Slab<Part>,
+    by_client: HashMap<Client, usize, RandomState>,
+    crowd: Crowd,
+}
+
+struct Part {
+    client: Client,
+    number: u64,
+    message: u16,
+    /// Of the whole body.
+    length: usize,
+    bytes: Vec<u8>,
+    /// Milliseconds.
+    deadline_ms: u64,
+}
+
+impl Fragments {
+    pub(super) fn new(most: usize, most_per_network: usize) -> Self {
+        Self { parts: Slab::new(), by_client: HashMap::default(), crowd: Crowd::new(most, most_per_network) }
+    }
+
+    /// Sets other bounds; parts that are there stay.
+    pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
+        self.crowd.limit(most, most_per_network);
+    }
+
+    /// Keeps a first fragment, whose cookie was good, for so many milliseconds. Returns false if no ClientHello is so long.
+    pub(super) fn begin(
+        &mut self,
+        client: &Client,
+        fragment: &Fragment<'_>,
+        now_ms: u64,
+        wait_ms: u64,
+    ) -> bool {
+        if fragment.length > MAX_HELLO {
+            return false;
+        }
+        self.forget(client);
+        if let Some(slot) = self.crowd.in_the_way(client.address.ip()) {
+            self.remove(slot);
+        }
+        let slot = self.parts.vacant_key();
+        let number = self.crowd.enter(slot, client.address.ip(), now_ms);
+        self.parts.insert(Part {
+            client: *client,
+            number,
+            message: fragment.message,
+            length: fragment.length,
+            bytes: fragment.bytes.to_vec(),
+            deadline_ms: now_ms + wait_ms,
+        });
+        self.by_client.insert(*client, slot);
+        true
+    }
+
+    /// Appends a later fragment. Returns false if what stands before it has not come.
+    pub(super) fn append(&mut self, client: &Client, fragment: &Fragment<'_>, now_ms: u64) -> bool {
+        let Some(part) = self.by_client.get(client).and_then(|slot| self.parts.get_mut(*slot)) else {
+            return false;
+        };
+        let fits = part.message == fragment.message && part.length == fragment.length;
+        if part.deadline_ms <= now_ms || !fits || fragment.offset > part.bytes.len() {
+            return false;
+        }
+        let known = part.bytes.len() - fragment.offset;
+        part.bytes.extend_from_slice(fragment.bytes.get(known..).unwrap_or_default());
+        true
+    }
+
+    /// Takes the body of a ClientHello that is whole by now.
+    pub(super) fn take_whole(&mut self, client: &Client) -> Option<Vec<u8>> {
+        let slot = *self.by_client.get(client)?;
+        let part = self.parts.get(slot)?;
+        (part.bytes.len() == part.length).then(|| self.remove(slot))
+    }
+
+    fn forget(&mut self, client: &Client) {
+        if let Some(slot) = self.by_client.get(client) {
+            self.remove(*slot);
+        }
+    }
+
+    fn remove(&mut self, slot: usize) -> Vec<u8> {
+        let part = self.parts.remove(slot);
+        self.by_client.remove(&part.client);
+        self.crowd.leave(part.number);
+        part.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_turn::server::ListenerId;
+
+    use super::*;
+
+    fn client(port: u16) -> Client {
+        Client {
+            listener: ListenerId(3),
+            address: ([192, 0, 2, 1], port).into(),
+            local: ([192, 0, 2, 9], 5349).into(),
+        }
+    }
+
+    fn piece(whole: &[u8], offset: usize, len: usize) -> Fragment<'_> {
+        Fragment { sequence: 1, message: 1, length: whole.len(), offset, bytes: &whole[offset..offset + len] }
+    }
+
+    #[test]
+    fn pieces_are_joined_in_order_and_repetitions_change_nothing() {
+        let whole: Vec<u8> = (0..100).collect();
+        let mut fragments = Fragments::new(4, 4);
+        assert!(!fragments.append(&client(1), &piece(&whole, 40, 40), 0), "nothing has begun");
+        assert!(fragments.begin(&client(1), &piece(&whole, 0, 40), 0, 10));
+        assert!(!fragments.append(&client(1), &piece(&whole, 50, 50), 0), "a gap");
+        assert!(!fragments.append(&client(2), &piece(&whole, 40, 40), 0), "another client");
+        let other = Fragment { message: 2, ..piece(&whole, 40, 60) };
+        assert!(!fragments.append(&client(1), &other, 0), "another message");
+        assert!(!fragments.append(&client(1), &piece(&whole, 40, 60), 10), "too late");
+        assert!(fragments.append(&client(1), &piece(&whole, 10, 40), 9));
+        assert!(fragments.append(&client(1), &piece(&whole, 0, 20), 9));
+        assert_eq!(fragments.take_whole(&client(1)), None);
+        assert!(fragments.append(&client(1), &piece(&whole, 50, 50), 9));
+        assert_eq!(fragments.take_whole(&client(1)), Some(whole));
+        assert_eq!(fragments.take_whole(&client(1)), None);
+    }
+
+    #[test]
+    fn number_and_length_of_unfinished_hellos_are_bounded() {
+        let whole = [7; 100];
+        let mut fragments = Fragments::new(3, 2);
+        for port in 1..=1000 {
+            assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), 0, 10));
+        }
+        assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.crowd.len()), (2, 2, 2));
+        assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 9));
+        assert!(!fragments.append(&client(998), &piece(&whole, 40, 60), 9));
+        let long = Fragment { length: MAX_HELLO + 1, ..piece(&whole, 0, 40) };
+        assert!(!fragments.begin(&client(1), &long, 0, 10));
+    }
+}
