@@ -19,6 +19,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles, certificates};
+use turnpike_wire::pem::with_markers_on_lines;
 use x509_cert::der::Decode as _;
 
 use crate::access::ClientCertificate;
@@ -128,7 +129,7 @@ fn certificate_name(certificate: &CertificateDer<'_>) -> String {
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
     let pem = fs::read(file).map_err(|error| TlsError::new(file, format!("cannot be read: {error}")))?;
     let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
+    for certificate in CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem)) {
         let certificate =
             certificate.map_err(|error| TlsError::new(file, format!("no valid PEM: {error}")))?;
         store.add(certificate).map_err(|error| TlsError::new(file, format!("no authority: {error}")))?;
@@ -209,5 +210,8 @@ fn stamp(files: &CertificateFiles) -> Stamp {
 fn read(files: &CertificateFiles) -> Result<(Arc<CertifiedKey>, Vec<String>), TlsError> {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let identity = certificates::read(files, unix).map_err(|(file, problem)| TlsError { file, problem })?;
+    if let Some(warning) = certificates::chain_warning(&files.cert, &identity) {
+        tracing::warn!("{warning}");
+    }
     Ok((identity.certified_key(), identity.names().to_vec()))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::{Debug, Display},
+    fs,
     path::Path,
     sync::Arc,
 };
@@ -17,6 +18,8 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
     server::ParsedCertificate,
 };
+
+use turnpike_wire::pem::with_markers_on_lines;
 
 use crate::{InvalidSetting, TlsOptions};
 
@@ -215,8 +218,9 @@ fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, Invalid
         let path = path.display();
         InvalidSetting(format!("--ca {path}: {what}; a file with certificates in PEM is wanted"))
     };
-    let found = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+    let pem = fs::read(path).map_err(|error| bad(&error))?;
+    let found = CertificateDer::pem_slice_iter(&with_markers_on_lines(&pem))
+        .collect::<Result<Vec<_>, _>>()
         .map_err(|error| bad(&error))?;
     if found.is_empty() { Err(bad(&"it holds no certificate")) } else { Ok(found) }
 }

@@ -4,12 +4,11 @@
 use std::{
     fs::{self, File},
     io::ErrorKind,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_relay::{CertificateError, Identity};
+use turnpike_relay::{CertificateError, ChainFault, Identity};
 
 use super::{CertificateFiles, Mistake, Settings, exposed};
 
@@ -45,6 +44,7 @@ pub fn load(settings: &Settings) -> Found {
     for (key, files) in named(settings) {
         match read(&files, unix) {
             Ok(identity) => {
+                warnings.extend(chain_warning(&files.cert, &identity));
                 certificates.push(Certificate { file: files.cert, identity });
                 warnings.extend(exposed::readable_by_all(&files.key, "this private key"));
             }
@@ -120,15 +120,37 @@ fn readable_by(path: &Path) -> String {
 
 /// The name of this process's user, or the number where it has no name.
 fn own_name() -> String {
-    let Ok(own) = fs::metadata("/proc/self") else { return "turnpike".to_owned() };
-    let number = own.uid().to_string();
+    let number = rustix::process::geteuid().as_raw().to_string();
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let mut rows = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
     rows.find(|row| row.get(2) == Some(&&*number)).map_or(number.clone(), |row| row[0].to_owned())
 }
 
+/// A sentence for the log if the file lacks the certificate of an issuer, without which most clients refuse it.
+pub fn chain_warning(file: &Path, identity: &Identity) -> Option<String> {
+    let file = file.display();
+    Some(match identity.chain_fault()? {
+        ChainFault::LeafOnly => format!(
+            "certificate {file} holds the server's own certificate without its issuer's: clients that do not know the issuer refuse it; name \
+             the full chain (fullchain.pem with certbot)"
+        ),
+        ChainFault::NotIssuer(number) => format!(
+            "certificate {file}: certificate {number} in it did not issue certificate {}, which stands before it: clients may refuse the \
+             chain; put the server's own first and behind each its issuer's",
+            number - 1
+        ),
+        ChainFault::Unreadable(number) => {
+            format!(
+                "certificate {file}: certificate {number} in it cannot be read: clients may refuse the chain"
+            )
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use turnpike_testkit::certificates::Certificate as Made;
+
     use super::*;
 
     #[test]
@@ -159,5 +181,58 @@ mod tests {
         assert!(!name.is_empty() && !name.contains(':'), "{name}");
         let told = readable_by(Path::new("/etc/key.pem"));
         assert!(told.contains(&format!("chgrp {name} /etc/key.pem && chmod 640 /etc/key.pem")), "{told}");
+    }
+
+    /// The certificates and warnings of a file with this content.
+    fn loaded(pem: &str, key: &str) -> Found {
+        let dir = turnpike_testkit::Dir::new();
+        let (cert, key) = (dir.file("cert.pem", pem), dir.file("key.pem", key));
+        let settings =
+            Settings { tls_certificates: vec![CertificateFiles { cert, key }], ..Settings::default() };
+        load(&settings)
+    }
+
+    fn chain_warnings(found: &Found) -> Vec<&String> {
+        found.warnings.iter().filter(|warning| warning.contains("cert.pem")).collect()
+    }
+
+    #[test]
+    fn chain_survives_markers_that_share_a_line() {
+        let (own, authority) = Made::of_authority(&["turn.example"]);
+        let joined = format!("{}{authority}", own.pem.trim_end());
+        assert!(joined.contains("-----END CERTIFICATE----------BEGIN CERTIFICATE-----"));
+        for pem in [joined, format!("{}{authority}", own.pem).replace("-----BEGIN", "    -----BEGIN")] {
+            let found = loaded(&pem, &own.key);
+            assert_eq!(found.certificates[0].identity.certified_key().cert.len(), 2, "{:?}", found.problems);
+            assert!(chain_warnings(&found).is_empty(), "{:?}", found.warnings);
+        }
+        let with_key = format!("{}{}", own.pem.trim_end(), own.key);
+        assert_eq!(loaded(&with_key, &with_key).certificates.len(), 1);
+    }
+
+    #[test]
+    fn certificate_without_its_issuer_is_warned_about() {
+        let (own, authority) = Made::of_authority(&["turn.example"]);
+        let self_signed = Made::new(&["turn.example"]);
+        for (pem, key, warning) in [
+            (own.pem.clone(), &own.key, Some("without its issuer's")),
+            (
+                format!("{}{}", own.pem, self_signed.pem),
+                &own.key,
+                Some("certificate 2 in it did not issue certificate 1"),
+            ),
+            (format!("{}{authority}{}", own.pem, self_signed.pem), &own.key, Some("certificate 3 in it")),
+            (format!("{}{authority}", own.pem), &own.key, None),
+            (self_signed.pem.clone(), &self_signed.key, None),
+        ] {
+            let found = loaded(&pem, key);
+            assert!(found.problems.is_empty(), "{:?}", found.problems);
+            let told = chain_warnings(&found);
+            assert_eq!(told.len(), usize::from(warning.is_some()), "{told:?}");
+            assert!(warning.is_none_or(|warning| told[0].contains(warning)), "{told:?}");
+        }
+        let foreign = own.pem.replace("CERTIFICATE", "TRUSTED CERTIFICATE");
+        let problems = loaded(&format!("{}{foreign}", own.pem), &own.key).problems;
+        assert!(problems[0].to_string().contains("BEGIN TRUSTED CERTIFICATE is not"), "{problems:?}");
     }
 }

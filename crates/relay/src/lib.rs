@@ -38,8 +38,8 @@ pub use runtime::{
     StartError, WorkerSnapshot,
 };
 pub use stream::{
-    CertificateError, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats, TicketKeys,
-    TlsContext,
+    CertificateError, ChainFault, CloseReason, HandshakeFailure, Identity, StreamConfig, StreamStats,
+    TicketKeys, TlsContext,
 };
 pub use turned_away::TurnedAway;
 pub use turnpike_offload::{

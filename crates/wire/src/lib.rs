@@ -11,5 +11,6 @@ pub mod demux;
 pub mod frame;
 pub mod indication;
 pub mod integrity;
+pub mod pem;
 pub mod proxy_protocol;
 pub mod stun;

@@ -52,7 +52,7 @@ pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
 pub use stats::{CloseReason, HandshakeFailure, StreamStats};
 pub use tickets::TicketKeys;
-pub use tls::{CertificateError, Identity, TlsContext};
+pub use tls::{CertificateError, ChainFault, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
 use connection::{Connection, Stage};

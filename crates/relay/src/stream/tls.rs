@@ -18,6 +18,8 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage};
 
+use turnpike_wire::pem::with_markers_on_lines;
+
 use super::tickets::{TicketKeys, Tickets};
 
 /// RFC 7443, TURN first: a client that offers both wants more than a Binding.
@@ -33,6 +35,9 @@ pub enum CertificateError {
     /// The certificate file is broken.
     #[error("no valid PEM: {0}")]
     CertificatePem(String),
+    /// OpenSSL's own formats, which would be skipped.
+    #[error("BEGIN {0} is not BEGIN CERTIFICATE: convert it (openssl x509 -in FILE -out NEW)")]
+    ForeignLabel(&'static str),
     /// The server's certificate cannot be read.
     #[error("the first certificate is no X.509 certificate that can be used: {0}")]
     Malformed(String),
@@ -73,6 +78,17 @@ impl CertificateError {
     }
 }
 
+/// A fault in a chain that TLS can use, but clients may refuse. Numbers count from 1, the server's own certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainFault {
+    /// The server's own certificate stands alone, and another authority has issued it.
+    LeafOnly,
+    /// This certificate did not issue the one before it.
+    NotIssuer(usize),
+    /// This certificate cannot be read.
+    Unreadable(usize),
+}
+
 /// A certificate chain with its key, checked: what a server shows under some names.
 #[derive(Clone)]
 pub struct Identity {
@@ -87,6 +103,10 @@ impl Identity {
     /// # Errors
     /// [`CertificateError`].
     pub fn from_pem(chain: &[u8], key: &[u8], unix: u64) -> Result<Self, CertificateError> {
+        let (chain, key) = (&with_markers_on_lines(chain), &with_markers_on_lines(key));
+        if let Some(label) = foreign_label(chain) {
+            return Err(CertificateError::ForeignLabel(label));
+        }
         let chain = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| CertificateError::CertificatePem(pem_fault(&error)))?;
@@ -129,6 +149,21 @@ impl Identity {
     #[must_use]
     pub fn certified_key(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.key)
+    }
+
+    /// The first fault of the chain. It need not reach a root, which clients have.
+    pub fn chain_fault(&self) -> Option<ChainFault> {
+        let readable =
+            |(place, der)| EndEntityCert::try_from(der).map_err(|_| ChainFault::Unreadable(place + 1));
+        let chain = match self.key.cert.iter().enumerate().map(readable).collect::<Result<Vec<_>, _>>() {
+            Ok(chain) => chain,
+            Err(fault) => return Some(fault),
+        };
+        if let [own] = &chain[..] {
+            return (own.issuer() != own.subject()).then_some(ChainFault::LeafOnly);
+        }
+        let stranger = chain.windows(2).position(|pair| pair[0].issuer() != pair[1].subject())?;
+        Some(ChainFault::NotIssuer(stranger + 2))
     }
 
     /// The last second, as Unix time, in which it is valid.
@@ -311,10 +346,20 @@ fn not_after(certificate: &EndEntityCert<'_>) -> u64 {
     }
 }
 
-/// RFC 5958 has a name of its own for encrypted keys, what OpenSSL wrote before a header (RFC 1421 section 4.6.1.1).
+/// The label of a section with a certificate that parsers skip.
+fn foreign_label(pem: &[u8]) -> Option<&'static str> {
+    ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"]
+        .into_iter()
+        .find(|label| holds(pem, &format!("-----BEGIN {label}-----")))
+}
+
+/// RFC 5958 has a label of its own for encrypted keys; before it OpenSSL wrote a header (RFC 1421 section 4.6.1.1).
 fn is_encrypted(pem: &[u8]) -> bool {
-    let holds = |mark: &[u8]| pem.windows(mark.len()).any(|place| place == mark);
-    holds(b"-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(b"Proc-Type: 4,ENCRYPTED")
+    holds(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") || holds(pem, "Proc-Type: 4,ENCRYPTED")
+}
+
+fn holds(pem: &[u8], mark: &str) -> bool {
+    pem.windows(mark.len()).any(|place| place == mark.as_bytes())
 }
 
 fn pem_fault(error: &pem::Error) -> String {
