@@ -32,7 +32,7 @@ use turnpike_client::{TlsOptions, Verifier, certificates::Authorities, explain};
 use turnpike_config::{Secret, Settings, forward::ForwardSettings};
 
 use crate::{
-    listen::{Environment, candidates, default_socket},
+    listen::candidates,
     model::{Job, Problem, Status},
 };
 
@@ -176,7 +176,7 @@ impl Client {
         });
         let token =
             token.transpose()?.map(|text| Secret::new(text.lines().next().unwrap_or_default().trim()));
-        let found = || candidates(&Environment::of_process()).into_iter().map(Target::Unix).collect();
+        let found = || candidates(Job::Serve).into_iter().map(Target::Unix).collect();
         let targets = target.map_or_else(found, |target| vec![target]);
         let runtime = Builder::new_current_thread().enable_all().build();
         let first = targets[0].clone();
@@ -194,13 +194,11 @@ impl Client {
     /// Asks a forwarder of this user or this machine too, behind the servers.
     #[must_use]
     pub fn or_a_forwarder(mut self) -> Self {
-        let sockets = [
-            default_socket(Job::Forward, &Environment::of_process()),
-            Some(PathBuf::from("/run/turnpike-forward/forward.sock")),
-        ];
+        // The last is that of the unit.
+        let sockets =
+            candidates(Job::Forward).into_iter().chain([PathBuf::from("/run/turnpike-forward/forward.sock")]);
         let on_loopback = ForwardSettings::default().admin;
-        let targets =
-            sockets.into_iter().flatten().map(Target::Unix).chain(on_loopback.tcp().map(Target::Tcp));
+        let targets = sockets.map(Target::Unix).chain(on_loopback.tcp().map(Target::Tcp));
         self.targets.extend(targets);
         self
     }

@@ -39,6 +39,6 @@ mod web;
 
 pub use accounts::{Accounts, Store};
 pub use applications::Applications;
-pub use listen::{Interface, Lent, ListenError, Serving};
+pub use listen::{Interface, Lent, ListenError, Serving, check};
 pub use program::Program;
 pub use tls::TlsError;

@@ -1,15 +1,13 @@
 //! Where the interface listens: Unix sockets with a file of mode 0600, loopback in the clear, anything else by TLS.
 
 use std::{
-    env,
-    fs::DirBuilder,
     io,
     net::{SocketAddr, TcpListener as StdTcpListener},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::{fs::DirBuilderExt as _, net::UnixListener as StdUnixListener},
+        unix::net::UnixListener as StdUnixListener,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -18,7 +16,10 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Notify,
 };
-use turnpike_config::{AdminAccess, AdminAddress, AdminSettings};
+use turnpike_config::{
+    AdminAccess, AdminAddress, AdminSettings, Mistake, Settings,
+    runtime_directory::{self, Origin, RuntimeDirectory},
+};
 use turnpike_net::{ListenOptions, SocketFile, UnixName};
 
 use crate::{
@@ -58,14 +59,36 @@ pub enum ListenError {
     /// The certificate of the listeners for applications.
     #[error("cannot serve applications by TLS: {0}")]
     ApplicationsTls(TlsError),
-    /// The environment does not say where.
+    /// The directory for the socket cannot be had.
     #[error(
-        "no place for the socket of the admin interface: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; name one with --admin unix:/PATH"
+        "no admin socket, which reload, drain and other commands need: {} cannot be used ({source}); set RUNTIME_DIRECTORY, or name a \
+         socket with --admin unix:/PATH",
+        directory.display()
     )]
-    NoPlace,
+    NoPlace {
+        /// It.
+        directory: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// A certificate or an authority.
     #[error("cannot serve the admin interface by TLS: {0}")]
     Tls(#[from] TlsError),
+}
+
+/// Reads the certificates and authorities of the interface and of the listeners for applications, and opens nothing. Returns a mistake for each
+/// that cannot be used.
+pub fn check(settings: &Settings) -> Vec<Mistake> {
+    let applications = settings.credentials_certificate().filter(|_| !settings.credentials.listen.is_empty());
+    let found = [
+        ("admin.tls_cert", Tls::new(&settings.admin).map(drop)),
+        ("credentials.tls_cert", applications.map_or(Ok(()), |files| Tls::for_applications(files).map(drop))),
+    ];
+    let mistake = |(key, read): (&str, Result<(), TlsError>)| {
+        let error = read.err()?;
+        Some(Mistake::new(settings.origin(key), key, error.to_string(), "PEM files that can be used"))
+    };
+    found.into_iter().filter_map(mistake).collect()
 }
 
 /// A listening socket for another process, by what the configuration calls it.
@@ -208,7 +231,6 @@ impl Interface {
             match Bound::new(job, address, tls.as_ref(), lent) {
                 Ok(one) => bound.push(one),
                 Err(error) if explicit => return Err(error),
-                Err(ListenError::NoPlace) => tracing::info!("{}", ListenError::NoPlace),
                 Err(error) => tracing::warn!("{error}"),
             }
         }
@@ -283,12 +305,14 @@ impl Bound {
         let failed = |address: String| |source| ListenError::Address { address, source };
         match address {
             AdminAddress::DefaultSocket => {
-                let path = default_socket(job, &Environment::of_process()).ok_or(ListenError::NoPlace)?;
+                let directory = runtime_directory::own();
+                let path = default_socket(job, &directory);
+                let no_place = |source| ListenError::NoPlace { directory: directory.path.clone(), source };
+                directory.prepare().map_err(no_place)?;
+                let invalid = |why: &str| no_place(io::Error::new(io::ErrorKind::InvalidInput, why));
+                let name = path.to_str().ok_or_else(|| invalid("not UTF-8"))?;
+                let name = UnixName::new(name).map_err(invalid)?;
                 let shown = format!("unix:{}", path.display());
-                make_directory(&path).map_err(failed(shown.clone()))?;
-                let name = path.to_str().ok_or(ListenError::NoPlace)?;
-                let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
-                let name = UnixName::new(name).map_err(|why| failed(shown.clone())(invalid(why)))?;
                 Self::unix(&name, (configured, shown.clone()), lent).map_err(failed(shown))
             }
             AdminAddress::Unix(name) => {
@@ -345,61 +369,25 @@ impl Bound {
     }
 }
 
-/// What the environment says about places for sockets.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Environment {
-    /// systemd's RuntimeDirectory, several separated by colons.
-    runtime_directory: Option<String>,
-    /// Of a user who is logged in.
-    xdg_runtime_dir: Option<String>,
+/// The path of a program's socket if the configuration names none.
+fn default_socket(job: Job, directory: &RuntimeDirectory) -> PathBuf {
+    directory.path.join(match (job, directory.origin) {
+        (Job::Serve, Origin::Session) => "admin.sock",
+        (Job::Serve, _) => "turnpike.sock",
+        (Job::Forward, _) => "forward.sock",
+    })
 }
 
-impl Environment {
-    pub(crate) fn of_process() -> Self {
-        let get = |name| env::var(name).ok().filter(|value| value.starts_with('/'));
-        Self { runtime_directory: get("RUNTIME_DIRECTORY"), xdg_runtime_dir: get("XDG_RUNTIME_DIR") }
-    }
-}
-
-/// Where a program listens if nobody says where.
-pub(crate) fn default_socket(job: Job, environment: &Environment) -> Option<PathBuf> {
-    let (of_service, of_user) = match job {
-        Job::Serve => ("turnpike.sock", "turnpike/admin.sock"),
-        Job::Forward => ("forward.sock", "turnpike/forward.sock"),
-    };
-    let Environment { runtime_directory, xdg_runtime_dir } = environment;
-    let service = runtime_directory.as_ref().and_then(|all| all.split(':').next());
-    let service = service.map(|directory| Path::new(directory).join(of_service));
-    service.or_else(|| xdg_runtime_dir.as_ref().map(|directory| Path::new(directory).join(of_user)))
-}
-
-/// Where the commands look for a server, in this order: where one of this user would be, and where systemd's would.
-pub(crate) fn candidates(environment: &Environment) -> Vec<PathBuf> {
-    let systemd = PathBuf::from("/run/turnpike/turnpike.sock");
-    let user = Environment { runtime_directory: None, ..environment.clone() };
-    let mut found: Vec<PathBuf> = Vec::new();
-    for path in [default_socket(Job::Serve, environment), default_socket(Job::Serve, &user), Some(systemd)] {
-        found.extend(path.filter(|path| !found.contains(path)));
-    }
-    found
-}
-
-/// That of the socket, for this user alone; the directories above it are the system's.
-fn make_directory(socket: &Path) -> io::Result<()> {
-    let Some(directory) = socket.parent() else { return Ok(()) };
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
+/// Where the commands look for a program, in this order.
+pub(crate) fn candidates(job: Job) -> Vec<PathBuf> {
+    runtime_directory::all().iter().map(|directory| default_socket(job, directory)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
 
-    fn environment(runtime: Option<&str>, xdg: Option<&str>) -> Environment {
-        Environment { runtime_directory: runtime.map(Into::into), xdg_runtime_dir: xdg.map(Into::into) }
-    }
+    use super::*;
 
     /// As the listeners of `serve` are.
     #[tokio::test]
@@ -418,29 +406,16 @@ mod tests {
     }
 
     #[test]
-    fn the_services_directory_comes_before_the_users_and_each_program_has_its_own_socket() {
-        let (run, user) = (Some("/run/turnpike:/run/more"), Some("/run/user/7"));
-        for (job, environment, path) in [
-            (Job::Serve, environment(run, user), Some("/run/turnpike/turnpike.sock")),
-            (Job::Forward, environment(run, None), Some("/run/turnpike/forward.sock")),
-            (Job::Serve, environment(None, user), Some("/run/user/7/turnpike/admin.sock")),
-            (Job::Forward, environment(None, user), Some("/run/user/7/turnpike/forward.sock")),
-            (Job::Serve, environment(None, None), None),
+    fn each_program_has_its_own_socket_in_each_directory() {
+        for (job, origin, name) in [
+            (Job::Serve, Origin::Service, "turnpike.sock"),
+            (Job::Serve, Origin::Session, "admin.sock"),
+            (Job::Serve, Origin::Fallback, "turnpike.sock"),
+            (Job::Forward, Origin::Service, "forward.sock"),
+            (Job::Forward, Origin::Session, "forward.sock"),
         ] {
-            assert_eq!(default_socket(job, &environment).as_deref(), path.map(Path::new), "{environment:?}");
+            let directory = RuntimeDirectory { path: "/run/here".into(), origin };
+            assert_eq!(default_socket(job, &directory), Path::new("/run/here").join(name));
         }
-    }
-
-    #[test]
-    fn the_commands_look_where_a_server_of_this_user_or_of_systemd_listens() {
-        let look = |environment| {
-            candidates(&environment).iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(look(environment(None, None)), ["/run/turnpike/turnpike.sock"]);
-        assert_eq!(
-            look(environment(None, Some("/run/user/7"))),
-            ["/run/user/7/turnpike/admin.sock", "/run/turnpike/turnpike.sock"]
-        );
-        assert_eq!(look(environment(Some("/run/turnpike"), None)), ["/run/turnpike/turnpike.sock"]);
     }
 }

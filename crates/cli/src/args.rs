@@ -16,7 +16,7 @@ use crate::{
     manage_args::{KeyCommand, RealmCommand, SecretCommand, UserCommand},
     probe_args::{PROBE, PROBE_EXAMPLES, ProbeArgs},
     public_address_args::{PUBLIC_ADDRESS, PUBLIC_ADDRESS_EXAMPLES, PublicAddressArgs},
-    serve_args::{CheckConfigArgs, ServeArgs},
+    serve_args::{CheckConfigArgs, ServeCommand},
     shell_args::{CompletionsArgs, ManArgs},
     upgrade_args::UpgradeArgs,
 };
@@ -34,7 +34,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a TURN/STUN server over UDP, TCP, TLS and DTLS (RFC 8656, RFC 8489)
     #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
-    Serve(Box<ServeArgs>),
+    Serve(Box<ServeCommand>),
     /// Forward TCP and UDP ports: instead of rinetd, oxidinetd, realm or socat
     #[command(long_about = FORWARD, after_help = FORWARD_EXAMPLES)]
     Forward(Box<ForwardArgs>),
@@ -231,7 +231,8 @@ const CHECK_CONFIG: &str = "\
 Check the configuration that `serve` would use with the same flags, or with --forward a file with forwarding rules.
 
 Prints \"ok\" and the effective settings as TOML, each with its origin, secrets masked; or every mistake with file, line, column, \
-key and what was expected, and exits with 2. Opens no socket.";
+key and what was expected, and exits with 2. Finds what `serve` would fail on: addresses of other machines, and files, certificates and \
+databases that are missing. Opens no listener; a port in use shows when `serve` starts. `serve --check` does the same.";
 
 const CHECK_CONFIG_EXAMPLES: &str = "\
 Example:

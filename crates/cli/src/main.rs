@@ -31,7 +31,7 @@ use std::{
 
 use clap::Parser;
 use turnpike_admin::commands::CommandError;
-use turnpike_config::{Mistakes, forward::ForwardSources, readable_by_all};
+use turnpike_config::{Mistakes, Sources, forward::ForwardSources, readable_by_all};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
@@ -50,7 +50,7 @@ use crate::{
     load_args::{LoadCommand, ReflectArgs},
     manage_args::ManageError,
     probe_args::ProbeArgs,
-    serve_args::{CheckConfigArgs, ServeArgs},
+    serve_args::{CheckConfigArgs, ServeCommand},
     summary::{Summary, Unit},
     upgrade_args::UpgradeArgs,
 };
@@ -99,7 +99,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_server(args: ServeArgs) -> ExitCode {
+fn run_server(ServeCommand { check, serve: args }: ServeCommand) -> ExitCode {
+    if check {
+        return check_server(&args.into_sources());
+    }
     ended(turnpike_daemon::serve(&args.into_sources(), &mut io::stdout(), &Admin))
 }
 
@@ -170,8 +173,15 @@ fn check_config(args: CheckConfigArgs) -> ExitCode {
     if let Some(file) = args.forward {
         return check_forward(&ForwardArgs::of_file(file));
     }
-    let loaded = args.serve.into_sources().load();
-    let checked = loaded.and_then(|loaded| turnpike_daemon::check_store(&loaded.settings).map(|()| loaded));
+    check_server(&args.serve.into_sources())
+}
+
+fn check_server(sources: &Sources) -> ExitCode {
+    let checked = sources.load().and_then(|loaded| {
+        let mut mistakes = turnpike_daemon::check_start(&loaded.settings);
+        mistakes.extend(turnpike_admin::check(&loaded.settings));
+        if mistakes.is_empty() { Ok(loaded) } else { Err(Mistakes::sorted(mistakes)) }
+    });
     show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
 }
 

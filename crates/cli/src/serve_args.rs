@@ -132,6 +132,17 @@ pub(crate) struct ServeArgs {
     log: LogArgs,
 }
 
+/// Flags of `serve` alone.
+#[derive(Args)]
+pub(crate) struct ServeCommand {
+    /// Only check, as `check-config` does: print "ok" and the effective settings as TOML, or every mistake, and open no listener
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
 /// Flags of `check-config`.
 #[derive(Args)]
 pub(crate) struct CheckConfigArgs {

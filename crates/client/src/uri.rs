@@ -3,7 +3,7 @@
 
 use std::{
     fmt, io,
-    net::{Ipv6Addr, SocketAddr, ToSocketAddrs},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     str::FromStr,
 };
 
@@ -95,7 +95,7 @@ impl ServerUri {
 
     /// The host, where it is a name and not an address.
     pub fn name(&self) -> Option<&str> {
-        self.host.parse::<std::net::IpAddr>().is_err().then_some(&self.host)
+        (self.host.parse::<Ipv4Addr>().is_err() && !is_ipv6(&self.host)).then_some(&self.host)
     }
 
     /// The port for a transport.
@@ -149,7 +149,8 @@ impl FromStr for ServerUri {
                     .ok_or_else(|| InvalidServerUri::Port(text.to_owned()))?,
             ),
         };
-        Ok(Self { scheme, host: host.to_owned(), port, tcp })
+        // RFC 6874 escapes the % in front of a zone.
+        Ok(Self { scheme, host: host.replacen("%25", "%", 1), port, tcp })
     }
 }
 
@@ -188,11 +189,17 @@ fn split_scheme(text: &str) -> Result<(Option<Scheme>, &str), InvalidServerUri> 
         "turn" => Scheme::Turn,
         "turns" => Scheme::Turns,
         _ if after.starts_with("//") => return Err(InvalidServerUri::Scheme(before.to_owned())),
-        _ if before.starts_with('[') || text.parse::<Ipv6Addr>().is_ok() => return Ok((None, text)),
+        _ if before.starts_with('[') || is_ipv6(text) => return Ok((None, text)),
         _ if after.contains(':') => return Err(InvalidServerUri::Scheme(before.to_owned())),
         _ => return Ok((None, text)),
     };
     Ok((Some(scheme), after))
+}
+
+/// Takes an address with a zone too, such as `fe80::1%eth0` (RFC 4007 section 11).
+fn is_ipv6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
+    address.parse::<Ipv6Addr>().is_ok() && zone.is_none_or(|zone| !zone.is_empty() && !zone.contains('/'))
 }
 
 /// Host and port; only an IPv6 address may hold colons, and only in brackets when a port follows.
@@ -200,14 +207,16 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), InvalidServerUri> {
     let bad = || InvalidServerUri::Host(text.to_owned());
     if let Some(rest) = text.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or_else(bad)?;
-        host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+        if !is_ipv6(host) {
+            return Err(bad());
+        }
         return match after.strip_prefix(':') {
             Some(port) => Ok((host, Some(port))),
             None if after.is_empty() => Ok((host, None)),
             None => Err(bad()),
         };
     }
-    if text.parse::<Ipv6Addr>().is_ok() {
+    if is_ipv6(text) {
         return Ok((text, None));
     }
     let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
@@ -234,6 +243,9 @@ mod tests {
             ("turn:2001:db8::1", "2001:db8::1", 3478, Transport::Udp),
             ("[::1]", "::1", 3478, Transport::Udp),
             ("::1", "::1", 3478, Transport::Udp),
+            ("turn:[fe80::1%eth0]:5000", "fe80::1%eth0", 5000, Transport::Udp),
+            ("turn:[fe80::1%25eth0]", "fe80::1%eth0", 3478, Transport::Udp),
+            ("fe80::1%2", "fe80::1%2", 3478, Transport::Udp),
             ("127.0.0.1:1", "127.0.0.1", 1, Transport::Udp),
             ("localhost", "localhost", 3478, Transport::Udp),
         ] {
@@ -256,6 +268,8 @@ mod tests {
             ("[::1", "brackets"),
             ("[a]:1", "brackets"),
             ("[::1]x", "brackets"),
+            ("[fe80::1%]:1", "brackets"),
+            ("[a%eth0]:1", "brackets"),
             ("turn:a b", "no host name"),
             ("turn://a:1", "\"turn:a:1\""),
             ("http://a", "none of turn"),

@@ -15,6 +15,7 @@ use crate::{
         Kind, named,
         show::{list, quoted, strings},
     },
+    keys,
     secret::MASK,
     source::Value,
 };
@@ -172,7 +173,7 @@ impl FromStr for AdminAddress {
                 // An abstract one has no permissions: whoever is on this machine may connect.
                 if name.path().is_some() { Ok(Self::Unix(name)) } else { Err("the socket needs a file") }
             }
-            None => text.parse().map(Self::Tcp).map_err(|_| ""),
+            None => keys::address(text).map(Self::Tcp),
         }
     }
 }

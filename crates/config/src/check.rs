@@ -8,7 +8,7 @@ use super::{
     AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
     RelayPlace, Settings, TokenKeySettings,
 };
-use crate::{limit_keys, realms};
+use crate::{limit_keys, realms, relay_doubts};
 
 /// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
 const MOST_REALMS: usize = 65_534;
@@ -407,6 +407,9 @@ impl Judge<'_> {
 pub(crate) fn doubts(settings: &Settings) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key}: {what}", settings.origin(key)));
+    // If some are to be detected, all are looked at once they are known.
+    let fixed: Option<Vec<_>> = settings.relay_addresses.iter().map(RelayPlace::fixed).collect();
+    relay_doubts(&fixed.unwrap_or_default()).into_iter().for_each(|what| doubt("relay.addresses", what));
     let certificate = match (&settings.tls_cert, &settings.tls_certificates[..]) {
         (Some(_), _) => Some("tls.cert"),
         (None, [_, ..]) => Some("tls.certificates"),

@@ -1,6 +1,10 @@
 //! What the keys of `serve` may hold: the kinds in the table of [`Settings`](crate::Settings).
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
+use std::{
+    net::{Ipv6Addr, SocketAddr, ToSocketAddrs as _},
+    ops::RangeInclusive,
+    path::Path,
+};
 
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
@@ -20,8 +24,22 @@ use crate::{RelayPlace, Secret, relay_keys, secret::MASK};
 /// Where to listen.
 pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
     list_of!("a list of \"ADDR:PORT\" such as [\"0.0.0.0:3478\", \"[::]:3478\"]", |text| {
-        text.trim().parse::<SocketAddr>().map_err(|_| "")
+        address(text.trim())
     });
+
+/// `ADDR:PORT`; an IPv6 address may have a zone, such as `[fe80::1%eth0]:3478` (RFC 4007 section 11).
+pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.strip_prefix('[').and_then(|rest| rest.split_once("]:")).ok_or("")?;
+    let (ip, _) = host.split_once('%').ok_or("")?;
+    ip.parse::<Ipv6Addr>().map_err(|_| "")?;
+    let port: u16 = port.parse().map_err(|_| "")?;
+    // The standard library knows numbers of zones only, the resolver names too. It asks no name server about an address.
+    let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.ok_or("this machine has no interface of that name")
+}
 
 /// How datagrams enter and leave.
 pub(super) const DATAPATH: Kind<DatapathChoice> = Kind::one(
@@ -225,4 +243,25 @@ fn stored_key(reader: &mut Reader<'_>, node: &Node) -> Option<StoredKey> {
 /// USERNAME is less than 509 bytes (RFC 8489 section 14.3); a colon would make the long-term key ambiguous.
 pub fn is_username(name: &str) -> bool {
     (1..=508).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_may_name_the_interface_of_a_link() {
+        let zone = |text: &str| match address(text) {
+            Ok(SocketAddr::V6(at)) => Ok((at.port(), at.scope_id())),
+            other => Err(other),
+        };
+        assert_eq!(zone("[fe80::1%7]:3478"), Ok((3478, 7)));
+        assert_eq!(zone("[fe80::1%lo]:0"), Ok((0, 1)));
+        assert_eq!(zone("[fe80::1]:3478"), Ok((3478, 0)));
+        let unknown = Err("this machine has no interface of that name");
+        assert_eq!(address("[fe80::1%nowhere9]:3478"), unknown);
+        for text in ["[fe80::1%lo]", "fe80::1%lo:3478", "[a%lo]:1", "[::1%lo]:70000", "[%lo]:1"] {
+            assert_eq!(address(text), Err(""), "{text}");
+        }
+    }
 }

@@ -119,7 +119,8 @@ fn subscribe() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn read() -> io::Result<BTreeSet<IpAddr>> {
+/// Reads them.
+pub(crate) fn read() -> io::Result<BTreeSet<IpAddr>> {
     let ip = |address: &nix::sys::socket::SockaddrStorage| match address.family()? {
         AddressFamily::Inet => address.as_sockaddr_in().map(|address| IpAddr::from(address.ip())),
         AddressFamily::Inet6 => address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip())),

@@ -7,7 +7,9 @@ use std::{
     thread,
 };
 
-use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_keys};
+use turnpike_config::{
+    DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_doubts, relay_keys,
+};
 use turnpike_net::{Datapath, passed};
 use turnpike_relay::{
     Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext, route_addresses,
@@ -364,23 +366,10 @@ fn relay_addresses(
              peers on this machine with --allow-peer"
                 .to_owned(),
         );
-    } else if let Some(address) = addresses
-        .iter()
-        .find(|address| is_detected && address.external.is_none() && is_private(&address.bind))
-    {
-        notes.push(format!(
-            "relay address {ip} is private: behind a NAT, name the public one with --relay-ip {ip}=PUBLIC or --relay-ip auto=PUBLIC",
-            ip = address.bind
-        ));
+    } else if is_detected {
+        notes.extend(relay_doubts(&addresses));
     }
     addresses
-}
-
-fn is_private(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_private(),
-        IpAddr::V6(address) => address.is_unique_local(),
-    }
 }
 
 #[cfg(test)]

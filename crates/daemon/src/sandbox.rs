@@ -52,6 +52,9 @@ pub(crate) fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
             SandboxMode::Off => None,
             SandboxMode::On => {
                 let needs = needs();
+                if let Err(error) = privileges::forbid_core_dumps() {
+                    tracing::warn!("a core dump of this process would hold its keys: {error}");
+                }
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
                 // Last: the other two need calls that could be left out of the list otherwise.

@@ -72,10 +72,7 @@ pub fn serve(
 }
 
 /// Whether the settings name stores that can be some; they are not connected to.
-///
-/// # Errors
-/// As those of the rest of the configuration.
-pub fn check_store(settings: &Settings) -> Result<(), Mistakes> {
+fn check_store(settings: &Settings) -> Result<(), Mistakes> {
     store::address(settings)?;
     fleet::address(settings).map(drop)
 }

@@ -118,7 +118,7 @@ pub(crate) struct OpenStore {
 
 impl OpenStore {
     /// Opens the store of these settings; `None` where there is none. One that cannot be reached now is asked again and again, unless it
-    /// `must_answer`.
+    /// `must_answer`. So is one whose answers cannot be read, if the settings alone have users.
     ///
     /// # Errors
     /// What somebody has to change, or an address that is none.
@@ -131,8 +131,11 @@ impl OpenStore {
             (StoreAddress::Sqlite(path), SqliteUse::Own) => Some(path.clone()),
             _ => None,
         };
+        let may_wait = |error: &StoreError| {
+            error.may_pass() || !error.is_misconfigured() && !plan::names_nobody(settings)
+        };
         match directory.read().await {
-            Err(error) if must_answer || !error.may_pass() => return Err(OpenError::Store(error)),
+            Err(error) if must_answer || !may_wait(&error) => return Err(OpenError::Store(error)),
             Err(error) => directory.wait_for_it(&error),
             Ok(()) => {}
         }

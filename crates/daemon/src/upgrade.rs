@@ -33,7 +33,7 @@ use crate::{
 
 pub use self::door::{AskError, Which, ask};
 pub(crate) use self::{
-    door::{Door, own_directory},
+    door::Door,
     heir::{Heir, begin},
     program::Program,
     succession::{Patience, Successor, hand_over},

@@ -31,6 +31,8 @@ pub(crate) enum Outcome {
     Granted(Answer),
     /// The server works, and sends its clients to another one.
     SentOn,
+    /// The credential is good, but the server relays no IPv4, which is the family of a request that names none.
+    NoIpv4,
     /// With the reason in the report.
     Nothing,
 }
@@ -144,6 +146,16 @@ fn signed(report: &mut Report, session: &mut Session, credentials: &Credentials,
             Some(401) => {
                 refused(report, credentials, &realm, answer.text(kind::REALM), now);
                 return Outcome::Nothing;
+            }
+            Some(440) => {
+                report.line(Level::Ok, AREA, format!("accepts {user:?} in realm {realm:?}"));
+                report.advise(
+                    Level::Bad,
+                    "relay",
+                    format!("answers {} to a request that names no family, as browsers send it", answer.told()),
+                    "relay on an IPv4 address too (turnpike: --relay-ip; coturn: relay-ip=): a family that is not named is IPv4",
+                );
+                return Outcome::NoIpv4;
             }
             Some(code) => {
                 report.advise(

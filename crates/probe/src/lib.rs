@@ -207,8 +207,13 @@ impl Probe<'_> {
             && match outcome {
                 Outcome::Granted(_) | Outcome::SentOn => true,
                 Outcome::Nothing => asks,
+                Outcome::NoIpv4 => false,
             };
-        let Outcome::Granted(granted) = outcome else { return };
+        let granted = match outcome {
+            Outcome::Granted(granted) => granted,
+            Outcome::NoIpv4 => return self.features(transport, server.ip()),
+            Outcome::SentOn | Outcome::Nothing => return,
+        };
         relay::judge_mapped(&mut self.report, session.local_addr(), &granted);
         let relayed = granted.addresses(kind::XOR_RELAYED_ADDRESS);
         if relayed.is_empty() {

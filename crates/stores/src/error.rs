@@ -50,6 +50,12 @@ impl StoreError {
         Self { setting: "fleet.url", ..self }
     }
 
+    /// Returns true if the address or the login is wrong, so that waiting cannot help.
+    #[must_use]
+    pub fn is_misconfigured(&self) -> bool {
+        matches!(self.fault, Fault::Login | Fault::Permission | Fault::NoDatabase)
+    }
+
     /// Whether waiting may help: what else is wrong, somebody has to change.
     #[must_use]
     pub fn may_pass(&self) -> bool {

@@ -60,6 +60,39 @@ fn no_socket_opens_before_the_configuration_is_right() {
     assert!(!ended.stderr.contains("in use"), "{}", ended.stderr);
 }
 
+/// The port is taken, which a check does not see: it opens no listener.
+#[test]
+fn check_names_all_that_would_end_serve() {
+    let holder = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+    let taken = holder.local_addr().expect("it is bound").to_string();
+    let dir = Dir::new();
+    let file = dir.file(
+        "turnpike.toml",
+        "[admin]\nlisten = [\"127.0.0.1:0\"]\ntls_cert = \"/nowhere/admin.pem\"\ntls_key = \"/nowhere/admin.key\"\n",
+    );
+    let file = file.to_str().expect("our own path is UTF-8");
+    for command in [&["check-config"][..], &["serve", "--check"]] {
+        let check = |more: &[&str]| {
+            Program::start(&mut turnpike(&[command, &["--listen", &taken, "--user", "a:b"], more].concat()))
+                .wait(SOON)
+        };
+        let good = check(&["--relay-ip", "127.0.0.1"]);
+        assert_eq!(good.code, Some(0), "{}", good.output());
+        assert!(good.stdout.starts_with("ok\n"), "{}", good.stdout);
+        let bad =
+            check(&["-c", file, "--relay-ip", "203.0.113.5", "--store", "sqlite:///nowhere/turn.sqlite"]);
+        assert_eq!(bad.code, Some(2), "{}", bad.output());
+        for words in [
+            "/nowhere/admin.pem",
+            "does not have the address 203.0.113.5",
+            "no database /nowhere/turn.sqlite",
+        ] {
+            assert!(bad.stderr.contains(words), "{words}: {}", bad.stderr);
+        }
+        assert!(!bad.stderr.contains(&taken), "{}", bad.stderr);
+    }
+}
+
 #[test]
 fn a_port_that_is_taken_names_the_setting_to_change() {
     let certificate = Certificate::new(&["turn.example.org"]);

@@ -114,6 +114,21 @@ fn a_family_that_a_dual_stack_allocation_did_not_get_is_told_with_the_servers_re
 }
 
 #[test]
+fn server_that_relays_ipv6_alone_is_told_what_browsers_get() {
+    if !has_ipv6() {
+        return println!("SKIPPED: no IPv6 on loopback");
+    }
+    let user = format!("{USER}:{PASSWORD}");
+    let mut serve = Serve::start_bare(&["--realm", REALM, "--user", &user, "--relay-ip", "::1"]);
+    serve.program.line_with("all relay addresses are IPv6");
+    let report = probe(&format!("turn:{}", serve.address(V4)), &[]).result();
+    finds(&report, "relay", "bad", "answers 440", "relay on an IPv4 address too");
+    finds(&report, "features", "ok", "IPv6 relaying", "");
+    assert_eq!((&report["usable"], &report["features"]["ipv6"]), (&false.into(), &true.into()), "{report}");
+    serve.wait_for_allocations(0);
+}
+
+#[test]
 fn certificates_are_found_untrusted_misnamed_and_about_to_expire() {
     let own = Certificate::new(&[NAME, "127.0.0.1"]);
     let serve = Serve::start_secured(&own, &[]);

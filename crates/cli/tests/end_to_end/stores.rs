@@ -3,7 +3,15 @@
 
 mod fleet;
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use serde_json::Value;
 use turnpike_testkit::databases::{PASSWORD as SERVERS_PASSWORD, Proxy, Server};
@@ -414,6 +422,25 @@ fn a_database_that_is_away_at_the_start_is_taken_when_it_comes() {
     server.start();
     // It has no tables: that is told when it is there.
     serve.program.line_with("is not as coturn's");
+}
+
+/// A server that answers +OK to whatever it is asked is no Redis.
+#[test]
+fn store_that_answers_nonsense_does_not_end_a_server_with_users_of_its_own() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let url = format!("redis://{}/0", listener.local_addr().expect("it is bound"));
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut asked = [0; 4096];
+                while stream.read(&mut asked).is_ok_and(|len| len > 0)
+                    && stream.write_all(b"+OK\r\n+OK\r\n").is_ok()
+                {}
+            });
+        }
+    });
+    let serve = Serve::start(&["--store", &url]);
+    assert_eq!(allocate(&serve, super::harness::USER, super::harness::PASSWORD), None);
 }
 
 #[test]

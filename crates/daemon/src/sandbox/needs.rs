@@ -10,12 +10,13 @@ use rustix::thread::CapabilitySet;
 use turnpike_config::{
     AdminAddress, AdminSettings, DatapathChoice, SandboxSettings, Settings, Sources, certificates,
     forward::{ForwardLoaded, ForwardSettings, ForwardSources},
+    runtime_directory,
 };
 use turnpike_forward::{Bind, Protocol, Rule};
 use turnpike_net::CopyMode;
 use turnpike_stores::StoreAddress;
 
-use crate::{store, upgrade};
+use crate::store;
 
 /// Bytes that listeners of a forwarder, and the ways from worker to worker, ask the kernel for.
 const BUFFER: usize = 4 << 20;
@@ -127,7 +128,7 @@ impl Needs {
         let mut read = sandbox.read.clone();
         // The file alone: its directory is all that its owner has.
         read.extend(passwords);
-        let written = sandbox.write.iter().cloned().chain(sockets).chain(upgrade::own_directory());
+        let written = sandbox.write.iter().cloned().chain(sockets).chain([runtime_directory::own().path]);
         Self {
             files: files.chain(of_libraries).collect(),
             read,

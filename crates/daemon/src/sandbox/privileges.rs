@@ -2,10 +2,17 @@
 
 use std::{io, sync::OnceLock};
 
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What the process had when it began.
 static BEFORE: OnceLock<CapabilitySet> = OnceLock::new();
+
+/// Has the kernel write no memory of this process, which holds keys, to a core dump, and lets other processes of this user neither trace nor
+/// read it (PR_SET_DUMPABLE in prctl(2)). A program that is started sets its own.
+pub(super) fn forbid_core_dumps() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
 
 /// Drops all others of this thread, and of those that it will have.
 pub(super) fn drop_all_but(wanted: CapabilitySet) -> Result<Vec<&'static str>, String> {
@@ -58,6 +65,15 @@ mod tests {
         assert_eq!(names(kept(kernel, old | CapabilitySet::BPF)), ["NET_ADMIN", "BPF"]);
         assert_eq!(names(kept(CapabilitySet::NET_ADMIN, old)), ["NET_ADMIN"]);
         assert!(kept(kernel, CapabilitySet::empty()).is_empty());
+    }
+
+    #[test]
+    fn memory_goes_into_no_core_dump() {
+        alone::in_own_process("sandbox::privileges::tests::memory_goes_into_no_core_dump", || {
+            forbid_core_dumps().expect("it is ours");
+            let now = rustix::process::dumpable_behavior().expect("it is ours");
+            assert_eq!(now, DumpableBehavior::NotDumpable);
+        });
     }
 
     #[test]

@@ -7,13 +7,12 @@
 //! ```
 
 use std::{
-    env, fs,
+    fs,
     io::{self, BufRead as _, Write as _},
     os::{
         fd::AsFd as _,
         unix::{
             ffi::OsStrExt as _,
-            fs::{DirBuilderExt as _, MetadataExt as _},
             net::{UnixListener as StdListener, UnixStream as StdStream},
         },
     },
@@ -28,6 +27,7 @@ use tokio::{
     task::AbortHandle,
     time::timeout,
 };
+use turnpike_config::runtime_directory;
 use turnpike_net::{SocketFile, UnixName};
 
 use crate::control::{Asked, Request, Told};
@@ -50,13 +50,13 @@ pub(crate) struct Door {
 impl Door {
     /// Opens it where there is a place for it.
     pub(crate) fn open(requests: mpsc::Sender<Request>) -> Option<Self> {
-        let directory = own_directory()?;
-        let opened = prepared(&directory).and_then(|()| Self::in_directory(&directory, requests));
+        let directory = runtime_directory::own();
+        let opened = directory.prepare().and_then(|()| Self::in_directory(&directory.path, requests));
         opened
             .inspect_err(|error| {
                 tracing::warn!(
                     "no socket for `turnpike upgrade` in {} ({error}); SIGUSR2 does the same",
-                    directory.display()
+                    directory.path.display()
                 );
             })
             .ok()
@@ -236,45 +236,14 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// Where sockets may be. The service manager makes the first (`RuntimeDirectory=`), the system of a session the second.
+/// Where sockets may be.
 fn directories() -> Vec<PathBuf> {
-    let of_service = env::var("RUNTIME_DIRECTORY").ok().filter(|value| !value.is_empty());
-    let of_service = of_service.and_then(|value| value.split(':').next().map(PathBuf::from));
-    let of_session = env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
-    let of_session = of_session.map(|value| Path::new(&value).join("turnpike"));
-    let mut all: Vec<PathBuf> = of_service.into_iter().chain(of_session).collect();
-    all.push(PathBuf::from("/run/turnpike"));
-    all
-}
-
-/// Where this process's is; none where nobody has made a place for it.
-pub(crate) fn own_directory() -> Option<PathBuf> {
-    let is_root = rustix::process::geteuid().is_root();
-    let mut all = directories();
-    let of_system = all.pop()?;
-    all.into_iter().next().or_else(|| is_root.then_some(of_system))
-}
-
-/// Makes the directory if it is not there; nobody else may write to it.
-fn prepared(directory: &Path) -> io::Result<()> {
-    match fs::DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let about = fs::symlink_metadata(directory)?;
-    let is_ours = about.is_dir()
-        && [0, rustix::process::geteuid().as_raw()].contains(&about.uid())
-        && about.mode() & 0o022 == 0;
-    if is_ours {
-        Ok(())
-    } else {
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, "others can write to it"))
-    }
+    runtime_directory::all().into_iter().map(|directory| directory.path).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt as _, thread};
+    use std::{os::unix::fs::MetadataExt as _, thread};
 
     use turnpike_testkit::Dir;
 
@@ -381,17 +350,5 @@ mod tests {
         assert!(several.contains("7, 8") && several.contains("--pid"), "{several}");
         let none = only(Vec::new()).expect_err("none").to_string();
         assert!(none.contains("/run/turnpike") && none.contains("SIGUSR2"), "{none}");
-    }
-
-    #[test]
-    fn a_directory_that_others_can_write_to_is_none() {
-        let dir = Dir::new();
-        let made = dir.at("made");
-        prepared(&made).expect("it is made");
-        assert_eq!(fs::metadata(&made).expect("it is there").mode() & 0o777, 0o700);
-        prepared(&made).expect("it is there");
-        fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).expect("it is ours");
-        assert!(prepared(&made).is_err());
-        assert!(prepared(&dir.at("not/made")).is_err());
     }
 }
