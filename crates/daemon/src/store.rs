@@ -131,9 +131,10 @@ impl OpenStore {
             (StoreAddress::Sqlite(path), SqliteUse::Own) => Some(path.clone()),
             _ => None,
         };
-        let may_wait = |error: &StoreError| {
-            error.may_pass() || !error.is_misconfigured() && !plan::names_nobody(settings)
-        };
+        let has_users = !settings.users.is_empty()
+            || !settings.secrets.is_empty()
+            || settings.realms.iter().any(|realm| !realm.users.is_empty() || !realm.secrets.is_empty());
+        let may_wait = |error: &StoreError| error.may_pass() || has_users && !error.is_misconfigured();
         match directory.read().await {
             Err(error) if must_answer || !may_wait(&error) => return Err(OpenError::Store(error)),
             Err(error) => directory.wait_for_it(&error),

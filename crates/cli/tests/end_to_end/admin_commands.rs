@@ -1,6 +1,6 @@
 //! `turnpike sessions`, `session`, `drain` and `reload` against a running program, over the socket where they look for it.
 
-use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::Path};
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use serde_json::Value;
 
@@ -42,6 +42,33 @@ impl Login {
         assert!(line.contains(&self.socket().display().to_string()), "{line}");
         program
     }
+}
+
+/// In a container neither a service manager nor a session has a directory for the socket.
+#[test]
+fn without_a_runtime_directory_the_admin_socket_is_in_run_turnpike() {
+    const CANNOT: i32 = 75;
+    const SCRIPT: &str = r#"
+        mount -t tmpfs tmpfs /run || exit 75
+        "$0" serve --listen 127.0.0.1:0 --relay-ip 127.0.0.1 --user a:b --admin unix &
+        serve=$!
+        for _ in $(seq 300); do [ -S /run/turnpike/turnpike.sock ] && break; sleep 0.1; done
+        "$0" reload && stat -c 'mode %a' /run/turnpike
+        code=$?
+        kill $serve
+        wait $serve
+        exit $code"#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", SCRIPT]).arg(turnpike(&[]).get_program());
+    for variable in ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR", "TURNPIKE_CONFIG"] {
+        command.env_remove(variable);
+    }
+    let ended = Program::run(&mut command);
+    if ended.code == Some(CANNOT) || ended.stderr.contains("unshare: ") {
+        return super::harness::skip("only root can have a /run of its own");
+    }
+    assert_eq!(ended.code, Some(0), "{}", ended.output());
+    assert!(ended.stdout.contains("mode 700"), "{}", ended.output());
 }
 
 /// Cargo's own directory may be too deep for the path of a socket.
