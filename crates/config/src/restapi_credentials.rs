@@ -1,7 +1,8 @@
 //! Time-limited credentials of the TURN REST API, which coturn has as `use-auth-secret` and `static-auth-secret`
 //! (draft-uberti-behave-turn-rest), and stored keys: what `turnpike credentials` prints and the store checks.
 //!
-//! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix time.
+//! `username = expiry ":" id`, `password = base64(HMAC-SHA1(secret, username))`, expiry in seconds of Unix time. The server also takes
+//! the other forms that coturn takes, see [`parse`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -33,14 +34,49 @@ pub fn username(expiry: u64, id: &str) -> String {
     format!("{expiry}:{id}")
 }
 
-/// Splits a time-limited username into its expiry and id; a lone number is a username without id.
+/// Seconds that an expiry may lie ahead: ten years. One beyond is a mistake, mostly a time in milliseconds.
+pub const MAX_AHEAD: u64 = 10 * 366 * 86_400;
+
+/// Digits of a time since 2001. Fewer make a time-limited username in the usual form only, or `sip:5060` would be one.
+const TIME_DIGITS: usize = 10;
+
+/// Splits a time-limited username into its expiry and id. The forms are those of coturn 4.17 (`get_rest_api_timestamp` in its
+/// `userdb.c`):
+///
+/// ```text
+/// EXPIRY:ID     digits before the first colon
+/// EXPIRY        a lone number; there is no id
+/// :EXPIRY       the same behind a colon
+/// ID:EXPIRY     something else before the first colon
+/// ```
+///
+/// coturn reads the last three with atol(3), which ignores what comes behind the digits. A number that is too large is [`u64::MAX`].
 pub fn parse(username: &str) -> Option<(u64, &str)> {
-    let (expiry, id) = username.split_once(':').unwrap_or((username, ""));
-    // `parse` alone would take "+5".
-    if expiry.is_empty() || !expiry.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
+    match username.split_once(':') {
+        Some(("", rest)) => leading_time(rest),
+        Some((expiry, id)) if is_number(expiry) => Some((number(expiry), id)),
+        Some((id, expiry)) => leading_time(expiry).map(|(expiry, _)| (expiry, id)),
+        None if is_number(username) => Some((number(username), "")),
+        None => leading_time(username),
     }
-    Some((expiry.parse().ok()?, id))
+}
+
+/// The time that a text begins with, and what follows it, without a colon between the two.
+fn leading_time(text: &str) -> Option<(u64, &str)> {
+    // What strtol(3) takes before the digits.
+    let text = text.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let len = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (digits, rest) = text.split_at(len);
+    (len >= TIME_DIGITS).then(|| (number(digits), rest.strip_prefix(':').unwrap_or(rest)))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn number(digits: &str) -> u64 {
+    digits.parse().unwrap_or(u64::MAX)
 }
 
 /// The long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
@@ -99,8 +135,34 @@ mod tests {
         assert_eq!(parse("1700000000:alice"), Some((1_700_000_000, "alice")));
         assert_eq!(parse("1700000000:a:b"), Some((1_700_000_000, "a:b")));
         assert_eq!(parse("1700000000"), Some((1_700_000_000, "")));
-        for other in ["alice", "+5:alice", ":alice", "", "99999999999999999999999:alice", "-1:a"] {
+        for other in ["alice", "+5:alice", ":alice", "", "-1:a"] {
             assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    /// Each name was tried with coturn 4.17's `get_rest_api_timestamp` and `get_real_username`.
+    #[test]
+    fn the_forms_that_coturn_takes_are_time_limited_usernames() {
+        for (name, parsed) in [
+            ("bob:1700000000", Some((1_700_000_000, "bob"))),
+            ("bob:1700000000:x", Some((1_700_000_000, "bob"))),
+            ("@bob:1700000000", Some((1_700_000_000, "@bob"))),
+            ("+1:1700000000", Some((1_700_000_000, "+1"))),
+            (":1700000000", Some((1_700_000_000, ""))),
+            (":1700000000:bob", Some((1_700_000_000, "bob"))),
+            ("bob: +1700000000 ", Some((1_700_000_000, "bob"))),
+            ("1700000000bob", Some((1_700_000_000, "bob"))),
+            ("99999999999999999999999:bob", Some((u64::MAX, "bob"))),
+            ("bob:99999999999999999999999", Some((u64::MAX, "bob"))),
+            // coturn reads a time here that was over in 1970.
+            ("sip:5060", None),
+            ("bob:alice", None),
+            ("@bob:matrix.example.org", None),
+            ("100bob", None),
+            (":", None),
+            ("::1700000000", None),
+        ] {
+            assert_eq!(parse(name), parsed, "{name}");
         }
     }
 }

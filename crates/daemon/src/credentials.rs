@@ -73,7 +73,7 @@ impl Credentials {
             // A key that fits none of the secrets may have been made with a new one.
             let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets();
             return match timed {
-                Some(Lookup::Expired { ago }) => Lookup::Expired { ago },
+                Some(untimely @ (Lookup::Expired { .. } | Lookup::TooFarAhead { .. })) => untimely,
                 _ if may_be_new() => Lookup::Later,
                 Some(refused) => refused,
                 None => self.nobody(verify),
@@ -208,8 +208,10 @@ impl RealmCredentials {
             return None;
         }
         let (expiry, id) = restapi_credentials::parse(name)?;
-        if expiry < unix {
-            return Some(Lookup::Expired { ago: unix - expiry });
+        match untimely(expiry, unix) {
+            Some(Untimely::Expired(ago)) => return Some(Lookup::Expired { ago }),
+            Some(Untimely::TooFarAhead(ahead)) => return Some(Lookup::TooFarAhead { ahead }),
+            None => {}
         }
         let accepted = self.keys_by_secret(name, algorithm, unix, stored).any(|key| verify(&key));
         Some(if accepted {
@@ -226,8 +228,10 @@ impl RealmCredentials {
             return Answer::NoSuchUser;
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        if expiry < unix {
-            return Answer::Expired { ago: unix - expiry };
+        match untimely(expiry, unix) {
+            Some(Untimely::Expired(ago)) => return Answer::Expired { ago },
+            Some(Untimely::TooFarAhead(ahead)) => return Answer::TooFarAhead { ahead },
+            None => {}
         }
         let keys = self.keys_by_secret(name, algorithm, unix, stored).collect();
         Answer::Keys { username: name.into(), identity: identity(name, id), keys }
@@ -247,6 +251,22 @@ impl RealmCredentials {
             let password = restapi_credentials::password(&secret, name);
             Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes())
         })
+    }
+}
+
+/// A time at which no credential is good, in seconds from now.
+enum Untimely {
+    Expired(u64),
+    TooFarAhead(u64),
+}
+
+fn untimely(expiry: u64, unix: u64) -> Option<Untimely> {
+    if expiry < unix {
+        Some(Untimely::Expired(unix - expiry))
+    } else if expiry - unix > restapi_credentials::MAX_AHEAD {
+        Some(Untimely::TooFarAhead(expiry - unix))
+    } else {
+        None
     }
 }
 
@@ -390,6 +410,36 @@ mod tests {
         let last_second = restapi_credentials::username(NOW, "carol");
         let password = restapi_credentials::password(&Secret::new("new"), &last_second);
         assert_eq!(ask_name(&last_second, password.reveal()), accepted(&last_second, ":carol"));
+    }
+
+    #[test]
+    fn an_expiry_more_than_ten_years_ahead_is_refused_with_that_reason() {
+        let ask = |expiry: u64| {
+            let name = restapi_credentials::username(expiry, "carol");
+            let password = restapi_credentials::password(&Secret::new("new"), &name);
+            ask_name(&name, password.reveal())
+        };
+        let most = restapi_credentials::MAX_AHEAD;
+        assert!(matches!(ask(NOW + most), Lookup::Accepted { .. }));
+        assert_eq!(ask(NOW + most + 1), Lookup::TooFarAhead { ahead: most + 1 });
+        // Milliseconds.
+        assert_eq!(ask(NOW * 1000), Lookup::TooFarAhead { ahead: NOW * 999 });
+        assert_eq!(ask(u64::MAX), Lookup::TooFarAhead { ahead: u64::MAX - NOW });
+    }
+
+    #[test]
+    fn the_other_forms_of_coturn_are_accepted_and_count_for_the_same_user() {
+        let accepts = |name: String, identity: &str| {
+            let password = restapi_credentials::password(&Secret::new("new"), &name);
+            assert_eq!(ask_name(&name, password.reveal()), accepted(&name, identity));
+            assert_eq!(ask_name(&name, "guess"), wrong_key(&name));
+        };
+        let expiry = NOW + 60;
+        accepts(format!("carol:{expiry}"), ":carol");
+        accepts(format!(":{expiry}"), &format!("::{expiry}"));
+        accepts(format!(":{expiry}:carol"), ":carol");
+        accepts(format!("{expiry}"), &format!(":{expiry}"));
+        assert_eq!(ask_name(&format!("carol:{}", NOW - 9), "x"), Lookup::Expired { ago: 9 });
     }
 
     /// Whoever may ask for time-limited credentials chooses the id.

@@ -5,6 +5,7 @@
 //! who knock at the door do not push out what users were told.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
@@ -14,9 +15,12 @@ use turnpike_relay::TurnedAway;
 use turnpike_turn::server::{
     Cidr, CredentialRefusal, Effect, PeerDenial, RequestRefusal, TokenProblem, request::Method,
 };
+use turnpike_wire::stun::kind;
 
 /// Entries of each kind.
 const MOST: usize = 1024;
+/// Kinds of refusals: see [`Why::kind`].
+const KINDS: usize = 5;
 
 /// One client that was refused for one reason.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +46,12 @@ pub struct Refusal {
 pub enum Why {
     /// Its credentials.
     Credentials(CredentialRefusal),
-    /// The peer that it named.
-    Peer(SocketAddr, PeerDenial),
+    /// A peer of its request, and the number of peers beside it, which got no permission either.
+    Peer(SocketAddr, PeerDenial, usize),
     /// A request, with the error code of the answer.
     Request(Method, u16, RequestRefusal),
+    /// A request of a client that had not proved who it is. Over UDP its address may be forged.
+    Unproved(Method, u16, RequestRefusal),
     /// Its connection, or its TLS or DTLS handshake: what was being done, and the reason as metrics call it.
     Connection(&'static str, &'static str),
 }
@@ -61,7 +67,7 @@ pub struct RefusalFilter {
 
 /// The refusals of this program, for those who add to them and those who look.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<[VecDeque<Refusal>; 5]>);
+pub(crate) struct Refusals(Mutex<[VecDeque<Refusal>; KINDS]>);
 
 impl Refusals {
     /// Adds what an effect tells, if it is a refusal; `now_ms` is Unix time.
@@ -70,11 +76,14 @@ impl Refusals {
             Effect::Refused { client, username, why, .. } => {
                 (client.address, username, None, Why::Credentials(*why))
             }
-            Effect::PeerRefused { client, realm, username, peer, by, .. } => {
-                (client.address, username, Some(realm), Why::Peer(*peer, *by))
+            Effect::PeerRefused { client, realm, username, peer, others, by, .. } => {
+                (client.address, username, Some(realm), Why::Peer(*peer, *by, *others))
             }
-            Effect::RequestRefused { client, realm, username, method, code, why, .. } => {
+            Effect::RequestRefused { client, realm, username, proved: true, method, code, why, .. } => {
                 (client.address, username, Some(realm), Why::Request(*method, *code, *why))
+            }
+            Effect::RequestRefused { client, username, method, code, why, .. } => {
+                (client.address, username, None, Why::Unproved(*method, *code, *why))
             }
             _ => return,
         };
@@ -82,16 +91,17 @@ impl Refusals {
         self.add(Refusal { first_ms: now_ms, last_ms: now_ms, count: 1, client, user, realm, why });
     }
 
-    /// Adds clients that did not come as far as a request.
+    /// Adds clients whose connection was closed, or whose handshake failed.
     pub(crate) fn turned_away(&self, now_ms: u64, turned: &TurnedAway) {
         let TurnedAway { client, stage, reason, count, .. } = *turned;
+        let (realm, user) = turned.user.clone().unzip();
         self.add(Refusal {
             first_ms: now_ms,
             last_ms: now_ms,
             count,
             client,
-            user: Box::default(),
-            realm: None,
+            user: user.unwrap_or_default(),
+            realm,
             why: Why::Connection(stage, reason),
         });
     }
@@ -110,12 +120,12 @@ impl Refusals {
         kept.push_back(refusal);
     }
 
-    /// The last ones first.
+    /// The last ones first, and those that belong to a normal session behind all others.
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<Refusal> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
         let mut found: Vec<&Refusal> = kept.filter(|refusal| wanted.admits(refusal)).collect();
-        found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last_ms));
+        found.sort_by_key(|refusal| (refusal.why.is_ordinary(), std::cmp::Reverse(refusal.last_ms)));
         found.into_iter().take(most).cloned().collect()
     }
 }
@@ -141,23 +151,30 @@ impl Why {
         match self {
             Self::Credentials(_) => 0,
             Self::Peer(..) => 1,
-            Self::Request(..) => 2,
+            Self::Request(..) if !self.is_ordinary() => 2,
             // Its address may be forged.
             Self::Connection("dtls_hello", _) => 4,
             Self::Connection(..) => 3,
+            Self::Request(..) | Self::Unproved(..) => 4,
         }
+    }
+
+    /// Whether clients of a healthy service see this error: another server is to serve them, or their nonce has gone stale.
+    fn is_ordinary(self) -> bool {
+        matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
     /// The same but for what differs each time.
     fn is_same(self, other: Self) -> bool {
-        use CredentialRefusal::{Expired, Token};
+        use CredentialRefusal::{Expired, Token, TooFarAhead};
         match (self, other) {
+            (Self::Credentials(TooFarAhead { .. }), Self::Credentials(TooFarAhead { .. })) => true,
             (Self::Credentials(Expired { .. }), Self::Credentials(Expired { .. })) => true,
             (
                 Self::Credentials(Token(TokenProblem::Future { .. })),
                 Self::Credentials(Token(TokenProblem::Future { .. })),
             ) => true,
-            (Self::Peer(one, by), Self::Peer(other, also)) => (one.ip(), by) == (other.ip(), also),
+            (Self::Peer(one, by, _), Self::Peer(other, also, _)) => (one.ip(), by) == (other.ip(), also),
             (one, other) => one == other,
         }
     }
@@ -168,7 +185,7 @@ impl Why {
         match self {
             Self::Credentials(_) => "credentials",
             Self::Peer(..) => "peer",
-            Self::Request(method, ..) => method.into(),
+            Self::Request(method, ..) | Self::Unproved(method, ..) => method.into(),
             Self::Connection(stage, _) => stage,
         }
     }
@@ -180,7 +197,7 @@ impl Why {
             Self::Credentials(CredentialRefusal::WrongUser) => Some(441),
             Self::Credentials(_) => Some(401),
             Self::Peer(..) => Some(403),
-            Self::Request(_, code, _) => Some(code),
+            Self::Request(_, code, _) | Self::Unproved(_, code, _) => Some(code),
             Self::Connection(..) => None,
         }
     }
@@ -190,8 +207,15 @@ impl Why {
     pub fn reason(self) -> String {
         match self {
             Self::Credentials(why) => credentials_reason(why),
-            Self::Peer(peer, by) => format!("{}: {}", peer_name(peer), peer_reason(by)),
-            Self::Request(_, code, why) => request_reason(code, why).to_owned(),
+            Self::Peer(peer, by, 0) => format!("{}: {}", peer_name(peer), peer_reason(by)),
+            Self::Peer(peer, by, others) => format!(
+                "{}: {}; the request's {others} other peers got no permission either",
+                peer_name(peer),
+                peer_reason(by)
+            ),
+            Self::Request(_, code, why) | Self::Unproved(_, code, why) => {
+                request_reason(code, why).into_owned()
+            }
             Self::Connection(_, reason) => connection_reason(reason).to_owned(),
         }
     }
@@ -201,8 +225,8 @@ impl Why {
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Credentials(why) => credentials_remedy(why),
-            Self::Peer(_, by) => peer_remedy(by),
-            Self::Request(_, code, why) => request_remedy(code, why),
+            Self::Peer(_, by, _) => peer_remedy(by),
+            Self::Request(_, code, why) | Self::Unproved(_, code, why) => request_remedy(code, why),
             Self::Connection(_, reason) => connection_remedy(reason),
         }
     }
@@ -239,7 +263,10 @@ fn peer_remedy(by: PeerDenial) -> &'static str {
 pub(crate) fn credentials_reason(why: CredentialRefusal) -> String {
     match why {
         CredentialRefusal::NoSuchUser => "no such user".to_owned(),
-        CredentialRefusal::Expired { ago } => format!("expired {ago} s ago"),
+        CredentialRefusal::Expired { ago } => format!("expired {} ago", span(ago)),
+        CredentialRefusal::TooFarAhead { ahead } => {
+            format!("expires in {}: more than ten years ahead", span(ahead))
+        }
         CredentialRefusal::WrongKey => "wrong key".to_owned(),
         CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
         CredentialRefusal::WrongUser => "wrong user".to_owned(),
@@ -264,6 +291,10 @@ fn credentials_remedy(why: CredentialRefusal) -> &'static str {
         CredentialRefusal::Expired { .. } => {
             "Give credentials a longer life, or set the clocks of this machine and of the one that makes them."
         }
+        CredentialRefusal::TooFarAhead { .. } => {
+            "The time in the username counts seconds since 1970; this one is probably in milliseconds. Divide it by 1000 where the \
+             credential is made."
+        }
         CredentialRefusal::WrongKey => {
             "The password is another one, or the secret that made it is none of those here. A key that was stored holds for one realm and \
              one algorithm."
@@ -280,8 +311,13 @@ fn credentials_remedy(why: CredentialRefusal) -> &'static str {
     }
 }
 
-pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
-    match (why, code) {
+pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str> {
+    let reason = match (why, code) {
+        (RequestRefusal::BadRequest(bad), _) => return bad.to_string().into(),
+        (RequestRefusal::UnknownAttribute(attribute), _) => {
+            return format!("attribute {} is not known here", kind::Name(attribute)).into();
+        }
+        (RequestRefusal::AllocationExists, _) => "the client address has an allocation already",
         (RequestRefusal::UserQuota, _) => "the user has as many allocations as each may have",
         (RequestRefusal::PrefixQuota, _) => {
             "the client's address prefix has as many allocations as each may have"
@@ -300,21 +336,26 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> &'static str {
             "no relay port or file descriptor is left, or no such port is reserved for this user"
         }
         (RequestRefusal::Store, _) => "the credential store does not answer",
-        (RequestRefusal::Code, 400) => "the request does not hold together",
+        (RequestRefusal::Code, 300) => "the client was sent to another server",
+        (RequestRefusal::Code, 400) => "the request is malformed",
+        (RequestRefusal::Code, 401) => "no credential, or a wrong one",
         (RequestRefusal::Code, 403) => "forbidden",
         (RequestRefusal::Code, 405) => "mobility is switched off",
         (RequestRefusal::Code, 420) => "the request has an attribute that is not known here",
-        (RequestRefusal::Code, 437) => {
-            "no allocation for this client address, or one where there must be none"
-        }
+        (RequestRefusal::Code, 437) => "the client address has no allocation",
+        (RequestRefusal::Code, 438) => "the nonce is too old, or was made for another address",
         (RequestRefusal::Code, 440) => "no relay address of the family that was asked for",
         (RequestRefusal::Code, 442) => "the transport that was asked for is not relayed",
         (RequestRefusal::Code, 443) => "the peer is of another family than the relayed address",
         (RequestRefusal::Code, 446) => "there is a connection to this peer already",
         (RequestRefusal::Code, 447) => "the peer did not take the connection",
+        (RequestRefusal::Code, 441) => "the user is not the one of the allocation",
+        (RequestRefusal::Code, 486) => "the quota of allocations is reached",
+        (RequestRefusal::Code, 500) => "the server failed",
         (RequestRefusal::Code, 508) => "the server has no capacity",
         (RequestRefusal::Code, _) => "refused",
-    }
+    };
+    reason.into()
 }
 
 fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
@@ -347,6 +388,20 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Store, _) => {
             "The log says what is wrong with the store. Users who were looked up before get in all the same."
         }
+        (RequestRefusal::AllocationExists, _) => {
+            "A client address has one allocation: the client has to delete it (Refresh with LIFETIME 0) or to use another local port. \
+             Mostly the client was restarted; the old allocation ends by itself within its lifetime."
+        }
+        (RequestRefusal::BadRequest(_) | RequestRefusal::UnknownAttribute(_), _) => {
+            "The client builds a wrong request: tell its developer which attribute is at fault."
+        }
+        (RequestRefusal::Code, 300) => {
+            "Nothing to do if the client follows: it has to connect to the ALTERNATE-SERVER of the answer."
+        }
+        (RequestRefusal::Code, 438) => {
+            "Nothing to do if it happens now and then: the client repeats the request with the new nonce. If it repeats at once and again, \
+             something between client and server changes the client's address."
+        }
         (RequestRefusal::Code, 437) => {
             "After a restart, or when its address has changed, a client has to make a new allocation. If this goes on, something between \
              client and server changes its port."
@@ -355,22 +410,22 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::Code, 442) => "Relayed TCP needs relay.tcp, and a client that comes by TCP or TLS.",
         (RequestRefusal::Code, 405) => "relay.mobility switches it on.",
         (RequestRefusal::Code, 447) => "Look whether the peer listens, and whether a firewall is in between.",
-        _ => "It is the client's to mend.",
+        _ => "The fault is in the client.",
     }
 }
 
-fn connection_reason(reason: &'static str) -> &'static str {
+pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
     match reason {
         "not_stun" => "what came was neither STUN nor ChannelData",
-        "length" => "a STUN message of a length that cannot be",
+        "length" => "a STUN message with an impossible length",
         "too_long" => "a message that is too long",
-        "no_message" | "timeout" => "nothing whole came in time",
+        "no_message" | "timeout" => "no complete message came in time",
         "handshake" | "other" => "the handshake failed",
-        "tls" => "what came after the TLS handshake was not right",
+        "tls" => "the TLS records after the handshake were wrong",
         "no_certificate" => "a TLS client, and no certificate is configured",
         "plain_refused" => "a client without TLS, where TLS is needed",
         "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
-        "duplicate" => "a PROXY header with the addresses of a connection that exists",
+        "duplicate" => "a PROXY header with the addresses of another connection, which is still open",
         "replies_unread" => "the client does not read its replies",
         "evicted" => "it had to make room for a newcomer",
         "limit_total" => "too many connections without an allocation",
@@ -398,8 +453,9 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         }
         "no_certificate" => "Name tls.cert and tls.key.",
         "plain_refused" => "The client needs turns: in its URI, or tls.only has to be off.",
-        "proxy_header" | "duplicate" => {
-            "Have the proxy send PROXY headers, or take it out of server.proxy_protocol_from."
+        "proxy_header" => "Have the proxy send PROXY headers, or take it out of server.proxy_protocol_from.",
+        "duplicate" => {
+            "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
         }
         "evicted" | "limit_total" => "Raise limits.idle_connections, or find out who keeps so many open.",
         "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
@@ -409,8 +465,16 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         "no_message" | "timeout" => {
             "A port scan, or a way on which large packets are lost: a handshake needs some of full size."
         }
-        _ => "It is the client's to mend.",
+        _ => "The fault is in the client.",
     }
+}
+
+/// A time span for people, in the largest unit of which it has two or more.
+fn span(seconds: u64) -> String {
+    const UNITS: [(u64, &str); 4] =
+        [(365 * 86_400, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let unit = UNITS.into_iter().find(|(length, _)| seconds >= 2 * length);
+    unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
 #[cfg(test)]
@@ -421,11 +485,14 @@ mod tests {
 
     use super::*;
 
-    fn refused(client: &str, user: &str, why: CredentialRefusal) -> Effect {
+    fn client(address: &str) -> Client {
         let local = "192.0.2.1:3478".parse().expect("an address");
-        let address = client.parse().expect("an address");
-        let client = Client { listener: ListenerId(0), address, local };
-        Effect::Refused { client, username: user.into(), why, suppressed: 0 }
+        let address = address.parse().expect("an address");
+        Client { listener: ListenerId(0), address, local }
+    }
+
+    fn refused(from: &str, user: &str, why: CredentialRefusal) -> Effect {
+        Effect::Refused { client: client(from), username: user.into(), why, suppressed: 0 }
     }
 
     fn find(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<Refusal> {
@@ -473,13 +540,41 @@ mod tests {
         for host in 0..3 * u32::try_from(MOST).expect("few") {
             let client = (std::net::Ipv4Addr::from_bits(0x0A00_0000 + host), 1).into();
             let (stage, reason) = ("tls_handshake", "garbage");
-            let turned = TurnedAway { client, transport: Transport::Tls, stage, reason, count: 2 };
+            let turned =
+                TurnedAway { client, transport: Transport::Tls, user: None, stage, reason, count: 2 };
             refusals.turned_away(u64::from(host), &turned);
         }
         assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
         let all = refusals.find(&RefusalFilter::default(), usize::MAX);
         assert_eq!(all.len(), MOST + 1);
         assert_eq!(find(&refusals, Some("10.0.0.1"), None), [], "the oldest went");
+    }
+
+    #[test]
+    fn a_time_span_is_told_in_its_largest_unit() {
+        for (seconds, text) in
+            [(0, "0 s"), (119, "119 s"), (120, "2 minutes"), (7200, "2 hours"), (95_926_150, "3 years")]
+        {
+            assert_eq!(span(seconds), text);
+        }
+    }
+
+    #[test]
+    fn refusals_of_a_healthy_service_stand_behind_the_others() {
+        let refusals = Refusals::default();
+        let told = |code, proved| {
+            let (realm, username) = ("example.org".into(), "alice".into());
+            let (client, method, why) = (client("192.0.2.9:1"), Method::Refresh, RequestRefusal::Code);
+            Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed: 0 }
+        };
+        refusals.hear(1, &told(437, true));
+        refusals.hear(2, &told(438, true));
+        refusals.hear(3, &told(438, false));
+        refusals.hear(4, &told(400, false));
+        let codes: Vec<Option<u16>> =
+            find(&refusals, None, None).iter().map(|refusal| refusal.why.code()).collect();
+        assert_eq!(codes, [400, 437, 438, 438].map(Some));
+        assert_eq!(find(&refusals, None, None)[0].realm, None, "nothing was proved");
     }
 
     #[test]
@@ -493,8 +588,11 @@ mod tests {
             assert_ne!(connection_reason(reason), reason);
             assert!(Why::Connection("connection", reason).remedy().ends_with('.'));
         }
+        let mut reasons = std::collections::HashSet::new();
         for (code, _) in turnpike_turn::server::stats::ERROR_CODES {
-            assert!(request_reason(code, RequestRefusal::Code).len() > 6);
+            let reason = request_reason(code, RequestRefusal::Code);
+            assert_ne!(reason, "refused", "{code}");
+            assert!(reasons.insert(reason), "{code}");
         }
     }
 }

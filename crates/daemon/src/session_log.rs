@@ -16,7 +16,7 @@ use crate::{
     log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
-    refusals::{Refusals, credentials_reason, peer_name, peer_reason, request_reason},
+    refusals::{Refusals, connection_reason, credentials_reason, peer_name, peer_reason, request_reason},
     session_totals::SessionTotals,
 };
 
@@ -75,7 +75,7 @@ impl SessionLog for SessionLogger {
     }
 
     fn turned_away(&self, _: usize, turned: &TurnedAway) {
-        self.lines.send(Entry::TurnedAway(*turned));
+        self.lines.send(Entry::TurnedAway(turned.clone()));
     }
 }
 
@@ -93,6 +93,7 @@ struct Limits {
     credentials: RefusalLimit,
     peers: RefusalLimit,
     requests: RefusalLimit,
+    connections: RefusalLimit,
     sessions: EndLimit<User>,
 }
 
@@ -110,6 +111,7 @@ impl Limits {
             credentials: RefusalLimit::new(Arc::clone(counts)),
             peers: RefusalLimit::new(Arc::clone(counts)),
             requests: RefusalLimit::new(Arc::clone(counts)),
+            connections: RefusalLimit::new(Arc::clone(counts)),
             sessions: EndLimit::new(rates, Arc::clone(counts)),
         }
     }
@@ -140,6 +142,18 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// Number of lines suppressed before this one, if it may be written. Lines about users are for every log, those about strangers
+    /// for `-v`.
+    fn admit_closed(&mut self, now: Duration, turned: &TurnedAway) -> Option<u64> {
+        if turned.user.is_none() && !is_debugged() {
+            return None;
+        }
+        let mut suppressed = 0;
+        self.connections.admit(now, turned.client.ip(), &mut suppressed).then_some(suppressed)
+    }
+}
+
 impl SessionLogWriter {
     /// Writes lines until the last worker is gone.
     pub(crate) async fn run(self) {
@@ -157,7 +171,12 @@ impl SessionLogWriter {
                                 write(worker, &effect);
                             }
                         }
-                        Entry::TurnedAway(turned) => refusals.turned_away(unix_ms, &turned),
+                        Entry::TurnedAway(turned) => {
+                            refusals.turned_away(unix_ms, &turned);
+                            if let Some(suppressed) = limits.admit_closed(start.elapsed(), &turned) {
+                                write_closed(&turned, suppressed);
+                            }
+                        }
                     }
                 }
                 limits.sessions.due(start.elapsed()).iter().for_each(write_sums);
@@ -183,6 +202,23 @@ fn write_sums(summary: &Summary<User>) {
             realm, user, sessions = sum.count, to_peer_bytes = sum.out_bytes, to_client_bytes = sum.in_bytes,
             "more sessions ended than are told one by one"
         );
+    }
+}
+
+fn write_closed(turned: &TurnedAway, suppressed: u64) {
+    let TurnedAway { client, transport, user, stage, reason, count } = turned;
+    let (transport, reason) = (<&str>::from(*transport), connection_reason(reason));
+    match user {
+        Some((realm, user)) => tracing::warn!(
+            target: "turnpike::session",
+            realm = &**realm, user = &**user, %client, transport, reason, count, suppressed,
+            "connection closed by the server"
+        ),
+        None => tracing::debug!(
+            target: "turnpike::session",
+            %client, transport, stage, reason, count, suppressed,
+            "connection closed by the server"
+        ),
     }
 }
 
@@ -231,19 +267,19 @@ fn write(worker: usize, effect: &Effect) {
                 "credential refused"
             );
         }
-        Effect::PeerRefused { client, realm, username, peer, by, suppressed } => {
+        Effect::PeerRefused { client, realm, username, peer, others, by, suppressed } => {
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
-                by = peer_reason(*by), suppressed, worker,
+                other_peers = others, by = peer_reason(*by), suppressed, worker,
                 "peer refused"
             );
         }
-        Effect::RequestRefused { client, realm, username, method, code, why, suppressed } => {
+        Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed } => {
             tracing::debug!(
                 target: "turnpike::session",
-                realm = &**realm, user = &**username, client = %client.address, request = <&str>::from(*method),
-                code, reason = request_reason(*code, *why), suppressed, worker,
+                realm = &**realm, user = &**username, proved, client = %client.address,
+                request = <&str>::from(*method), code, reason = &*request_reason(*code, *why), suppressed, worker,
                 "request refused"
             );
         }

@@ -1,22 +1,41 @@
-//! Which ports of a relay address are taken, and which are open: one bit each, for all workers.
+//! State of the ports of one relay address, shared by all workers: taken, open, or in quarantine.
+//!
+//! A port stays in quarantine after its allocation ended, because peers of the previous client may still send to it. It returns to the
+//! pool when its time is over, or earlier, the oldest first, if the pool has nothing else.
 
-use std::ops::RangeInclusive;
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use turnpike_turn::server::RelayTransport;
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Milliseconds of quarantine. Peers of an ended call stop within this time, unless they have no consent checks (RFC 7675).
+pub(crate) const QUARANTINE_MS: u64 = 10_000;
 
 pub(crate) struct PoolBits {
-    /// Not to be drawn.
+    /// Ports that may not be drawn: open, about to be opened, or in quarantine.
     taken: Bits,
-    /// What a socket of ours has, by transport. Not the same: a port that is taken may turn out to be another program's, and one that
-    /// relays UDP leaves its namesake of TCP to whoever wants it.
+    /// Ports with a socket of ours, by transport. A taken port may turn out to be another program's, and a port that relays UDP
+    /// stays free for TCP.
     open: [Bits; 2],
+    /// Ports in quarantine, the oldest first.
+    quarantine: Mutex<VecDeque<Quarantined>>,
+}
+
+/// A port in quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quarantined {
+    pub(crate) port: u16,
+    pub(crate) until_ms: u64,
 }
 
 impl Default for PoolBits {
     fn default() -> Self {
-        Self { taken: Bits::new(), open: [Bits::new(), Bits::new()] }
+        let quarantine = Mutex::new(VecDeque::new());
+        Self { taken: Bits::new(), open: [Bits::new(), Bits::new()], quarantine }
     }
 }
 
@@ -25,12 +44,12 @@ impl PoolBits {
         self.taken.has(port)
     }
 
-    /// False if somebody has it. Whoever gets it sees that nothing is open there.
+    /// Takes a port; false if it is taken already. The new owner sees that nothing is open there.
     pub(crate) fn take(&self, port: u16) -> bool {
         self.taken.set(port)
     }
 
-    /// A socket of ours has it from now on.
+    /// Marks a port as open: a socket of ours has it.
     pub(crate) fn opened(&self, port: u16, transport: RelayTransport) {
         self.open[transport as usize].set(port);
     }
@@ -44,11 +63,66 @@ impl PoolBits {
         self.open.iter().any(|bits| range.clone().any(|port| bits.has(port)))
     }
 
-    /// Whose turn it is next, by `taken`, comes last: what the next one opens must not be cleared after it.
+    /// Returns a port to the pool. `taken` is cleared last: nothing that the next owner opens may be cleared after it.
     pub(crate) fn free(&self, port: u16) {
         for bits in self.open.iter().chain([&self.taken]) {
             bits.clear(port);
         }
+    }
+
+    /// Closes a port that peers may know, and keeps it in quarantine.
+    pub(crate) fn quarantine(&self, Quarantined { port, until_ms }: Quarantined) {
+        self.open.iter().for_each(|bits| bits.clear(port));
+        self.with_quarantine(|queue| queue.push_back(Quarantined { port, until_ms }));
+    }
+
+    /// Puts a port into quarantine that another process closed, unless it is taken here.
+    pub(crate) fn adopt_quarantined(&self, quarantined: Quarantined) {
+        if self.take(quarantined.port) {
+            self.quarantine(quarantined);
+        }
+    }
+
+    /// Frees the ports whose quarantine is over.
+    pub(crate) fn end_quarantine(&self, now_ms: u64) {
+        self.with_quarantine(|queue| {
+            while let Some(first) = queue.pop_front_if(|first| first.until_ms <= now_ms) {
+                self.free(first.port);
+            }
+        });
+    }
+
+    /// Takes the oldest suitable port out of quarantine.
+    pub(crate) fn take_quarantined(&self, suits: impl Fn(u16) -> bool) -> Option<u16> {
+        self.with_quarantine(|queue| {
+            let found = queue.iter().position(|held| suits(held.port))?;
+            queue.remove(found).map(|held| held.port)
+        })
+    }
+
+    /// Takes an even port and the next one, of which at least one is in quarantine and the other may be free.
+    pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<u16> {
+        self.with_quarantine(|queue| {
+            let held = Bits::new();
+            queue.iter().for_each(|entry| _ = held.set(entry.port));
+            let is_available = |port: u16| suits(port) && (held.has(port) || !self.is_taken(port));
+            let even = |entry: &Quarantined| entry.port & !1;
+            let first = queue.iter().map(even).find(|even| is_available(*even) && is_available(even + 1))?;
+            let pair = [first, first + 1];
+            // One of the two is held, so a failure leaves nothing to give back: another worker took the free one.
+            let is_taken = pair.iter().all(|port| held.has(*port) || self.take(*port));
+            is_taken.then(|| queue.retain(|entry| !pair.contains(&entry.port)))?;
+            Some(first)
+        })
+    }
+
+    /// Ports in quarantine, the oldest first.
+    pub(crate) fn quarantined(&self) -> Vec<Quarantined> {
+        self.with_quarantine(|queue| queue.iter().copied().collect())
+    }
+
+    fn with_quarantine<T>(&self, work: impl FnOnce(&mut VecDeque<Quarantined>) -> T) -> T {
+        work(&mut self.quarantine.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 }
 

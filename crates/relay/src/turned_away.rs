@@ -1,7 +1,7 @@
 //! Refused connections and DTLS handshakes with their addresses, for operators who ask why a client could not connect. TCP's handshake or
 //! DTLS's cookie proves most addresses. The others have their own name and fewer places, because a stranger can forge them.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_turn::server::Transport;
 
@@ -11,12 +11,14 @@ const MOST: usize = 64;
 const MOST_UNPROVED: usize = 8;
 
 /// Clients of one address that were turned away for one reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnedAway {
     /// The last of them.
     pub client: SocketAddr,
     /// How they came.
     pub transport: Transport,
+    /// Realm and username of the allocation that the connection had.
+    pub user: Option<(Arc<str>, Box<str>)>,
     /// Where it was refused: `connection`, `tls_handshake`, `dtls_handshake`, or `dtls_hello`, whose address may be forged.
     pub stage: &'static str,
     /// Why, as `/metrics` calls it.
@@ -34,10 +36,10 @@ impl Noted {
         &mut self,
         client: SocketAddr,
         transport: Transport,
-        stage: &'static str,
-        reason: &'static str,
+        user: Option<(Arc<str>, Box<str>)>,
+        (stage, reason): (&'static str, &'static str),
     ) {
-        self.note_within(MOST, client, transport, stage, reason);
+        self.note_within(MOST, (client, transport), user, (stage, reason));
     }
 
     /// Notes a client whose address may be forged.
@@ -48,24 +50,25 @@ impl Noted {
         stage: &'static str,
         reason: &'static str,
     ) {
-        self.note_within(MOST_UNPROVED, client, transport, stage, reason);
+        self.note_within(MOST_UNPROVED, (client, transport), None, (stage, reason));
     }
 
     fn note_within(
         &mut self,
         most: usize,
-        client: SocketAddr,
-        transport: Transport,
-        stage: &'static str,
-        reason: &'static str,
+        (client, transport): (SocketAddr, Transport),
+        user: Option<(Arc<str>, Box<str>)>,
+        (stage, reason): (&'static str, &'static str),
     ) {
         let same = |noted: &&mut TurnedAway| {
-            noted.client.ip() == client.ip() && (noted.stage, noted.reason) == (stage, reason)
+            noted.client.ip() == client.ip()
+                && (noted.stage, noted.reason) == (stage, reason)
+                && noted.user == user
         };
         if let Some(noted) = self.0.iter_mut().find(same) {
             (noted.client, noted.count) = (client, noted.count + 1);
         } else if self.0.len() < most {
-            self.0.push(TurnedAway { client, transport, stage, reason, count: 1 });
+            self.0.push(TurnedAway { client, transport, user, stage, reason, count: 1 });
         }
     }
 
@@ -83,7 +86,7 @@ mod tests {
     fn one_address_takes_one_place_for_each_reason_and_there_is_an_end_to_places() {
         let mut noted = Noted::default();
         let mut note = |client: &str, reason| {
-            noted.note(client.parse().unwrap(), Transport::Tls, "tls_handshake", reason);
+            noted.note(client.parse().unwrap(), Transport::Tls, None, ("tls_handshake", reason));
         };
         for port in 1..=1000 {
             note(&format!("192.0.2.1:{port}"), "alert");

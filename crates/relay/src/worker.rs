@@ -333,11 +333,7 @@ impl Worker {
             // Before the flush: some of them have a reply.
             self.carry_out_effects(now, NOTHING);
             self.flush();
-            while let Some(client) = self.out.streams.next_gone().or_else(|| self.out.dtls.next_gone()) {
-                self.server.disconnected(now, &client);
-            }
-            self.tell_ended_associations();
-            self.carry_out_effects(now, NOTHING);
+            self.tell_gone(now);
             // Farewells to DTLS clients that had to give way.
             if self.out.tx.queued() > 0 {
                 self.flush();
@@ -475,13 +471,13 @@ impl Worker {
                 Effect::LookUp(query) => self.look_up(query),
                 Effect::Closed { allocation, .. } => {
                     for family in [Family::V4, Family::V6] {
-                        self.close(RelayId { allocation, family });
+                        self.close(now, RelayId { allocation, family });
                     }
-                    self.close_all_tcp(allocation);
+                    self.close_all_tcp(now, allocation);
                 }
                 Effect::RelayClosed { relay } => {
-                    self.close(relay);
-                    self.close_tcp(relay);
+                    self.close(now, relay);
+                    self.close_tcp(now, relay);
                 }
                 Effect::ConnectionClosed { connection, .. } => self.peers.drop_connection(connection),
                 Effect::ConnectTimedOut { allocation, connection } => {

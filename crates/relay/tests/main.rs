@@ -28,6 +28,7 @@ mod stream_limits;
 mod stream_memory;
 mod stream_messages;
 mod stream_proxy;
+mod stream_reset;
 mod stream_splits;
 mod stream_tls;
 mod tcp_relaying;

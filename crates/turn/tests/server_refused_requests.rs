@@ -1,10 +1,12 @@
-//! Requests of clients that are known, and refused all the same: what is told of them, and of whom nothing is told. And how many clients each
-//! listener has.
+//! Effects of refused requests: each error response is told with its cause. And the number of clients of each listener.
 
 use crate::common::*;
-use turnpike_turn::server::{
-    ClosedReason, Effect, ListenerId, OpenResult, RelayTransport, RequestRefusal, ServerConfig,
-    request::Method,
+use turnpike_turn::{
+    server::{
+        BadRequest, ClosedReason, Effect, Fault, ListenerId, OpenResult, RelayTransport, RequestRefusal,
+        ServerConfig, request::Method,
+    },
+    wire::stun::kind,
 };
 
 /// What was told since the last time.
@@ -17,6 +19,10 @@ fn told(world: &mut World) -> Vec<(String, Method, u16, RequestRefusal)> {
         _ => None,
     });
     told.collect()
+}
+
+fn bad(attribute: u16, fault: Fault) -> RequestRefusal {
+    RequestRefusal::BadRequest(BadRequest { attribute, fault })
 }
 
 fn of_alice(method: Method, code: u16, why: RequestRefusal) -> Vec<(String, Method, u16, RequestRefusal)> {
@@ -32,9 +38,9 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
     for (ask, method, code, why) in [
         (Ask::permit("198.41.0.9:0"), Method::CreatePermission, 508, RequestRefusal::Permissions),
-        (Ask::bind(0x4001, PEER), Method::ChannelBind, 400, RequestRefusal::Code),
+        (Ask::bind(0x4001, PEER), Method::ChannelBind, 400, bad(kind::CHANNEL_NUMBER, Fault::Bound)),
         (Ask::bind(0x4001, "198.41.0.9:9"), Method::ChannelBind, 508, RequestRefusal::Channels),
-        (Ask::allocate(), Method::Allocate, 437, RequestRefusal::Code),
+        (Ask::allocate(), Method::Allocate, 437, RequestRefusal::AllocationExists),
     ] {
         assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(code));
         assert_eq!(told(&mut world), of_alice(method, code, why));
@@ -69,6 +75,127 @@ fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
         assert_eq!(world.opened(request.allocation, result, None).code(), Some(code));
         assert_eq!(told(&mut world), of_alice(Method::Allocate, code, why));
     }
+}
+
+/// The log, the page and the client hear of the attribute.
+#[test]
+fn each_cause_of_400_names_its_attribute() {
+    let allocate = || Ask::new(ALLOCATE);
+    let transport = |ask: Ask| ask.raw(kind::REQUESTED_TRANSPORT, &[17, 0, 0, 0]);
+    for (ask, attribute, fault) in [
+        (allocate(), kind::REQUESTED_TRANSPORT, Fault::Missing),
+        (allocate().raw(kind::REQUESTED_TRANSPORT, &[17]), kind::REQUESTED_TRANSPORT, Fault::Malformed),
+        (transport(allocate()).raw(kind::LIFETIME, &[1]), kind::LIFETIME, Fault::Malformed),
+        (transport(allocate()).raw(kind::DONT_FRAGMENT, &[1]), kind::DONT_FRAGMENT, Fault::Malformed),
+        (transport(allocate()).raw(kind::EVEN_PORT, &[]), kind::EVEN_PORT, Fault::Malformed),
+        (transport(allocate()).raw(kind::RESERVATION_TOKEN, &[1]), kind::RESERVATION_TOKEN, Fault::Malformed),
+        (
+            transport(allocate()).raw(kind::RESERVATION_TOKEN, &[1; 8]).raw(kind::EVEN_PORT, &[0]),
+            kind::RESERVATION_TOKEN,
+            Fault::Beside(kind::EVEN_PORT),
+        ),
+        (
+            transport(allocate()).raw(kind::REQUESTED_ADDRESS_FAMILY, &[1]),
+            kind::REQUESTED_ADDRESS_FAMILY,
+            Fault::Malformed,
+        ),
+        (
+            transport(allocate())
+                .raw(kind::REQUESTED_ADDRESS_FAMILY, &[1, 0, 0, 0])
+                .raw(kind::ADDITIONAL_ADDRESS_FAMILY, &[2, 0, 0, 0]),
+            kind::ADDITIONAL_ADDRESS_FAMILY,
+            Fault::Beside(kind::REQUESTED_ADDRESS_FAMILY),
+        ),
+    ] {
+        let mut world = World::new();
+        let alice = world.credentials("alice", Scheme::Md5);
+        let response = world.ask(&ask.signed(&alice));
+        let text = BadRequest { attribute, fault }.to_string();
+        assert_eq!(response.code(), Some(400), "{text}");
+        assert_eq!(response.reason(), format!("Bad Request: {text}"));
+        assert_eq!(told(&mut world), of_alice(Method::Allocate, 400, bad(attribute, fault)));
+    }
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    let number = |number: u16| [&number.to_be_bytes()[..], &[0, 0]].concat();
+    world.all_effects();
+    for (ask, method, attribute, fault) in [
+        (Ask::new(CREATE_PERMISSION), Method::CreatePermission, kind::XOR_PEER_ADDRESS, Fault::Missing),
+        (
+            Ask::permit(PEER).raw(kind::XOR_PEER_ADDRESS, &[1]),
+            Method::CreatePermission,
+            kind::XOR_PEER_ADDRESS,
+            Fault::Malformed,
+        ),
+        (Ask::new(CHANNEL_BIND), Method::ChannelBind, kind::CHANNEL_NUMBER, Fault::Missing),
+        (Ask::bind(0x7FFF, PEER), Method::ChannelBind, kind::CHANNEL_NUMBER, Fault::OutOfRange),
+        (Ask::bind(0x4000, "198.41.0.4:0"), Method::ChannelBind, kind::XOR_PEER_ADDRESS, Fault::PortZero),
+        (
+            Ask::new(CHANNEL_BIND).raw(kind::CHANNEL_NUMBER, &number(0x4000)),
+            Method::ChannelBind,
+            kind::XOR_PEER_ADDRESS,
+            Fault::Missing,
+        ),
+        (Ask::new(REFRESH).raw(kind::LIFETIME, &[0]), Method::Refresh, kind::LIFETIME, Fault::Malformed),
+        (Ask::new(CONNECTION_BIND), Method::ConnectionBind, kind::CONNECTION_ID, Fault::Missing),
+    ] {
+        assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(400), "{attribute:#x} {fault:?}");
+        assert_eq!(told(&mut world), of_alice(method, 400, bad(attribute, fault)));
+    }
+}
+
+#[test]
+fn a_refused_peer_is_named_together_with_the_number_of_the_others() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    world.all_effects();
+    let ask = Ask::permit(PEER).peer("127.0.0.1:0").peer("198.41.0.9:0").signed(&alice);
+    let response = world.ask(&ask);
+    assert_eq!(response.code(), Some(403));
+    assert_eq!(
+        response.reason(),
+        "Forbidden: peer 127.0.0.1; the request's other peers get no permission either"
+    );
+    let effects = world.all_effects();
+    let [Effect::PeerRefused { peer, others: 2, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(peer.to_string(), "127.0.0.1:0");
+    // None of them is permitted.
+    assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::Drop(_)));
+}
+
+#[test]
+fn errors_before_authentication_are_told_with_the_claimed_user() {
+    let mut world = World::new();
+    let strangers = |world: &mut World| -> Vec<_> {
+        let told = world.all_effects().into_iter().filter_map(|effect| match effect {
+            Effect::RequestRefused { username, proved: false, method, code, why, .. } => {
+                Some((username.into_string(), method, code, why))
+            }
+            _ => None,
+        });
+        told.collect()
+    };
+    let alice = world.credentials("alice", Scheme::Md5);
+    world.all_effects();
+    // Of the first 401 nothing is told.
+    assert_eq!(world.ask(&Ask::allocate()).code(), Some(401));
+    assert_eq!(strangers(&mut world), []);
+    let unknown = Ask::new(BINDING).raw(0x0031, &[]);
+    assert_eq!(world.ask(&unknown).code(), Some(420));
+    let why = RequestRefusal::UnknownAttribute(0x0031);
+    assert_eq!(strangers(&mut world), [(String::new(), Method::Binding, 420, why)]);
+    let nameless = Ask::allocate().raw(kind::MESSAGE_INTEGRITY, &[0; 20]);
+    assert_eq!(world.ask(&nameless).code(), Some(400));
+    let why = bad(kind::USERNAME, Fault::Missing);
+    assert_eq!(strangers(&mut world), [(String::new(), Method::Allocate, 400, why)]);
+    // Proved, it is told as the user's.
+    assert_eq!(world.ask(&Ask::allocate().raw(0x0031, &[]).signed(&alice)).code(), Some(420));
+    let why = RequestRefusal::UnknownAttribute(0x0031);
+    assert_eq!(told(&mut world), of_alice(Method::Allocate, 420, why));
+    // Another server's nonce.
+    let foreign = Credentials { nonce: "anotherserversnonce".to_owned(), ..alice };
+    assert_eq!(world.ask(&Ask::allocate().signed(&foreign)).code(), Some(438));
+    assert_eq!(strangers(&mut world), [("alice".to_owned(), Method::Allocate, 438, RequestRefusal::Code)]);
 }
 
 #[test]

@@ -197,7 +197,7 @@ impl Associations {
             }
             Err(error) => {
                 let why = association::failure(&error);
-                self.noted.note(client.address, Transport::Dtls, "dtls_handshake", why.into());
+                self.noted.note(client.address, Transport::Dtls, None, ("dtls_handshake", why.into()));
                 self.refuse(&client, datagram, why, tx);
                 return None;
             }

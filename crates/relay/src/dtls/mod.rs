@@ -510,7 +510,7 @@ impl Associations {
         // That is mostly a client that began anew, or a server that stops.
         if why != DtlsFailure::Other {
             let address = self.table[slot].client.address;
-            self.noted.note(address, Transport::Dtls, "dtls_handshake", why.into());
+            self.noted.note(address, Transport::Dtls, None, ("dtls_handshake", why.into()));
         }
         self.remove(slot, DtlsEnd::Handshake);
     }

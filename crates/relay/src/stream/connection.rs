@@ -6,7 +6,7 @@ use turnpike_net::TcpSocket;
 use turnpike_turn::server::{Client, Source, Transport};
 use turnpike_wire::frame::{Framer, MAX_MESSAGE_LEN};
 
-use super::{CloseReason, HandshakeFailure, channel::Channel, outbox::Outbox};
+use super::{CloseReason, HandshakeFailure, channel::Channel, outbox::Outbox, receive::is_nothing};
 use crate::link::{Place, Way};
 
 /// No piece of this tick.
@@ -33,6 +33,10 @@ pub(super) struct Connection {
     pub(super) stage: Stage,
     /// Its listener is not known before the first byte, nor its address behind a proxy before the header.
     pub(super) client: Client,
+    /// Its addresses are those of a PROXY header.
+    pub(super) proxied: bool,
+    /// A newer connection has its 5-tuple.
+    pub(super) superseded: bool,
     pub(super) framer: Framer,
     pub(super) outbox: Outbox,
     /// Pieces of this tick, first and last.
@@ -104,6 +108,14 @@ impl Connection {
     pub(super) fn source(&self, slot: usize) -> Source {
         let place = Place { slot, generation: self.generation };
         Source { client: self.client, link: Way::Stream(place).link() }
+    }
+
+    /// Whether the client has closed or reset it, whatever was read of it.
+    pub(super) fn has_ended(&self) -> bool {
+        match self.socket.peek(&mut [0]) {
+            Ok(len) => len == 0,
+            Err(error) => !is_nothing(&error),
+        }
     }
 
     /// Why it is closed when its time is over.

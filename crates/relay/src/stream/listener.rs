@@ -133,6 +133,8 @@ impl Streams {
             generation: self.generations.draw(),
             stage: if proxied { Stage::Proxied } else { Stage::Unknown },
             client: Client { listener: id, address: peer, local: canonical(local) },
+            proxied: false,
+            superseded: false,
             framer: Framer::new(),
             outbox: Outbox::new(self.config.queue),
             first: NONE,
@@ -200,7 +202,7 @@ impl Streams {
     /// With RST, so that nothing of it stays here.
     fn refuse(&mut self, socket: TcpSocket, peer: SocketAddr, reason: CloseReason) {
         self.stats.closed[reason as usize] += 1;
-        self.noted.note(peer, Transport::Tcp, "connection", reason.into());
+        self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
         socket.reset();
     }
 }

@@ -99,6 +99,14 @@ impl Token {
     }
 }
 
+/// The end of a client's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gone {
+    pub(crate) client: Client,
+    /// How the client came and why the server closed the connection, if the server did.
+    pub(crate) closed: Option<(Transport, CloseReason)>,
+}
+
 /// The streams of one worker.
 pub(crate) struct Streams {
     layout: Arc<Layout>,
@@ -115,8 +123,8 @@ pub(crate) struct Streams {
     pieces: Pieces,
     /// Connections that the end of the tick looks at.
     touched: Vec<usize>,
-    /// Clients whose connection is gone and whom the state machine must be told of.
-    gone: Vec<Client>,
+    /// Connections that have ended, for the state machine.
+    gone: Vec<Gone>,
     /// What TLS reads from.
     scratch: Vec<u8>,
     handshakes_left: u32,
@@ -218,8 +226,18 @@ impl Streams {
     }
 
     /// The next client whose connection is gone.
-    pub(crate) fn next_gone(&mut self) -> Option<Client> {
+    pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         self.gone.pop()
+    }
+
+    /// Notes why the server closed the connection of this user, if it has an allocation.
+    pub(crate) fn note_closed(
+        &mut self,
+        client: &Client,
+        (transport, reason): (Transport, CloseReason),
+        user: Option<(Arc<str>, Box<str>)>,
+    ) {
+        self.noted.note(client.address, transport, user, ("connection", reason.into()));
     }
 
     /// Keeps the limits and the state machine's allocations in step.
@@ -304,6 +322,15 @@ impl Streams {
         self.touch(slot);
     }
 
+    /// Ends a connection whose 5-tuple a newer one has. The state machine hears of it before the first message of that one.
+    fn supersede(&mut self, older: usize) {
+        let connection = &mut self.connections[older];
+        connection.superseded = true;
+        self.by_client.remove(&connection.client);
+        self.gone.push(Gone { client: connection.client, closed: None });
+        self.close(older, CloseReason::Broken);
+    }
+
     /// Has the end of the tick look at a connection.
     #[inline]
     fn touch(&mut self, slot: usize) {
@@ -333,16 +360,17 @@ impl Streams {
         }
         let address = connection.address();
         match failure {
-            Some(why) => self.noted.note(address, Transport::Tls, "tls_handshake", why.into()),
-            None if reason.turns_away() => {
+            Some(why) => self.noted.note(address, Transport::Tls, None, ("tls_handshake", why.into())),
+            None if reason.turns_away() && connection.stage != Stage::Open => {
                 let transport = connection.transport();
-                self.noted.note(address, transport, "connection", reason.into());
+                self.noted.note(address, transport, None, ("connection", reason.into()));
             }
             None => {}
         }
-        if connection.stage == Stage::Open {
+        if connection.stage == Stage::Open && !connection.superseded {
             self.by_client.remove(&connection.client);
-            self.gone.push(connection.client);
+            let closed = reason.turns_away().then(|| (connection.transport(), reason));
+            self.gone.push(Gone { client: connection.client, closed });
         }
         // What the client has not read yet reaches it all the same, unless it still sends: then the kernel answers with RST.
         drop(connection.socket);

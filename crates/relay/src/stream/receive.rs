@@ -149,8 +149,12 @@ impl Streams {
             Some(_) if listener.tls_only => Err(CloseReason::PlainRefused),
             Some(_) => {
                 connection.framer.hold(&[], 0);
-                self.open(slot)?;
+                let supersedes = self.open(slot)?;
                 self.stats.plain += 1;
+                if supersedes {
+                    self.postpone(slot, span, rx);
+                    return Ok(None);
+                }
                 Ok(Some(span))
             }
         }
@@ -170,6 +174,7 @@ impl Streams {
                 if let Some((source, destination)) = addresses {
                     connection.client.address = source;
                     connection.client.local = destination;
+                    connection.proxied = true;
                 }
                 let address = connection.client.address.ip();
                 self.admission.enter_from(address)?;
@@ -244,11 +249,15 @@ impl Streams {
         if let Some((resumed, listener)) = opened {
             connection.barren = 0;
             connection.client.listener = listener;
-            self.open(slot)?;
+            let supersedes = self.open(slot)?;
             if resumed {
                 self.stats.handshakes_resumed += 1;
             } else {
                 self.stats.handshakes_full += 1;
+            }
+            if supersedes {
+                self.postpone(slot, filled.map_err(|_| CloseReason::Tls)?, rx);
+                return Ok(None);
             }
         }
         let span = filled.map_err(|_| CloseReason::Tls)?;
@@ -264,23 +273,33 @@ impl Streams {
         CloseReason::Handshake
     }
 
-    /// From now on it is a client's connection.
-    fn open(&mut self, slot: usize) -> Result<(), CloseReason> {
-        let connection = &mut self.connections[slot];
-        match self.by_client.entry(connection.client) {
-            // The kernel keeps 5-tuples apart; only a proxy can tell of the same one twice.
-            hashbrown::hash_map::Entry::Occupied(_) => {
+    /// Makes it the connection of its client. True if an older one had the same 5-tuple: the state machine has to hear of its end
+    /// before it sees a message of this one.
+    fn open(&mut self, slot: usize) -> Result<bool, CloseReason> {
+        let connection = &self.connections[slot];
+        let client = connection.client;
+        let older = self.slot_of(&client);
+        if let Some(older) = older {
+            if connection.proxied && !self.connections[older].has_ended() {
                 if connection.stage == Stage::Handshake {
                     self.stats.handshakes_failed[HandshakeFailure::Other as usize] += 1;
                 }
-                Err(CloseReason::Duplicate)
+                return Err(CloseReason::Duplicate);
             }
-            hashbrown::hash_map::Entry::Vacant(place) => {
-                place.insert(slot);
-                connection.stage = Stage::Open;
-                Ok(())
-            }
+            self.supersede(older);
         }
+        self.by_client.insert(client, slot);
+        self.connections[slot].stage = Stage::Open;
+        // One that ended in this tick is no longer among the connections.
+        Ok(older.is_some() || self.gone.iter().any(|gone| gone.client == client))
+    }
+
+    /// Keeps what was read until the end of the tick, when the state machine has heard of the connections that ended.
+    fn postpone(&mut self, slot: usize, span: Span, rx: &Rx) {
+        let connection = &mut self.connections[slot];
+        connection.framer.hold(rx.bytes(span), 0);
+        connection.paused = true;
+        self.paused.insert((0, slot, connection.generation));
     }
 
     /// After the last of its messages, a connection on which nothing more will come is closed.
@@ -310,7 +329,7 @@ fn received(read: io::Result<Span>) -> Result<Option<Span>, CloseReason> {
     }
 }
 
-fn is_nothing(error: &io::Error) -> bool {
+pub(super) fn is_nothing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
@@ -341,7 +360,7 @@ mod tests {
     use crate::{
         Layout, StreamConfig,
         link::Way,
-        stream::{Admission, SHARE, Token, listen_options},
+        stream::{Admission, Gone, SHARE, Token, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -445,6 +464,84 @@ mod tests {
         assert!(!bench.streams.serves(gone) && bench.streams.serves(place(&bench)));
         bench.streams.reply(gone, &BINDING);
         assert_eq!(bench.streams.stats.sent, 0);
+    }
+
+    /// A client that resets its connection when it closes it.
+    fn client_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.set_linger(Some(Duration::ZERO)).unwrap();
+        socket.bind(&local.into()).unwrap();
+        socket.connect(&to.into()).unwrap();
+        socket.into()
+    }
+
+    /// A connection that was accepted, whose client has sent these bytes.
+    fn accepted(bench: &mut Bench, local: SocketAddr, words: &[u8]) -> (TcpStream, usize) {
+        let mut client = client_from(local, bench.at);
+        client.write_all(words).unwrap();
+        let slot = turnpike_testkit::eventually("the connection is accepted", || {
+            bench.streams.accept(0, 0, &bench.poller);
+            bench.streams.next_accepted()
+        });
+        (client, slot)
+    }
+
+    #[test]
+    fn a_connection_takes_the_place_of_one_that_its_client_has_reset() {
+        let mut bench = bench(|_| {});
+        let (older, slot) = accepted(&mut bench, (Ipv4Addr::LOCALHOST, 0).into(), &BINDING);
+        assert_eq!(bench.read(slot), 1);
+        let local = older.local_addr().unwrap();
+        // The server has not heard of the reset when the client is back.
+        drop(older);
+        let (_newer, newer_slot) = accepted(&mut bench, local, &BINDING);
+        assert_eq!(bench.read(newer_slot), 0, "the state machine does not know of the end yet");
+        assert_eq!(bench.streams.connections[newer_slot].closing, None);
+        assert_eq!(bench.streams.connections[slot].closing, Some(CloseReason::Broken));
+        let client = bench.streams.connections[newer_slot].client;
+        let gone = Gone { client, closed: None };
+        assert_eq!((bench.streams.next_gone(), bench.streams.next_gone()), (Some(gone), None));
+        assert_eq!(bench.streams.poll_timeout(), Some(0));
+        assert_eq!(bench.streams.next_resumed(0), Some(newer_slot));
+        bench.rx.reset();
+        let mut incoming = bench.streams.go_on(newer_slot, &mut bench.rx).unwrap();
+        assert!(bench.streams.next(&mut incoming, 0, &bench.rx).is_some());
+        // The end of the older one ends nothing of the newer one.
+        bench.streams.remove(slot, CloseReason::Broken);
+        assert_eq!(bench.streams.next_gone(), None);
+        assert_eq!(bench.streams.slot_of(&client), Some(newer_slot));
+    }
+
+    #[test]
+    fn a_connection_that_ended_in_this_tick_is_heard_of_before_the_next_one_of_its_client() {
+        let mut bench = bench(|_| {});
+        let (older, slot) = accepted(&mut bench, (Ipv4Addr::LOCALHOST, 0).into(), &BINDING);
+        assert_eq!(bench.read(slot), 1);
+        let local = older.local_addr().unwrap();
+        drop(older);
+        bench.streams.remove(slot, CloseReason::Broken);
+        let (_newer, newer_slot) = accepted(&mut bench, local, &BINDING);
+        assert_eq!(bench.read(newer_slot), 0);
+        assert!(bench.streams.next_gone().is_some());
+        assert_eq!(bench.streams.next_resumed(0), Some(newer_slot));
+    }
+
+    #[test]
+    fn of_two_connections_with_one_proxy_header_the_newer_one_wins_only_if_the_older_has_ended() {
+        let mut bench = bench(|config| config.proxies = vec!["127.0.0.0/8".parse().unwrap()]);
+        let words = [&b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n"[..], &BINDING].concat();
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let (older, slot) = accepted(&mut bench, any, &words);
+        assert_eq!(bench.read(slot), 1);
+        let (_second, second_slot) = accepted(&mut bench, any, &words);
+        bench.read(second_slot);
+        assert_eq!(bench.streams.connections[second_slot].closing, Some(CloseReason::Duplicate));
+        drop(older);
+        let (_third, third_slot) = accepted(&mut bench, any, &words);
+        bench.read(third_slot);
+        assert_eq!(bench.streams.connections[third_slot].closing, None);
+        assert_eq!(bench.streams.connections[slot].closing, Some(CloseReason::Broken));
     }
 
     #[test]

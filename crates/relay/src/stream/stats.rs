@@ -32,7 +32,7 @@ pub enum CloseReason {
     PlainRefused,
     /// A listed sender that sent no PROXY header, or a broken one.
     ProxyHeader,
-    /// A PROXY header that claims the addresses of a connection that exists.
+    /// A PROXY header with the 5-tuple of another connection, which lives.
     Duplicate,
     /// A client that does not read the replies to its requests.
     RepliesUnread,

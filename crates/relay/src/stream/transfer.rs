@@ -26,6 +26,7 @@ pub(crate) struct Detached {
     /// The client has said by TLS that nothing more will come.
     pub(crate) ended: bool,
     trusted: bool,
+    proxied: bool,
     listener: usize,
 }
 
@@ -56,7 +57,7 @@ impl Streams {
         self.uncount(slot);
         self.by_client.remove(client);
         self.stats.closed[reason as usize] += 1;
-        let Connection { socket, channel, mut outbox, ended, trusted, listener, .. } =
+        let Connection { socket, channel, mut outbox, ended, trusted, proxied, listener, .. } =
             self.connections.remove(slot);
         let (tls, unsent) = match channel {
             Channel::Plain => (None, outbox.rest()),
@@ -71,14 +72,18 @@ impl Streams {
                 (Some(tls), Vec::new())
             }
         };
-        Some(Detached { client: *client, socket, tls, unsent, ended, trusted, listener })
+        Some(Detached { client: *client, socket, tls, unsent, ended, trusted, proxied, listener })
     }
 
-    /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if there is one of this client.
+    /// Takes in a connection that another worker let go. `None` if it cannot be watched, or if its PROXY header names the 5-tuple of
+    /// another one.
     pub(crate) fn adopt(&mut self, taken: Detached, now_ms: u64, poller: &Poller) -> Option<Source> {
-        let Detached { client, socket, tls, unsent, ended, trusted, listener } = taken;
-        if self.by_client.contains_key(&client) {
-            return None;
+        let Detached { client, socket, tls, unsent, ended, trusted, proxied, listener } = taken;
+        if let Some(older) = self.slot_of(&client) {
+            if proxied && !self.connections[older].has_ended() {
+                return None;
+            }
+            self.supersede(older);
         }
         let mut outbox = Outbox::new(self.config.queue);
         outbox.begin([&unsent, b"", b""], 0);
@@ -91,6 +96,8 @@ impl Streams {
             generation: self.generations.draw(),
             stage: Stage::Open,
             client,
+            proxied,
+            superseded: false,
             framer: Framer::new(),
             outbox,
             first: NONE,

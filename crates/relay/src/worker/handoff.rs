@@ -188,7 +188,7 @@ impl Worker {
     fn take_back(&mut self, now: Now, moved: Moved, sockets: Sockets) {
         let was = moved.was();
         let Some(allocation) = self.server.take_back(now, moved) else {
-            return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr()));
+            return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr(), now.ms));
         };
         self.attach_sockets(now, allocation, sockets);
         if let Some(source) = was {
@@ -211,8 +211,9 @@ impl Worker {
         if let Handoff::Allocation { moved, sockets, .. } | Handoff::Returned { moved, sockets } = undelivered
         {
             // Its worker has ended, and with it the server is about to.
+            let now_ms = self.now().ms;
             for (_, socket) in &sockets {
-                self.ports.release(socket.local_addr());
+                self.ports.release(socket.local_addr(), now_ms);
             }
             drop(moved);
         }
@@ -221,7 +222,10 @@ impl Worker {
 
     /// Serves a stream that another worker has accepted.
     fn take_over(&mut self, now: Now, taken: Detached, request: &[u8], behind: &[u8]) {
-        let Some(source) = self.out.streams.adopt(taken, now.ms, &self.poller) else { return };
+        let adopted = self.out.streams.adopt(taken, now.ms, &self.poller);
+        // An older connection of the same 5-tuple may have given way.
+        self.tell_gone(now);
+        let Some(source) = adopted else { return };
         let verdict = self.server.from_handed_over(now, &source, request);
         self.out.reply(verdict);
         self.carry_out_effects(now, Behind::HandedOver(behind));
@@ -319,7 +323,7 @@ impl Worker {
             match self.adopt(socket, Role::Relay(Holder::One(relay))) {
                 Ok(id) => self.set_relay(relay, id, bound),
                 Err(_) => {
-                    self.ports.release(bound);
+                    self.ports.release(bound, now.ms);
                     // Without its socket it would be a session that nothing passes through.
                     self.server.close_one(now, allocation, ClosedReason::Administrator);
                 }

@@ -21,16 +21,16 @@ use crate::{
 const ACCEPTS: usize = 32;
 
 impl Worker {
-    pub(super) fn open_tcp(&mut self, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
+    pub(super) fn open_tcp(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
         let (realm, _) = self.server.owner(allocation).unwrap_or_default();
-        let (socket, relayed) = match self.ports.open_tcp(wish.family, realm) {
+        let (socket, relayed) = match self.ports.open_tcp(wish.family, realm, now.ms) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
         };
         let bound = socket.local_addr();
         let relay = RelayId { allocation, family: wish.family };
         if self.peers.listen(relay, socket, &self.poller).is_err() {
-            self.ports.release(bound);
+            self.ports.release(bound, now.ms);
             return self.refuse(Refusal::File);
         }
         OpenResult::Opened { relayed }
@@ -116,16 +116,16 @@ impl Worker {
         }
     }
 
-    pub(super) fn close_tcp(&mut self, relay: RelayId) {
+    pub(super) fn close_tcp(&mut self, now: Now, relay: RelayId) {
         if let Some(bound) = self.peers.close_listener(relay) {
-            self.ports.release(bound);
+            self.ports.release(bound, now.ms);
         }
     }
 
-    pub(super) fn close_all_tcp(&mut self, allocation: AllocationId) {
+    pub(super) fn close_all_tcp(&mut self, now: Now, allocation: AllocationId) {
         self.peers.close_connections(allocation);
         for family in [Family::V4, Family::V6] {
-            self.close_tcp(RelayId { allocation, family });
+            self.close_tcp(now, RelayId { allocation, family });
         }
     }
 }

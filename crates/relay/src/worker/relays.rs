@@ -41,12 +41,12 @@ impl Worker {
 
     fn open_one(&mut self, now: Now, allocation: AllocationId, wish: &OpenRelay) -> OpenResult {
         if wish.transport == RelayTransport::Tcp {
-            return self.open_tcp(allocation, wish);
+            return self.open_tcp(now, allocation, wish);
         }
         let owner = self.server.owner(allocation).unwrap_or_default();
         // A realm with ports of its own shares them with nobody.
         if wish.port == PortWish::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
-            return self.open_shared(allocation, wish.family);
+            return self.open_shared(now, allocation, wish.family);
         }
         let opened = match self.ports.open(wish, owner, now.ms) {
             Ok(opened) => opened,
@@ -61,18 +61,18 @@ impl Worker {
                 OpenResult::Opened { relayed }
             }
             Err(_) => {
-                self.ports.release(bound);
+                self.ports.release(bound, now.ms);
                 self.refuse(Refusal::File)
             }
         }
     }
 
     /// A relay socket that other allocations have too: a new one while there may be more, and then the one with the fewest.
-    fn open_shared(&mut self, allocation: AllocationId, family: Family) -> OpenResult {
+    fn open_shared(&mut self, now: Now, allocation: AllocationId, family: Family) -> OpenResult {
         let link = self.server.link(allocation);
         let by_datagrams = link.is_some_and(|link| Way::of(link) == Way::Datagrams);
         let opened = if self.shared.may_open(family, by_datagrams) {
-            self.open_another(family, by_datagrams)
+            self.open_another(now, family, by_datagrams)
         } else {
             Err(Refusal::Port)
         };
@@ -88,11 +88,11 @@ impl Worker {
     }
 
     /// One more relay socket to share.
-    fn open_another(&mut self, family: Family, by_datagrams: bool) -> Result<SharedPort, Refusal> {
-        let Opened { socket, relayed } = self.ports.open_shared(family)?;
+    fn open_another(&mut self, now: Now, family: Family, by_datagrams: bool) -> Result<SharedPort, Refusal> {
+        let Opened { socket, relayed } = self.ports.open_shared(family, now.ms)?;
         let bound = socket.local_addr();
         let Ok(id) = self.adopt(socket, Role::Free) else {
-            self.ports.release(bound);
+            self.ports.release(bound, now.ms);
             return Err(Refusal::File);
         };
         let port = self.shared.open(id, bound, relayed, by_datagrams);
@@ -196,7 +196,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn close(&mut self, relay: RelayId) {
+    pub(super) fn close(&mut self, now: Now, relay: RelayId) {
         let pair = self.out.relays.get_mut(relay.allocation.index as usize);
         let Some(id) = pair.and_then(|pair| pair[side(relay.family)].take()) else { return };
         let is_last = match self.roles[id.0 as usize] {
@@ -213,7 +213,7 @@ impl Worker {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {
-            self.ports.release(socket.local_addr());
+            self.ports.release(socket.local_addr(), now.ms);
         }
     }
 }

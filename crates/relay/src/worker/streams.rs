@@ -3,8 +3,8 @@
 use turnpike_net::{Buffer, poll::Event};
 use turnpike_turn::{server::Verdict, time::Now};
 
-use super::{Behind, Worker};
-use crate::stream::{Incoming, Streams, Token};
+use super::{Behind, NOTHING, Worker};
+use crate::stream::{Gone, Incoming, Streams, Token};
 
 impl Worker {
     /// A TCP listener or a client's connection is ready.
@@ -46,8 +46,25 @@ impl Worker {
         }
     }
 
-    /// What has waited for its bits per second goes on.
+    /// Tells the state machine of clients whose connections have ended.
+    pub(super) fn tell_gone(&mut self, now: Now) {
+        while let Some(Gone { client, closed }) = self.out.streams.next_gone() {
+            if let Some(closed) = closed {
+                let user = self.server.user_at(&client);
+                self.out.streams.note_closed(&client, closed, user);
+            }
+            self.server.disconnected(now, &client);
+        }
+        while let Some(client) = self.out.dtls.next_gone() {
+            self.server.disconnected(now, &client);
+        }
+        self.tell_ended_associations();
+        self.carry_out_effects(now, NOTHING);
+    }
+
+    /// Resumes connections that had to wait: for their bits per second, or for the end of an older connection of the same 5-tuple.
     pub(super) fn resume_streams(&mut self, now: Now) {
+        self.tell_gone(now);
         while let Some(slot) = self.out.streams.next_resumed(now.ms) {
             if self.rx.room() < Streams::ROOM {
                 self.flush();

@@ -16,7 +16,12 @@ use turnpike_turn::{
 };
 
 use super::{Command, Holder, Lingering, NOTHING, Role, Worker, handoff, offload::LentFlows};
-use crate::{link::Way, listening::Named, ports::Reserved, upgrade::Unfit};
+use crate::{
+    link::Way,
+    listening::Named,
+    ports::{LateUse, Reserved},
+    upgrade::Unfit,
+};
 
 /// Sessions that travel at a time: while the one process writes some, the other one reads those before.
 const BATCH: usize = 64;
@@ -64,6 +69,9 @@ struct Head {
     deletions: Vec<(u64, u64)>,
     /// Of all workers; the first one has them.
     reservations: Vec<Reserved>,
+    /// Relay ports in quarantine; the first worker has them.
+    #[serde(default)]
+    quarantined: Vec<LateUse>,
     /// Relay sockets that allocations share.
     #[serde(default)]
     shared: Vec<LentShared>,
@@ -226,6 +234,7 @@ impl Worker {
         let is_first = self.number == 0;
         let reserved = if is_first { self.ports.lend_reserved(now.ms)? } else { Vec::new() };
         let (reservations, sockets): (Vec<_>, Vec<_>) = reserved.into_iter().unzip();
+        let quarantined = if is_first { self.ports.quarantined(now.ms) } else { Vec::new() };
         let places = self.shared.portable();
         let lent = places.filter_map(|(port, place)| Some((port, place, self.sockets.get(place.socket)?)));
         let (shared, sockets_shared): (Vec<_>, Vec<_>) = lent
@@ -240,6 +249,7 @@ impl Worker {
             arrivals: self.server.expected(),
             deletions: self.server.deletions(now),
             reservations,
+            quarantined,
             shared,
             has_replays: is_first,
             has_tunnel: tunnel.is_some(),
@@ -312,13 +322,13 @@ impl Worker {
         }
         for allocation in mem::take(&mut self.given) {
             for (_, socket) in self.detach_sockets(allocation) {
-                self.ports.release(socket.local_addr());
+                self.ports.release(socket.local_addr(), now.ms);
             }
             self.server.surrender(now, allocation);
         }
         self.server.forget_lookups(by_datagrams);
         if self.number == 0 {
-            self.ports.surrender_reserved();
+            self.ports.surrender_reserved(now.ms);
         }
         self.out.dtls.left_behind();
         if let Err(error) = self.tunnels.watch(&self.poller) {
@@ -376,6 +386,7 @@ impl Worker {
             let socket = descriptors.next().ok_or(Unfit::Incomplete)?;
             self.ports.adopt_reserved(now.ms, reserved, socket)?;
         }
+        self.ports.adopt_quarantined(now.ms, &head.quarantined);
         for LentShared { port, relayed, drops } in head.shared {
             let socket = UdpSocket::take_over(descriptors.next().ok_or(Unfit::Incomplete)?, drops)?;
             let bound = socket.local_addr();

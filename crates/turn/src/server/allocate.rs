@@ -9,6 +9,7 @@ use super::{
     OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
     alternate::Occasion,
     answer::Asker,
+    bad_request::{Denied, Fault},
     context::Context,
     forwarding::Entry,
     replay::{Once, Recorded},
@@ -42,18 +43,18 @@ impl<G: Gate> Server<G> {
         // So too where it is about to become that of a mobile allocation; that of another worker may have ended since.
         match self.arriving(&context) {
             Ok(None) => {}
-            Ok(Some(_)) => return self.fail(&context, 437),
+            Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
             Err(answer) => return answer,
         }
         let lifetime = match context.request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
-            Some(Err(_)) => return self.fail(&context, 400),
+            Some(Err(_)) => return self.bad(&context, kind::LIFETIME, Fault::Malformed),
         };
         let wish = self.wish(&context);
         let (wish, mobile) = match wish.and_then(|wish| Ok((wish, self.wants_mobility(context.request)?))) {
             Ok(wanted) => wanted,
-            Err(code) => return self.fail(&context, code),
+            Err(denied) => return self.deny_request(&context, denied),
         };
         let recorded = match self.admit_allocation(&context) {
             Ok(recorded) => recorded,
@@ -111,6 +112,7 @@ impl<G: Gate> Server<G> {
         let draining = (self.draining || closing) && !returned;
         let occasion = if draining { Occasion::Draining } else { Occasion::None };
         if !returned && self.write_redirect(&newcomer(context, occasion), &context.envelope) {
+            self.tell_of(context, 300, RequestRefusal::Code);
             return Err(Answer::Reply);
         }
         if draining {
@@ -128,6 +130,7 @@ impl<G: Gate> Server<G> {
                 QuotaRefusal::Total
                     if self.write_redirect(&newcomer(context, Occasion::Full), &context.envelope) =>
                 {
+                    self.tell_of(context, 300, RequestRefusal::Code);
                     Answer::Reply
                 }
                 QuotaRefusal::Total | QuotaRefusal::Everywhere => {
@@ -226,14 +229,18 @@ impl<G: Gate> Server<G> {
             };
             self.write_redirect(&newcomer, &pending.envelope)
         });
+        let (code, reason) = match why {
+            _ if goes_on => (300, RequestRefusal::Code),
+            OpenResult::NoCapacity => (508, RequestRefusal::NoRelay),
+            _ => (code_of(why), RequestRefusal::Code),
+        };
+        if let Some(session) = session {
+            let (realm, username, method) = (&session.realm, &*session.username, pending.envelope.method);
+            let asker = Asker { client: &client, realm, username, proved: true, method };
+            self.tell_refused(now, &asker, code, reason);
+        }
         if !goes_on {
-            if let Some(session) = session {
-                let (realm, username) = (&session.realm, &*session.username);
-                let asker = Asker { client: &client, realm, username, method: pending.envelope.method };
-                let reason = if full { RequestRefusal::NoRelay } else { RequestRefusal::Code };
-                self.tell_refused(now, &asker, code_of(why), reason);
-            }
-            self.write_failure(&pending.envelope, code_of(why));
+            self.write_failure(&pending.envelope, code);
         }
     }
 
@@ -250,7 +257,7 @@ impl<G: Gate> Server<G> {
             || session.username != who.username
             || session.realm != who.realm
         {
-            return self.fail(context, 437);
+            return self.refuse(context, 437, RequestRefusal::AllocationExists);
         }
         if session.pending.is_some() {
             return Answer::Drop(DropReason::OpenPending);
@@ -260,8 +267,8 @@ impl<G: Gate> Server<G> {
         Answer::Reply
     }
 
-    /// What a request wants, or the error code: section 7.2, steps 3 to 9.
-    fn wish(&mut self, context: &Context<'_>) -> Result<Wish, u16> {
+    /// What a request wants, or why it gets nothing: section 7.2, steps 3 to 9.
+    fn wish(&mut self, context: &Context<'_>) -> Result<Wish, Denied> {
         let request = context.request;
         let transport = match request.get(kind::REQUESTED_TRANSPORT) {
             Some([UDP, _, _, _]) => RelayTransport::Udp,
@@ -269,23 +276,26 @@ impl<G: Gate> Server<G> {
                 self.may_relay_tcp(context)?;
                 RelayTransport::Tcp
             }
-            Some([_, _, _, _]) => return Err(442),
-            _ => return Err(400),
+            Some([_, _, _, _]) => return Err(Denied::code(442)),
+            Some(_) => return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::Malformed)),
+            None => return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::Missing)),
         };
         if request.get(kind::DONT_FRAGMENT).is_some_and(|value| !value.is_empty()) {
-            return Err(400);
+            return Err(Denied::bad(kind::DONT_FRAGMENT, Fault::Malformed));
         }
         let even_port = match request.get(kind::EVEN_PORT) {
             None => None,
             Some([flags]) => Some(flags & 0x80 != 0),
-            Some(_) => return Err(400),
+            Some(_) => return Err(Denied::bad(kind::EVEN_PORT, Fault::Malformed)),
         };
         let families = Families::read(request)?;
         if let Some(token) = request.get(kind::RESERVATION_TOKEN) {
             // A token says which port and family: nothing else may (step 5).
-            let token: [u8; 8] = token.try_into().map_err(|_| 400_u16)?;
-            if even_port.is_some() || families != Families::default() {
-                return Err(400);
+            let malformed = Denied::bad(kind::RESERVATION_TOKEN, Fault::Malformed);
+            let token: [u8; 8] = token.try_into().map_err(|_| malformed)?;
+            let other = even_port.map(|_| kind::EVEN_PORT).or(families.first_named());
+            if let Some(other) = other {
+                return Err(Denied::bad(kind::RESERVATION_TOKEN, Fault::Beside(other)));
             }
             let first =
                 OpenRelay { family: family_of_token(token), transport, port: PortWish::Reserved(token) };
@@ -335,10 +345,10 @@ struct Families {
 }
 
 impl Families {
-    fn read(request: &Request<'_>) -> Result<Self, u16> {
+    fn read(request: &Request<'_>) -> Result<Self, Denied> {
         let read = |kind| match request.get(kind) {
             None => Ok(None),
-            Some(value) => Family::read(value).map(Some).ok_or(400_u16),
+            Some(value) => Family::read(value).map(Some).ok_or(Denied::bad(kind, Fault::Malformed)),
         };
         let requested = read(kind::REQUESTED_ADDRESS_FAMILY)?;
         let additional = match read(kind::ADDITIONAL_ADDRESS_FAMILY)? {
@@ -354,26 +364,35 @@ impl Families {
         self,
         config: &ServerConfig,
         reserve_next: bool,
-    ) -> Result<(Family, Option<Family>, Option<(Family, u16)>), u16> {
+    ) -> Result<(Family, Option<Family>, Option<(Family, u16)>), Denied> {
         let has = |family| match family {
             Family::V4 => config.relay_v4,
             Family::V6 => config.relay_v6,
         };
+        let additional = |fault| Denied::bad(kind::ADDITIONAL_ADDRESS_FAMILY, fault);
         match (self.requested, self.additional) {
             // Without the attribute IPv4; what is not supported is a 440.
             (requested, None) => {
-                let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| 440_u16)?;
-                if has(family) { Ok((family, None, None)) } else { Err(440) }
+                let family = requested.unwrap_or(Ok(Family::V4)).map_err(|_| Denied::code(440))?;
+                if has(family) { Ok((family, None, None)) } else { Err(Denied::code(440)) }
             }
             // The two attributes exclude each other, and the second family is IPv6; no port next to it is reserved for a pair.
             (None, Some(Ok(Family::V6))) if !reserve_next => match (has(Family::V4), has(Family::V6)) {
                 (true, true) => Ok((Family::V4, Some(Family::V6), None)),
                 (true, false) => Ok((Family::V4, None, Some((Family::V6, 440)))),
                 (false, true) => Ok((Family::V6, None, Some((Family::V4, 440)))),
-                (false, false) => Err(440),
+                (false, false) => Err(Denied::code(440)),
             },
-            _ => Err(400),
+            (Some(_), Some(_)) => Err(additional(Fault::Beside(kind::REQUESTED_ADDRESS_FAMILY))),
+            (None, Some(Ok(Family::V6))) => Err(additional(Fault::Beside(kind::EVEN_PORT))),
+            (None, Some(_)) => Err(additional(Fault::OutOfRange)),
         }
+    }
+
+    /// The attribute that names a family, if there is one.
+    fn first_named(&self) -> Option<u16> {
+        let requested = self.requested.map(|_| kind::REQUESTED_ADDRESS_FAMILY);
+        requested.or(self.additional.map(|_| kind::ADDITIONAL_ADDRESS_FAMILY))
     }
 }
 

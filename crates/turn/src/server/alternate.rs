@@ -8,7 +8,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use turnpike_wire::{integrity::Mac, stun::kind};
 
-use super::{Answer, Destination, Gate, Newcomer, Server, Transport, context::Context, response::Envelope};
+use super::{
+    Answer, Destination, Gate, Newcomer, RequestRefusal, Server, Transport, context::Context,
+    response::Envelope,
+};
 
 /// Another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +86,7 @@ impl<G: Gate> Server<G> {
         let signed = context.envelope.signer.is_some();
         let found = self.gate.node(node, transport, client.address.is_ipv4()).filter(|_| signed);
         let Some(destination) = found else { return self.fail(context, otherwise) };
+        self.tell_of(context, 300, RequestRefusal::Code);
         self.write_alternate(&destination, transport, &context.envelope);
         Answer::Reply
     }

@@ -1,26 +1,33 @@
 //! Answering requests: who asks, whose allocation it is about, and the responses that all methods share. Data never comes here.
 
-use std::{cell::Cell, net::SocketAddr, sync::Arc};
+use std::{
+    cell::Cell,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use turnpike_wire::stun::kind;
 
 use super::{
     Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport,
     RequestRefusal, Server, Source, User, Verdict,
-    auth::{MAX_QUEUED, Who, printable},
+    auth::{MAX_QUEUED, Who, claimed, printable, user_of},
+    bad_request::{Denied, Fault},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
     request::{Method, Request},
-    response::Envelope,
+    response::{Envelope, phrase, reason_phrase},
 };
 use crate::time::Now;
 
-/// Who asks, and what for.
+/// A client and its request, for [`Effect::RequestRefused`].
 #[derive(Clone, Copy)]
 pub(super) struct Asker<'a> {
     pub(super) client: &'a Client,
     pub(super) realm: &'a Arc<str>,
     pub(super) username: &'a str,
+    /// The client has proved that it is that user.
+    pub(super) proved: bool,
     pub(super) method: Method,
 }
 
@@ -107,6 +114,7 @@ impl<G: Gate> Server<G> {
         let is_known = |kind: u16| kind == kind::ACCESS_TOKEN && context.who.grant.is_some();
         let unknown = context.request.unknown(is_known);
         if !unknown.is_empty() {
+            self.tell_of(&context, 420, RequestRefusal::UnknownAttribute(unknown[0]));
             return self.unknown_attributes(&context.envelope, &unknown);
         }
         let (client, who) = (context.client().address.ip(), &context.who);
@@ -156,6 +164,8 @@ impl<G: Gate> Server<G> {
         }
         let unknown = unknown_in_plain_binding(request);
         if !unknown.is_empty() {
+            let why = RequestRefusal::UnknownAttribute(unknown[0]);
+            self.tell_stranger_refused(now, client, ("", request.method), 420, why);
             let answer = self.unknown_attributes(&envelope, &unknown);
             return self.verdict(now, source, answer);
         }
@@ -196,8 +206,9 @@ impl<G: Gate> Server<G> {
         Ok(index)
     }
 
-    /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of.
-    pub(super) fn refuse_peer(&mut self, context: &Context<'_>, peer: SocketAddr) -> Answer {
+    /// 403, for a peer that may not be relayed to: counted by what refuses it and, at a bounded rate, told of. A request gets all its
+    /// permissions or none, so it says which of its peers is refused; `others` is the number of those beside it.
+    pub(super) fn refuse_peer(&mut self, context: &Context<'_>, peer: SocketAddr, others: usize) -> Answer {
         let by = self.config.peers_in(&context.who.realm).denial(peer);
         self.stats.peer_refusals[by.index()] += 1;
         let client = *context.client();
@@ -206,9 +217,10 @@ impl<G: Gate> Server<G> {
         {
             let realm = Arc::clone(&context.who.realm);
             let username = printable(&context.who.username);
-            self.effects.push_back(Effect::PeerRefused { client, realm, username, peer, by, suppressed });
+            let refused = Effect::PeerRefused { client, realm, username, peer, others, by, suppressed };
+            self.effects.push_back(refused);
         }
-        self.write_failure(&context.envelope, 403);
+        self.write_failure_because(&context.envelope, 403, &forbidden_peer(peer.ip(), others));
         Answer::Reply
     }
 
@@ -232,52 +244,75 @@ impl<G: Gate> Server<G> {
         self.refuse(context, code, RequestRefusal::Code)
     }
 
-    /// An error response, which is told of at a bounded rate if the client has proved who it is.
+    /// An error response, which is told of at a bounded rate.
     pub(super) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Answer {
         self.tell_of(context, code, why);
-        self.write_failure(&context.envelope, code);
+        self.write_failure_because(&context.envelope, code, &phrase(code, why));
         Answer::Reply
     }
 
-    /// The same where the code's own reason phrase would not say what the client can do about it.
-    pub(super) fn refuse_because(
-        &mut self,
-        context: &Context<'_>,
-        code: u16,
-        why: RequestRefusal,
-        reason: &str,
-    ) -> Answer {
-        self.tell_of(context, code, why);
-        self.stats.error(code);
-        let to = &context.envelope;
-        let response = to.error_because(&mut self.reply, code, reason);
-        to.sign(response, self.config.software.as_deref());
-        Answer::Reply
+    /// An error response for what a check of the request has found.
+    pub(super) fn deny_request(&mut self, context: &Context<'_>, Denied { code, why }: Denied) -> Answer {
+        self.refuse(context, code, why)
     }
 
-    fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
+    /// 400, for this attribute.
+    pub(super) fn bad(&mut self, context: &Context<'_>, attribute: u16, fault: Fault) -> Answer {
+        self.deny_request(context, Denied::bad(attribute, fault))
+    }
+
+    /// Tells of an error response.
+    pub(super) fn tell_of(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) {
+        let (client, method) = (context.client(), context.envelope.method);
         if context.envelope.signer.is_some() || !self.config.authenticate {
             let Who { realm, username, .. } = &context.who;
-            let asker = Asker { client: context.client(), realm, username, method: context.envelope.method };
-            self.tell_refused(context.now, &asker, code, why);
+            self.tell_refused(
+                context.now,
+                &Asker { client, realm, username, proved: true, method },
+                code,
+                why,
+            );
+        } else {
+            let username = user_of(context.request).map_or("", claimed);
+            self.tell_stranger_refused(context.now, client, (username, method), code, why);
         }
     }
 
-    /// At a bounded rate.
+    /// Tells of an error response to a client that has not proved who it is.
+    pub(super) fn tell_stranger_refused(
+        &mut self,
+        now: Now,
+        client: &Client,
+        (username, method): (&str, Method),
+        code: u16,
+        why: RequestRefusal,
+    ) {
+        let realm = &Arc::<str>::default();
+        self.tell_refused(now, &Asker { client, realm, username, proved: false, method }, code, why);
+    }
+
+    /// At a bounded rate, and strangers keep nobody else out of the log.
     pub(super) fn tell_refused(&mut self, now: Now, asker: &Asker<'_>, code: u16, why: RequestRefusal) {
-        let Asker { client, realm, username, method } = *asker;
+        let Asker { client, realm, username, proved, method } = *asker;
+        let refusals = if proved { &mut self.request_refusals } else { &mut self.stranger_refusals };
         if self.effects.len() < MAX_QUEUED
-            && let Some(suppressed) = self.request_refusals.admit(now.ms, client.address.ip())
+            && let Some(suppressed) = refusals.admit(now.ms, client.address.ip())
         {
             let (client, realm, username) = (*client, Arc::clone(realm), printable(username));
-            let refused = Effect::RequestRefused { client, realm, username, method, code, why, suppressed };
+            let refused =
+                Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed };
             self.effects.push_back(refused);
         }
     }
 
     pub(super) fn write_failure(&mut self, to: &Envelope, code: u16) {
+        self.write_failure_because(to, code, reason_phrase(code));
+    }
+
+    /// An error response with this reason phrase, if it is signed.
+    fn write_failure_because(&mut self, to: &Envelope, code: u16, reason: &str) {
         self.stats.error(code);
-        let response = to.error(&mut self.reply, code);
+        let response = to.error_because(&mut self.reply, code, reason);
         to.sign(response, self.config.software.as_deref());
     }
 
@@ -288,5 +323,13 @@ impl<G: Gate> Server<G> {
         response.unknown_attributes(unknown);
         to.sign(response, self.config.software.as_deref());
         Answer::Reply
+    }
+}
+
+/// The reason phrase of a 403 for a peer. It names the address as the client did.
+fn forbidden_peer(peer: IpAddr, others: usize) -> String {
+    match others {
+        0 => format!("Forbidden: peer {peer}"),
+        _ => format!("Forbidden: peer {peer}; the request's other peers get no permission either"),
     }
 }

@@ -13,6 +13,7 @@ use super::{
     Answer, Client, CredentialQuery, CredentialRefusal, Credentials, DropReason, Effect, Gate, Lookup,
     RequestRefusal, Server, StoreFailure, Transport, User,
     answer::Asker,
+    bad_request::{Denied, Fault},
     context::Context,
     nonce::{self, Standing},
     realm::Terms,
@@ -95,10 +96,9 @@ impl<G: Gate> Server<G> {
         let request = context.request;
         let Some(mac) = request.view.mac() else { return Err(self.challenge(context, &first, 401)) };
         // With it, but without a name, a realm or a nonce: 400.
-        let (Some(user), Some(realm), Some(nonce)) =
-            (user_of(request), request.get(kind::REALM), request.get(kind::NONCE))
-        else {
-            return Err(self.fail(context, 400));
+        let (user, realm, nonce) = match named(request) {
+            Ok(named) => named,
+            Err(denied) => return Err(self.deny_request(context, denied)),
         };
         // A key holds for one realm; the challenge tells which. A user of another realm that is served here names that, and
         // gets a nonce for it by the 438 below.
@@ -110,6 +110,7 @@ impl<G: Gate> Server<G> {
         // can be used, before anything expensive is done.
         let standing = self.standing(context, &realm, nonce);
         if standing == Standing::Foreign {
+            self.tell_of(context, 438, RequestRefusal::Code);
             return Err(self.challenge(context, &realm, 438));
         }
         let claim = Claim { user, realm, mac, standing };
@@ -119,7 +120,12 @@ impl<G: Gate> Server<G> {
         };
         match proof {
             // What has gone stale is said to who has shown the right key.
-            Ok(_) if standing == Standing::Stale => Err(self.challenge(context, &claim.realm, 438)),
+            Ok(Proof { username, .. }) if standing == Standing::Stale => {
+                let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
+                let asker = Asker { client, realm, username: &username, proved: true, method };
+                self.tell_refused(context.now, &asker, 438, RequestRefusal::Code);
+                Err(self.challenge(context, &claim.realm, 438))
+            }
             Ok(Proof { key, username, identity, grant }) => {
                 let realm = Arc::clone(&claim.realm.name);
                 context.who = Who { realm, username, identity, grant };
@@ -137,7 +143,7 @@ impl<G: Gate> Server<G> {
     fn check_password(&mut self, context: &mut Context<'_>, claim: &Claim<'_>) -> Result<Checked, Answer> {
         let Claim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
-            return Err(self.fail(context, 400));
+            return Err(self.bad(context, kind::PASSWORD_ALGORITHMS, Fault::NotAnnounced));
         };
         if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
             return Err(self.challenge(context, realm, 401));
@@ -163,6 +169,7 @@ impl<G: Gate> Server<G> {
             }
             (Lookup::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
             (Lookup::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
+            (Lookup::TooFarAhead { ahead }, _) => Err((None, CredentialRefusal::TooFarAhead { ahead })),
             (Lookup::WrongKey { username } | Lookup::Accepted { username, .. }, _) => {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
@@ -204,7 +211,9 @@ impl<G: Gate> Server<G> {
         match self.config.store_failure {
             StoreFailure::Answer => {
                 let (client, method) = (context.client(), context.envelope.method);
-                let asker = Asker { client, realm: &realm.name, username: claimed(user), method };
+                let (realm, username) = (&realm.name, claimed(user));
+                // Its nonce has shown that its address is its own.
+                let asker = Asker { client, realm, username, proved: true, method };
                 self.tell_refused(context.now, &asker, 500, RequestRefusal::Store);
                 self.write_failure(&context.envelope, 500);
                 Answer::Reply
@@ -314,6 +323,7 @@ impl Credentials {
             }
             Self::Keys { username, .. } => Lookup::WrongKey { username },
             Self::Expired { ago } => Lookup::Expired { ago },
+            Self::TooFarAhead { ahead } => Lookup::TooFarAhead { ahead },
             Self::NoSuchUser | Self::Unavailable => Lookup::NoSuchUser,
         }
     }
@@ -329,7 +339,18 @@ fn password_algorithm(realm: &Terms, request: &Request<'_>) -> Option<KeyAlgorit
     }
 }
 
-fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
+/// User, realm and nonce of a signed request. Without them it is a bad one (RFC 8489 section 9.2.4).
+fn named<'a>(request: &Request<'a>) -> Result<(User<'a>, &'a [u8], &'a [u8]), Denied> {
+    let Some(user) = user_of(request) else {
+        let given = [kind::USERNAME, kind::USERHASH].into_iter().find(|kind| request.get(*kind).is_some());
+        let fault = if given.is_some() { Fault::Malformed } else { Fault::Missing };
+        return Err(Denied::bad(given.unwrap_or(kind::USERNAME), fault));
+    };
+    let get = |kind| request.get(kind).ok_or(Denied::bad(kind, Fault::Missing));
+    Ok((user, get(kind::REALM)?, get(kind::NONCE)?))
+}
+
+pub(super) fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
     match request.get(kind::USERNAME) {
         Some(name) if name.len() <= MAX_USERNAME_LEN => str::from_utf8(name).ok().map(User::Name),
         Some(_) => None,
@@ -337,8 +358,8 @@ fn user_of<'a>(request: &Request<'a>) -> Option<User<'a>> {
     }
 }
 
-/// Who a request says it is from.
-fn claimed(user: User<'_>) -> &str {
+/// The user that a request names.
+pub(super) fn claimed(user: User<'_>) -> &str {
     match user {
         User::Name(name) => name,
         User::Hash(_) => "(userhash)",

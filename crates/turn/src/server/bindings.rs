@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use turnpike_wire::{channel_data::ChannelNumber, stun::kind};
 
 use super::{
-    AllocationId, Answer, Effect, Family, Gate, RequestRefusal, Server, context::Context,
-    forwarding::BindError,
+    AllocationId, Answer, Effect, Family, Fault, Gate, RequestRefusal, Server, context::Context,
+    forwarding::BindError, request::Request,
 };
 use crate::time::Now;
 
@@ -22,11 +22,13 @@ impl<G: Gate> Server<G> {
         // One peer at least, and each of them well-formed. Their ports mean nothing.
         let mut peers = SmallVec::<[IpAddr; 8]>::new();
         for peer in context.request.peers() {
-            let Some(peer) = peer else { return self.fail(context, 400) };
+            let Some(peer) = peer else {
+                return self.bad(context, kind::XOR_PEER_ADDRESS, Fault::Malformed);
+            };
             peers.push(peer.ip());
         }
         if peers.is_empty() {
-            return self.fail(context, 400);
+            return self.bad(context, kind::XOR_PEER_ADDRESS, Fault::Missing);
         }
         peers.sort_unstable();
         peers.dedup();
@@ -40,7 +42,7 @@ impl<G: Gate> Server<G> {
         let room = entry.permissions.room_for(&peers, most);
         if let Some(refused) = peers.iter().find(|ip| !self.config.peers_in(&context.who.realm).permits(**ip))
         {
-            return self.refuse_peer(context, SocketAddr::new(*refused, 0));
+            return self.refuse_peer(context, SocketAddr::new(*refused, 0), peers.len() - 1);
         }
         // All are installed or none.
         if !room {
@@ -64,22 +66,26 @@ impl<G: Gate> Server<G> {
         };
         // RFC 6062 relays connections, which no channel carries.
         if self.forwarding.at(index).is_some_and(|(_, entry)| entry.relays_tcp) {
-            return self.fail(context, 400);
+            return self.bad(context, kind::CHANNEL_NUMBER, Fault::RelaysTcp);
         }
         // A number and a peer; the number 0x4000 to 0x4FFF, which the configuration may widen to the range of RFC 5766. Nothing can be
         // sent to port 0.
         let number = match context.request.get(kind::CHANNEL_NUMBER) {
             Some([high, low, _, _]) => {
-                ChannelNumber::within(self.config.channels, u16::from_be_bytes([*high, *low]))
+                let number = u16::from_be_bytes([*high, *low]);
+                ChannelNumber::within(self.config.channels, number).ok_or(Fault::OutOfRange)
             }
-            _ => None,
+            Some(_) => Err(Fault::Malformed),
+            None => Err(Fault::Missing),
         };
-        let (Some(number), Some(Some(peer))) = (number, context.request.peers().next()) else {
-            return self.fail(context, 400);
+        let number = match number {
+            Ok(number) => number,
+            Err(fault) => return self.bad(context, kind::CHANNEL_NUMBER, fault),
         };
-        if peer.port() == 0 {
-            return self.fail(context, 400);
-        }
+        let peer = match peer_endpoint(context.request) {
+            Ok(peer) => peer,
+            Err(fault) => return self.bad(context, kind::XOR_PEER_ADDRESS, fault),
+        };
         let now = context.now;
         self.sweep(now, index);
         let (most, most_permissions) = (self.config.max_channels, self.config.max_permissions);
@@ -92,11 +98,11 @@ impl<G: Gate> Server<G> {
         let may_bind = entry.channels.may_bind(number, (peer, at), now.ms, most);
         let room = entry.permissions.room_for(&[peer.ip()], most_permissions);
         if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
-            return self.refuse_peer(context, peer);
+            return self.refuse_peer(context, peer, 0);
         }
         match may_bind {
             Ok(()) => {}
-            Err(BindError::Conflict) => return self.fail(context, 400),
+            Err(BindError::Conflict) => return self.bad(context, kind::CHANNEL_NUMBER, Fault::Bound),
             Err(BindError::Full) => {
                 self.stats.channel_limit += 1;
                 return self.refuse(context, 508, RequestRefusal::Channels);
@@ -149,7 +155,7 @@ impl<G: Gate> Server<G> {
     /// Another request of the same client has no better luck here; another allocation may be on another port.
     fn refuse_shared(&mut self, context: &Context<'_>) -> Answer {
         self.stats.shared_peer_limit += 1;
-        self.refuse_because(context, 508, RequestRefusal::SharedPeer, "Peer Taken on Shared Port")
+        self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
     fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr) {
@@ -158,5 +164,15 @@ impl<G: Gate> Server<G> {
         let renewed = entry.is_some_and(|entry| entry.permissions.allow(peer, now.ms));
         let expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
         self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
+    }
+}
+
+/// The peer of ChannelBind and Connect. Nothing can be sent to port 0.
+pub(super) fn peer_endpoint(request: &Request<'_>) -> Result<SocketAddr, Fault> {
+    match request.peers().next() {
+        None => Err(Fault::Missing),
+        Some(None) => Err(Fault::Malformed),
+        Some(Some(peer)) if peer.port() == 0 => Err(Fault::PortZero),
+        Some(Some(peer)) => Ok(peer),
     }
 }

@@ -7,14 +7,17 @@
 //!                                                       └──▶ 30 s: Effect::ConnectionClosed
 //! ```
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::{Class, Header, Writer, kind, method};
 
 use super::{
-    AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Link, RelayId, RequestRefusal, Seat,
-    Server, Source, Verdict,
+    AllocationId, Answer, Client, DropReason, Effect, Family, Fault, Gate, Link, RelayId, RequestRefusal,
+    Seat, Server, Source, Verdict,
+    answer::Asker,
+    bad_request::Denied,
+    bindings::peer_endpoint,
     connection_table::Holder,
     context::Context,
     response::Envelope,
@@ -200,6 +203,12 @@ impl<G: Gate> Server<G> {
                 self.stats.connection(ConnectionEvent::ConnectFailed);
                 // 447 is for what the peer or the way to it does; want of descriptors is our own.
                 let code = if error == ConnectError::NoCapacity { 508 } else { 447 };
+                if let Some(session) = self.sessions.get(allocation.index) {
+                    let (realm, username) = (Arc::clone(&session.realm), session.username.clone());
+                    let (realm, username, method) = (&realm, &*username, envelope.method);
+                    let asker = Asker { client: &client, realm, username, proved: true, method };
+                    self.tell_refused(now, &asker, code, RequestRefusal::Code);
+                }
                 self.write_failure(&envelope, code);
             }
         }
@@ -258,18 +267,21 @@ impl<G: Gate> Server<G> {
         self.connections.len()
     }
 
-    /// What section 5.1 asks of a request for TCP, beyond what holds for all; else the error code.
-    pub(super) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), u16> {
+    /// Checks what section 5.1 asks of a request for TCP, beyond what holds for all.
+    pub(super) fn may_relay_tcp(&self, context: &Context<'_>) -> Result<(), Denied> {
         if !self.config.tcp_relay {
-            return Err(442);
+            return Err(Denied::code(442));
         }
         // Only who comes by TCP or TLS can make further connections of the kind.
         if !self.is_stream(context.client()) {
-            return Err(400);
+            return Err(Denied::bad(kind::REQUESTED_TRANSPORT, Fault::OverDatagrams));
         }
         // These mean something for UDP only.
         let refused = [kind::DONT_FRAGMENT, kind::EVEN_PORT, kind::RESERVATION_TOKEN];
-        if refused.into_iter().any(|kind| context.request.get(kind).is_some()) { Err(400) } else { Ok(()) }
+        match refused.into_iter().find(|kind| context.request.get(*kind).is_some()) {
+            Some(kind) => Err(Denied::bad(kind, Fault::RelaysTcp)),
+            None => Ok(()),
+        }
     }
 
     /// Section 5.2.
@@ -278,16 +290,17 @@ impl<G: Gate> Server<G> {
             Ok(index) => index,
             Err(answer) => return answer,
         };
-        // Port 0 is nobody's.
-        let peer = context.request.peers().next();
-        let Some(Some(peer)) = peer.filter(|peer| peer.is_none_or(|peer| peer.port() != 0)) else {
-            return self.fail(&context, 400);
+        let peer = match peer_endpoint(context.request) {
+            Ok(peer) => peer,
+            Err(fault) => return self.bad(&context, kind::XOR_PEER_ADDRESS, fault),
         };
         let family = Family::of(peer.ip());
         let Some((id, entry, session)) = self.allocation(index) else { return self.fail(&context, 437) };
         let (has_family, holder) = (entry.has(family), Holder::of(session));
         // An allocation that relays UDP has no connections.
-        let Some(tcp) = session.tcp.as_deref_mut() else { return self.fail(&context, 400) };
+        let Some(tcp) = session.tcp.as_deref_mut() else {
+            return self.bad(&context, kind::XOR_PEER_ADDRESS, Fault::RelaysUdp);
+        };
         if !has_family {
             return self.fail(&context, 443);
         }
@@ -304,7 +317,7 @@ impl<G: Gate> Server<G> {
         });
         // A permission is not asked for: like CreatePermission, the request names the peer and is authenticated.
         if !self.config.peers_in(&context.who.realm).permits_endpoint(peer) {
-            return self.refuse_peer(&context, peer);
+            return self.refuse_peer(&context, peer, 0);
         }
         match same {
             None => {}
@@ -335,7 +348,10 @@ impl<G: Gate> Server<G> {
     /// Section 5.4: the connection on which the request came becomes a client data connection.
     pub(super) fn connection_bind(&mut self, context: &Context<'_>) -> Answer {
         // By TCP or TLS, with a CONNECTION-ID, on a connection that is not a control connection: that stays one.
-        let Some(connection) = self.connection_to_bind(context) else { return self.fail(context, 400) };
+        let connection = match self.connection_to_bind(context) {
+            Ok(connection) => connection,
+            Err(fault) => return self.bad(context, kind::CONNECTION_ID, fault),
+        };
         if let Some(node) = self.on_another_node(connection) {
             return self.send_to_node(context, node, 400);
         }
@@ -347,7 +363,7 @@ impl<G: Gate> Server<G> {
         let found = index.and_then(|index| self.allocation(index));
         let Some((id, entry, session)) = found else {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
-            return self.fail(context, 400);
+            return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
         // The credentials are those of the control connection. Where nobody authenticates, the address has to do.
         let elsewhere = !authenticate && entry.client.address.ip() != context.client().address.ip();
@@ -358,7 +374,7 @@ impl<G: Gate> Server<G> {
         let found = session.tcp.as_deref_mut().and_then(|tcp| tcp.get(connection));
         let Some(found) = found.filter(|found| matches!(found.stage, Stage::Waiting { .. })) else {
             self.stats.connection_refused(ConnectionRefusal::UnknownId);
-            return self.fail(context, 400);
+            return self.bad(context, kind::CONNECTION_ID, Fault::Unknown);
         };
         found.stage = Stage::Bound;
         self.stats.connection(ConnectionEvent::Bound);
@@ -368,11 +384,17 @@ impl<G: Gate> Server<G> {
     }
 
     /// What a ConnectionBind names, if it may become a data connection at all: it came over a stream that is no control connection.
-    pub(super) fn connection_to_bind(&mut self, context: &Context<'_>) -> Option<ConnectionId> {
-        let id = context.request.get(kind::CONNECTION_ID)?.try_into().ok()?;
+    pub(super) fn connection_to_bind(&mut self, context: &Context<'_>) -> Result<ConnectionId, Fault> {
+        let id = context.request.get(kind::CONNECTION_ID).ok_or(Fault::Missing)?;
+        let id = id.try_into().map_err(|_| Fault::Malformed)?;
         let client = context.client();
-        let may_be = self.is_stream(client) && !self.is_known(client);
-        may_be.then(|| ConnectionId(u32::from_be_bytes(id)))
+        if !self.is_stream(client) {
+            return Err(Fault::OverDatagrams);
+        }
+        if self.is_known(client) {
+            return Err(Fault::ControlConnection);
+        }
+        Ok(ConnectionId(u32::from_be_bytes(id)))
     }
 
     /// Closes what nobody has bound in time, and asks for an end to attempts that take too long.

@@ -11,8 +11,8 @@ use strum::IntoStaticStr;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    AllocationId, Arrival, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link, MoveRequest,
-    PeerDenial, RelayId, SessionId, SharedPort, Source, Transport, request::Method,
+    AllocationId, Arrival, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link,
+    MoveRequest, PeerDenial, RelayId, SessionId, SharedPort, Source, Transport, request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -310,18 +310,22 @@ pub enum Effect {
         username: Box<str>,
         /// The peer; port 0 where the request had none.
         peer: SocketAddr,
+        /// Peers that the same request names. They get no permission either.
+        others: usize,
         by: PeerDenial,
         /// How many more were refused without an effect.
         suppressed: u64,
     },
-    /// A request of somebody who had proved who he is was answered with an error, for another reason than those above; for whoever asks
-    /// why. So was one whose user the credential store could not tell. Their rate is bounded as that of [`Effect::Refused`] is.
+    /// A request was answered with an error, for another reason than those above. The rate of these is bounded as that of
+    /// [`Effect::Refused`] is.
     RequestRefused {
         client: Client,
-        /// The realm of that user.
+        /// The realm of that user; empty if it is unknown.
         realm: Arc<str>,
-        /// The username that authenticated the request, or was to.
+        /// The username that authenticated the request, or was to; empty if there is none.
         username: Box<str>,
+        /// The client has proved that it is that user. If not, its address over UDP may be forged.
+        proved: bool,
         method: Method,
         /// The error code of the answer.
         code: u16,
@@ -334,8 +338,14 @@ pub enum Effect {
 /// Why a request was refused, where its error code stands for several reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestRefusal {
-    /// What the code says.
+    /// The one reason of the code.
     Code,
+    /// 400: an attribute is at fault.
+    BadRequest(BadRequest),
+    /// 420: this attribute is unknown, or the first of several.
+    UnknownAttribute(u16),
+    /// 437: the 5-tuple has an allocation, and must have none.
+    AllocationExists,
     /// The user has as many allocations as each may have.
     UserQuota,
     /// The client's address prefix has as many allocations as each may have.
@@ -406,6 +416,11 @@ pub enum CredentialRefusal {
     Expired {
         /// Seconds.
         ago: u64,
+    },
+    /// A time-limited credential that would expire so many seconds from now, which is too far ahead to be meant.
+    TooFarAhead {
+        /// Seconds.
+        ahead: u64,
     },
     /// Wrong password or secret.
     WrongKey,

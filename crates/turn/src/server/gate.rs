@@ -36,6 +36,11 @@ pub enum Lookup {
         /// Seconds since then.
         ago: u64,
     },
+    /// A time-limited username with an expiry that lies too far ahead to be meant.
+    TooFarAhead {
+        /// Seconds from now.
+        ahead: u64,
+    },
     /// A user, but no key that verifies.
     WrongKey {
         /// Who; a USERHASH alone would tell the operator nothing.

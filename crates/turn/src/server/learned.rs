@@ -59,7 +59,7 @@ impl<G: Gate> Server<G> {
     }
 
     fn learned_on_control_connection(&mut self, context: &Context<'_>) -> Learned {
-        let Some(connection) = self.connection_to_bind(context) else { return Learned::Nowhere };
+        let Ok(connection) = self.connection_to_bind(context) else { return Learned::Nowhere };
         if self.on_another_node(connection).is_some() || self.elsewhere(connection).is_some() {
             return Learned::OwnerKnows;
         }

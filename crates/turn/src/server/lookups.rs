@@ -69,6 +69,11 @@ pub enum Credentials {
         /// Seconds since then.
         ago: u64,
     },
+    /// A time-limited username with an expiry that lies too far ahead to be meant.
+    TooFarAhead {
+        /// Seconds from now.
+        ahead: u64,
+    },
     /// The store cannot tell: see [`super::config::StoreFailure`].
     Unavailable,
 }

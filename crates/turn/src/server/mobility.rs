@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, Client, ClosedReason, DropReason, Effect, Gate, MoveRequest, Server, Source, Verdict,
+    Answer, Client, ClosedReason, DropReason, Effect, Fault, Gate, MoveRequest, RequestRefusal, Server,
+    Source, Verdict,
     arrivals::Expected,
+    bad_request::Denied,
     context::{Context, Delivery},
     handoff::Arrival,
     request::Request,
@@ -155,14 +157,14 @@ impl<G: Gate> Server<G> {
     }
 
     /// What an Allocate says about mobility (section 3.1.2), or the error code.
-    pub(super) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, u16> {
+    pub(super) fn wants_mobility(&self, request: &Request<'_>) -> Result<bool, Denied> {
         match request.get(kind::MOBILITY_TICKET) {
             None => Ok(false),
             Some([]) if self.config.mobility => Ok(true),
             // Mobility Forbidden.
-            Some([]) => Err(405),
+            Some([]) => Err(Denied::code(405)),
             // An Allocate asks for a ticket, and has none to show.
-            Some(_) => Err(400),
+            Some(_) => Err(Denied::bad(kind::MOBILITY_TICKET, Fault::NotEmpty)),
         }
     }
 
@@ -205,7 +207,7 @@ impl<G: Gate> Server<G> {
         }
         let Some(ticket) = self.ticket_of(context.request) else {
             self.stats.mobility(MobilityEvent::TicketInvalid);
-            return Err(self.fail(context, 400));
+            return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Malformed));
         };
         if self.seat.is_another(ticket.node) {
             return Err(self.send_to_node(context, ticket.node, 437));
@@ -231,7 +233,7 @@ impl<G: Gate> Server<G> {
         }
         if !mobility.is_held(ticket.counter, entry.to_peer.0) {
             self.stats.mobility(MobilityEvent::TicketReplayed);
-            return Err(self.fail(context, 400));
+            return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Replaced));
         }
         // A client that has not moved needs no ticket (section 3.2.2). The ticket before the last is no mistake where the client arrives: it
         // has not got the answer.
@@ -242,16 +244,16 @@ impl<G: Gate> Server<G> {
         if at_home || (arrives && ticket.counter == mobility.counter) {
             // The client's worker may have forgotten it.
             self.announce(context, index);
-            return Err(self.fail(context, 400));
+            return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::AtHome));
         }
         // RFC 6062 has no allocation for TCP without a stream to its client; where that is gone, it waits for one.
         if over_tcp && !self.is_stream(client) {
-            return Err(self.fail(context, 400));
+            return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::OverDatagrams));
         }
         // One 5-tuple, one allocation (RFC 8656 section 3.2).
         let occupied = matches!(context.delivery, Delivery::Forwarded { occupied: true, .. });
         if occupied || (!arrives && self.is_known(client)) {
-            return Err(self.fail(context, 437));
+            return Err(self.refuse(context, 437, RequestRefusal::AllocationExists));
         }
         Ok((index, ticket.counter))
     }

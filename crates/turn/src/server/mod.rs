@@ -18,6 +18,7 @@ mod alternate;
 mod answer;
 mod arrivals;
 mod auth;
+mod bad_request;
 pub mod bandwidth;
 mod bindings;
 pub mod config;
@@ -62,6 +63,7 @@ mod view;
 pub use crate::family::Family;
 pub use age::MaxAge;
 pub use alternate::{Alternate, AlternateWhen, Occasion};
+pub use bad_request::{BadRequest, Fault};
 pub use bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way};
 pub use config::{
     ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
@@ -126,6 +128,8 @@ pub struct Server<G> {
     refusals: Refusals,
     peer_refusals: Refusals,
     request_refusals: Refusals,
+    /// Refusals of clients that have not proved who they are.
+    stranger_refusals: Refusals,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
@@ -175,6 +179,7 @@ impl<G: Gate> Server<G> {
             refusals: Refusals::default(),
             peer_refusals: Refusals::default(),
             request_refusals: Refusals::default(),
+            stranger_refusals: Refusals::default(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             short_request_rate: auth::short_request_rate(),
@@ -342,6 +347,13 @@ impl<G: Gate> Server<G> {
     /// Realm and user, as quotas count them, of an allocation: whom a reserved port belongs to.
     pub fn owner(&mut self, allocation: AllocationId) -> Option<(&str, &str)> {
         self.session(allocation).map(|session| (&*session.realm, session.identity()))
+    }
+
+    /// Realm and username of the allocation on this 5-tuple, the name without control characters.
+    pub fn user_at(&mut self, client: &Client) -> Option<(Arc<str>, Box<str>)> {
+        let index = self.forwarding.find(client)?;
+        let session = self.sessions.get(index)?;
+        Some((Arc::clone(&session.realm), auth::printable(&session.username)))
     }
 
     /// The way to the client of an allocation.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, Client, DropReason, Gate, ListenerId, Server,
+    Answer, BadRequest, Client, DropReason, Fault, Gate, ListenerId, RequestRefusal, Server,
     request::{Method, Request},
     response::Envelope,
 };
@@ -86,21 +86,27 @@ struct Wish<'a> {
 }
 
 impl<'a> Wish<'a> {
-    /// `None` where an attribute is malformed, or two exclude each other.
-    fn read(request: &Request<'a>) -> Option<Self> {
-        let (change_address, change_port) = changes(request)?;
+    /// # Errors
+    /// A malformed attribute, or two that exclude each other.
+    fn read(request: &Request<'a>) -> Result<Self, BadRequest> {
+        let bad = |attribute, fault| BadRequest { attribute, fault };
+        let changes = changes(request).ok_or(bad(kind::CHANGE_REQUEST, Fault::Malformed))?;
+        let (change_address, change_port) = changes;
         // Section 7.5: 16 bits and 2 bytes of padding, which some count as the attribute's own.
         let response_port = match request.get(kind::RESPONSE_PORT) {
             None => None,
             Some([high, low] | [high, low, _, _]) => Some(u16::from_be_bytes([*high, *low])),
-            Some(_) => return None,
+            Some(_) => return Err(bad(kind::RESPONSE_PORT, Fault::Malformed)),
         };
         let padding = request.get(kind::PADDING);
         // The two exclude each other (section 7.5): a 400 (section 6.1).
-        if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT || padding.is_some()) {
-            return None;
+        if response_port.is_some() && padding.is_some() {
+            return Err(bad(kind::RESPONSE_PORT, Fault::Beside(kind::PADDING)));
         }
-        Some(Self { change_address, change_port, padding, response_port })
+        if response_port.is_some_and(|port| port < MIN_RESPONSE_PORT) {
+            return Err(bad(kind::RESPONSE_PORT, Fault::OutOfRange));
+        }
+        Ok(Self { change_address, change_port, padding, response_port })
     }
 
     fn is_plain(&self) -> bool {
@@ -156,11 +162,18 @@ impl<G: Gate> Server<G> {
         }
         let unknown = request.unknown(|kind| is_of_discovery(kind) || is_of_ice(kind));
         if !unknown.is_empty() {
+            let why = RequestRefusal::UnknownAttribute(unknown[0]);
+            self.tell_stranger_refused(now, client, ("", request.method), 420, why);
             return Some(self.unknown_attributes(envelope, &unknown));
         }
-        let Some(wish) = Wish::read(request) else {
-            self.write_failure(envelope, 400);
-            return Some(Answer::Reply);
+        let wish = match Wish::read(request) {
+            Ok(wish) => wish,
+            Err(bad) => {
+                let why = RequestRefusal::BadRequest(bad);
+                self.tell_stranger_refused(now, client, ("", request.method), 400, why);
+                self.write_failure(envelope, 400);
+                return Some(Answer::Reply);
+            }
         };
         let limits = self.config.discovery_limits;
         let source = client.address.ip();

@@ -3,7 +3,7 @@
 use turnpike_wire::stun::kind;
 
 use super::{
-    Answer, ClosedReason, Effect, Family, Gate, RelayId, Server, age,
+    Answer, ClosedReason, Effect, Family, Fault, Gate, RelayId, Server, age,
     context::{Context, Delivery},
     replay::Once,
     request::Method,
@@ -16,7 +16,7 @@ impl<G: Gate> Server<G> {
         let proposed = match request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
-            Some(Err(_)) => return self.fail(context, 400),
+            Some(Err(_)) => return self.bad(context, kind::LIFETIME, Fault::Malformed),
         };
         // The same deletion again, whose answer was lost: RFC 8489 section 6.3.1.
         let (client, transaction) = (context.client(), request.transaction());
@@ -34,7 +34,7 @@ impl<G: Gate> Server<G> {
         };
         let family = match request.get(kind::REQUESTED_ADDRESS_FAMILY).map(Family::read) {
             None => None,
-            Some(None) => return self.fail(context, 400),
+            Some(None) => return self.bad(context, kind::REQUESTED_ADDRESS_FAMILY, Fault::Malformed),
             Some(Some(Ok(family))) => Some(family),
             Some(Some(Err(_))) => return self.fail(context, 443),
         };

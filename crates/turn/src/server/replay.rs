@@ -14,7 +14,7 @@ use std::{
 
 use turnpike_wire::stun::kind;
 
-use super::{Answer, Gate, Server, context::Context, keyed_hash::KeyedHash, nonce};
+use super::{Answer, Gate, RequestRefusal, Server, context::Context, keyed_hash::KeyedHash, nonce};
 
 /// 544 KiB a server with what they hold. Of 10,000 allocations in one second, with nonces of that second, one in 20,000 is asked to
 /// try again.
@@ -205,7 +205,10 @@ impl<G: Gate> Server<G> {
         let listener = context.source.client.listener;
         let realm = self.realms.find(&self.config, listener, who.realm.as_bytes()).cloned();
         Err(match realm {
-            Some(realm) => self.challenge(context, &realm, 438),
+            Some(realm) => {
+                self.tell_of(context, 438, RequestRefusal::Code);
+                self.challenge(context, &realm, 438)
+            }
             None => self.fail(context, 437),
         })
     }

@@ -1,6 +1,8 @@
 //! What a response takes over from its request. Responses are written into the server's one reply buffer, which keeps its capacity:
 //! answering allocates nothing.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use turnpike_wire::{
     integrity::{Key, Mac},
@@ -8,6 +10,7 @@ use turnpike_wire::{
 };
 
 use super::{
+    RequestRefusal,
     request::{Method, Request},
     secret,
 };
@@ -84,6 +87,16 @@ impl Envelope {
     pub(super) fn begin<'b>(&self, buffer: &'b mut Vec<u8>, class: Class) -> Writer<'b> {
         let Self { method, transaction, .. } = *self;
         Writer::begin(buffer, Header { class, method: method.number(), transaction })
+    }
+}
+
+/// The reason phrase of an error response: that of its code, with the cause where the code has several.
+pub(super) fn phrase(code: u16, why: RequestRefusal) -> Cow<'static, str> {
+    match why {
+        RequestRefusal::BadRequest(bad) => format!("{}: {bad}", reason_phrase(code)).into(),
+        RequestRefusal::AllocationExists => "Allocation Mismatch: this 5-tuple has an allocation".into(),
+        RequestRefusal::SharedPeer => "Peer Taken on Shared Port".into(),
+        _ => reason_phrase(code).into(),
     }
 }
 

@@ -70,8 +70,8 @@ pub struct Stats {
     pub allocation_ms: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
     pub allocations_closed: [u64; 7],
-    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token.
-    pub credentials_refused: [u64; 6],
+    /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token, expiry too far ahead.
+    pub credentials_refused: [u64; 7],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
     pub peer_refusals: [u64; PeerDenial::NAMES.len()],
     /// Allocations refused by quota: of the user, in total (here or everywhere), of the client's prefix.
@@ -201,8 +201,8 @@ const CLOSED: [(ClosedReason, &str); 7] = [
     (ClosedReason::Banned, "banned"),
 ];
 
-const CREDENTIALS: [&str; 6] =
-    ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user", "access_token"];
+const CREDENTIALS: [&str; 7] =
+    ["no_such_user", "expired", "wrong_key", "wrong_realm", "wrong_user", "access_token", "too_far_ahead"];
 
 const DISCOVERY: [&str; 3] = ["change_request", "padding", "response_port"];
 
@@ -410,6 +410,7 @@ impl Stats {
             CredentialRefusal::WrongRealm => 3,
             CredentialRefusal::WrongUser => 4,
             CredentialRefusal::Token(_) => 5,
+            CredentialRefusal::TooFarAhead { .. } => 6,
         };
         self.credentials_refused[index] += 1;
     }

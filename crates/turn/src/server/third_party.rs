@@ -142,7 +142,7 @@ impl<G: Gate> Server<G> {
     /// the allocation's owner; for clients of tokens only, since others authenticate first.
     fn holder(&mut self, context: &Context<'_>, by_token: bool) -> Result<Option<u32>, Answer> {
         if context.request.method == Method::ConnectionBind {
-            let Some(connection) = self.connection_to_bind(context) else { return Ok(None) };
+            let Ok(connection) = self.connection_to_bind(context) else { return Ok(None) };
             return match self.connections.owner(connection) {
                 None if by_token => self.hand_over(context, connection).map_or(Ok(None), Err),
                 owner => Ok(owner),

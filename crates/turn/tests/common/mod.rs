@@ -429,6 +429,11 @@ impl Reply {
         self.message().attribute::<ErrorCode>().ok().map(|error| error.code())
     }
 
+    /// The reason phrase of an error response.
+    pub(crate) fn reason(&self) -> String {
+        self.message().attribute::<ErrorCode>().unwrap().reason().to_owned()
+    }
+
     pub(crate) fn has(&self, kind: AttributeType) -> bool {
         self.message().has_attribute(kind)
     }

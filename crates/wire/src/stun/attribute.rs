@@ -6,52 +6,75 @@ use super::{ATTRIBUTE_HEADER_LEN, HEADER_LEN, Invalid};
 /// section 3.3, RFC 8445 section 16.1). Those from 0x8000 on may be passed over by whoever does not know them.
 #[expect(missing_docs, reason = "the RFCs' names")]
 pub mod kind {
-    pub const MAPPED_ADDRESS: u16 = 0x0001;
-    pub const CHANGE_REQUEST: u16 = 0x0003;
-    pub const USERNAME: u16 = 0x0006;
-    pub const MESSAGE_INTEGRITY: u16 = 0x0008;
-    pub const ERROR_CODE: u16 = 0x0009;
-    pub const UNKNOWN_ATTRIBUTES: u16 = 0x000A;
-    pub const CHANNEL_NUMBER: u16 = 0x000C;
-    pub const LIFETIME: u16 = 0x000D;
-    pub const XOR_PEER_ADDRESS: u16 = 0x0012;
-    pub const DATA: u16 = 0x0013;
-    pub const REALM: u16 = 0x0014;
-    pub const NONCE: u16 = 0x0015;
-    pub const XOR_RELAYED_ADDRESS: u16 = 0x0016;
-    pub const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
-    pub const EVEN_PORT: u16 = 0x0018;
-    pub const REQUESTED_TRANSPORT: u16 = 0x0019;
-    pub const DONT_FRAGMENT: u16 = 0x001A;
-    pub const ACCESS_TOKEN: u16 = 0x001B;
-    pub const MESSAGE_INTEGRITY_SHA256: u16 = 0x001C;
-    pub const PASSWORD_ALGORITHM: u16 = 0x001D;
-    pub const USERHASH: u16 = 0x001E;
-    pub const XOR_MAPPED_ADDRESS: u16 = 0x0020;
-    pub const RESERVATION_TOKEN: u16 = 0x0022;
-    pub const PRIORITY: u16 = 0x0024;
-    pub const USE_CANDIDATE: u16 = 0x0025;
-    pub const PADDING: u16 = 0x0026;
-    pub const RESPONSE_PORT: u16 = 0x0027;
-    pub const CONNECTION_ID: u16 = 0x002A;
-    pub const ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8000;
-    pub const ADDRESS_ERROR_CODE: u16 = 0x8001;
-    pub const PASSWORD_ALGORITHMS: u16 = 0x8002;
-    pub const ALTERNATE_DOMAIN: u16 = 0x8003;
-    pub const ICMP: u16 = 0x8004;
-    pub const SOFTWARE: u16 = 0x8022;
-    pub const ALTERNATE_SERVER: u16 = 0x8023;
-    pub const FINGERPRINT: u16 = 0x8028;
-    pub const ICE_CONTROLLED: u16 = 0x8029;
-    pub const ICE_CONTROLLING: u16 = 0x802A;
-    pub const RESPONSE_ORIGIN: u16 = 0x802B;
-    pub const OTHER_ADDRESS: u16 = 0x802C;
-    pub const THIRD_PARTY_AUTHORIZATION: u16 = 0x802E;
-    /// draft-ietf-tram-stun-origin, which expired; coturn's users choose their realm by it.
-    pub const ORIGIN: u16 = 0x802F;
-    pub const MOBILITY_TICKET: u16 = 0x8030;
-    /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
-    pub const DRAFT_ADDITIONAL_ADDRESS_FAMILY: u16 = 0x8032;
+    use std::fmt;
+
+    macro_rules! kinds {
+        ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
+            $($(#[$doc])* pub const $name: u16 = $value;)*
+
+            /// The name of an attribute type in the RFCs, for people: its number where it has none here.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub struct Name(pub u16);
+
+            impl fmt::Display for Name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    match self.0 {
+                        $($value => f.write_str(&stringify!($name).replace('_', "-")),)*
+                        other => write!(f, "0x{other:04x}"),
+                    }
+                }
+            }
+        };
+    }
+
+    kinds! {
+        MAPPED_ADDRESS = 0x0001;
+        CHANGE_REQUEST = 0x0003;
+        USERNAME = 0x0006;
+        MESSAGE_INTEGRITY = 0x0008;
+        ERROR_CODE = 0x0009;
+        UNKNOWN_ATTRIBUTES = 0x000A;
+        CHANNEL_NUMBER = 0x000C;
+        LIFETIME = 0x000D;
+        XOR_PEER_ADDRESS = 0x0012;
+        DATA = 0x0013;
+        REALM = 0x0014;
+        NONCE = 0x0015;
+        XOR_RELAYED_ADDRESS = 0x0016;
+        REQUESTED_ADDRESS_FAMILY = 0x0017;
+        EVEN_PORT = 0x0018;
+        REQUESTED_TRANSPORT = 0x0019;
+        DONT_FRAGMENT = 0x001A;
+        ACCESS_TOKEN = 0x001B;
+        MESSAGE_INTEGRITY_SHA256 = 0x001C;
+        PASSWORD_ALGORITHM = 0x001D;
+        USERHASH = 0x001E;
+        XOR_MAPPED_ADDRESS = 0x0020;
+        RESERVATION_TOKEN = 0x0022;
+        PRIORITY = 0x0024;
+        USE_CANDIDATE = 0x0025;
+        PADDING = 0x0026;
+        RESPONSE_PORT = 0x0027;
+        CONNECTION_ID = 0x002A;
+        ADDITIONAL_ADDRESS_FAMILY = 0x8000;
+        ADDRESS_ERROR_CODE = 0x8001;
+        PASSWORD_ALGORITHMS = 0x8002;
+        ALTERNATE_DOMAIN = 0x8003;
+        ICMP = 0x8004;
+        SOFTWARE = 0x8022;
+        ALTERNATE_SERVER = 0x8023;
+        FINGERPRINT = 0x8028;
+        ICE_CONTROLLED = 0x8029;
+        ICE_CONTROLLING = 0x802A;
+        RESPONSE_ORIGIN = 0x802B;
+        OTHER_ADDRESS = 0x802C;
+        THIRD_PARTY_AUTHORIZATION = 0x802E;
+        /// draft-ietf-tram-stun-origin, which expired; coturn's users choose their realm by it.
+        ORIGIN = 0x802F;
+        MOBILITY_TICKET = 0x8030;
+        /// The number that ADDITIONAL-ADDRESS-FAMILY had in the drafts before RFC 8656. coturn's client asks with it.
+        DRAFT_ADDITIONAL_ADDRESS_FAMILY = 0x8032;
+    }
 
     /// Whether a TURN message may have it: those of RFC 8489, RFC 8656 and RFC 6062, and all that need not be comprehended. What the
     /// other RFCs add is for whoever offers it to know.

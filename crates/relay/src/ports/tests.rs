@@ -1,0 +1,443 @@
+//! Tests of the relay ports.
+
+use super::*;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::Range,
+};
+use turnpike_testkit::randomness;
+
+use crate::RealmLimits;
+
+const ALICE: Owner<'static> = ("here", "alice");
+
+fn ports(range: RangeInclusive<u16>) -> Ports {
+    ports_on(range, &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
+}
+
+fn ports_on(range: RangeInclusive<u16>, addresses: &[IpAddr]) -> Ports {
+    let on = |bind: &IpAddr| RelayAddress { bind: *bind, external: None };
+    ports_of(range, addresses.iter().map(on).collect())
+}
+
+fn ports_of(range: RangeInclusive<u16>, relay: Vec<RelayAddress>) -> Ports {
+    Ports::new(&Config { relay, ports: range, ..Config::default() })
+}
+
+fn wish(port: PortWish) -> OpenRelay {
+    OpenRelay { family: Family::V4, transport: RelayTransport::Udp, port }
+}
+
+#[test]
+fn a_reservation_goes_on_in_another_process_for_as_long_as_it_would_have() {
+    let (here, there) = (ports(22_140..=22_147), ports(22_140..=22_147));
+    let token = [5; 8];
+    let opened = here.open(&wish(PortWish::EvenAndReserveNext(token)), ALICE, 1000).unwrap();
+    let lent = here.lend_reserved(11_000).unwrap();
+    for (reserved, socket) in lent {
+        let text = serde_json::to_string(&reserved).unwrap();
+        there.adopt_reserved(500, serde_json::from_str(&text).unwrap(), socket).unwrap();
+    }
+    there.adopt(opened.socket.local_addr());
+    here.surrender_reserved(11_000);
+    let next = opened.relayed.port() + 1;
+    assert!(there.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+    assert!(!here.are_relayed((Ipv4Addr::LOCALHOST, next).into(), RelayTransport::Udp));
+    let reserved = wish(PortWish::Reserved(token));
+    assert_eq!(here.open(&reserved, ALICE, 11_000).err(), Some(Refusal::Reservation));
+    there.expire(20_499);
+    assert_eq!(there.open(&reserved, ALICE, 20_499).unwrap().relayed.port(), next);
+    // Both ports are somebody's there.
+    let others: Vec<_> = (0..6).map(|_| there.open(&wish(PortWish::Any), ALICE, 0).unwrap()).collect();
+    assert_eq!(others.len(), 6);
+    assert_eq!(there.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
+}
+
+#[test]
+fn every_port_of_the_range_is_given_once_and_then_none() {
+    let ports = ports(22_100..=22_115);
+    let mut open = Vec::new();
+    let refusal = loop {
+        match ports.open(&wish(PortWish::Any), ALICE, 0) {
+            Ok(opened) => open.push(opened),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!(refusal, Refusal::Port);
+    let mut given: Vec<u16> = open.iter().map(|o| o.relayed.port()).collect();
+    let in_order = given.clone();
+    given.sort_unstable();
+    given.dedup();
+    assert_eq!(given.len(), open.len());
+    assert!(open.len() >= 10, "most of the range is free on this machine: {given:?}");
+    assert_ne!(in_order, given, "drawn, not counted up");
+    ports.release(open.pop().unwrap().socket.local_addr(), 0);
+    assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok());
+}
+
+/// RFC 8656 section 7.2 wants them unpredictable. Ports return to the pool once their quarantine is over.
+#[test]
+fn relay_ports_are_as_if_by_chance() {
+    let ports = ports(49_152..=65_535);
+    let drawn = (0..randomness::SAMPLES as u64).map(|n| {
+        let now_ms = n * QUARANTINE_MS;
+        let opened =
+            ports.open(&wish(PortWish::Any), ALICE, now_ms).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        ports.release(opened.socket.local_addr(), now_ms);
+        (opened.relayed.port() - 49_152).to_be_bytes().to_vec()
+    });
+    randomness::judge(&drawn.collect::<Vec<_>>(), &[0x3F, 0xFF]).unwrap();
+}
+
+/// Opens and closes one port after the other, one each millisecond; the ports in order.
+fn one_after_the_other(ports: &Ports, wish: &OpenRelay, times: Range<u64>) -> Vec<u16> {
+    let turn = |now_ms| {
+        let opened = ports.open(wish, ALICE, now_ms).unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        ports.release(opened.socket.local_addr(), now_ms);
+        opened.relayed.port()
+    };
+    times.map(turn).collect()
+}
+
+#[test]
+fn a_port_is_not_used_again_while_others_are_free_and_then_the_oldest_comes_first() {
+    let ports = ports(24_000..=24_015);
+    let first = one_after_the_other(&ports, &wish(PortWish::Any), 0..16);
+    // Other programs may have some ports of the range. Those of this test come in the order of the first round from then on.
+    let period = first.iter().skip(1).position(|port| *port == first[0]).map_or(16, |at| at + 1);
+    assert!(period >= 10, "most of the range is free on this machine: {first:?}");
+    let second = one_after_the_other(&ports, &wish(PortWish::Any), 16..16 + 3 * period as u64);
+    let all = [first, second].concat();
+    assert!(all.iter().zip(&all[period..]).all(|(before, after)| before == after), "{all:?}");
+}
+
+#[test]
+fn of_two_ports_each_client_gets_the_one_that_was_not_used_last() {
+    for port in [PortWish::Any, PortWish::Own] {
+        let ports = ports(24_020..=24_021);
+        let drawn = one_after_the_other(&ports, &wish(port), 0..20);
+        assert!(drawn.windows(2).all(|two| two[0] != two[1]), "{drawn:?}");
+    }
+    let tcp = ports(24_020..=24_021);
+    let drawn: Vec<u16> = (0..20)
+        .map(|now_ms| {
+            let (listener, told) = tcp.open_tcp(Family::V4, "here", now_ms).unwrap();
+            tcp.release(listener.local_addr(), now_ms);
+            told.port()
+        })
+        .collect();
+    assert!(drawn.windows(2).all(|two| two[0] != two[1]), "{drawn:?}");
+}
+
+#[test]
+fn the_only_port_is_used_again_at_once() {
+    let ports = ports(24_022..=24_022);
+    assert_eq!(one_after_the_other(&ports, &wish(PortWish::Any), 0..3), [24_022; 3]);
+    assert_eq!(one_after_the_other(&ports, &wish(PortWish::Even), 3..5), [24_022; 2]);
+}
+
+#[test]
+fn a_port_in_quarantine_is_open_for_nobody_and_free_again_when_the_time_is_over() {
+    let ports = ports(24_024..=24_025);
+    let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap();
+    let bound = opened.socket.local_addr();
+    drop(opened);
+    ports.release(bound, 5);
+    let pool = ports.plan().pools[0].clone();
+    assert!(!ports.are_relayed(bound, RelayTransport::Udp));
+    assert!(pool.bits.is_taken(bound.port()));
+    pool.bits.end_quarantine(4 + QUARANTINE_MS);
+    assert!(pool.bits.is_taken(bound.port()));
+    pool.bits.end_quarantine(5 + QUARANTINE_MS);
+    assert!(!pool.bits.is_taken(bound.port()));
+    assert!(pool.bits.quarantined().is_empty());
+}
+
+#[test]
+fn a_free_port_of_another_address_is_preferred_to_one_in_quarantine() {
+    let addresses = ["127.0.0.1", "127.0.0.2"].map(|ip| ip.parse().unwrap());
+    let ports = ports_on(24_026..=24_027, &addresses);
+    let mut used = std::collections::HashSet::new();
+    for now_ms in 0..4 {
+        let opened = ports.open(&wish(PortWish::Any), ALICE, now_ms).unwrap();
+        ports.release(opened.socket.local_addr(), now_ms);
+        assert!(used.insert(opened.relayed), "{} while another one was free", opened.relayed);
+    }
+}
+
+#[test]
+fn a_pair_of_ports_comes_out_of_quarantine_whole() {
+    let ports = ports(24_030..=24_031);
+    let pair = |token: u8, now_ms| {
+        let opened = ports.open(&wish(PortWish::EvenAndReserveNext([token; 8])), ALICE, now_ms).unwrap();
+        let next = ports.open(&wish(PortWish::Reserved([token; 8])), ALICE, now_ms).unwrap();
+        assert_eq!((opened.relayed.port(), next.relayed.port()), (24_030, 24_031));
+        [opened, next]
+    };
+    let [first, second] = pair(1, 0);
+    ports.release(first.socket.local_addr(), 1);
+    assert_eq!(
+        ports.open(&wish(PortWish::EvenAndReserveNext([2; 8])), ALICE, 2).err(),
+        Some(Refusal::Port),
+        "half of it is in use"
+    );
+    ports.release(second.socket.local_addr(), 3);
+    drop((first, second));
+    // One of the two is free, the other is not.
+    let open = pair(3, 2 + QUARANTINE_MS);
+    open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 2 + QUARANTINE_MS));
+    drop(open);
+    pair(4, 2 + QUARANTINE_MS);
+}
+
+#[test]
+fn quarantine_goes_on_in_another_process() {
+    let (here, there) = (ports(24_034..=24_035), ports(24_034..=24_035));
+    let used = one_after_the_other(&here, &wish(PortWish::Any), 50_000..50_001)[0];
+    let text = serde_json::to_string(&here.quarantined(54_000)).unwrap();
+    there.adopt_quarantined(100, &serde_json::from_str::<Vec<LateUse>>(&text).unwrap());
+    let held = there.plan().pools[0].bits.quarantined();
+    assert_eq!(held, [Quarantined { port: used, until_ms: 100 + QUARANTINE_MS - 4000 }]);
+    assert_ne!(one_after_the_other(&there, &wish(PortWish::Any), 101..102), [used]);
+}
+
+#[test]
+fn an_even_port_comes_with_its_neighbour_held_under_the_token() {
+    let ports = ports(22_200..=22_299);
+    let first = ports
+        .open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 1000)
+        .unwrap_or_else(|e| panic!("{e:?}"));
+    assert_eq!(first.relayed.port() % 2, 0);
+    assert_eq!(ports.open(&wish(PortWish::Reserved([8; 8])), ALICE, 1000).err(), Some(Refusal::Reservation));
+    let second =
+        ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 30_999).unwrap_or_else(|e| panic!("{e:?}"));
+    assert_eq!(second.relayed.port(), first.relayed.port() + 1);
+    assert_eq!(ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 1000).err(), Some(Refusal::Reservation));
+}
+
+#[test]
+fn a_reservation_ends_after_thirty_seconds_and_frees_its_port() {
+    let ports = ports(22_300..=22_301);
+    let first =
+        ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    assert_eq!(ports.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
+    ports.expire(29_999);
+    assert_eq!(ports.reservations().len(), 1);
+    ports.expire(30_000);
+    assert_eq!(ports.reservations().len(), 0);
+    let again = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    assert_eq!(again.relayed.port(), first.relayed.port() + 1);
+}
+
+#[test]
+fn what_is_relayed_is_known_by_address_and_transport_for_as_long_as_it_is_open() {
+    let external = "192.0.2.9".parse().ok();
+    let address = RelayAddress { bind: "127.0.0.1".parse().unwrap(), external };
+    let ports = ports_of(22_700..=22_799, vec![address]);
+    let (udp, tcp) = (RelayTransport::Udp, RelayTransport::Tcp);
+    let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    let (bound, told) = (opened.socket.local_addr(), opened.relayed);
+    assert!(ports.are_relayed(bound, udp) && ports.are_relayed(told, udp));
+    assert!(!ports.are_relayed(bound, tcp), "a client by TCP may have the same number");
+    assert!(!ports.are_relayed(SocketAddr::new("127.0.0.2".parse().unwrap(), bound.port()), udp));
+    ports.release(bound, 0);
+    assert!(!ports.are_relayed(bound, udp) && !ports.are_relayed(told, udp));
+
+    let (listener, told) = ports.open_tcp(Family::V4, "here", 0).unwrap_or_else(|e| panic!("{e:?}"));
+    assert!(ports.are_relayed(listener.local_addr(), tcp) && ports.are_relayed(told, tcp));
+    assert!(!ports.are_relayed(told, udp));
+    // Who is in the way of another draw is not taken for it.
+    let program = std::net::UdpSocket::bind("127.0.0.1:22800").unwrap();
+    let one = ports_of(22_800..=22_800, vec![address]);
+    assert_eq!(one.open(&wish(PortWish::Any), ALICE, 0).err(), Some(Refusal::Port));
+    assert!(!one.are_relayed(program.local_addr().unwrap(), udp));
+}
+
+#[test]
+fn a_family_without_address_is_named_as_such() {
+    let ports = ports(22_400..=22_401);
+    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
+    assert_eq!(ports.open(&v6, ALICE, 0).err(), Some(Refusal::Family));
+}
+
+#[test]
+fn each_address_of_a_family_gives_all_its_ports_to_dual_stack_allocations_too() {
+    let addresses = ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse().unwrap());
+    let ports = ports_on(22_500..=22_531, &addresses);
+    let v6 = OpenRelay { family: Family::V6, transport: RelayTransport::Udp, port: PortWish::Any };
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        open.push(ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}")));
+        // The other half of a dual-stack allocation. Not every machine has IPv6.
+        open.extend(ports.open(&v6, ALICE, 0));
+    }
+    let on = |open: &[Opened], ip: &IpAddr| open.iter().filter(|o| o.relayed.ip() == *ip).count();
+    assert_eq!((on(&open, &addresses[0]), on(&open, &addresses[1])), (8, 8), "in turn");
+
+    // With the addresses unequally full, a turn on a full one goes to the other.
+    let (first, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(|o| o.relayed.ip() == addresses[0]);
+    first.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
+    drop(first);
+    let mut open = kept;
+    let refusal = loop {
+        match ports.open(&wish(PortWish::Any), ALICE, 0) {
+            Ok(opened) => open.push(opened),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!(refusal, Refusal::Port);
+    // Other programs may hold a few.
+    assert!(on(&open, &addresses[0]) >= 28 && on(&open, &addresses[1]) >= 28);
+}
+
+#[test]
+fn a_token_is_worth_nothing_to_another_user_or_realm_and_stays_good_for_its_owner() {
+    let ports = ports(22_700..=22_799);
+    let first =
+        ports.open(&wish(PortWish::EvenAndReserveNext([7; 8])), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    for thief in [("here", "bob"), ("there", "alice"), ("", ""), ("here", ""), ("here\0alice", "")] {
+        let stolen = ports.open(&wish(PortWish::Reserved([7; 8])), thief, 0);
+        assert_eq!(stolen.err(), Some(Refusal::Reservation), "{thief:?}");
+    }
+    let second = ports.open(&wish(PortWish::Reserved([7; 8])), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    assert_eq!(second.relayed.port(), first.relayed.port() + 1);
+}
+
+#[test]
+fn one_user_can_reserve_a_few_ports_and_leaves_the_others_to_others() {
+    let ports = ports(22_800..=23_311);
+    assert_eq!(ports.plan().most_reservations, 32);
+    let reserve = |owner: Owner<'_>, token: u64| {
+        let opened = ports.open(&wish(PortWish::EvenAndReserveNext(token.to_be_bytes())), owner, 0)?;
+        // The allocation is deleted at once; the port next to it stays reserved.
+        ports.release(opened.socket.local_addr(), 0);
+        Ok(())
+    };
+    let taken = |owner| (0..50).take_while(|_| reserve(owner, rand::random()).is_ok()).count();
+    assert_eq!(taken(ALICE), MOST_PER_USER);
+    assert_eq!(taken(("there", "alice")), MOST_PER_USER, "a namesake is somebody else");
+    assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+    // What she takes up counts no more, and she alone gets its place.
+    ports.reservations().retain(|_, held| *held.owner != *user_key("here", "bob"));
+    assert_eq!(reserve(ALICE, 1).err(), Some(Refusal::Reservation));
+    assert_eq!(reserve(("here", "bob"), 1), Ok(()));
+    assert!(ports.open(&wish(PortWish::Reserved(1_u64.to_be_bytes())), ("here", "bob"), 0).is_ok());
+    assert_eq!(taken(("here", "bob")), MOST_PER_USER);
+    // All together have their bound, too.
+    let users: Vec<String> = (0..20).map(|n| format!("user{n}")).collect();
+    let all: usize = users.iter().map(|user| taken(("here", user))).sum();
+    assert_eq!(all, ports.plan().most_reservations - 3 * MOST_PER_USER);
+}
+
+#[test]
+fn a_short_range_of_ports_is_shared_out_too() {
+    let ports = ports(23_400..=23_463);
+    assert_eq!(ports.plan().most_reservations, 4);
+    let reserve =
+        |owner, token: [u8; 8]| ports.open(&wish(PortWish::EvenAndReserveNext(token)), owner, 0).map(drop);
+    assert_eq!(reserve(ALICE, [1; 8]), Ok(()));
+    assert_eq!(reserve(ALICE, [2; 8]), Err(Refusal::Reservation), "a quarter of four");
+    assert_eq!(reserve(("here", "bob"), [3; 8]), Ok(()));
+}
+
+#[test]
+fn reservations_that_outlive_their_allocations_cannot_take_all_ports() {
+    let ports = ports(22_600..=22_663);
+    let mut given = 0;
+    for n in 0..200_u64 {
+        let user = n.to_string();
+        let wish = wish(PortWish::EvenAndReserveNext(n.to_be_bytes()));
+        let Ok(opened) = ports.open(&wish, ("here", &user), 0) else { break };
+        given += 1;
+        // The allocation is deleted at once; the port next to it stays reserved.
+        ports.release(opened.socket.local_addr(), 0);
+    }
+    assert_eq!(given, 4, "a sixteenth of the ports");
+    assert_eq!(
+        ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, 29_999).err(),
+        Some(Refusal::Reservation)
+    );
+    assert!(ports.open(&wish(PortWish::Any), ALICE, 0).is_ok(), "who reserves nothing is not refused");
+    assert!(ports.open(&wish(PortWish::EvenAndReserveNext([9; 8])), ALICE, 30_000).is_ok());
+}
+
+fn realm(realm: &str, range: RangeInclusive<u16>) -> RealmLimits {
+    RealmLimits { realm: realm.to_owned(), relay_ports: Some(range), ..RealmLimits::default() }
+}
+
+fn drawn(ports: &Ports, owner: Owner<'_>) -> Vec<u16> {
+    let open = std::iter::from_fn(|| ports.open(&wish(PortWish::Any), owner, 0).ok());
+    // All of them at once, or one would be drawn twice.
+    let open: Vec<_> = open.collect();
+    open.iter().for_each(|opened| ports.release(opened.socket.local_addr(), 0));
+    let mut drawn: Vec<u16> = open.iter().map(|opened| opened.relayed.port()).collect();
+    drawn.sort_unstable();
+    drawn
+}
+
+#[test]
+fn a_realm_has_the_ports_of_its_range_and_nobody_else_has_them() {
+    let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let config = Config {
+        relay: vec![RelayAddress { bind, external: None }],
+        ports: 23_500..=23_547,
+        realm_limits: vec![
+            realm("blue", 23_510..=23_519),
+            realm("red", 23_520..=23_529),
+            realm("also red", 23_520..=23_529),
+        ],
+        ..Config::default()
+    };
+    let ports = Ports::new(&config);
+    for (of, range) in [("blue", 23_510..=23_519), ("red", 23_520..=23_529), ("also red", 23_520..=23_529)] {
+        let drawn = drawn(&ports, (of, "alice"));
+        // Other programs may have a few.
+        assert!(drawn.len() >= 8 && drawn.iter().all(|port| range.contains(port)), "{of}: {drawn:?}");
+    }
+    let others = drawn(&ports, ALICE);
+    let is_others = |port: &u16| (23_500..=23_509).contains(port) || (23_530..=23_547).contains(port);
+    assert!(others.len() >= 20 && others.iter().all(is_others), "{others:?}");
+    // A pair lies within the range as a whole.
+    for token in 0..4_u64 {
+        let pair = PortWish::EvenAndReserveNext(token.to_be_bytes());
+        let Ok(opened) = ports.open(&wish(pair), ("blue", &token.to_string()), 0) else { continue };
+        assert!((23_510..=23_518).contains(&opened.relayed.port()), "{}", opened.relayed);
+    }
+}
+
+#[test]
+fn a_reload_draws_elsewhere_and_leaves_open_what_is_open() {
+    let external = |text: &str| text.parse().ok();
+    let at = |ip: &str, external| RelayAddress { bind: ip.parse().unwrap(), external };
+    let config = |relay: Vec<RelayAddress>, range| Config { relay, ports: range, ..Config::default() };
+    let ports = Ports::new(&config(vec![at("127.0.0.1", external("192.0.2.1"))], 23_600..=23_619));
+    let opened = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+    let bound = opened.socket.local_addr();
+    // The same address is told otherwise from now on, and there is another one.
+    let next = vec![at("127.0.0.1", external("192.0.2.9")), at("127.0.0.2", None)];
+    ports.reconfigure(&config(next, 23_700..=23_719));
+    assert!(ports.are_relayed(opened.relayed, RelayTransport::Udp), "as it was told");
+    assert!(ports.are_relayed(bound, RelayTransport::Udp));
+    let mut told = std::collections::HashSet::new();
+    for _ in 0..4 {
+        let new = ports.open(&wish(PortWish::Any), ALICE, 0).unwrap_or_else(|e| panic!("{e:?}"));
+        assert!((23_700..=23_719).contains(&new.relayed.port()));
+        told.insert(new.relayed.ip().to_string());
+        ports.release(new.socket.local_addr(), 0);
+    }
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(ports.addresses().len(), 3);
+    assert_eq!(ports.former_ranges(), [23_600..=23_619]);
+    // Taken away, an address is forgotten with what is open there.
+    ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
+    assert!(ports.are_relayed(bound, RelayTransport::Udp));
+    ports.release(bound, 0);
+    ports.reconfigure(&config(vec![at("127.0.0.2", None)], 23_700..=23_719));
+    assert_eq!(ports.addresses(), [at("127.0.0.2", None)]);
+    assert!(ports.former_ranges().is_empty());
+    assert!(!ports.are_relayed(bound, RelayTransport::Udp));
+    // Back again, and no port is given twice.
+    ports.reconfigure(&config(vec![at("127.0.0.1", None)], 23_600..=23_619));
+    drop(opened);
+    assert!(drawn(&ports, ALICE).len() >= 16);
+}

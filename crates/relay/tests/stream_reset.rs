@@ -1,0 +1,51 @@
+//! Clients that reset their connection and connect again from the same port at once.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use socket2::{Domain, Socket, Type};
+use turnpike_relay::CloseReason;
+
+use crate::support::*;
+
+const NAME: &str = "turn.example.org";
+const ROUNDS: usize = 100;
+
+/// Connects from this port. The end of the connection is a reset.
+fn connect_from(local: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    socket.bind(&local.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    let stream: TcpStream = socket.into();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream
+}
+
+#[test]
+fn each_connection_of_a_client_that_resets_and_reconnects_gets_its_allocation() {
+    let world = start(|config| config.tls = Some(context(&[identity(&[NAME])])));
+    let mut local: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    for _ in 0..ROUNDS {
+        let stream = connect_from(local, world.tcp());
+        local = stream.local_addr().unwrap();
+        Client::new(stream).ask(&allocate());
+    }
+    let config = tls_config(&[]);
+    let mut local: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    for _ in 0..ROUNDS {
+        let stream = connect_from(local, world.tls());
+        local = stream.local_addr().unwrap();
+        let tls = ClientConnection::new(config.clone(), ServerName::try_from(NAME).unwrap()).unwrap();
+        Client::new(StreamOwned::new(tls, stream)).ask(&allocate());
+    }
+    assert_eq!(world.streams().closed(CloseReason::Duplicate), 0);
+    eventually("the allocations of connections that were reset end", || {
+        (world.allocations() == 0).then_some(())
+    });
+}
