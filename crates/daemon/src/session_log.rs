@@ -271,14 +271,14 @@ fn write(worker: usize, effect: &Effect) {
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
-                other_peers = others, by = peer_reason(*by), suppressed, worker,
+                other_peers = (*others > 0).then_some(others), by = peer_reason(*by), suppressed, worker,
                 "peer refused"
             );
         }
         Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed } => {
             tracing::debug!(
                 target: "turnpike::session",
-                realm = &**realm, user = &**username, proved, client = %client.address,
+                realm = &**realm, user = &**username, proved = (!proved).then_some(false), client = %client.address,
                 request = <&str>::from(*method), code, reason = &*request_reason(*code, *why), suppressed, worker,
                 "request refused"
             );
@@ -307,8 +307,8 @@ mod tests {
     };
 
     use turnpike_turn::server::{
-        AllocationId, Client, CredentialRefusal, ListenerId, PeerDenial, RelayTransport, RequestRefusal,
-        TokenProblem, Transport, request::Method,
+        AllocationId, BadRequest, Client, CredentialRefusal, Fault, ListenerId, PeerDenial, RelayTransport,
+        RequestRefusal, TokenProblem, Transport, request::Method,
     };
 
     use super::*;
@@ -327,6 +327,10 @@ mod tests {
     }
 
     fn lines_of(effects: &[Effect]) -> String {
+        lines(|| effects.iter().for_each(|effect| write(0, effect)))
+    }
+
+    fn lines(work: impl FnOnce()) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -335,7 +339,7 @@ mod tests {
             .without_time()
             .with_max_level(tracing::Level::DEBUG)
             .finish();
-        tracing::subscriber::with_default(subscriber, || effects.iter().for_each(|effect| write(0, effect)));
+        tracing::subscriber::with_default(subscriber, work);
         let bytes = lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         String::from_utf8(bytes).expect("log lines are UTF-8")
     }
@@ -421,6 +425,7 @@ mod tests {
                 realm: "example.org".into(),
                 username: "alice".into(),
                 peer: peer.parse().expect("an address"),
+                others: usize::from(peer.starts_with("10.1.2.4")) * 2,
                 by,
                 suppressed: 3,
             }])
@@ -432,24 +437,53 @@ mod tests {
              peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" suppressed=3 worker=0"
         );
         assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
+        assert!(by(PeerDenial::Special, "10.1.2.4:0").contains("peer=\"10.1.2.4\" other_peers=2 by="));
         assert!(by(PeerDenial::Own, "10.1.2.3:9").contains("by=\"default: "));
     }
 
     #[test]
     fn a_refused_request_says_its_code_and_why() {
-        let line = lines_of(&[Effect::RequestRefused {
-            client: client(),
-            realm: "example.org".into(),
-            username: "alice".into(),
-            method: Method::Allocate,
-            code: 486,
-            why: RequestRefusal::UserQuota,
-            suppressed: 0,
-        }]);
+        let line = |proved, code, why| {
+            lines_of(&[Effect::RequestRefused {
+                client: client(),
+                realm: "example.org".into(),
+                username: "alice".into(),
+                proved,
+                method: Method::Allocate,
+                code,
+                why,
+                suppressed: 0,
+            }])
+        };
+        let missing = BadRequest { attribute: 0x0019, fault: Fault::Missing };
+        let line_of_bad = line(false, 400, RequestRefusal::BadRequest(missing));
+        assert!(line_of_bad.contains("user=\"alice\" proved=false client="), "{line_of_bad}");
+        assert!(line_of_bad.contains("code=400 reason=\"REQUESTED-TRANSPORT is missing\""), "{line_of_bad}");
         assert_eq!(
-            line.trim(),
+            line(true, 486, RequestRefusal::UserQuota).trim(),
             "DEBUG turnpike::session: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
              request=\"allocate\" code=486 reason=\"the user has as many allocations as each may have\" suppressed=0 worker=0"
+        );
+    }
+
+    #[test]
+    fn a_connection_that_the_server_closed_names_its_user_and_the_reason() {
+        let closed = |user: Option<&str>| {
+            let (client, transport) = (client().address, Transport::Tls);
+            let user = user.map(|user| ("example.org".into(), user.into()));
+            let turned =
+                TurnedAway { client, transport, user, stage: "connection", reason: "not_stun", count: 1 };
+            lines(|| write_closed(&turned, 0))
+        };
+        assert_eq!(
+            closed(Some("alice")).trim(),
+            "WARN turnpike::session: connection closed by the server realm=\"example.org\" user=\"alice\" \
+             client=192.0.2.9:50000 transport=\"tls\" reason=\"what came was neither STUN nor ChannelData\" count=1 suppressed=0"
+        );
+        assert!(
+            closed(None)
+                .trim()
+                .starts_with("DEBUG turnpike::session: connection closed by the server client=")
         );
     }
 

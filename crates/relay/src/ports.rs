@@ -31,8 +31,8 @@ const RESERVATION_MS: u64 = 30_000;
 const MOST_PER_USER: usize = 4;
 /// Draws before a free port is searched one by one.
 const DRAWS: usize = 32;
-/// Ports that other programs may have taken before we give up.
-const BIND_ATTEMPTS: usize = 64;
+/// Ports of other programs that one search passes over before it gives up.
+const BIND_ATTEMPTS: usize = 256;
 
 /// Connections of peers that wait to be accepted: an allocation may have few at a time, and an unknown peer shall not fill memory.
 const BACKLOG: u32 = 64;
@@ -448,6 +448,7 @@ impl Ports {
         suits: impl Fn(u16) -> bool,
         bind: impl Fn(&Self, &Pool, u16) -> io::Result<T>,
     ) -> Result<T, Refusal> {
+        let mut passed_over = PassedOver::of(&pool.bits);
         for _ in 0..BIND_ATTEMPTS {
             let port = match stock {
                 Stock::Free => pool.claim(span, &suits),
@@ -456,7 +457,7 @@ impl Ports {
             let port = port.ok_or(Refusal::Port)?;
             match bind(self, pool, port) {
                 Ok(opened) => return Ok(opened),
-                Err(error) => self.after_bind_error(pool, port, &error)?,
+                Err(error) => passed_over.add(port, &error)?,
             }
         }
         Err(Refusal::Port)
@@ -476,13 +477,14 @@ impl Ports {
             return Err(Refusal::Reservation);
         }
         let bits = &pool.bits;
+        let mut passed_over = PassedOver::of(bits);
         for _ in 0..BIND_ATTEMPTS {
             let Some(port) = pool.claim_pair(stock, span)? else { continue };
             let opened = match self.bind(pool, port) {
                 Ok(opened) => opened,
                 Err(error) => {
                     bits.free(port + 1);
-                    self.after_bind_error(pool, port, &error)?;
+                    passed_over.add(port, &error)?;
                     continue;
                 }
             };
@@ -503,7 +505,7 @@ impl Ports {
                 }
                 Err(error) => {
                     bits.free(port);
-                    self.after_bind_error(pool, port + 1, &error)?;
+                    passed_over.add(port + 1, &error)?;
                 }
             }
         }
@@ -582,15 +584,33 @@ impl Ports {
         let told = pool.address.external.unwrap_or(pool.address.bind);
         Ok((socket, SocketAddr::new(told, port)))
     }
+}
 
-    /// A port that another program has is passed over; anything else ends the search.
-    fn after_bind_error(&self, pool: &Pool, port: u16, error: &io::Error) -> Result<(), Refusal> {
-        pool.bits.free(port);
+/// Ports of other programs that a search has met. They stay taken until it is over, so that it meets each of them once.
+struct PassedOver<'a> {
+    bits: &'a PoolBits,
+    ports: Vec<u16>,
+}
+
+impl<'a> PassedOver<'a> {
+    fn of(bits: &'a PoolBits) -> Self {
+        Self { bits, ports: Vec::new() }
+    }
+
+    /// Passes over a port that another program has; any other error ends the search.
+    fn add(&mut self, port: u16, error: &io::Error) -> Result<(), Refusal> {
+        self.ports.push(port);
         match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
             io::ErrorKind::AddrNotAvailable => Err(Refusal::Family),
             _ => Err(Refusal::File),
         }
+    }
+}
+
+impl Drop for PassedOver<'_> {
+    fn drop(&mut self) {
+        self.ports.iter().for_each(|port| self.bits.free(*port));
     }
 }
 

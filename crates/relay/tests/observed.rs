@@ -70,7 +70,7 @@ struct Door(Arc<Mutex<Vec<TurnedAway>>>);
 impl SessionLog for Door {
     fn effect(&self, _: usize, _: &Effect) {}
     fn turned_away(&self, _: usize, turned: &TurnedAway) {
-        self.0.lock().unwrap().push(*turned);
+        self.0.lock().unwrap().push(turned.clone());
     }
 }
 
@@ -84,7 +84,7 @@ fn who_is_turned_away_is_told_with_the_reason() {
     let told = |stage: &str, reason: &str| {
         eventually(&format!("{stage} {reason}"), || {
             let told = door.0.lock().unwrap();
-            told.iter().find(|it| (it.stage, it.reason) == (stage, reason)).copied()
+            told.iter().find(|it| (it.stage, it.reason) == (stage, reason)).cloned()
         })
     };
     let mut plain = connect(world.tls());
@@ -99,9 +99,21 @@ fn who_is_turned_away_is_told_with_the_reason() {
     garbage.write_all(&[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]).unwrap();
     let of_tls = eventually("a handshake that failed", || {
         let told = door.0.lock().unwrap();
-        told.iter().find(|it| it.stage == "tls_handshake").copied()
+        told.iter().find(|it| it.stage == "tls_handshake").cloned()
     });
     assert_eq!((of_tls.client, of_tls.transport), (garbage.local_addr().unwrap(), Transport::Tls));
+    // The user of an allocation is named.
+    let stream = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+    let mut known = Client::new(stream);
+    known.ask(&allocate());
+    known.send(&[0x80; 20]);
+    known.ends();
+    let named = eventually("the user is named", || {
+        let told = door.0.lock().unwrap();
+        told.iter().find(|it| it.reason == "not_stun" && it.user.is_some()).cloned()
+    });
+    assert_eq!(named.transport, Transport::Tls);
+    assert_eq!(&*named.user.unwrap().0, "turnpike", "the realm");
     // Who goes as he came is not.
     let count = door.0.lock().unwrap().len();
     let mut client = world.client();

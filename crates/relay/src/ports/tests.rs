@@ -165,6 +165,25 @@ fn a_free_port_of_another_address_is_preferred_to_one_in_quarantine() {
     }
 }
 
+/// Whoever draws with replacement mostly gives up before the one free port.
+#[test]
+fn the_one_port_that_other_programs_leave_is_found() {
+    let range = 24_100..=24_163;
+    let ports = ports(range.clone());
+    let others: Vec<_> = range
+        .filter(|port| *port != 24_121)
+        .filter_map(|port| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok())
+        .collect();
+    for now_ms in 0..10 {
+        let opened = ports.open(&wish(PortWish::Any), ALICE, now_ms).unwrap();
+        assert_eq!(opened.relayed.port(), 24_121);
+        ports.release(opened.socket.local_addr(), now_ms);
+    }
+    // Nothing of a search stays taken.
+    drop(others);
+    assert!(drawn(&ports, ALICE).len() >= 32);
+}
+
 #[test]
 fn a_pair_of_ports_comes_out_of_quarantine_whole() {
     let ports = ports(24_030..=24_031);

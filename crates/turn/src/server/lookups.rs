@@ -17,8 +17,10 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
 use super::{Client, DropReason, Source, User, context::Delivery};
 
-/// Requests that wait at the same time, of one worker and of one IPv4 address or IPv6 /64.
+/// Requests that wait at the same time in one worker.
 const MOST: usize = 1024;
+/// Those of one IPv4 address or IPv6 /64, once half of the places are taken. Until then one address may have all: it can be that of a
+/// carrier's NAT.
 const MOST_EACH: usize = 32;
 
 /// A client has repeated its request four times by then (RFC 8489 section 6.2.1), and asks for itself once more.
@@ -141,7 +143,7 @@ impl Lookups {
             return Err(DropReason::LookupPending);
         }
         let held = self.networks.entry(network(&source.client)).or_default();
-        if self.waiting.len() >= MOST || *held >= MOST_EACH {
+        if self.waiting.len() >= MOST || (*held >= MOST_EACH && self.waiting.len() >= MOST / 2) {
             if *held == 0 {
                 self.networks.remove(&network(&source.client));
             }
@@ -214,10 +216,11 @@ mod tests {
             lookups.keep(0, source(host, port), Delivery::Direct, [0; 12], b"request")
         };
         let mut kept = Vec::new();
-        for port in 1..=100 {
+        for port in 1..=1000 {
             kept.extend(keep(&mut lookups, 0, port));
         }
-        assert_eq!(kept.len(), MOST_EACH);
+        assert_eq!(kept.len(), MOST / 2);
+        // Everybody else finds room.
         for host in 1..=2000 {
             kept.extend(keep(&mut lookups, host, 1));
         }

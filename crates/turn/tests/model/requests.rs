@@ -29,6 +29,8 @@ const CHANNEL_MS: u64 = 600_000;
 const PATIENCE_MS: u64 = 30_000;
 /// Requests of one network that may wait for the store at a time.
 const WAITING_EACH: usize = 32;
+/// Requests that wait in one worker before that counts.
+const WAITING_FREELY: usize = 512;
 
 /// What a request is answered, or what becomes of it instead.
 pub(super) type Outcome = Result<Answer, Expected>;
@@ -212,7 +214,8 @@ impl Model {
             return Err(Expected::Drop(DropReason::LookupPending));
         }
         let of_network = |it: &&Waiting| network(it.source.client.address.ip()) == of_network;
-        if waiting.iter().filter(of_network).count() >= WAITING_EACH {
+        let is_crowded = waiting.len() >= WAITING_FREELY;
+        if is_crowded && waiting.iter().filter(of_network).count() >= WAITING_EACH {
             let is_told = Self::is_stream(&source.client) && !self.workers[at].rules.store_drops;
             return if is_told {
                 Ok(self.fail(asking, 500))
