@@ -208,7 +208,7 @@ impl Status {
             .map(|(result, count)| (result, count.load(Ordering::Relaxed)))
     }
 
-    /// What the process has counted whose place this one took, if there was one.
+    /// Counters of the previous process, if there was one.
     pub(crate) fn carried(&self) -> &Arc<CarriedMetrics> {
         &self.carried
     }

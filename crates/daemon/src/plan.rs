@@ -140,7 +140,7 @@ impl Plan {
             + (2 * config.max_allocations).min(config.ports.len() * config.relay.len())
             + config.max_reservations()
             + streams
-            // Of a full house those who come and those who go are there together, until the tick is over.
+            // At the limit, evicted and new connections coexist until the end of the tick.
             + listeners * config.workers * StreamConfig::ACCEPTS
             + peers;
         sockets as u64 + 64 + 8 * self.config.workers as u64

@@ -273,7 +273,7 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events: Vec<Event> = Vec::new();
         let mut now = self.now();
-        // Whoever is served by a stream, another worker or the control thread shall not wait for datagrams.
+        // Wake-ups are delayed for datagrams only, not for streams, handoffs or commands.
         let mut by_datagrams = true;
         if self.coalescer.is_some() || self.offload.is_some() {
             // Pauses, and looks at what has been emptied, are due within tens of microseconds.

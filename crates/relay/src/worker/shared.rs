@@ -109,7 +109,7 @@ impl SharedPorts {
         }
     }
 
-    /// One less. True if it was the last: then the socket is to be closed.
+    /// Drops a reference; true if it was the last and the socket is to be closed.
     pub(super) fn leave(&mut self, SharedPort(port): SharedPort) -> bool {
         let Some(slot) = self.places.get_mut(usize::from(port)) else { return true };
         let Some(place) = slot else { return true };

@@ -1,5 +1,5 @@
-//! A worker's part of an upgrade ([`crate::upgrade`]): it rests, gives what it has to the worker of the same number in the new process, and
-//! forgets it, or goes on as if nothing had been. There the other one takes it in before it serves anybody.
+//! A worker's part of an upgrade ([`crate::upgrade`]): it rests, gives its sessions to the worker of the same number in the new process,
+//! and forgets them or resumes normal service. The other worker takes them in before it serves any client.
 
 use std::{
     io, mem,
@@ -294,9 +294,9 @@ impl Worker {
         channel.send_value(&batch, &descriptors)
     }
 
-    /// The other worker has it now. What has not gone lives on here.
+    /// Drops the sessions that were sent; the rest stay.
     fn release(&mut self, now: Now) {
-        // The other worker does not know which of those that no flow belongs to have been told otherwise.
+        // Some sockets without flows have GRO off. The other worker cannot know which, so GRO is switched on again.
         if let Some(offload) = &mut self.offload {
             offload.gather(&self.sockets);
         }

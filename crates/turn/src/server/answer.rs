@@ -133,7 +133,7 @@ impl<G: Gate> Server<G> {
             Method::ChannelBind => self.channel_bind(&context),
             Method::Connect => self.connect(context),
             Method::ConnectionBind => self.connection_bind(&context),
-            // Has been answered before anybody was asked who they are.
+            // Already answered before authentication.
             Method::Binding => Answer::Later,
         }
     }

@@ -92,7 +92,7 @@ pub struct ServerConfig {
     pub tcp_relay: bool,
     /// Connections to peers per allocation that relays TCP, those included that are being made. Default 32.
     pub max_connections: usize,
-    /// The same of one worker in total, at most [`ServerConfig::MOST_CONNECTIONS`]. Default 4096.
+    /// Peer connections per worker, at most [`ServerConfig::MOST_CONNECTIONS`]. Default 4096.
     pub max_total_connections: usize,
     /// The same of one user of one worker, whom quotas count. Default 1024, a quarter of the total.
     pub max_user_connections: usize,

@@ -46,7 +46,7 @@ pub enum Lookup {
         /// Who; a USERHASH alone would tell the operator nothing.
         username: Box<str>,
     },
-    /// Nobody can tell without waiting: ask the store by [`super::Effect::LookUp`], which [`super::Server::credentials`] answers.
+    /// The store must be queried asynchronously: by [`super::Effect::LookUp`], which [`super::Server::credentials`] answers.
     Later,
 }
 

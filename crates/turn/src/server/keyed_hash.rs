@@ -1,5 +1,5 @@
-//! A hash that nobody foresees and that another process can repeat: its key follows from that of the nonces, which an upgrade hands on. For
-//! what is remembered of requests across it, where speed does not count; tables of the moment have seeds of their own.
+//! Keyed hash; the key is derived from the nonce key so that the next process computes the same values. Tables that an upgrade does not
+//! hand over have random seeds of their own.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;

@@ -63,7 +63,7 @@ impl<G: Gate> Server<G> {
         Some(RelayId { allocation, family: Family::of(peer) })
     }
 
-    /// Under whichever of its names a peer is somebody's.
+    /// Looks the peer up under each of its translated addresses.
     #[inline(never)]
     fn claimant_by_name(&mut self, port: SharedPort, peer: IpAddr) -> Option<u32> {
         let forwarding = &mut self.forwarding;

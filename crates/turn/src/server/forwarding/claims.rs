@@ -1,6 +1,6 @@
-//! Whose the peers of shared relay sockets are. Several allocations have the same relayed transport address there, so that only the peer
-//! says which of them a datagram is for; and since a permission is for all ports of an address (RFC 8656 section 9), an address of peers
-//! is one allocation's alone, for as long as that has a permission or a channel for it.
+//! Maps (shared port, peer address) to the allocation that owns it. Several allocations have the same relayed transport address there,
+//! so only the peer tells them apart. A permission is for all ports of an address (RFC 8656 section 9), so an allocation owns the whole
+//! address as long as it has a permission or a channel for it.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
