@@ -95,6 +95,8 @@ settings! {
         relay_buffer: usize = 512 << 10, start "relay.buffer" number!(usize, "bytes", 4096..=1_073_741_824);
         /// Whether channel numbers above 0x4FFF are accepted.
         rfc5766_channels: bool = true, reload "relay.rfc5766_channels" kind::SWITCH;
+        /// Whether a live channel keeps its peer permitted.
+        channels_permit: bool = true, reload "relay.channels_permit" kind::SWITCH;
         /// Whether TCP is relayed (RFC 6062).
         relay_tcp: bool = true, reload "relay.tcp" kind::SWITCH;
         /// Whether allocations follow their clients (RFC 8016).
@@ -196,6 +198,8 @@ settings! {
         max_lifetime: u32 = 3600, reload "limits.max_lifetime" number!(u32, "seconds", 60..=86_400);
         /// Seconds that a session may last, however often it is refreshed.
         session_length: Option<u32> = None, reload "limits.session_length" SESSION_LENGTH;
+        /// Whether a session ends when the time-limited credential expires that began it.
+        end_with_credential: bool = false, reload "limits.end_with_credential" kind::SWITCH;
         /// Peers allowed though special, or on this machine.
         allow: Vec<AllowRule> = Vec::new(), reload "peers.allow" keys::ALLOW_RULES;
         /// Peers refused though public.

@@ -14,7 +14,7 @@ use turnpike_config::{
     restapi_credentials,
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
-use turnpike_stores::{Found, Known, Secrets};
+use turnpike_stores::{Found, Known, Secrets, StoredSecret, was_cut_off};
 use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named};
 use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
 use zeroize::Zeroizing;
@@ -71,10 +71,10 @@ impl Credentials {
     ) -> Lookup {
         if is_time_limited(name) {
             // A key that fits none of the secrets may have been made with a new one.
-            let may_be_new = || store.secrets(realm).is_none() || store.may_have_new_secrets();
+            let may_be_new = store.secrets(realm).is_none() || store.may_have_new_secrets();
             return match timed {
-                Some(untimely @ (Lookup::Expired { .. } | Lookup::TooFarAhead { .. })) => untimely,
-                _ if may_be_new() => Lookup::Later,
+                Some(untimely @ Lookup::TooFarAhead { .. }) => untimely,
+                _ if may_be_new => Lookup::Later,
                 Some(refused) => refused,
                 None => self.nobody(verify),
             };
@@ -86,7 +86,7 @@ impl Credentials {
                 let key = keys.get(algorithm);
                 let accepted = verify(key.unwrap_or(&self.decoy)) && key.is_some();
                 if accepted {
-                    Lookup::Accepted { username: name.into(), identity: name.into() }
+                    Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
                 } else {
                     Lookup::WrongKey { username: name.into() }
                 }
@@ -112,7 +112,7 @@ impl CredentialStore for Credentials {
         if let Some(lookup) = known.check_static(name, algorithm, &self.decoy, verify) {
             return lookup;
         }
-        let stored = self.store.as_ref().and_then(|store| store.secrets(realm)).unwrap_or_default();
+        let stored = self.store.as_ref().map(|store| StoredSecrets::of(store, realm)).unwrap_or_default();
         let timed = known.check_time_limited(name, algorithm, unix, &stored, verify);
         match (&self.store, timed) {
             (_, Some(accepted @ Lookup::Accepted { .. })) => accepted,
@@ -129,20 +129,21 @@ impl CredentialStore for Credentials {
         };
         let known = Arc::clone(known);
         if is_time_limited(&name) {
-            return store.refresh_secrets(&realm, move |secrets| {
+            let again = store.clone();
+            return store.refresh_secrets(&realm.clone(), move |secrets| {
                 answer.answer(match secrets {
-                    Some(secrets) => known.time_limited(&name, algorithm, &secrets),
+                    Some(_) => known.time_limited(&name, algorithm, &StoredSecrets::of(&again, &realm)),
                     None => Answer::Unavailable,
                 });
             });
         }
-        let secrets = store.secrets(&realm).unwrap_or_default();
+        let secrets = StoredSecrets::of(store, &realm);
         store.look_up(&realm, &name.clone(), move |found| {
             answer.answer(match found {
                 Found::User(keys) => Answer::Keys {
                     username: name.clone(),
                     identity: name,
-                    keys: keys.get(algorithm).into_iter().cloned().collect(),
+                    keys: keys.get(algorithm).into_iter().map(|key| (key.clone(), None)).collect(),
                 },
                 Found::Nobody => known.time_limited(&name, algorithm, &secrets),
                 Found::Unavailable => Answer::Unavailable,
@@ -190,7 +191,7 @@ impl RealmCredentials {
         };
         let accepted = verify(key.unwrap_or(decoy)) && key.is_some();
         Some(if accepted {
-            Lookup::Accepted { username: name.into(), identity: name.into() }
+            Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
         } else {
             Lookup::WrongKey { username: name.into() }
         })
@@ -201,72 +202,89 @@ impl RealmCredentials {
         name: &str,
         algorithm: KeyAlgorithm,
         unix: u64,
-        stored: &Secrets,
+        stored: &StoredSecrets,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Lookup> {
         if self.secrets.is_empty() && stored.is_empty() {
             return None;
         }
         let (expiry, id) = restapi_credentials::parse(name)?;
-        match untimely(expiry, unix) {
-            Some(Untimely::Expired(ago)) => return Some(Lookup::Expired { ago }),
-            Some(Untimely::TooFarAhead(ahead)) => return Some(Lookup::TooFarAhead { ahead }),
-            None => {}
+        if let Some(ahead) = too_far_ahead(expiry, unix) {
+            return Some(Lookup::TooFarAhead { ahead });
         }
-        let accepted = self.keys_by_secret(name, algorithm, unix, stored).any(|key| verify(&key));
-        Some(if accepted {
-            Lookup::Accepted { username: name.into(), identity: identity(name, id) }
-        } else {
-            Lookup::WrongKey { username: name.into() }
+        let mut keys = self.keys_by_secret(name, algorithm, unix, expiry, stored);
+        let accepted = keys.find(|(key, _)| verify(key));
+        Some(match (accepted, unix.checked_sub(expiry)) {
+            (Some((_, until_unix)), _) => {
+                let (username, identity) = (name.into(), identity(name, id));
+                Lookup::Accepted { username, identity, until_unix }
+            }
+            (None, Some(ago @ 1..)) => Lookup::Expired { ago },
+            (None, _) => Lookup::WrongKey { username: name.into() },
         })
     }
 
     /// The same for a request that has waited: all keys that it may have been signed with.
-    fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &Secrets) -> Answer {
+    fn time_limited(&self, name: &str, algorithm: KeyAlgorithm, stored: &StoredSecrets) -> Answer {
         let Some((expiry, id)) = restapi_credentials::parse(name) else { return Answer::NoSuchUser };
         if self.secrets.is_empty() && stored.is_empty() {
             return Answer::NoSuchUser;
         }
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        match untimely(expiry, unix) {
-            Some(Untimely::Expired(ago)) => return Answer::Expired { ago },
-            Some(Untimely::TooFarAhead(ahead)) => return Answer::TooFarAhead { ahead },
-            None => {}
+        if let Some(ahead) = too_far_ahead(expiry, unix) {
+            return Answer::TooFarAhead { ahead };
         }
-        let keys = self.keys_by_secret(name, algorithm, unix, stored).collect();
+        let keys = self.keys_by_secret(name, algorithm, unix, expiry, stored).collect();
         Answer::Keys { username: name.into(), identity: identity(name, id), keys }
     }
 
-    /// One for each secret, of the configuration and, as long as they count, of the store.
+    /// One key for each secret, of the configuration and of the store, and the last Unix second of the credential: a secret of the store
+    /// that has come to its end ends all that it made, though not their sessions.
     fn keys_by_secret<'a>(
         &'a self,
         name: &'a str,
         algorithm: KeyAlgorithm,
         unix: u64,
-        stored: &'a Secrets,
-    ) -> impl Iterator<Item = Key> + 'a {
-        let stored = stored.iter().filter(move |secret| secret.counts(unix));
-        let stored = stored.map(|secret| Secret::new(secret.value.as_str()));
-        self.secrets.iter().cloned().chain(stored).map(move |secret| {
+        expiry: u64,
+        stored: &'a StoredSecrets,
+    ) -> impl Iterator<Item = (Key, Option<u64>)> + 'a {
+        let configured = self.secrets.iter().map(move |secret| (secret.clone(), expiry));
+        let stored = stored.iter(unix).map(move |secret| {
+            let until = secret.until.filter(|_| !secret.counts(unix)).unwrap_or(u64::MAX);
+            (Secret::new(secret.value.as_str()), expiry.min(until))
+        });
+        configured.chain(stored).map(move |(secret, until)| {
             let password = restapi_credentials::password(&secret, name);
-            Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes())
+            (Key::long_term(algorithm, name, &self.name, password.reveal().as_bytes()), Some(until))
         })
     }
 }
 
-/// A time at which no credential is good, in seconds from now.
-enum Untimely {
-    Expired(u64),
-    TooFarAhead(u64),
+/// Seconds from now to an expiry that lies too far ahead to be meant.
+fn too_far_ahead(expiry: u64, unix: u64) -> Option<u64> {
+    expiry.checked_sub(unix).filter(|ahead| *ahead > restapi_credentials::MAX_AHEAD)
 }
 
-fn untimely(expiry: u64, unix: u64) -> Option<Untimely> {
-    if expiry < unix {
-        Some(Untimely::Expired(unix - expiry))
-    } else if expiry - unix > restapi_credentials::MAX_AHEAD {
-        Some(Untimely::TooFarAhead(expiry - unix))
-    } else {
-        None
+/// Secrets of one realm in the store, and those that a rotation has brought to their end.
+#[derive(Default)]
+struct StoredSecrets {
+    held: Secrets,
+    ended: Secrets,
+}
+
+impl StoredSecrets {
+    fn of(store: &Store, realm: &str) -> Self {
+        Self { held: store.secrets(realm).unwrap_or_default(), ended: store.ended_secrets(realm) }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.ended.is_empty()
+    }
+
+    /// Those that count, or have come to the end that their rotation gave them.
+    fn iter(&self, unix: u64) -> impl Iterator<Item = &StoredSecret> {
+        let held = self.held.iter().filter(move |it| it.counts(unix) || !was_cut_off(it, &self.held));
+        held.chain(self.ended.iter())
     }
 }
 
@@ -304,10 +322,8 @@ impl UserKeys {
 
 #[cfg(test)]
 mod tests {
-    use turnpike_config::RealmSettings;
-    use turnpike_stores::StoredSecret;
-
     use super::*;
+    use turnpike_config::RealmSettings;
 
     const NOW: u64 = 1_700_000_000;
 
@@ -336,7 +352,8 @@ mod tests {
     }
 
     fn accepted(username: &str, identity: &str) -> Lookup {
-        Lookup::Accepted { username: username.into(), identity: identity.into() }
+        let until_unix = restapi_credentials::parse(username).map(|(expiry, _)| expiry);
+        Lookup::Accepted { username: username.into(), identity: identity.into(), until_unix }
     }
 
     fn wrong_key(username: &str) -> Lookup {
@@ -379,37 +396,54 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_whose_time_is_over_makes_no_key_any_more() {
-        let stored = |value: &str, until| StoredSecret {
+    fn a_secret_that_was_rotated_ends_its_credentials_with_it_and_one_that_was_cut_off_at_once() {
+        let stored = |value: &str, since, until| StoredSecret {
+            since,
             until,
             ..StoredSecret::new(Zeroizing::new(value.to_owned()))
         };
-        let stored: Secrets = [stored("rotated", Some(NOW + 10)), stored("signing", None)].into();
+        let held: Secrets = [
+            stored("rotated", 0, Some(NOW + 10)),
+            stored("leaked", 0, Some(NOW)),
+            stored("signing", NOW, None),
+        ]
+        .into();
+        let stored = StoredSecrets { held, ended: [stored("ended", 0, Some(NOW - 5))].into() };
         let realm = RealmCredentials::new(&realms::all(&Settings::default())[0]);
         let name = restapi_credentials::username(NOW + 60, "carol");
-        let accepts = |secret: &str, unix| {
+        let until = |secret: &str, unix| {
             let password = restapi_credentials::password(&Secret::new(secret), &name);
             let key = Key::long_term(KeyAlgorithm::Md5, &name, "turnpike", password.reveal().as_bytes());
             let mut verify = |candidate: &Key| *candidate == key;
             match realm.check_time_limited(&name, KeyAlgorithm::Md5, unix, &stored, &mut verify) {
-                Some(Lookup::Accepted { .. }) => true,
-                Some(Lookup::WrongKey { .. }) => false,
+                Some(Lookup::Accepted { until_unix, .. }) => until_unix,
+                Some(Lookup::WrongKey { .. }) => None,
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!([NOW, NOW + 10, NOW + 11].map(|unix| accepts("rotated", unix)), [true, true, false]);
-        assert_eq!([NOW, NOW + 11].map(|unix| accepts("signing", unix)), [true, true]);
-        assert!(!accepts("other", NOW));
+        let expiry = Some(NOW + 60);
+        assert_eq!([NOW, NOW + 10].map(|unix| until("rotated", unix)), [expiry; 2]);
+        assert_eq!([NOW + 11, NOW + 60].map(|unix| until("rotated", unix)), [Some(NOW + 10); 2]);
+        assert_eq!(until("ended", NOW), Some(NOW - 5));
+        assert_eq!([NOW, NOW + 1].map(|unix| until("leaked", unix)), [expiry, None]);
+        assert_eq!([NOW, NOW + 11].map(|unix| until("signing", unix)), [expiry; 2]);
+        assert_eq!(until("other", NOW), None);
     }
 
     #[test]
-    fn an_expired_credential_says_for_how_long() {
-        let name = restapi_credentials::username(NOW - 42, "carol");
-        let password = restapi_credentials::password(&Secret::new("new"), &name);
-        assert_eq!(ask_name(&name, password.reveal()), Lookup::Expired { ago: 42 });
-        let last_second = restapi_credentials::username(NOW, "carol");
-        let password = restapi_credentials::password(&Secret::new("new"), &last_second);
-        assert_eq!(ask_name(&last_second, password.reveal()), accepted(&last_second, ":carol"));
+    fn an_expired_credential_is_told_by_its_end_and_with_a_wrong_key_by_its_age() {
+        let ask = |expiry, password: Option<&str>| {
+            let name = restapi_credentials::username(expiry, "carol");
+            let made = restapi_credentials::password(&Secret::new("new"), &name);
+            ask_name(&name, password.unwrap_or(made.reveal()))
+        };
+        let until = |lookup| match lookup {
+            Lookup::Accepted { until_unix, .. } => until_unix,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(until(ask(NOW - 42, None)), Some(NOW - 42));
+        assert_eq!(ask(NOW - 42, Some("guess")), Lookup::Expired { ago: 42 });
+        assert_eq!(until(ask(NOW, None)), Some(NOW));
     }
 
     #[test]
@@ -553,6 +587,6 @@ mod tests {
         let (sender, found) = tokio::sync::oneshot::channel();
         store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
         assert!(matches!(found.await, Ok(Found::User(_))));
-        assert_eq!(check(), Lookup::Accepted { username: name.into(), identity: name.into() });
+        assert_eq!(check(), accepted(name, name));
     }
 }

@@ -228,6 +228,8 @@ pub(crate) fn server_config(
         default_lifetime: settings.default_lifetime,
         max_lifetime: settings.max_lifetime,
         max_age: limit_keys::max_age(settings),
+        end_with_credential: settings.end_with_credential,
+        channels_permit: settings.channels_permit,
         bandwidth: limit_keys::bandwidth(settings),
         prefixes: limit_keys::prefixes(settings),
         refusals: limit_keys::refusals(settings, workers(settings)),

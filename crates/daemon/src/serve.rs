@@ -314,6 +314,9 @@ async fn open_store(
         OpenError::Address(errors) => DaemonError::Config(errors),
         OpenError::Store(error) => DaemonError::Store(error),
     })?;
+    if let (Some(store), Some(before)) = (&store, before) {
+        before.remember_ended_secrets(&store.directory);
+    }
     let generated = match before {
         None => generate_credential(settings, store.as_ref()).await,
         Some(before) => inherit_credential(settings, store.as_ref(), before)?,
@@ -541,6 +544,7 @@ impl Service for TurnServer {
             fleet: FleetEstate::new(Arc::clone(&self.fleet)),
             generated: self.generated.clone(),
             tickets: self.certificates.tls.as_ref().map(|tls| tls.ticket_keys()),
+            store: self.store.as_ref().map(|store| store.directory.clone()),
             pages: self.pages.clone(),
             passed: Arc::clone(&self.passed),
             metrics: Arc::clone(&self.metrics),

@@ -1,6 +1,6 @@
 //! What a TURN server gives to the process that takes its place, and what that one makes of it.
 
-use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
@@ -9,8 +9,9 @@ use turnpike_relay::{
     Relay, TicketKeys,
     upgrade::{Inheritance, Offer},
 };
+use turnpike_stores::StoredSecret;
 use turnpike_turn::server::NonceKey;
-use zeroize::ZeroizeOnDrop;
+use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use crate::{
     admin::{Lent, MetricsPage, Serving},
@@ -18,6 +19,7 @@ use crate::{
     error::DaemonError,
     fleet::{FleetEstate, FleetOffer},
     plan::{self, Before},
+    store::Store,
     upgrade::{Estate, Heir, Names, Offered},
 };
 
@@ -28,6 +30,9 @@ struct ServeOffer {
     /// The user that was made up, where there was no other and no store to keep it.
     generated: Option<OfferedUser>,
     tickets: Option<TicketKeys>,
+    /// Secrets of the store that have come to their end: sessions that began with their credentials go on.
+    #[serde(default)]
+    ended_secrets: Vec<OfferedSecret>,
     /// Who is banned, and which node of a fleet it is.
     #[serde(default)]
     fleet: FleetOffer,
@@ -41,12 +46,22 @@ struct OfferedUser {
     password: String,
 }
 
+/// Overwritten when it is dropped.
+#[derive(Serialize, Deserialize, ZeroizeOnDrop)]
+struct OfferedSecret {
+    realm: String,
+    value: String,
+    since: u64,
+    until: Option<u64>,
+}
+
 /// Of a server that runs.
 pub(crate) struct ServeEstate {
     pub(crate) relay: Arc<Relay>,
     pub(crate) fleet: FleetEstate,
     pub(crate) generated: Option<User>,
     pub(crate) tickets: Option<TicketKeys>,
+    pub(crate) store: Option<Store>,
     /// The admin interface, and what answers beside it.
     pub(crate) pages: [Arc<dyn Serving>; 2],
     pub(crate) passed: Arc<PassedSockets>,
@@ -68,7 +83,17 @@ impl Estate for ServeEstate {
             UserSecret::Keys(_) => None,
         });
         let (tickets, fleet) = (self.tickets.clone(), self.fleet.offer());
-        let offer = ServeOffer { relay, generated, tickets, fleet, names };
+        let ended = self.store.as_ref().map(Store::all_ended_secrets).unwrap_or_default();
+        let ended_secrets = ended.iter().flat_map(|(realm, secrets)| {
+            secrets.iter().map(|secret| OfferedSecret {
+                realm: realm.to_string(),
+                value: secret.value.to_string(),
+                since: secret.since,
+                until: secret.until,
+            })
+        });
+        let ended_secrets = ended_secrets.collect();
+        let offer = ServeOffer { relay, generated, tickets, ended_secrets, fleet, names };
         Offered::new(&offer, descriptors, heirs)
     }
 
@@ -166,6 +191,16 @@ impl ServeInheritance {
 
     pub(crate) fn tickets(&self) -> Option<&TicketKeys> {
         self.offer.tickets.as_ref()
+    }
+
+    /// Has a store remember the secrets that have come to their end.
+    pub(crate) fn remember_ended_secrets(&self, store: &Store) {
+        let mut ended: HashMap<Box<str>, Vec<StoredSecret>> = HashMap::new();
+        for OfferedSecret { realm, value, since, until } in &self.offer.ended_secrets {
+            let secret = StoredSecret { value: Zeroizing::new(value.clone()), since: *since, until: *until };
+            ended.entry(realm.as_str().into()).or_default().push(secret);
+        }
+        store.remember_ended_secrets(ended.into_iter().map(|(realm, secrets)| (realm, secrets.into())));
     }
 
     /// The user that was made up.

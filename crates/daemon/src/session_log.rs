@@ -296,6 +296,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::Disconnected => "the client's connection was closed",
         ClosedReason::MaxAge => "as long as a session may last",
         ClosedReason::Banned => "banned",
+        ClosedReason::Credential => "its credential expired",
     }
 }
 

@@ -192,7 +192,7 @@ impl CredentialStore for Everybody {
             return Lookup::WrongKey { username: name.into() };
         }
         self.0.lock().unwrap().push(name.to_owned());
-        Lookup::Accepted { username: name.into(), identity: name.into() }
+        Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
     }
 }
 

@@ -87,7 +87,7 @@ fn found(query: &CredentialQuery) -> Credentials {
     let hash = turnpike_wire::integrity::userhash("alice", &query.realm);
     assert!([Asked::Name("alice".into()), Asked::Hash(hash)].contains(&query.user));
     let key = Key::long_term(query.algorithm, "alice", &query.realm, b"wonderland");
-    Credentials::Keys { username: "alice".into(), identity: "alice".into(), keys: vec![key] }
+    Credentials::Keys { username: "alice".into(), identity: "alice".into(), keys: vec![(key, None)] }
 }
 
 #[test]

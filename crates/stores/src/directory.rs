@@ -17,10 +17,11 @@ use tokio::{
 use zeroize::Zeroizing;
 
 use crate::{
-    ApiKey, ApiKeys, Backend, Edit, Existing, Fault, Rules, Secrets, StoreError, UserKeys, UserRow,
+    ApiKey, ApiKeys, Backend, Edit, Existing, Fault, Rules, Secrets, StoreError, StoredSecret, UserKeys,
+    UserRow,
     breaker::{self, Breaker},
     cache::{self, Cache, Cached, Lifetimes},
-    secrets::{signing, unix},
+    secrets::{self, signing, unix},
 };
 
 /// How long somebody who is known, if not as of late, is made to wait for the store. The client repeats its request after 500 ms.
@@ -112,6 +113,8 @@ struct Inner<B> {
     rules: RwLock<Option<Arc<Rules>>>,
     /// As of `rules`, or later.
     secrets: RwLock<HashMap<Box<str>, Secrets>>,
+    /// Secrets that have come to their end and are gone from the store: sessions that began with their credentials go on.
+    ended_secrets: RwLock<HashMap<Box<str>, Secrets>>,
     /// As of `rules`.
     api_keys: RwLock<Arc<ApiKeys>>,
     /// Before that no secret is removed whose time is over.
@@ -152,6 +155,7 @@ impl<B: Backend> Directory<B> {
             breaker: Mutex::default(),
             rules: RwLock::default(),
             secrets: RwLock::default(),
+            ended_secrets: RwLock::default(),
             api_keys: RwLock::default(),
             removes_after: Mutex::default(),
             secrets_asked: Mutex::default(),
@@ -224,6 +228,23 @@ impl<B: Backend> Directory<B> {
     pub fn secrets(&self, realm: &str) -> Option<Secrets> {
         let found = read(&self.0.secrets).get(realm).cloned();
         found.or_else(|| self.rules().map(|_| Secrets::default()))
+    }
+
+    /// Secrets of a realm that a rotation has brought to their end, and that are gone from the store since.
+    #[must_use]
+    pub fn ended_secrets(&self, realm: &str) -> Secrets {
+        read(&self.0.ended_secrets).get(realm).cloned().unwrap_or_default()
+    }
+
+    /// The same of all realms, for the process that takes over.
+    #[must_use]
+    pub fn all_ended_secrets(&self) -> Vec<(Box<str>, Secrets)> {
+        read(&self.0.ended_secrets).iter().map(|(realm, ended)| (realm.clone(), Arc::clone(ended))).collect()
+    }
+
+    /// Remembers what the process before this one remembered.
+    pub fn remember_ended_secrets(&self, ended: impl IntoIterator<Item = (Box<str>, Secrets)>) {
+        write(&self.0.ended_secrets).extend(ended);
     }
 
     /// The secret that credentials of a realm are made with, if it has one: the same on all servers of the store that have read it since
@@ -440,7 +461,13 @@ impl<B: Backend> Inner<B> {
             return Ok(());
         }
         *read_at = turn;
-        *write(&self.secrets) = std::mem::take(&mut rules.secrets).into_iter().collect();
+        let secrets: HashMap<Box<str>, Secrets> = std::mem::take(&mut rules.secrets).into_iter().collect();
+        let mut held = write(&self.secrets);
+        for (realm, held) in &*held {
+            self.remember_ended(realm, held, secrets.get(realm).map_or(&[], |secrets| secrets));
+        }
+        *held = secrets;
+        drop(held);
         *write(&self.api_keys) = Arc::new(std::mem::take(&mut rules.api_keys));
         let mut held = write(&self.rules);
         if held.as_deref() != Some(&rules) {
@@ -472,10 +499,24 @@ impl<B: Backend> Inner<B> {
         match self.backend.secrets(realm).await {
             Ok(secrets) => {
                 self.succeed();
-                write(&self.secrets).insert(realm.into(), secrets.into());
+                let secrets: Secrets = secrets.into();
+                let held = write(&self.secrets).insert(realm.into(), Arc::clone(&secrets));
+                self.remember_ended(realm, &held.unwrap_or_default(), &secrets);
                 lock(&self.secrets_asked).insert(realm.into(), begun);
             }
             Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Secrets of a realm were read again.
+    fn remember_ended(&self, realm: &str, held: &[StoredSecret], read: &[StoredSecret]) {
+        let mut all = write(&self.ended_secrets);
+        let known = all.get(realm).map_or(&[][..], |ended| ended);
+        let ended = secrets::ended(&[held, known].concat(), read, unix());
+        if ended.is_empty() {
+            all.remove(realm);
+        } else {
+            all.insert(realm.into(), ended.into());
         }
     }
 

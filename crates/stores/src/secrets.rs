@@ -45,6 +45,28 @@ impl fmt::Debug for StoredSecret {
     }
 }
 
+/// Secrets of a realm that are remembered after their end.
+const MOST_ENDED: usize = 16;
+
+/// Whether a rotation without an overlap ended this secret at once, as for one that has leaked: its end is the second in which another
+/// one began to sign.
+#[must_use]
+pub fn was_cut_off(secret: &StoredSecret, secrets: &[StoredSecret]) -> bool {
+    secrets.iter().any(|other| Some(other.since) == secret.until && other.value != secret.value)
+}
+
+/// Those of a realm's secrets, held before it was read again, that have come to their end since a rotation and are removed from the
+/// store: sessions that began with their credentials go on.
+pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> Vec<StoredSecret> {
+    let is_left = |secret: &&StoredSecret| read.iter().any(|other| other.value == secret.value);
+    let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !was_cut_off(secret, held);
+    let mut ended: Vec<_> = held.iter().filter(|it| !is_left(it) && has_ended(it)).cloned().collect();
+    ended.sort_by_key(|secret| std::cmp::Reverse(secret.until));
+    ended.dedup_by(|one, other| one.value == other.value);
+    ended.truncate(MOST_ENDED);
+    ended
+}
+
 /// The one that new credentials are made with: of those that have no end the latest, and among those that nobody has rotated always the
 /// same, so that all servers of a store take the same one.
 #[must_use]
@@ -89,6 +111,26 @@ mod tests {
         let ending = secret("a", 0, Some(100));
         assert_eq!([99, 100, 101].map(|unix| ending.counts(unix)), [true, true, false]);
         assert!(StoredSecret::new(Zeroizing::new(String::new())).counts(u64::MAX));
+    }
+
+    #[test]
+    fn a_secret_is_remembered_after_the_end_that_its_rotation_gave_it_and_not_after_it_was_taken_away() {
+        let signing = secret("signing", 100, None);
+        let held = [
+            secret("rotated", 50, Some(160)),
+            secret("leaked", 40, Some(100)),
+            secret("removed", 30, Some(900)),
+            secret("left", 20, Some(150)),
+            signing.clone(),
+        ];
+        let read = [held[3].clone(), signing];
+        let names =
+            |unix| ended(&held, &read, unix).into_iter().map(|it| it.value.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(160), Vec::<String>::new(), "it counts in its last second");
+        assert_eq!(names(161), ["rotated"]);
+        let many: Vec<_> = (0..100).map(|n| secret(&n.to_string(), n, Some(1000 + n))).collect();
+        let kept = ended(&many, &[], 5000);
+        assert_eq!((kept.len(), kept[0].until), (MOST_ENDED, Some(1099)), "the latest");
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Gate for OneUser {
         match known {
             false => Lookup::NoSuchUser,
             true if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) => {
-                Lookup::Accepted { username: USER.into(), identity: USER.into() }
+                Lookup::Accepted { username: USER.into(), identity: USER.into(), until_unix: None }
             }
             true => Lookup::WrongKey { username: USER.into() },
         }

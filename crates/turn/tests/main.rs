@@ -26,6 +26,7 @@ mod server_channel;
 mod server_connections;
 mod server_dual_stack;
 mod server_effects;
+mod server_expired_credentials;
 mod server_fleet;
 mod server_hairpinning;
 mod server_icmp;

@@ -1,8 +1,10 @@
 //! Channels (RFC 8656 section 12).
 
+use std::sync::Arc;
+
 use crate::common::*;
 use turnpike_turn::{
-    server::{DropReason, OwnEndpoints, ServerConfig},
+    server::{DropReason, OwnEndpoints, PeerRules, ServerConfig},
     wire::channel_data::ChannelRange,
 };
 
@@ -118,8 +120,59 @@ fn neither_number_nor_peer_can_be_bound_twice() {
 }
 
 #[test]
-fn a_binding_lives_600_seconds_and_its_permission_300() {
+fn a_peer_is_permitted_for_as_long_as_a_channel_to_it_lives() {
     let mut world = World::new();
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::refresh(3600).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    // A request for the permission alone shortens nothing.
+    world.sleep(1);
+    world.ask(&Ask::permit(PEER).signed(&alice)).success();
+    let answered = |world: &mut World| {
+        let delivered = Outcome::ToClient { client: world.client, bytes: channel_data(0x4000, b"x") };
+        assert_eq!(world.peer_sends(relay, PEER, b"x"), delivered);
+        assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+        assert!(matches!(world.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }));
+    };
+    // As aioice refreshes it.
+    for _ in 0..4 {
+        world.sleep(500);
+        answered(&mut world);
+        world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    }
+    world.sleep(100);
+    // A second channel to the same address, which outlives the first.
+    world.ask(&Ask::bind(0x4001, "198.41.0.4:7001").signed(&alice)).success();
+    world.sleep(499);
+    answered(&mut world);
+    world.sleep(1);
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+    assert!(matches!(world.peer_sends(relay, "198.41.0.4:7001", b"x"), Outcome::ToClient { .. }));
+    world.sleep(100);
+    assert_eq!(world.peer_sends(relay, "198.41.0.4:7001", b"x"), Outcome::Drop(DropReason::NoPermission));
+}
+
+#[test]
+fn a_reload_lets_live_channels_permit_and_denies_their_peers_at_once() {
+    let strict = ServerConfig { channels_permit: false, ..config() };
+    let mut world = World::with(strict);
+    let (alice, relay) = world.allocated();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    world.sleep(200);
+    world.server.reconfigure(world.now, Arc::new(config()));
+    world.sleep(399);
+    assert!(matches!(world.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }));
+    world.ask(&Ask::refresh(600).signed(&alice)).success();
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    let peers = PeerRules { deny: vec!["198.41.0.4/32".parse().unwrap()], ..PeerRules::default() };
+    world.server.reconfigure(world.now, Arc::new(ServerConfig { peers, ..config() }));
+    assert_eq!(world.peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.feed(&channel_data(0x4000, b"x")), Outcome::Drop(DropReason::UnboundChannel));
+}
+
+#[test]
+fn a_binding_lives_600_seconds_and_its_permission_300_where_channels_do_not_permit() {
+    let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, relay) = world.allocated();
     world.ask(&Ask::refresh(3600).signed(&alice)).success();
     world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();

@@ -19,7 +19,7 @@ const OTHER: &str = "198.41.0.5:7000";
 
 #[test]
 fn what_is_made_renewed_and_ended_is_told_once() {
-    let mut world = World::new();
+    let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, relay) = world.allocated();
     let (allocation, start) = (relay.allocation, world.now.ms);
     let (peer, number) = (address(PEER), ChannelNumber::MIN);

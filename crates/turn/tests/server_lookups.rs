@@ -35,7 +35,7 @@ fn found(query: &CredentialQuery) -> Found {
     };
     let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
     let wrong = Key::from_bytes(b"of last year");
-    Found::Keys { username: name.clone(), identity: name, keys: vec![wrong, key] }
+    Found::Keys { username: name.clone(), identity: name, keys: vec![(wrong, None), (key, None)] }
 }
 
 #[track_caller]
@@ -71,9 +71,12 @@ fn a_request_is_answered_when_the_store_has_answered() {
 
 #[test]
 fn what_the_store_refuses_is_refused_as_ever() {
-    let expired = Found::Expired { ago: 7 };
-    let keys = vec![Key::from_bytes(b"another")];
-    let wrong = Found::Keys { username: "alice".into(), identity: "alice".into(), keys };
+    let another = |until_unix| Found::Keys {
+        username: "alice".into(),
+        identity: "alice".into(),
+        keys: vec![(Key::from_bytes(b"another"), until_unix)],
+    };
+    let (expired, wrong) = (another(Some(world().now.unix - 7)), another(None));
     for (credentials, refusal) in [
         (Found::NoSuchUser, CredentialRefusal::NoSuchUser),
         (expired, CredentialRefusal::Expired { ago: 7 }),

@@ -196,12 +196,12 @@ fn an_allocation_follows_its_client_to_another_worker() {
     assert_eq!(workers.0[0].peer_sends(relay, PEER, b"x"), Outcome::Drop(DropReason::StaleRelay));
     assert_eq!(workers.0[0].server.poll_timeout(), None);
 
-    // Its times are the same on the other clock: the permission ends after 300 s, of which 100 had gone.
-    workers.sleep(199);
+    // Its times are the same on the other clock: the channel permits for 600 s, of which 100 had gone.
+    workers.sleep(499);
     assert_eq!(reaches(&mut workers.0[2], moved), new);
     workers.sleep(1);
     assert_eq!(workers.0[2].peer_sends(moved, PEER, b"x"), Outcome::Drop(DropReason::NoPermission));
-    workers.sleep(399);
+    workers.sleep(99);
     assert_eq!(workers.allocations(), [0, 0, 1]);
     workers.sleep(1);
     assert_eq!(workers.allocations(), [0, 0, 0]);

@@ -41,6 +41,7 @@ fn channels_permissions_and_counters_go_along() {
         here.ask(&Ask::bind(0x4000 + n, &format!("198.41.0.4:{}", 7000 + n)).signed(&alice)).success();
     }
     here.ask(&Ask::permit("198.41.0.9:0").signed(&alice)).success();
+    here.ask(&Ask::refresh(3600).signed(&alice)).success();
     here.feed(&channel_data(0x4000, b"four"));
     here.sleep(100);
     let name = here.server.view(here.now, relay.allocation.index).unwrap().id();
@@ -60,20 +61,40 @@ fn channels_permissions_and_counters_go_along() {
     );
     let to_client = there.server.from_peer(there.now, relay, address("198.41.0.9:1"), b"x");
     assert!(matches!(to_client, turnpike_turn::server::Verdict::ToClient { link: Link(7), .. }));
-    there.ask(&Ask::refresh(600).signed(&alice)).success();
-    // Of the 300 s of a permission 100 are over.
+    // Of the 300 s of a permission 100 are over, and of the 600 s of a channel.
     there.sleep(199);
-    assert!(matches!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), Outcome::ToClient { .. }));
+    assert!(matches!(there.peer_sends(relay, "198.41.0.9:1", b"x"), Outcome::ToClient { .. }));
     there.sleep(1);
     let refused = Outcome::Drop(turnpike_turn::server::DropReason::NoPermission);
+    assert_eq!(there.peer_sends(relay, "198.41.0.9:1", b"x"), refused);
+    there.sleep(299);
+    assert!(matches!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), Outcome::ToClient { .. }));
+    there.sleep(1);
     assert_eq!(there.peer_sends(relay, "198.41.0.4:7019", b"x"), refused);
+    let alice = there.credentials("alice", Scheme::Md5);
     there.ask(&Ask::refresh(0).signed(&alice)).success();
     let effects = there.effects();
     let [Effect::Closed { session, lived_ms, to_peer, to_client, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!((*session, *lived_ms, *to_peer, to_client.0), (name, 300_000, (2, 5), 2));
+    assert_eq!((*session, *lived_ms, *to_peer, to_client.0), (name, 600_000, (2, 5), 3));
     assert_eq!(there.server.gate_mut().held(), 0);
+}
+
+/// A process of an older version, or one that was configured so, lets the permission end before the channel.
+#[test]
+fn a_channel_permits_in_the_process_that_takes_over() {
+    for gone in [100, 400] {
+        let mut here = World::with(ServerConfig { channels_permit: false, ..config() });
+        let (alice, relay) = here.allocated();
+        here.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+        here.sleep(gone);
+        let mut there = another(config());
+        let relay = RelayId { allocation: carried(&mut here, relay.allocation, &mut there), ..relay };
+        there.sleep(599 - gone);
+        assert!(matches!(there.peer_sends(relay, PEER, b"x"), Outcome::ToClient { .. }), "after {gone} s");
+        assert!(matches!(there.feed(&Ask::send(PEER, b"x")), Outcome::ToPeer { .. }), "after {gone} s");
+    }
 }
 
 #[test]

@@ -71,6 +71,8 @@ fn check(world: &mut World, alice: &Credentials, ip: IpAddr, permitted: bool) {
     static CHANNEL: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
     let peer = std::net::SocketAddr::new(ip, 7000).to_string();
     let refused = if permitted { None } else { Some(403) };
+    // Slowly enough for a session to be answered each time.
+    world.now.ms += 100;
     // Send first: later there may be a permission.
     let reason = if permitted { DropReason::NoPermission } else { DropReason::PeerRefused };
     assert_eq!(world.feed(&Ask::send(&peer, b"x")), Outcome::Drop(reason), "Send to {peer}");

@@ -104,7 +104,7 @@ fn whoever_wants_a_peer_second_is_refused_and_told_why() {
 
 #[test]
 fn a_peer_is_held_by_permission_or_channel_and_free_as_soon_as_both_have_ended() {
-    let mut world = World::new();
+    let mut world = World::with(ServerConfig { channels_permit: false, ..config() });
     let (alice, first) = shares(&mut world, 1, PORT);
     let (bob, second) = shares(&mut world, 2, PORT);
     assert_eq!(ask(&mut world, 1, &Ask::bind(0x4000, PEER).signed(&alice)), None);

@@ -25,6 +25,7 @@ const DROPS = {
   "packet total_bandwidth": "Beyond the bits per second of all allocations.",
   "packet refusal_limit": "A request beyond limits.refusals_per_prefix.",
   "packet refusal_ratio": "A request too short to be granted, whose refusal would have been more than four times as long.",
+  "packet refusal_repeated": "A request about an allocation, refused for the same cause too often.",
   "packet tcp_allocation": "A datagram on an allocation that relays TCP.",
   "packet client_away": "For a mobile client that is disconnected.",
   "packet moving": "Its allocation was on its way to another worker.",

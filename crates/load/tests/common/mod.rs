@@ -40,7 +40,7 @@ impl CredentialStore for OneUser {
             return Lookup::NoSuchUser;
         }
         if verify(&Key::long_term(algorithm, USER, realm, PASSWORD.as_bytes())) {
-            return Lookup::Accepted { username: USER.into(), identity: USER.into() };
+            return Lookup::Accepted { username: USER.into(), identity: USER.into(), until_unix: None };
         }
         Lookup::WrongKey { username: USER.into() }
     }

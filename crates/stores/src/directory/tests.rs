@@ -469,6 +469,16 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!((held(), lock(&world.fake.secrets).len()), (2, 2));
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 1);
+    // Sessions that began with its credentials go on, in another process too.
+    let ended = |directory: &Directory<Arc<Fake>>| {
+        let ended = directory.ended_secrets(REALM);
+        ended.iter().map(|secret| secret.value.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(ended(&world.directory), ["over"]);
+    let another = World::new();
+    another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
+    another.directory.read().await.expect("it answers");
+    assert_eq!(ended(&another.directory), ["over"]);
 
     // A store that takes no changes is not asked again and again.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };

@@ -1,8 +1,8 @@
-//! How old an allocation may become, whatever its client refreshes.
+//! How long an allocation may last, whatever its client refreshes: by its age, and by the credential that made it.
 
 use std::collections::HashMap;
 
-use super::{Effect, Family, Gate, Server, session::Session};
+use super::{ClosedReason, Effect, Family, Gate, Server, context::Context, session::Session};
 use crate::time::Now;
 
 /// The longest sessions, in seconds; `None` is as long as they are refreshed.
@@ -25,7 +25,7 @@ impl MaxAge {
     }
 
     /// Milliseconds that are left to this one; `None` for no such limit.
-    pub(super) fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
+    fn left_ms(&self, now: Now, session: &Session) -> Option<u64> {
         // In a process that took it over it may have begun before the clock did.
         let age_ms = now.ms.wrapping_sub(session.opened_ms);
         self.of(&session.realm).map(|most| (u64::from(most) * 1000).saturating_sub(age_ms))
@@ -45,16 +45,42 @@ pub(super) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
 }
 
 impl<G: Gate> Server<G> {
-    /// Whether this allocation is as old as it may become.
-    pub(super) fn is_too_old(&mut self, now: Now, index: u32) -> bool {
+    /// Seconds of a new allocation, but no more than its credential has left where sessions end with theirs. One second is left to
+    /// a credential in its last one.
+    pub(super) fn limit_to_credential(&self, context: &Context<'_>, seconds: u32) -> u32 {
+        let until_unix = context.who.until_unix.filter(|_| self.config.end_with_credential);
+        let left = until_unix.map(|until_unix| until_unix.saturating_sub(context.now.unix).max(1));
+        left.map_or(seconds, |left| u32::try_from(left).map_or(seconds, |left| left.min(seconds)))
+    }
+
+    /// Milliseconds that are left to an allocation; `None` where nothing but its client ends it.
+    pub(super) fn left_ms(&mut self, now: Now, index: u32) -> Option<u64> {
+        let session = self.sessions.get(index)?;
+        let of_age = self.config.max_age.left_ms(now, session);
+        let of_credential = self.left_to_credential_ms(now, index);
+        of_age.into_iter().chain(of_credential).min()
+    }
+
+    fn left_to_credential_ms(&mut self, now: Now, index: u32) -> Option<u64> {
+        let until_unix = self.sessions.get(index)?.until_unix.filter(|_| self.config.end_with_credential)?;
+        Some(until_unix.saturating_sub(now.unix).saturating_mul(1000))
+    }
+
+    /// Why an allocation ends whose time is over.
+    pub(super) fn why_over(&mut self, now: Now, index: u32) -> ClosedReason {
         let session = self.sessions.get(index);
-        session.is_some_and(|session| self.config.max_age.left_ms(now, session) == Some(0))
+        if session.is_some_and(|session| self.config.max_age.left_ms(now, session) == Some(0)) {
+            ClosedReason::MaxAge
+        } else if self.left_to_credential_ms(now, index) == Some(0) {
+            ClosedReason::Credential
+        } else {
+            ClosedReason::Expired
+        }
     }
 
     /// Has an allocation end no later than it may by now.
     pub(super) fn shorten(&mut self, now: Now, index: u32) {
-        let Some(session) = self.sessions.get(index) else { return };
-        let Some(left_ms) = self.config.max_age.left_ms(now, session) else { return };
+        let Some(left_ms) = self.left_ms(now, index) else { return };
         let latest_ms = now.ms.saturating_add(left_ms);
         let Some((allocation, entry)) = self.forwarding.at(index) else { return };
         let relays = entry.relays;

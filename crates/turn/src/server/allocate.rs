@@ -46,6 +46,9 @@ impl<G: Gate> Server<G> {
             Ok(Some(_)) => return self.refuse(&context, 437, RequestRefusal::AllocationExists),
             Err(answer) => return answer,
         }
+        if let Some(ago) = context.who.expired(context.now) {
+            return self.refuse_expired(&context, ago);
+        }
         let lifetime = match context.request.get(kind::LIFETIME).map(<[u8; 4]>::try_from) {
             None => None,
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
@@ -74,6 +77,7 @@ impl<G: Gate> Server<G> {
         };
         let granted = context.who.limit(context.now, self.granted(lifetime));
         let granted = self.config.max_age.limit(&context.who.realm, granted);
+        let granted = self.limit_to_credential(&context, granted);
         let Context { now, source: Source { client, link }, envelope, who, asked_ms, .. } = context;
         let entry = Entry::new(client, link, self.is_stream(&client), relays_tcp);
         let id = self.forwarding.install(now.ms, entry);
@@ -86,6 +90,7 @@ impl<G: Gate> Server<G> {
             username: who.username,
             prefix: self.config.prefixes.of(client.address.ip()),
             grant: who.grant,
+            until_unix: who.until_unix,
             opened_ms: now.ms,
             transaction,
             granted,

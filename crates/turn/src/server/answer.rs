@@ -89,6 +89,9 @@ impl<G: Gate> Server<G> {
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
+        if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
+            return self.dropped(DropReason::RefusalRepeated);
+        }
         self.verdict(now, source, answer)
     }
 

@@ -61,12 +61,19 @@ pub(super) struct Who {
     pub(super) identity: Box<str>,
     /// Of a client that authenticates with a token.
     pub(super) grant: Option<Box<Grant>>,
+    /// Last Unix second of a time-limited credential.
+    pub(super) until_unix: Option<u64>,
 }
 
 impl Who {
     /// So many seconds, but no longer than the token lives.
     pub(super) fn limit(&self, now: Now, seconds: u32) -> u32 {
         self.grant.as_ref().map_or(seconds, |grant| grant.limit(now, seconds))
+    }
+
+    /// Seconds since a time-limited credential expired.
+    pub(super) fn expired(&self, now: Now) -> Option<u64> {
+        now.unix.checked_sub(self.until_unix?).filter(|ago| *ago > 0)
     }
 }
 
@@ -126,9 +133,9 @@ impl<G: Gate> Server<G> {
                 self.tell_refused(context.now, &asker, 438, RequestRefusal::Code);
                 Err(self.challenge(context, &claim.realm, 438))
             }
-            Ok(Proof { key, username, identity, grant }) => {
+            Ok(Proof { key, username, identity, grant, until_unix }) => {
                 let realm = Arc::clone(&claim.realm.name);
-                context.who = Who { realm, username, identity, grant };
+                context.who = Who { realm, username, identity, grant, until_unix };
                 context.envelope.signer = Some(Signer { key, mac });
                 Ok(())
             }
@@ -159,13 +166,13 @@ impl<G: Gate> Server<G> {
         };
         let lookup = match context.credentials.take() {
             Some(Credentials::Unavailable) => return Err(self.store_failed(context, *user, realm)),
-            Some(credentials) => credentials.verify(&mut verify),
+            Some(credentials) => credentials.verify(context.now.unix, &mut verify),
             None => self.gate.check(*user, &realm.name, algorithm, context.now.unix, &mut verify),
         };
         // A gate that accepts without a key that verified would be a bug in it; believe the MAC.
         Ok(match (lookup, key) {
-            (Lookup::Accepted { username, identity }, Some(key)) => {
-                Ok(Proof { key, username, identity, grant: None })
+            (Lookup::Accepted { username, identity, until_unix }, Some(key)) => {
+                Ok(Proof { key, username, identity, grant: None, until_unix })
             }
             (Lookup::NoSuchUser, _) => Err((None, CredentialRefusal::NoSuchUser)),
             (Lookup::Expired { ago }, _) => Err((None, CredentialRefusal::Expired { ago })),
@@ -258,6 +265,18 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// 401 for a time-limited credential that has expired: it makes no allocation any more.
+    pub(super) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Answer {
+        let who = &context.who;
+        self.refused(context, User::Name(&who.username), CredentialRefusal::Expired { ago });
+        let listener = context.source.client.listener;
+        let realm = self.realms.find(&self.config, listener, who.realm.as_bytes()).cloned();
+        match realm {
+            Some(realm) => self.challenge(context, &realm, 401),
+            None => self.fail(context, 437),
+        }
+    }
+
     /// Counts a refused credential and, at a bounded rate, tells of it.
     pub(super) fn refused(&mut self, context: &Context<'_>, user: User<'_>, why: CredentialRefusal) {
         self.stats.refused(why);
@@ -316,15 +335,19 @@ impl<G: Gate> Server<G> {
 
 impl Credentials {
     /// What a gate would have said that has them at hand.
-    fn verify(self, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
-        match self {
-            Self::Keys { username, identity, keys } if keys.iter().any(verify) => {
-                Lookup::Accepted { username, identity }
-            }
-            Self::Keys { username, .. } => Lookup::WrongKey { username },
-            Self::Expired { ago } => Lookup::Expired { ago },
-            Self::TooFarAhead { ahead } => Lookup::TooFarAhead { ahead },
-            Self::NoSuchUser | Self::Unavailable => Lookup::NoSuchUser,
+    fn verify(self, unix: u64, verify: &mut dyn FnMut(&Key) -> bool) -> Lookup {
+        let (username, identity, keys) = match self {
+            Self::Keys { username, identity, keys } => (username, identity, keys),
+            Self::TooFarAhead { ahead } => return Lookup::TooFarAhead { ahead },
+            Self::NoSuchUser | Self::Unavailable => return Lookup::NoSuchUser,
+        };
+        if let Some((_, until_unix)) = keys.iter().find(|(key, _)| verify(key)) {
+            return Lookup::Accepted { username, identity, until_unix: *until_unix };
+        }
+        let latest = keys.iter().map(|(_, until_unix)| until_unix.unwrap_or(u64::MAX)).max();
+        match latest.and_then(|until_unix| unix.checked_sub(until_unix)) {
+            Some(ago @ 1..) => Lookup::Expired { ago },
+            _ => Lookup::WrongKey { username },
         }
     }
 }

@@ -53,7 +53,7 @@ impl<G: Gate> Server<G> {
             return self.refuse_shared(context);
         }
         for peer in peers {
-            self.permit(context, id, peer);
+            self.permit(context, id, peer, 0);
         }
         self.done(context)
     }
@@ -116,8 +116,8 @@ impl<G: Gate> Server<G> {
             return self.refuse_shared(context);
         }
         // A channel opens the way for its peer as well (section 9).
-        self.permit(context, id, peer.ip());
         let expires_ms = now.ms + u64::from(self.config.channel_lifetime) * 1000;
+        self.permit(context, id, peer.ip(), expires_ms);
         self.emit(now, Effect::Bound { allocation: id, number, peer, at, expires_ms, renewed });
         self.done(context)
     }
@@ -158,12 +158,30 @@ impl<G: Gate> Server<G> {
         self.refuse(context, 508, RequestRefusal::SharedPeer)
     }
 
-    fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr) {
-        let now = context.now;
-        let entry = self.forwarding.get(allocation);
-        let renewed = entry.is_some_and(|entry| entry.permissions.allow(peer, now.ms));
-        let expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
+    /// Permits a peer, to which a channel is about to be bound until `channel_ms`, if any. The permission outlasts each channel to
+    /// the peer, where channels permit.
+    fn permit(&mut self, context: &Context<'_>, allocation: AllocationId, peer: IpAddr, channel_ms: u64) {
+        let (now, channels_permit) = (context.now, self.config.channels_permit);
+        let Some(entry) = self.forwarding.get(allocation) else { return };
+        let renewed = entry.permissions.allow(peer, now.ms);
+        let mut expires_ms = now.ms + u64::from(self.config.permission_lifetime) * 1000;
+        if channels_permit {
+            expires_ms = expires_ms.max(channel_ms).max(entry.channels.until(peer));
+        }
         self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
+    }
+
+    /// Prolongs permissions that end before a channel to their peer does, where channels permit.
+    pub(super) fn permit_by_channels(&mut self, now: Now, index: u32) {
+        if !self.config.channels_permit {
+            return;
+        }
+        let Some((allocation, entry)) = self.forwarding.at(index) else { return };
+        for (peer, expires_ms) in entry.outlasted_permissions() {
+            let entry = self.forwarding.get(allocation);
+            let renewed = entry.is_some_and(|entry| entry.permissions.allow(peer, now.ms));
+            self.emit(now, Effect::Permitted { allocation, peer, expires_ms, renewed });
+        }
     }
 }
 

@@ -51,8 +51,14 @@ pub struct ServerConfig {
     pub prefixes: PrefixLengths,
     /// How many refusals a prefix may be sent. Default without a limit.
     pub refusals: Option<RefusalLimit>,
+    /// Whether an allocation ends when the time-limited credential that made it expires. Default false: clients cannot change the
+    /// credential of a live allocation.
+    pub end_with_credential: bool,
     /// Seconds that a permission lives. Default 300 (RFC 8656 section 9).
     pub permission_lifetime: u32,
+    /// Whether the permission for a channel's peer lives at least as long as the channel. Default true: clients such as aioice refresh
+    /// nothing but the channel. False is the letter of RFC 8656 section 9.
+    pub channels_permit: bool,
     /// Seconds that a channel binding lives. Default 600 (RFC 8656 section 12).
     pub channel_lifetime: u32,
     /// Permissions per allocation. Default 64.
@@ -247,7 +253,9 @@ impl Default for ServerConfig {
             pools: Pools::default(),
             prefixes: PrefixLengths::default(),
             refusals: None,
+            end_with_credential: false,
             permission_lifetime: 300,
+            channels_permit: true,
             channel_lifetime: 600,
             max_permissions: 64,
             max_channels: 64,

@@ -58,6 +58,8 @@ pub enum DropReason {
     RefusalLimit,
     /// A request too short to be granted, whose 401 would be more than four times as long, beyond a fixed rate.
     RefusalRatio,
+    /// A request about an allocation whose 5-tuple was refused for the same cause too often of late.
+    RefusalRepeated,
     /// A Send indication on an allocation that relays TCP (RFC 6062).
     TcpAllocation,
     /// A mobile allocation whose client is disconnected and has not come back yet (RFC 8016).

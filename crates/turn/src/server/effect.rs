@@ -389,6 +389,8 @@ pub enum ClosedReason {
     MaxAge,
     /// Its user or its client's address was banned.
     Banned,
+    /// The time-limited credential that made it expired ([`super::ServerConfig::end_with_credential`]).
+    Credential,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

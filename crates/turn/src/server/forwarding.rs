@@ -23,6 +23,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
@@ -127,6 +128,17 @@ impl Entry {
     pub(super) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
         self.permissions.insert(ip, expires_ms);
         self.channels.permit(ip, expires_ms);
+    }
+
+    /// Peers whose permission ends before a channel to them does, and when the last such channel expires.
+    pub(super) fn outlasted_permissions(&self) -> SmallVec<[(IpAddr, u64); 4]> {
+        let channels = self.channels.iter();
+        let longer = channels.filter(|channel| channel.permitted_until_ms < channel.expires_ms);
+        let mut peers: SmallVec<_> =
+            longer.map(|channel| (channel.named, self.channels.until(channel.named))).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers
     }
 
     /// To a peer of this name, which is reached there.

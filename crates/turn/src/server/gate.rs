@@ -28,10 +28,12 @@ pub enum Lookup {
         username: Box<str>,
         /// Whom quotas count: for `expiry:id` credentials something made of the id, else the username.
         identity: Box<str>,
+        /// Last Unix second of a time-limited credential. It makes no allocation after that, but those that it made go on.
+        until_unix: Option<u64>,
     },
     /// No such user.
     NoSuchUser,
-    /// A time-limited username whose time is over.
+    /// A time-limited username whose time is over, and no key that verifies.
     Expired {
         /// Seconds since then.
         ago: u64,

@@ -225,7 +225,13 @@ impl<G: Gate> Server<G> {
     pub(super) fn own(&mut self, now: Now, moved: Moved, arrived: bool) -> AllocationId {
         let at = if arrived { Some(moved.to()) } else { moved.was() };
         let padded = at.is_some_and(|at| self.is_stream(&at.client));
-        let (entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
+        let (mut entry, mut session) = moved.unpack(now, &self.config.peers.own, padded, arrived);
+        // In a process of an older version, or before a reload, permissions may have been shorter.
+        if self.config.channels_permit {
+            for (peer, expires_ms) in entry.outlasted_permissions() {
+                entry.permit(peer, expires_ms);
+            }
+        }
         let key = session.mobility.as_ref().map(|mobility| mobility.key.0);
         key.into_iter().for_each(|key| self.moves.forget_foreign(key));
         if !entry.away {

@@ -61,16 +61,11 @@ pub enum Credentials {
         username: Box<str>,
         /// Whom quotas count.
         identity: Box<str>,
-        /// Any of them may be the right one.
-        keys: Vec<Key>,
+        /// Any of them may be the right one. Each has the last Unix second of the credential that it makes, if that is time-limited.
+        keys: Vec<(Key, Option<u64>)>,
     },
     /// No such user.
     NoSuchUser,
-    /// A time-limited username whose time is over.
-    Expired {
-        /// Seconds since then.
-        ago: u64,
-    },
     /// A time-limited username with an expiry that lies too far ahead to be meant.
     TooFarAhead {
         /// Seconds from now.

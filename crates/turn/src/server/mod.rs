@@ -130,6 +130,8 @@ pub struct Server<G> {
     request_refusals: Refusals,
     /// Refusals of clients that have not proved who they are.
     stranger_refusals: Refusals,
+    /// Answers to 5-tuples that repeat a refused request.
+    repeated_refusals: rates::Rates,
     discovery_rate: DiscoveryRate,
     /// Of those who ask for nothing, and are told nevertheless.
     hint_rate: DiscoveryRate,
@@ -180,6 +182,7 @@ impl<G: Gate> Server<G> {
             peer_refusals: Refusals::default(),
             request_refusals: Refusals::default(),
             stranger_refusals: Refusals::default(),
+            repeated_refusals: refusals::repeated_refusals(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             short_request_rate: auth::short_request_rate(),
@@ -289,6 +292,7 @@ impl<G: Gate> Server<G> {
             self.end_refused(now, index);
             self.end_contested(now, index);
             self.lead_channels(now, index, &config.peers.own);
+            self.permit_by_channels(now, index);
         }
         for index in self.forwarding.indices() {
             let Some(session) = self.sessions.get(index) else { continue };
@@ -451,8 +455,7 @@ impl<G: Gate> Server<G> {
             && let Some(family) = entry.expired_relay(now.ms)
         {
             if entry.relays.iter().flatten().count() == 1 {
-                let is_too_old = self.is_too_old(now, index);
-                let reason = if is_too_old { ClosedReason::MaxAge } else { ClosedReason::Expired };
+                let reason = self.why_over(now, index);
                 self.close(now, index, reason);
                 return;
             }

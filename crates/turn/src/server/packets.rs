@@ -90,7 +90,7 @@ impl<G: Gate> Server<G> {
         };
         let mut bytes = [0; MAX_HEADER_LEN];
         let (header_len, padding) = if let Some(channel) = entry.channels.by_peer(peer, now.ms) {
-            // RFC 8656 section 9: a channel does not stand in for the permission, which may expire before it.
+            // RFC 8656 section 9: the permission may expire before the channel, unless channels permit.
             if channel.permitted_until_ms <= now.ms {
                 return self.dropped(DropReason::NoPermission);
             }

@@ -42,13 +42,9 @@ impl<G: Gate> Server<G> {
             Some(0) => 0,
             proposed => who.limit(*now, self.granted(proposed)),
         };
-        let Some(session) = self.sessions.get(index) else { return self.fail(context, 437) };
         let (granted, granted_ms) = match granted {
             0 => (0, 0),
-            granted => {
-                let left_ms = self.config.max_age.left_ms(*now, session);
-                age::within(left_ms, granted)
-            }
+            granted => age::within(self.left_ms(*now, index), granted),
         };
         let Some((_, entry, _)) = self.allocation(index) else { return self.fail(context, 437) };
         // RFC 8656 section 8.2: a family that the allocation does not have is a mismatch.

@@ -1,8 +1,18 @@
-//! How often a refusal may become an effect, and so a log line. By source, so that nobody keeps another's out of the log.
+//! Bounds on refusals: on their log lines, by source, so that no client keeps another's out of the log; and on the answers to one
+//! 5-tuple, since some clients answer a refusal at once with the next request.
 
 use std::net::IpAddr;
 
-use crate::rates::{Rate, Rates};
+use turnpike_wire::stun::{View, kind};
+
+use super::{
+    Client, Gate, Server,
+    request::{Method, Request},
+};
+use crate::{
+    rates::{Rate, Rates},
+    time::Now,
+};
 
 /// Twenty of one address at once, and then one a second.
 const EACH: Rate = Rate::new(20, 1000);
@@ -11,6 +21,39 @@ const TOTAL: Rate = Rate::new(200, 10);
 /// More than can have something in their buckets at the same time.
 const MOST: usize = 4096;
 
+/// Refusals of one method with one code that a 5-tuple is sent: a hundred at once, and then ten a second. A client that asks for each of
+/// its peers once needs fewer, even if all are denied; libnice sent 9,900 ChannelBinds a second.
+const REPEATED: Rate = Rate::new(100, 100);
+/// All 5-tuples together have no limit.
+const NO_LIMIT: Rate = Rate::new(1, 0);
+
+/// Buckets of repeated refusals.
+pub(super) fn repeated_refusals() -> Rates {
+    Rates::new(REPEATED, NO_LIMIT, MOST)
+}
+
+impl<G: Gate> Server<G> {
+    /// Whether the reply buffer may answer this request: not a refusal that the 5-tuple was sent too often. Concerns requests about an
+    /// allocation, and goes on after that has ended. The client repeats its request, and is answered then.
+    pub(super) fn may_refuse_again(&mut self, now: Now, client: &Client, request: &Request<'_>) -> bool {
+        let is_about_allocation = match request.method {
+            Method::Refresh | Method::CreatePermission | Method::ChannelBind | Method::Connect => true,
+            Method::Allocate | Method::ConnectionBind | Method::Binding => false,
+        };
+        let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);
+        if !is_about_allocation || !is_refusal || request.view.mac().is_none() {
+            return true;
+        }
+        let Ok(reply) = View::new_checked(&self.reply) else { return true };
+        let Some([_, _, class, number, ..]) = reply.get(kind::ERROR_CODE) else { return true };
+        // Allocated once, so that a flood allocates nothing.
+        self.repeated_refusals.make_room_for_all();
+        let now_us = now.ms.saturating_mul(1000);
+        self.repeated_refusals.admit(now_us, (client, request.method.number(), class, number))
+    }
+}
+
+/// Bounds log lines of refusals.
 pub(super) struct Refusals {
     rates: Rates,
     suppressed: u64,

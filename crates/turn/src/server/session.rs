@@ -23,6 +23,8 @@ pub(super) struct Session {
     pub(super) prefix: IpAddr,
     /// Of a client that authenticates with tokens, its last one.
     pub(super) grant: Option<Box<Grant>>,
+    /// Last Unix second of the time-limited credential that made it.
+    pub(super) until_unix: Option<u64>,
     pub(super) opened_ms: u64,
     /// Of the Allocate request, and what else its answer said: to answer it again.
     pub(super) transaction: [u8; 12],

@@ -69,7 +69,7 @@ pub struct Stats {
     /// All of these times together, in milliseconds.
     pub allocation_ms: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
-    pub allocations_closed: [u64; 7],
+    pub allocations_closed: [u64; 8],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token, expiry too far ahead.
     pub credentials_refused: [u64; 7],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
@@ -191,7 +191,7 @@ pub enum MobilityEvent {
     TicketReplayed,
 }
 
-const CLOSED: [(ClosedReason, &str); 7] = [
+const CLOSED: [(ClosedReason, &str); 8] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
@@ -199,6 +199,7 @@ const CLOSED: [(ClosedReason, &str); 7] = [
     (ClosedReason::Disconnected, "disconnected"),
     (ClosedReason::MaxAge, "max_age"),
     (ClosedReason::Banned, "banned"),
+    (ClosedReason::Credential, "credential"),
 ];
 
 const CREDENTIALS: [&str; 7] =

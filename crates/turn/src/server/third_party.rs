@@ -94,6 +94,8 @@ pub(super) struct Proof {
     pub(super) identity: Box<str>,
     /// Where a token authenticates it.
     pub(super) grant: Option<Box<Grant>>,
+    /// Last Unix second of a time-limited credential.
+    pub(super) until_unix: Option<u64>,
 }
 
 /// The verdict on credentials: a proof, or whose they are, if that is known better than the request has it, and why they are not good.
@@ -134,7 +136,8 @@ impl<G: Gate> Server<G> {
         } else if request.view.verify(&grant.key, *mac).is_err() {
             Err((None, CredentialRefusal::WrongKey))
         } else {
-            Ok(Proof { key: grant.key.clone(), username: kid.into(), identity, grant: Some(grant) })
+            let (key, username) = (grant.key.clone(), kid.into());
+            Ok(Proof { key, username, identity, grant: Some(grant), until_unix: None })
         }))
     }
 
@@ -191,7 +194,8 @@ fn check_shown(
     }
     let key = signing_key(request, &token, *mac).ok_or(CredentialRefusal::WrongKey)?;
     let grant = Some(Box::new(Grant { key: key.clone(), until_unix }));
-    Ok(Proof { key, username: kid.into(), identity: identity(kid, &token), grant })
+    let identity = identity(kid, &token);
+    Ok(Proof { key, username: kid.into(), identity, grant, until_unix: None })
 }
 
 /// The key that the request is signed with. coturn, its clients and its server alike, keys HMAC-SHA1 with no more than the 16 bytes

@@ -90,6 +90,8 @@ pub(crate) struct TestGate {
     /// Other nodes.
     pub(crate) nodes: Vec<(u16, Destination)>,
     pub(crate) banned: Vec<String>,
+    /// Last Unix second of the time-limited user `timed`.
+    pub(crate) timed_until: u64,
 }
 
 impl TestGate {
@@ -111,7 +113,7 @@ impl Gate for TestGate {
         if self.later {
             return Lookup::Later;
         }
-        let known = ["alice", "bob", "old"].into_iter().find(|name| match user {
+        let known = ["alice", "bob", "old", "timed"].into_iter().find(|name| match user {
             User::Name(wanted) => *name == wanted,
             User::Hash(wanted) => userhash(name, realm) == *wanted,
         });
@@ -122,7 +124,8 @@ impl Gate for TestGate {
         if !verify(&Key::long_term(algorithm, name, realm, password(name).as_bytes())) {
             return Lookup::WrongKey { username: name.into() };
         }
-        Lookup::Accepted { username: name.into(), identity: name.into() }
+        let until_unix = (name == "timed").then_some(self.timed_until);
+        Lookup::Accepted { username: name.into(), identity: name.into(), until_unix }
     }
 
     fn is_relayed(&mut self, address: SocketAddr, transport: RelayTransport) -> bool {

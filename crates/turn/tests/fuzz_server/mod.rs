@@ -319,9 +319,9 @@ impl Run {
         };
         let key = Key::long_term(query.algorithm, &name, &query.realm, password(&name).as_bytes());
         let found = match input.below(5) {
-            0 | 1 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![key] },
+            0 | 1 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![(key, None)] },
             2 => Credentials::NoSuchUser,
-            3 => Credentials::Expired { ago: 5 },
+            3 => Credentials::Keys { username: name.clone(), identity: name, keys: vec![(key, Some(1))] },
             _ => Credentials::Unavailable,
         };
         let reply = late(self.server.credentials(self.now, query.lookup, found));

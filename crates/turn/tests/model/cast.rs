@@ -17,11 +17,19 @@ use crate::common::{REALM, address, config};
 pub(super) const TENANT: &str = "tenant.example";
 pub(super) const REALMS: [&str; 2] = [REALM, TENANT];
 
-/// Those that there are, one whose time is over, and one whom nobody knows.
-pub(super) const USERS: [&str; 4] = ["alice", "bob", "old", "nobody"];
+/// Those that there are, one whose credential expires during a play, one whose credential has expired, and an unknown one.
+pub(super) const USERS: [&str; 5] = ["alice", "bob", "timed", "old", "nobody"];
 
 pub(super) const START_MS: u64 = 1_000_000;
 pub(super) const START_UNIX: u64 = 1_800_000_000;
+
+/// Last Unix second of the time-limited credential.
+pub(super) const TIMED_UNTIL: u64 = START_UNIX + 300;
+
+/// Last Unix second of this user's credential.
+pub(super) fn until(user: &str) -> Option<u64> {
+    (user == "timed").then_some(TIMED_UNTIL)
+}
 
 /// The clocks of workers have different starts. In whole seconds, since that is what their timers count.
 pub(super) fn skew(worker: usize) -> u64 {
@@ -113,6 +121,10 @@ pub(super) struct Rules {
     pub(super) max_user_connections: usize,
     /// Whether a request is dropped where the store cannot tell, and not answered.
     pub(super) store_drops: bool,
+    /// Whether a channel keeps its peer permitted.
+    pub(super) channels_permit: bool,
+    /// Whether allocations end with the credential that made them.
+    pub(super) end_with_credential: bool,
 }
 
 impl Default for Rules {
@@ -131,6 +143,8 @@ impl Default for Rules {
             max_total_connections: 5,
             max_user_connections: 4,
             store_drops: false,
+            channels_permit: true,
+            end_with_credential: false,
         }
     }
 }
@@ -155,9 +169,15 @@ impl Rules {
                 max_connections: 1,
                 v6: false,
                 store_drops: true,
+                channels_permit: false,
                 ..usual
             },
-            4 => Self { denied: vec![peer(0).ip(), peer(4).ip()], mobility: false, ..usual },
+            4 => Self {
+                denied: vec![peer(0).ip(), peer(4).ip()],
+                mobility: false,
+                end_with_credential: true,
+                ..usual
+            },
             _ => Self { tcp: false, max_total_connections: 1, max_user_connections: 1, ..usual },
         }
     }
@@ -217,6 +237,8 @@ impl Rules {
             store_failure: if self.store_drops { StoreFailure::Drop } else { StoreFailure::Answer },
             tenants: if self.tenant { vec![tenant] } else { Vec::new() },
             mobility: self.mobility,
+            channels_permit: self.channels_permit,
+            end_with_credential: self.end_with_credential,
             tcp_relay: self.tcp,
             relay_v6: self.v6,
             max_permissions: self.max_permissions,

@@ -86,6 +86,8 @@ impl Network {
             2..=5 => ("bob", Scheme::Userhash),
             6..=9 => ("bob", Scheme::Md5Sha256),
             10..=18 => ("alice", Scheme::Sha256),
+            19..=21 => ("timed", Scheme::Md5),
+            22 => ("timed", Scheme::Md5Sha256),
             31 => ("bob", Scheme::Md5),
             _ => ("alice", Scheme::Md5),
         };

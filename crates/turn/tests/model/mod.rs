@@ -112,6 +112,8 @@ fn must_reach(mix: Mix) -> &'static [(&'static str, &'static str)] {
             ("dropped_datagrams", "stale_relay"),
             ("allocations_closed", "expired"),
             ("allocations_closed", "administrator"),
+            ("allocations_closed", "credential"),
+            ("credentials_refused", "expired"),
             ("retransmits_answered", ""),
             ("error_responses", "500"),
             ("icmp_relayed", ""),

@@ -330,6 +330,7 @@ impl Model {
         self.tell_bindings(at, number);
         // What a reload has refused meanwhile.
         self.end_refused(at, number);
+        self.shorten(at, number);
         true
     }
 
@@ -344,6 +345,7 @@ impl Model {
         } else {
             self.tell_bindings(at, number);
             self.end_refused(at, number);
+            self.shorten(at, number);
         }
     }
 
@@ -357,6 +359,7 @@ impl Model {
             mobility.owner = at;
         }
         let (client, away) = (it.client, it.away);
+        self.permit_by_channels(at, number, false);
         self.workers[at].expected.retain(|it| it.owner == at || it.number != number);
         if !away {
             self.displace(at, &client);

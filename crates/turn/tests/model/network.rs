@@ -638,7 +638,8 @@ pub(super) fn pick(which: usize, of: usize) -> Option<usize> {
 pub(super) fn gate(setup: &Setup) -> TestGate {
     let relayed = vec![(cast::client(cast::LOOP).address, RelayTransport::Udp)];
     let Setup { per_user, per_prefix, total, .. } = *setup;
-    TestGate { per_user, per_prefix, total, relayed, ..TestGate::default() }
+    let timed_until = cast::TIMED_UNTIL;
+    TestGate { per_user, per_prefix, total, relayed, timed_until, ..TestGate::default() }
 }
 
 /// One of a server's workers, who share what their first configuration remembers. Each process has other random numbers.

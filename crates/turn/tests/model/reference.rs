@@ -722,6 +722,7 @@ impl Model {
             ClosedReason::Disconnected => 4,
             ClosedReason::MaxAge => 5,
             ClosedReason::Banned => 6,
+            ClosedReason::Credential => 7,
         };
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }
@@ -804,11 +805,18 @@ impl Model {
                 let over = until.is_some_and(|until| until <= now) && it.relays.iter().flatten().count() == 2;
                 over && self.happens(effect, |model| model.close_relay(at, number, relay.family))
             }
-            Effect::Closed { allocation, reason: ClosedReason::Expired, .. } => {
+            Effect::Closed {
+                allocation, reason: ClosedReason::Expired | ClosedReason::Credential, ..
+            } => {
                 let Some(number) = self.named(at, *allocation) else { return false };
-                let mut relays = self.allocations[number].relays.iter().flatten();
+                let it = &self.allocations[number];
+                let mut relays = it.relays.iter().flatten();
                 let over = relays.clone().count() == 1 && relays.all(|(_, until)| *until <= now);
-                over && self.happens(effect, |model| model.close(at, number, ClosedReason::Expired))
+                let reason = match self.credential_left(at, it.user) {
+                    Some(0) => ClosedReason::Credential,
+                    _ => ClosedReason::Expired,
+                };
+                over && self.happens(effect, |model| model.close(at, number, reason))
             }
             Effect::ConnectionClosed { allocation, connection } => {
                 let Some(number) = self.named(at, *allocation) else { return false };
@@ -895,10 +903,54 @@ impl Model {
         for number in &numbers {
             self.end_refused(at, *number);
             self.lead_channels(at, *number, &before);
+            self.permit_by_channels(at, *number, true);
         }
         for number in numbers {
             if !self.workers[at].rules.realms().contains(&self.allocations[number].realm) {
                 self.close(at, number, ClosedReason::Administrator);
+            } else if self.allocations[number].pending.is_none() {
+                self.shorten(at, number);
+            }
+        }
+    }
+
+    /// Each peer with a channel is permitted as long as that lives, where channels permit. A reload tells of it.
+    pub(super) fn permit_by_channels(&mut self, at: usize, number: usize, is_told: bool) {
+        if !self.workers[at].rules.channels_permit {
+            return;
+        }
+        let now = self.ms;
+        let it = &mut self.allocations[number];
+        let mut bound: BTreeMap<IpAddr, u64> = BTreeMap::new();
+        for (peer, until) in it.channels.values() {
+            let last = bound.entry(peer.ip()).or_default();
+            *last = (*last).max(*until);
+        }
+        for (peer, until) in bound {
+            if it.permissions.get(&peer).is_none_or(|permitted| *permitted < until) {
+                let (allocation, renewed) = (it.id(), it.permits(peer, now));
+                it.permissions.insert(peer, until);
+                let expires_ms = Self::clock(at, until);
+                if is_told {
+                    self.told.push_back(Effect::Permitted { allocation, peer, expires_ms, renewed });
+                }
+            }
+        }
+    }
+
+    /// An allocation ends with its credential, where the rules of its worker have it so.
+    pub(super) fn shorten(&mut self, at: usize, number: usize) {
+        let Some(left) = self.credential_left(at, self.allocations[number].user) else { return };
+        let latest = self.ms + left * 1000;
+        let it = &mut self.allocations[number];
+        let allocation = it.id();
+        for family in [Family::V4, Family::V6] {
+            if let Some((_, until)) = &mut it.relays[family as usize]
+                && *until > latest
+            {
+                *until = latest;
+                let (family, expires_ms) = (Some(family), Self::clock(at, latest));
+                self.told.push_back(Effect::Renewed { allocation, family, expires_ms });
             }
         }
     }

@@ -44,6 +44,8 @@ pub(super) struct Asking<'a> {
     pub(super) said: Said,
     /// Realm and user, once proven.
     pub(super) who: (&'static str, &'static str),
+    /// Whether the credential is right and has expired.
+    expired: bool,
     /// When its nonce was given out.
     issued: u64,
     /// When it came.
@@ -113,7 +115,8 @@ impl Model {
         let (said, who) = (Said::ByNobody, (REALM, ""));
         let (found, asked) = late.unzip();
         let asked = asked.unwrap_or(self.ms);
-        let mut asking = Asking { at, source, delivery, request, said, who, issued: 0, asked };
+        let mut asking =
+            Asking { at, source, delivery, request, said, who, expired: false, issued: 0, asked };
         match (self.answer(&mut asking, found), delivery) {
             (Ok(answer), Delivery::Forwarded { via, .. }) => {
                 let arrival = self.take_announced();
@@ -167,13 +170,22 @@ impl Model {
         if standing == Standing::Foreign {
             return Err(self.challenge(asking, 438, claim.realm));
         }
+        let unix = self.unix;
         let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
+        // A wrong key of a credential that has expired is no reason to look for a better one.
+        let has_expired = cast::until(claim.user).is_some_and(|until| until < unix);
+        let verdict = if verdict == Verdict::WrongKey && has_expired && found.is_some() {
+            Verdict::Expired
+        } else {
+            verdict
+        };
         let refused = match verdict {
             Verdict::Good if standing == Standing::Stale => {
                 return Err(self.challenge(asking, 438, claim.realm));
             }
             Verdict::Good => {
                 asking.who = (claim.realm, claim.user);
+                asking.expired = cast::until(claim.user).is_some_and(|until| until < unix);
                 asking.said = Said::To { user: claim.user, realm: claim.realm, scheme: claim.scheme };
                 asking.issued = self.nonces.get(&claim.nonce).map_or(0, |nonce| nonce.unix);
                 return Ok(());
@@ -322,6 +334,10 @@ impl Model {
         if self.arriving(asking)?.is_some() {
             return Ok(self.fail(asking, 437));
         }
+        if asking.expired {
+            self.stats(at).credentials_refused[1] += 1;
+            return self.challenge(asking, 401, asking.who.0);
+        }
         let (first, second, address_error) = match self.wish(asking, asked) {
             Ok(wish) => wish,
             Err(code) => return Ok(self.fail(asking, code)),
@@ -369,7 +385,7 @@ impl Model {
             prefix,
             transport: first.transport,
             transaction,
-            granted: granted(asked.lifetime),
+            granted: self.within_credential(at, user, granted(asked.lifetime)),
             reservation: None,
             address_error,
             pending: Some(pending),
@@ -552,8 +568,12 @@ impl Model {
         if spent.is_some() && self.record((Once::Move, transaction), asking.issued).is_none() {
             return self.challenge(asking, 438, asking.who.0);
         }
+        let lifetime = match proposed {
+            Some(0) => 0,
+            proposed => self.within_credential(at, self.allocations[number].user, granted(proposed)),
+        };
+        let left = self.credential_left(at, self.allocations[number].user);
         let it = &mut self.allocations[number];
-        let lifetime = if proposed == Some(0) { 0 } else { granted(proposed) };
         let is_one_of_two = it.relays.iter().flatten().count() == 2;
         match family {
             Some(family) if lifetime == 0 && is_one_of_two => {
@@ -568,7 +588,9 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                let until = now + u64::from(lifetime) * 1000;
+                // A second is said to be left to a credential in its last one.
+                let lifetime_ms = u64::from(lifetime) * 1000;
+                let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {
                     if let Some((_, expires)) = &mut it.relays[of as usize]
                         && family.is_none_or(|family| family == of)
@@ -623,14 +645,31 @@ impl Model {
             return Ok(self.fail(asking, 508));
         }
         for peer in peers {
-            self.install(at, number, peer);
+            self.install(at, number, peer, 0);
         }
         Ok(self.succeed(asking, Told::Done))
     }
 
-    fn install(&mut self, at: usize, number: usize, peer: IpAddr) {
-        let until = self.ms + PERMISSION_MS;
+    /// Seconds that are left to the credential of a user, where allocations end with it.
+    pub(super) fn credential_left(&self, at: usize, user: &str) -> Option<u64> {
+        let until = cast::until(user).filter(|_| self.workers[at].rules.end_with_credential)?;
+        Some(until.saturating_sub(self.unix))
+    }
+
+    fn within_credential(&self, at: usize, user: &str, seconds: u32) -> u32 {
+        let left = self.credential_left(at, user).map(|left| u32::try_from(left.max(1)).expect("minutes"));
+        left.map_or(seconds, |left| left.min(seconds))
+    }
+
+    /// A peer is permitted for five minutes, and for as long as there is a channel to it, which may be bound next until `bound`.
+    fn install(&mut self, at: usize, number: usize, peer: IpAddr, bound: u64) {
+        let mut until = self.ms + PERMISSION_MS;
         let now = self.ms;
+        if self.workers[at].rules.channels_permit {
+            let channels = self.allocations[number].channels.values();
+            let to_it = channels.filter(|(to, _)| to.ip() == peer).map(|(_, until)| *until);
+            until = to_it.chain([until, bound]).max().expect("there is one");
+        }
         let it = &mut self.allocations[number];
         let (allocation, renewed) = (it.id(), it.permits(peer, now));
         it.permissions.insert(peer, until);
@@ -674,8 +713,8 @@ impl Model {
             self.stats(at).permission_limit += 1;
             return Ok(self.fail(asking, 508));
         }
-        self.install(at, number, peer.ip());
         let until = now + CHANNEL_MS;
+        self.install(at, number, peer.ip(), until);
         let it = &mut self.allocations[number];
         it.channels.insert(channel, (peer, until));
         let (allocation, expires_ms) = (it.id(), Self::clock(at, until));

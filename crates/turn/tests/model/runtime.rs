@@ -683,7 +683,11 @@ impl Network {
             (Says::Truth, verdict @ (Verdict::NoSuchUser | Verdict::Later)) => {
                 (Credentials::NoSuchUser, verdict)
             }
-            (Says::Truth, Verdict::Expired) => (Credentials::Expired { ago: 42 }, Verdict::Expired),
+            (Says::Truth, Verdict::Expired) => {
+                let (username, identity) = (claim.user.into(), claim.user.into());
+                let keys = vec![(Key::from_bytes(b"another"), Some(self.model.unix - 42))];
+                (Credentials::Keys { username, identity, keys }, Verdict::Expired)
+            }
             (Says::Truth, verdict) => {
                 let algorithm = match claim.scheme {
                     Scheme::Md5 | Scheme::Md5Sha256 => KeyAlgorithm::Md5,
@@ -692,7 +696,8 @@ impl Network {
                 let of = |password: String| {
                     Key::long_term(algorithm, claim.user, claim.realm, password.as_bytes())
                 };
-                let keys = vec![of("an older one".to_owned()), of(password(claim.user))];
+                let until = cast::until(claim.user);
+                let keys = ["an older one".to_owned(), password(claim.user)].map(|it| (of(it), until)).into();
                 let (username, identity) = (claim.user.into(), claim.user.into());
                 (Credentials::Keys { username, identity, keys }, verdict)
             }
@@ -895,7 +900,10 @@ impl Network {
             worker.server = heir;
             // By its rules channels lead somewhere else, perhaps.
             self.model.workers[at].rules = rules.clone();
-            names.iter().for_each(|(.., number)| self.model.tell_restored(at, *number));
+            for (.., number) in &names {
+                self.model.permit_by_channels(at, *number, false);
+                self.model.tell_restored(at, *number);
+            }
             self.take_effects(at, None, &Datagram::Noise);
             // What its rules refuse ends before anybody is served.
             self.reconfigure(at, rules);

@@ -318,9 +318,13 @@ fn a_channel_has_flows_from_its_first_datagram_on() {
         bench.pass(500_000);
         assert!(bench.channel(client(0), 0x4001, peer(1)));
         bench.pass(500_000);
-        assert_eq!((bench.counts(), bench.flows.keys().len()), ((1, 0), 2), "its permission is over");
+        assert_eq!(
+            (bench.counts(), bench.flows.keys().len()),
+            ((2, 0), 3),
+            "a live channel permits its peer"
+        );
         assert!(bench.channel(client(0), 0x4003, peer(3)));
-        assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "it has the permission again");
+        assert_eq!((bench.counts(), bench.flows.keys().len()), ((2, 0), 3), "what is unused has no flow");
         bench.worker.server.close_all(bench.now, ClosedReason::Shutdown);
         bench.end_tick();
         assert_eq!((bench.counts(), bench.flows.keys().len(), bench.flows.routes()), ((0, 0), 0, 0));

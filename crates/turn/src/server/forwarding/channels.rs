@@ -92,6 +92,12 @@ impl Channels {
         self.list.iter()
     }
 
+    /// Time at which the last channel to this address expires; 0 without any.
+    pub(in crate::server) fn until(&self, ip: IpAddr) -> u64 {
+        let to_it = self.list.iter().filter(|channel| channel.named == ip);
+        to_it.map(|channel| channel.expires_ms).max().unwrap_or_default()
+    }
+
     /// The permission for this address lives until then.
     pub(in crate::server) fn permit(&mut self, ip: IpAddr, expires_ms: u64) {
         for channel in self.list.iter_mut().filter(|channel| channel.named == ip) {

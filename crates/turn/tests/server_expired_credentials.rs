@@ -1,0 +1,233 @@
+//! Time-limited credentials that expire while their allocation lives, and the bound on refusals to one session.
+
+use std::sync::Arc;
+
+use crate::{common::*, server_mobility_workers::Workers};
+use turnpike_turn::{
+    server::{ClosedReason, CredentialRefusal, Credentials as Found, DropReason, Effect, Link, ServerConfig},
+    wire::integrity::{Key, KeyAlgorithm},
+};
+
+/// A server at which the credential of `timed` expires in a minute.
+fn world(config: ServerConfig) -> World {
+    let mut world = World::with(config);
+    world.server.gate_mut().timed_until = world.now.unix + 60;
+    world
+}
+
+fn timed(world: &mut World) -> Credentials {
+    world.credentials("timed", Scheme::Md5)
+}
+
+/// Its credential, and an allocation that it has made.
+fn allocated(world: &mut World) -> Credentials {
+    let timed = timed(world);
+    world.ask(&Ask::allocate().signed(&timed)).success();
+    timed
+}
+
+fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
+    let refused = |effect| match effect {
+        Effect::Refused { why, .. } => Some(why),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(refused).collect()
+}
+
+fn closed(world: &mut World) -> Vec<(ClosedReason, u64)> {
+    let closed = |effect| match effect {
+        Effect::Closed { reason, lived_ms, .. } => Some((reason, lived_ms)),
+        _ => None,
+    };
+    world.effects().into_iter().filter_map(closed).collect()
+}
+
+#[test]
+fn an_allocation_goes_on_after_its_credential_has_expired() {
+    let mut world = world(ServerConfig { nonce_lifetime: 60, ..config() });
+    let mut timed = allocated(&mut world);
+    for round in 0..12 {
+        world.sleep(61);
+        // The nonce has gone stale each time, and the client is given another.
+        let stale = world.ask(&Ask::refresh(600).signed(&timed));
+        assert_eq!(stale.code(), Some(438), "round {round}");
+        timed.nonce = world.credentials("timed", Scheme::Md5).nonce;
+        assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 600);
+        world.ask(&Ask::permit(PEER).signed(&timed)).success();
+        world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
+    }
+    assert_eq!(refusals(&mut world), []);
+    let deletion = Ask::refresh(0).signed(&timed);
+    assert_eq!(world.ask(&deletion).success().lifetime(), 0);
+    assert_eq!(world.ask(&deletion).success().lifetime(), 0, "and again, should the answer be lost");
+    assert_eq!(closed(&mut world), [(ClosedReason::Deleted, 61_000 * 12)]);
+}
+
+#[test]
+fn an_expired_credential_makes_no_allocation() {
+    let mut world = world(config());
+    let timed = timed(&mut world);
+    let allocate = Ask::allocate().signed(&timed);
+    world.ask(&allocate).success();
+    world.sleep(63);
+    world.ask(&allocate).success();
+    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).code(), Some(437), "its 5-tuple has one");
+    world.client = client(40_001);
+    let refused = world.ask(&Ask::allocate().signed(&timed));
+    assert_eq!(refused.code(), Some(401));
+    assert_eq!(refusals(&mut world), [CredentialRefusal::Expired { ago: 3 }]);
+    assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).code(), Some(437));
+    // Nor does it lead to the allocation of another user.
+    world.allocated();
+    let timed = world.credentials("timed", Scheme::Md5);
+    assert_eq!(world.ask(&Ask::refresh(0).signed(&timed)).code(), Some(441));
+    assert_eq!(world.server.allocations(), 2);
+}
+
+#[test]
+fn a_wrong_key_is_refused_however_the_allocation_was_made() {
+    let mut world = world(config());
+    let mut timed = allocated(&mut world);
+    timed.password = "of another secret".to_owned();
+    assert_eq!(world.ask(&Ask::refresh(0).signed(&timed)).code(), Some(401));
+    assert_eq!(world.server.allocations(), 1);
+}
+
+#[test]
+fn a_store_that_has_to_be_asked_makes_no_difference() {
+    let mut world = world(config());
+    world.server.gate_mut().later = true;
+    let timed = timed(&mut world);
+    let until = world.now.unix + 60;
+    let answer = |world: &mut World, ask: &Ask| {
+        let Outcome::LookUp(asked) = world.feed(&ask.bytes()) else { panic!() };
+        let key = Key::long_term(KeyAlgorithm::Md5, "timed", REALM, password("timed").as_bytes());
+        let (username, identity) = ("timed".into(), "timed".into());
+        world.found(asked.lookup, Found::Keys { username, identity, keys: vec![(key, Some(until))] })
+    };
+    let Outcome::Open(request) = answer(&mut world, &Ask::allocate().signed(&timed)) else { panic!() };
+    world.open(&request).success();
+    world.sleep(100);
+    let Outcome::Reply(reply) = answer(&mut world, &Ask::permit(PEER).signed(&timed)) else { panic!() };
+    Reply(reply).success();
+    world.client = client(40_001);
+    let Outcome::Reply(reply) = answer(&mut world, &Ask::allocate().signed(&timed)) else { panic!() };
+    assert_eq!(Reply(reply).code(), Some(401));
+    assert_eq!(refusals(&mut world), [CredentialRefusal::Expired { ago: 40 }]);
+}
+
+#[test]
+fn relayed_connections_are_made_and_bound_after_the_credential_has_expired() {
+    let mut world = world(streams());
+    world.client = stream(41_000);
+    let timed = timed(&mut world);
+    world.ask(&Ask::allocate_tcp().signed(&timed)).success();
+    world.sleep(100);
+    let connection = world.connected(&timed, PEER);
+    world.client = stream(41_001);
+    let timed = world.credentials("timed", Scheme::Md5);
+    let bound = world.feed(&Ask::connection_bind(connection).signed(&timed).bytes());
+    assert!(matches!(bound, Outcome::Bind { .. }), "{bound:?}");
+}
+
+#[test]
+fn a_client_takes_its_allocation_along_after_its_credential_has_expired() {
+    let mut workers = Workers::new(2);
+    for world in &mut workers.0 {
+        world.server.gate_mut().timed_until = world.now.unix + 60;
+    }
+    let home = &mut workers.0[0];
+    let timed = home.credentials("timed", Scheme::Md5);
+    let reply = home.ask(&Ask::allocate().raw(TICKET, &[]).signed(&timed)).success();
+    let ticket = reply.ticket().expect("one was asked for");
+    workers.sleep(100);
+    for (worker, port) in [(0, 40_500), (1, 40_501)] {
+        let world = &mut workers.0[worker];
+        world.client = client(port);
+        let timed = world.credentials("timed", Scheme::Md5);
+        let presented = world.feed(&Ask::present(&ticket).signed(&timed).bytes());
+        match worker {
+            0 => assert!(matches!(presented, Outcome::Reply(reply) if Reply(reply.clone()).is_success())),
+            _ => assert!(matches!(presented, Outcome::Forward { worker: 0, .. })),
+        }
+    }
+}
+
+#[test]
+fn an_allocation_ends_with_its_credential_where_that_is_configured() {
+    let ending = ServerConfig { end_with_credential: true, ..config() };
+    let mut world = world(ending.clone());
+    let timed = timed(&mut world);
+    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 60);
+    world.sleep(20);
+    assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 40);
+    world.ask(&Ask::bind(0x4000, PEER).signed(&timed)).success();
+    // It goes on so in a process that takes over.
+    let mut there = World::with(ending);
+    there.now.unix = world.now.unix;
+    there.server.gate_mut().timed_until = world.server.gate_mut().timed_until;
+    let id = world.last_opened().allocation;
+    let moved = world.server.snapshot(world.now, id).expect("it is there");
+    there.server.restore(there.now, moved, Link::default()).expect("there is room");
+    for world in [&mut world, &mut there] {
+        world.effects();
+        world.sleep(39);
+        assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 1);
+        world.ask(&Ask::permit(PEER).signed(&timed)).success();
+        assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
+        world.sleep(1);
+        assert_eq!(closed(world), [(ClosedReason::Credential, 60_000)]);
+    }
+    // What has no end is not ended.
+    let (alice, _) = world.allocated();
+    assert_eq!(world.ask(&Ask::refresh(3600).signed(&alice)).success().lifetime(), 3600);
+}
+
+#[test]
+fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
+    // A timer looks at what is over already in the next second.
+    for (slept, lived) in [(20, 60_000), (100, 101_000)] {
+        let mut world = world(config());
+        let timed = allocated(&mut world);
+        world.ask(&Ask::refresh(600).signed(&timed)).success();
+        world.sleep(slept);
+        let ending = ServerConfig { end_with_credential: true, ..config() };
+        world.server.reconfigure(world.now, Arc::new(ending));
+        world.sleep(lived / 1000 - slept);
+        assert_eq!(closed(&mut world), [(ClosedReason::Credential, lived)]);
+    }
+}
+
+/// libnice answers a refused ChannelBind at once with the next one.
+#[test]
+fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_an_answer() {
+    let mut world = World::new();
+    let (alice, _) = world.allocated();
+    let denied = Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice).bytes();
+    let answered = |world: &mut World| {
+        let outcomes: Vec<Outcome> = (0..20_000).map(|_| world.feed(&denied)).collect();
+        let (replies, dropped): (Vec<_>, Vec<_>) =
+            outcomes.into_iter().partition(|outcome| matches!(outcome, Outcome::Reply(_)));
+        assert!(dropped.iter().all(|outcome| *outcome == Outcome::Drop(DropReason::RefusalRepeated)));
+        replies.len()
+    };
+    assert_eq!(answered(&mut world), 100);
+    assert_eq!(world.dropped(DropReason::RefusalRepeated), 19_900);
+    // Another cause, another method, and what is granted.
+    let mut wrong = alice.clone();
+    wrong.password = "guess".to_owned();
+    assert_eq!(world.ask(&Ask::bind(0x4000, PEER).signed(&wrong)).code(), Some(401));
+    assert_eq!(world.ask(&Ask::permit("10.0.0.1:7000").signed(&alice)).code(), Some(403));
+    world.ask(&Ask::bind(0x4000, PEER).signed(&alice)).success();
+    // Another client of the same address, and one without a session.
+    world.client = client(40_001);
+    assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.1:7000").signed(&alice)).code(), Some(437));
+    let (bob, _) = world.allocated();
+    assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.1:7000").signed(&bob)).code(), Some(403));
+    world.client = client(40_000);
+    world.sleep(1);
+    assert_eq!(answered(&mut world), 10);
+    // After the session has ended, its client goes on asking.
+    world.ask(&Ask::refresh(0).signed(&alice)).success();
+    assert_eq!(answered(&mut world), 100, "437 is another cause");
+}
