@@ -24,7 +24,7 @@ pub(crate) struct Options {
 }
 
 /// Names of the tables in the output of the tests, and the heads that they have.
-const TABLES: [(&str, &str, &str); 4] = [
+const TABLES: [(&str, &str, &str); 5] = [
     (
         "peers",
         "| data path | way in | UDP | TCP | TLS | DTLS | let in |",
@@ -39,6 +39,11 @@ const TABLES: [(&str, &str, &str); 4] = [
         "kept",
         "| of strangers | how many | bytes kept of each | descriptors of each | bytes of log | bound |",
         "| --- | ---: | ---: | ---: | ---: | --- |",
+    ),
+    (
+        "newcomers",
+        "| realm (bytes) | newcomers per second | networks | transport | clients | relayed | p50 idle (ms) | p50 | p99 idle (ms) | p99 |",
+        "| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ),
     (
         "witness",

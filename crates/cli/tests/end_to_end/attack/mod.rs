@@ -5,6 +5,7 @@ mod access;
 mod floods;
 mod kept;
 mod matrix;
+mod newcomers;
 mod peers;
 mod strangers;
 mod users;

@@ -3,6 +3,7 @@
 mod forward;
 mod http;
 mod namespace;
+mod newcomers;
 mod program;
 mod stun;
 mod tls;
@@ -19,6 +20,7 @@ use std::{
 pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
 pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
 pub(crate) use namespace::{Namespace, namespace};
+pub(crate) use newcomers::Newcomers;
 pub(crate) use program::{Finished, Program};
 pub(crate) use stun::{
     Answer, Challenge, Stun, allocate_request, forged_request, plain_message, signed_request,

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use turnpike_testkit::process;
 
-use super::{Certificate, Dir, Finished, Metrics, Namespace, Program, eventually, has_ipv6, http};
+use super::{Certificate, Dir, Finished, Metrics, Namespace, Newcomers, Program, eventually, has_ipv6, http};
 
 pub(crate) const USER: &str = "alice";
 pub(crate) const PASSWORD: &str = "secret";
@@ -49,8 +49,12 @@ pub(crate) struct Serve {
     v4: SocketAddr,
     v6: Option<SocketAddr>,
     admin: SocketAddr,
+    _newcomers: Option<Newcomers>,
     _dir: Dir,
 }
+
+/// Newcomers per second that arrive at each server while its test runs, from the address that most tests use.
+const NEWCOMERS: &str = "TURNPIKE_TEST_NEWCOMERS";
 
 impl Serve {
     /// On loopback, in both families where there are two, for [`USER`], peers on loopback allowed.
@@ -89,8 +93,11 @@ impl Serve {
         let v4 = address_after(&program.line_with("listening on udp 127.0.0.1:"), "listening on udp ");
         let v6 = has_ipv6()
             .then(|| address_after(&program.line_with("listening on udp [::1]:"), "listening on udp "));
-        let serve = Self { program, v4, v6, admin, _dir: dir };
+        let mut serve = Self { program, v4, v6, admin, _newcomers: None, _dir: dir };
         eventually("/healthz answers 200", || (serve.health()? == 200).then_some(()));
+        serve._newcomers = std::env::var(NEWCOMERS)
+            .ok()
+            .map(|rate| Newcomers::arrive(v4, rate.parse().expect("newcomers per second"), 1));
         serve
     }
 
