@@ -189,7 +189,8 @@ of a name is a target; *WEIGHT behind a target, 0 to 256, is its share.
 Options of a rule, as in [[rule]] of the TOML file: name, framed, balance=round-robin|least-connections|failover|source, health=SECONDS, \
 health_send=BYTES, health_expect=BYTES, source=IP, device=NAME, mark=N, transparent, proxy_protocol_from=PREFIX[,...], \
 proxy=v1|v2, allow=PATTERN[,...], deny=PATTERN[,...], idle=SECONDS, half_close_timeout=SECONDS, \
-connect_timeout=SECONDS, keepalive=BOOL, nodelay=BOOL, ipv6_only=BOOL, socket_mode=OCTAL, max_connections=N, \
+connect_timeout=SECONDS, keepalive=BOOL, keepalive_idle=SECONDS, keepalive_interval=SECONDS, keepalive_count=N, \
+user_timeout=SECONDS, nodelay=BOOL, ipv6_only=BOOL, freebind=BOOL, any_port=BOOL, socket_mode=OCTAL, max_connections=N, \
 max_connections_per_client=N, new_connections_per_client=N, max_bytes_per_second=N, \
 max_bytes_per_second_per_connection=N, copy=auto|splice|buffer|kernel, kernel=BOOL.
 
@@ -370,6 +371,7 @@ mod tests {
                 "allow-peer",
                 "allow-peers-only",
                 "busy-poll-us",
+                "check",
                 "coalesce-us",
                 "config",
                 "datapath",

@@ -2,8 +2,10 @@
 
 use std::env;
 
-use clap::{Error, error::ErrorKind};
+use clap::{CommandFactory as _, Error, error::ErrorKind};
 use turnpike_config::import::coturn;
+
+use crate::args::Cli;
 
 /// Exits with clap's code; options of coturn get a line that names the way to translate them.
 pub(crate) fn exit(error: &Error) -> ! {
@@ -25,14 +27,15 @@ fn coturns(arguments: &[String]) -> Option<&str> {
     let [_, command, rest @ ..] = arguments else { return None };
     let name =
         |word: &str| word.strip_prefix("--").map(|word| word.split('=').next().unwrap_or(word).to_owned());
-    let is_coturns =
-        |word: &&String| name(word).is_some_and(|name| coturn::is_option(&name) && !OURS.contains(&&*name));
+    let ours = Cli::command();
+    let is_ours = |name: &str| {
+        ours.find_subcommand(command)
+            .is_some_and(|ours| ours.get_arguments().any(|flag| flag.get_long() == Some(name)))
+    };
+    let is_coturns = |word: &&String| name(word).is_some_and(|name| coturn::is_option(&name) && !is_ours(&name));
     let option = rest.iter().find(is_coturns)?;
     ["serve", "check-config"].contains(&command.as_str()).then(|| option.split('=').next().unwrap_or(option))
 }
-
-/// Flags that both programs have.
-const OURS: [&str; 2] = ["realm", "user"];
 
 #[cfg(test)]
 mod tests {
@@ -54,16 +57,11 @@ mod tests {
 
     #[test]
     fn no_flag_of_serve_is_taken_for_coturns() {
-        use clap::CommandFactory as _;
-        let cli = crate::args::Cli::command();
+        let cli = Cli::command();
         let serve = cli.find_subcommand("serve").expect("there is one");
-        let both: Vec<&str> = serve
-            .get_arguments()
-            .filter_map(clap::Arg::get_long)
-            .filter(|name| coturn::is_option(name))
-            .collect();
-        for name in both {
-            assert!(OURS.contains(&name), "{name}");
+        for name in serve.get_arguments().filter_map(clap::Arg::get_long) {
+            let words = ["turnpike".to_owned(), "serve".to_owned(), format!("--{name}")];
+            assert_eq!(coturns(&words), None);
         }
     }
 }

@@ -77,6 +77,7 @@ const REFUSALS = {
   "answer 508": "Insufficient Capacity",
   "credentials no_such_user": "No such user.",
   "credentials expired": "A time-limited credential whose time is over.",
+  "credentials too_far_ahead": "A time-limited credential that expires more than ten years ahead; milliseconds?",
   "credentials wrong_key": "A wrong password or secret.",
   "credentials wrong_realm": "Another realm's user.",
   "credentials wrong_user": "Another user than the one of the allocation.",
