@@ -121,7 +121,8 @@ fn one_session_is_told_with_its_permissions_and_channels() {
         assert!((most - 60..=most).contains(&seconds), "{value}");
     };
     assert_eq!(session["permissions"][0]["peer"], "127.0.0.1");
-    left(&session["permissions"][0], 300);
+    // A channel keeps its permission alive.
+    left(&session["permissions"][0], 600);
     assert_eq!(
         (&session["channels"][0]["number"], &session["channels"][0]["peer"]),
         (&json!(0x4001), &json!("127.0.0.1:9"))

@@ -102,9 +102,9 @@ pub(crate) fn say() {
 /// What to do about errors that the sandbox may have caused; nothing, if none is of that kind.
 pub(crate) fn remedy(errors: &str) -> Option<String> {
     let files = in_force()?.files.as_ref().ok()?;
-    // The latter are SQLite's words for it.
-    let may_be =
-        ["Permission denied", "unable to open database file"].iter().any(|words| errors.contains(words));
+    // Words of the kernel, of SQLite and of `config`.
+    let words = ["Permission denied", "unable to open database file", "is not readable for user"];
+    let may_be = words.iter().any(|words| errors.contains(words));
     may_be.then(|| {
         format!(
             "the sandbox lets this process read {}, and write {}, nothing else: restart it, which takes in what the configuration names \

@@ -213,7 +213,8 @@ fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_
     };
     assert_eq!(answered(&mut world), 100);
     assert_eq!(world.dropped(DropReason::RefusalRepeated), 19_900);
-    // Another cause, another method, and what is granted.
+    // Another peer, another cause, another method, and what is granted.
+    assert_eq!(world.ask(&Ask::bind(0x4000, "10.0.0.2:7000").signed(&alice)).code(), Some(403));
     let mut wrong = alice.clone();
     wrong.password = "guess".to_owned();
     assert_eq!(world.ask(&Ask::bind(0x4000, PEER).signed(&wrong)).code(), Some(401));

@@ -9,7 +9,7 @@ const REFUSALS: &[(&str, &str, &str, &str)] = &[
     // 1700000000 is 14 November 2023.
     ("1700000000:bob", REALM, "expired ", "expired"),
     (USER, REALM, "wrong key", "wrong_key"),
-    ("4102444800:bob", REALM, "wrong key", "wrong_key"),
+    ("4102444800:bob", REALM, "more than ten years ahead", "too_far_ahead"),
     (USER, "elsewhere.example", "wrong realm", "wrong_realm"),
 ];
 

@@ -78,7 +78,7 @@ fn a_relay_address_of_another_machine_is_one_sentence_with_the_remedy() {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--relay-ip", "192.0.2.1"];
     let ended = Program::start(&mut turnpike(&serve)).wait(SOON);
     assert_eq!(ended.code, Some(1), "{}", ended.output());
-    assert!(ended.stderr.contains("192.0.2.1") && ended.stderr.contains("--relay-ip"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("192.0.2.1") && ended.stderr.contains("LOCAL=PUBLIC"), "{}", ended.stderr);
 }
 
 /// `NAME:PASSWORD` as `serve` has printed it.

@@ -123,7 +123,7 @@ impl Engine {
                 }
                 Some(Outward::Addressed(addressed)) => match addressed.route {
                     Route { socket, to: None, .. } => {
-                        self.receive_from_target::<false>(at, socket, event, tick)
+                        self.receive_from_target::<false>(at, socket, event, tick);
                     }
                     Route { socket, .. } => self.receive_from_target::<true>(at, socket, event, tick),
                 },

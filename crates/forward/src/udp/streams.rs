@@ -32,7 +32,7 @@ impl Engine {
             let Kind::Streams { socket, paused_until } = &mut listener.kind else { return };
             match socket.accept() {
                 Ok(Some((stream, client))) => {
-                    self.admit(Arrival { rule, client, port, hops: 0 }, stream, tick)
+                    self.admit(Arrival { rule, client, port, hops: 0 }, stream, tick);
                 }
                 Ok(None) => return,
                 Err(error) if is_exhaustion(&error) => {

@@ -21,8 +21,8 @@ const TOTAL: Rate = Rate::new(200, 10);
 /// More than can have something in their buckets at the same time.
 const MOST: usize = 4096;
 
-/// Refusals of one method with one code that a 5-tuple is sent: a hundred at once, and then ten a second. A client that asks for each of
-/// its peers once needs fewer, even if all are denied; libnice sent 9,900 ChannelBinds a second.
+/// Refusals of one method and peer with one code to a 5-tuple: a hundred at once, and then ten a second. libnice sent 9,900 ChannelBinds
+/// a second.
 const REPEATED: Rate = Rate::new(100, 100);
 /// All 5-tuples together have no limit.
 const NO_LIMIT: Rate = Rate::new(1, 0);
@@ -33,15 +33,15 @@ pub(super) fn repeated_refusals() -> Rates {
 }
 
 impl<G: Gate> Server<G> {
-    /// Whether the reply buffer may answer this request: not a refusal that the 5-tuple was sent too often. Concerns requests about an
-    /// allocation, and goes on after that has ended. The client repeats its request, and is answered then.
+    /// Checks that the reply buffer holds no refusal that the 5-tuple was sent too often. Concerns requests about an allocation, and goes on
+    /// after that has ended. The client repeats its request and is answered then; over streams, where no client repeats, all are answered.
     pub(super) fn may_refuse_again(&mut self, now: Now, client: &Client, request: &Request<'_>) -> bool {
         let is_about_allocation = match request.method {
             Method::Refresh | Method::CreatePermission | Method::ChannelBind | Method::Connect => true,
             Method::Allocate | Method::ConnectionBind | Method::Binding => false,
         };
         let is_refusal = matches!(self.reply[..], [high, low, ..] if high & 1 != 0 && low & 0x10 != 0);
-        if !is_about_allocation || !is_refusal || request.view.mac().is_none() {
+        if !is_about_allocation || !is_refusal || request.view.mac().is_none() || self.is_stream(client) {
             return true;
         }
         let Ok(reply) = View::new_checked(&self.reply) else { return true };
@@ -49,7 +49,8 @@ impl<G: Gate> Server<G> {
         // Allocated once, so that a flood allocates nothing.
         self.repeated_refusals.make_room_for_all();
         let now_us = now.ms.saturating_mul(1000);
-        self.repeated_refusals.admit(now_us, (client, request.method.number(), class, number))
+        let peer = request.peers().next();
+        self.repeated_refusals.admit(now_us, (client, request.method.number(), peer, class, number))
     }
 }
 

@@ -1,10 +1,13 @@
 //! Packets of strangers, each with a source address of its own: all of 127.0.0.0/8 is this machine's.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::{
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
 use procfs::process::Process;
 
-use crate::harness::{SOON, allocate_request, eventually, forged_request};
+use crate::harness::{allocate_request, eventually, forged_request};
 
 /// What a stranger sends.
 #[derive(Clone, Copy, Debug)]
@@ -81,12 +84,14 @@ pub(super) fn are_read_by(pid: u32, server: SocketAddr) {
 pub(super) fn half_open(server: SocketAddr, number: u32) -> UdpSocket {
     let socket = UdpSocket::bind((source(number), 0)).expect("each address of loopback is ours");
     socket.connect(server).expect("loopback has a route");
-    socket.set_read_timeout(Some(SOON)).expect("not zero");
+    // Newcomers repeat their ClientHello until the oldest handshake may give way.
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("not zero");
     let mut buffer = [0; 2048];
     let mut ask = |hello: &[u8]| {
-        socket.send(hello).expect("loopback takes it");
-        let len = socket.recv(&mut buffer).expect("a ClientHello is answered");
-        buffer[..len].to_vec()
+        eventually("a ClientHello is answered", || {
+            socket.send(hello).expect("loopback takes it");
+            socket.recv(&mut buffer).ok().map(|len| buffer[..len].to_vec())
+        })
     };
     let answer = ask(&client_hello(number, None));
     // HelloVerifyRequest, behind 13 bytes of the record and 12 of the message: a version, and the cookie with its length in front.

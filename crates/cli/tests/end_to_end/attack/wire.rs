@@ -82,6 +82,17 @@ impl Wire {
         Answer::parse(&self.hear())
     }
 
+    /// Answers that have come so far, as datagrams.
+    pub(super) fn arrived(&mut self) -> Vec<Answer> {
+        let Self::Datagrams(socket) = self else { panic!("no datagrams") };
+        let mut buffer = [0; 4096];
+        socket.set_nonblocking(true).expect("a socket");
+        let answers = std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| Answer::parse(&buffer[..len])));
+        let answers = answers.collect();
+        socket.set_nonblocking(false).expect("a socket");
+        answers
+    }
+
     /// So many bytes, of whatever a connection has become.
     pub(super) fn read(&mut self, len: usize) -> Vec<u8> {
         let Self::Stream(stream) = self else { panic!("no stream of bytes") };
