@@ -100,8 +100,8 @@ mod tests {
             all.iter().map(|one| (one.path.display().to_string(), one.origin)).collect::<Vec<_>>()
         };
         let fallback = ("/run/turnpike".to_owned(), Origin::Fallback);
-        assert_eq!(found(None, None), [fallback.clone()]);
-        assert_eq!(found(Some(""), Some("relative")), [fallback.clone()]);
+        assert_eq!(found(None, None), std::slice::from_ref(&fallback));
+        assert_eq!(found(Some(""), Some("relative")), std::slice::from_ref(&fallback));
         assert_eq!(found(Some("/run/turnpike"), None), [("/run/turnpike".to_owned(), Origin::Service)]);
         assert_eq!(
             found(Some("/run/a:/run/b"), Some("/run/user/7")),

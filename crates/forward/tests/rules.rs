@@ -164,7 +164,7 @@ fn a_rule_may_listen_on_an_address_that_comes_later() {
             Rule { bind: std::net::Ipv4Addr::new(192, 0, 2, 1).into(), ..of(protocol, "r", free_address()) };
         let start = |rule: &Rule| {
             let log = std::sync::Arc::new(support::Reports::default());
-            turnpike_forward::Forwarder::start(&settings(), &[rule.clone()], log)
+            turnpike_forward::Forwarder::start(&settings(), std::slice::from_ref(rule), log)
         };
         let told = start(&early).err().expect("there is no such address").to_string();
         assert!(told.contains("set freebind if it comes later"), "{told}");

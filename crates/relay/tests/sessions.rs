@@ -60,7 +60,7 @@ fn allocated(world: &World) -> (UdpSocket, SocketAddr) {
 fn end(world: &World, session: &Session) -> bool {
     let (sender, answer) = mpsc::channel();
     world.relay.end((session.worker, session.slot), session.id, ClosedReason::Administrator, move |ended| {
-        sender.send(ended).unwrap()
+        sender.send(ended).unwrap();
     });
     answer.recv_timeout(SOON).expect("an answer")
 }

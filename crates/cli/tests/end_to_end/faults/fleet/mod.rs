@@ -162,7 +162,7 @@ impl Outcome {
         }
         let were_alone = self.alone != NOBODY;
         if !were_alone {
-            self.row.limit("allocations beyond the quota, %", beyond, 5.0);
+            self.row.limit("allocations beyond the quota, %", beyond, MOST_BEYOND);
         }
         let of_transport = |seen: &Seen| {
             json!({
@@ -201,9 +201,12 @@ impl Outcome {
             "{:?} of the nodes went by limits of their own, and not {alone:?}",
             self.alone
         );
-        assert!(were_alone || beyond <= 5.0, "{} allocations of {most}", self.most_of_one_user);
+        assert!(were_alone || beyond <= MOST_BEYOND, "{} allocations of {most}", self.most_of_one_user);
     }
 }
+
+/// Excess of a quota in percent, where all nodes get a burst at once: `turnpike_fleet::lease` bounds it by half of the limit.
+const MOST_BEYOND: f64 = 50.0;
 
 /// How long a store is away, and a link.
 fn a_while() {
