@@ -32,7 +32,8 @@ fn coturns(arguments: &[String]) -> Option<&str> {
         ours.find_subcommand(command)
             .is_some_and(|ours| ours.get_arguments().any(|flag| flag.get_long() == Some(name)))
     };
-    let is_coturns = |word: &&String| name(word).is_some_and(|name| coturn::is_option(&name) && !is_ours(&name));
+    let is_coturns =
+        |word: &&String| name(word).is_some_and(|name| coturn::is_option(&name) && !is_ours(&name));
     let option = rest.iter().find(is_coturns)?;
     ["serve", "check-config"].contains(&command.as_str()).then(|| option.split('=').next().unwrap_or(option))
 }

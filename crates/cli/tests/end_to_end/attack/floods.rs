@@ -131,17 +131,20 @@ fn users() -> Vec<Flood> {
         10
     };
     // The server sends no more than some of the same refusals to one 5-tuple over UDP.
-    let refused_again = |user: &mut User, message_type: u16, attributes: &[(u16, &[u8])], server: SocketAddr| {
-        (0..10).for_each(|_| user.say(message_type, attributes));
-        are_read(server);
-        assert!(user.wire.arrived().iter().all(|answer| answer.error().is_some()), "it is refused");
-        10
-    };
+    let refused_again =
+        |user: &mut User, message_type: u16, attributes: &[(u16, &[u8])], server: SocketAddr| {
+            (0..10).for_each(|_| user.say(message_type, attributes));
+            are_read(server);
+            assert!(user.wire.arrived().iter().all(|answer| answer.error().is_some()), "it is refused");
+            10
+        };
     vec![
         flood("users: CreatePermission, refused", move |serve| {
             let (mut user, peer, server) = (over_udp(serve), peer(), serve.address(V4));
             user.allocate(17, &[]);
-            Box::new(move |_| refused_again(&mut user, CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &peer)], server))
+            Box::new(move |_| {
+                refused_again(&mut user, CREATE_PERMISSION, &[(XOR_PEER_ADDRESS, &peer)], server)
+            })
         }),
         flood("users: ChannelBind, refused", move |serve| {
             let (mut user, peer, server) = (over_udp(serve), peer(), serve.address(V4));

@@ -87,7 +87,8 @@ impl Wire {
         let Self::Datagrams(socket) = self else { panic!("no datagrams") };
         let mut buffer = [0; 4096];
         socket.set_nonblocking(true).expect("a socket");
-        let answers = std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| Answer::parse(&buffer[..len])));
+        let answers =
+            std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| Answer::parse(&buffer[..len])));
         let answers = answers.collect();
         socket.set_nonblocking(false).expect("a socket");
         answers
