@@ -171,7 +171,7 @@ mod tests {
                 said.take(&format!("ATTACK peers | {datapath}, after a reload | send | 1 | 1 | 1 | 1 | 0 |"))
             );
         }
-        for table in ["strangers", "kept", "witness"] {
+        for table in ["strangers", "kept", "newcomers", "witness"] {
             assert!(said.take(&format!("ATTACK {table} | a | b |")));
         }
         said
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(said.skipped(), [""; 0]);
         let written = said.written_into(&document()).expect("all marks are there");
         assert!(written.contains("| xdp-generic | send |") && !written.contains("old"), "{written}");
-        assert_eq!(written.matches("| a | b |").count(), 3, "{written}");
+        assert_eq!(written.matches("| a | b |").count(), 4, "{written}");
     }
 
     #[test]

@@ -274,10 +274,85 @@ impl Keyspace {
         }
     }
 
+    /// Runs a script of [`super`]: what it would do by `redis.call`, whose errors end it.
+    fn eval(&self, script: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<usize, Vec<u8>> {
+        let call = |words: &[&[u8]]| -> Result<Vec<u8>, Vec<u8>> {
+            let answer = self.answer(&words.iter().map(|word| word.to_vec()).collect::<Vec<_>>());
+            if answer.starts_with(b"-") { Err(answer) } else { Ok(answer) }
+        };
+        let number = |words: &[&[u8]]| -> Result<usize, Vec<u8>> {
+            let answer = call(words)?;
+            let digits = str::from_utf8(&answer[1..]).expect("an integer").trim();
+            Ok(digits.parse().expect("an integer"))
+        };
+        match script {
+            ADD_SECRET => {
+                let added = number(&[b"SADD", &keys[0], &arguments[0]])?;
+                if added == 1 || arguments[1] == b"replace" {
+                    call(&[b"HDEL", &keys[1], &arguments[0]])?;
+                }
+                Ok(1 - added)
+            }
+            REMOVE_SECRET => {
+                call(&[b"HDEL", &keys[1], &arguments[0]])?;
+                number(&[b"SREM", &keys[0], &arguments[0]])
+            }
+            ROTATE => {
+                call(&[b"SMEMBERS", &keys[0]])?;
+                let held = match self.lock().get(&keys[0]) {
+                    Some(Held::Set(members)) => members.clone(),
+                    _ => BTreeSet::new(),
+                };
+                for other in held.iter().filter(|other| **other != arguments[0]) {
+                    call(&[b"HGET", &keys[1], other])?;
+                    let times = match self.lock().get(&keys[1]) {
+                        Some(Held::Hash(fields)) => fields.get(other).cloned(),
+                        _ => None,
+                    };
+                    let times = times.unwrap_or_else(|| b"0 ".to_vec());
+                    let (since, ends) = match times.iter().position(|byte| !byte.is_ascii_digit()) {
+                        None => (&times[..], &b""[..]),
+                        Some(at) if times[at] == b' ' && times[at + 1..].iter().all(u8::is_ascii_digit) => {
+                            (&times[..at], &times[at + 1..])
+                        }
+                        Some(_) => (&b"0"[..], &b""[..]),
+                    };
+                    if ends.is_empty() || (ends.len(), ends) > (arguments[2].len(), &arguments[2][..]) {
+                        call(&[b"HSET", &keys[1], other, &[since, b" ", &arguments[2]].concat()])?;
+                    }
+                }
+                call(&[b"HSET", &keys[1], &arguments[0], &[&arguments[1][..], b" "].concat()])?;
+                call(&[b"SADD", &keys[0], &arguments[0]])?;
+                Ok(held.len())
+            }
+            PUT_REALM => {
+                let found = keys.iter().filter(|key| self.lock().contains_key(*key)).count();
+                if found == 0 || arguments[0] != b"keep" {
+                    let mut all = self.lock();
+                    for (key, value) in keys.iter().zip(&arguments[1..]) {
+                        all.insert(key.clone(), Held::Text(value.clone()));
+                    }
+                }
+                Ok(found)
+            }
+            other => panic!("no such script: {other}"),
+        }
+    }
+
     fn answer(&self, words: &[Vec<u8>]) -> Vec<u8> {
         let mut answer = Vec::new();
-        let (said, mut all) = (&mut answer, self.lock());
         let name = words[0].to_ascii_uppercase();
+        if name == b"EVAL" {
+            let text = |word: &[u8]| str::from_utf8(word).expect("ours").to_owned();
+            let keys: usize = text(&words[2]).parse().expect("the number of keys");
+            let (keys, arguments) = words[3..].split_at(keys);
+            match self.eval(&text(&words[1]), keys, arguments) {
+                Ok(number) => integer(&mut answer, number),
+                Err(error) => answer = error,
+            }
+            return answer;
+        }
+        let (said, mut all) = (&mut answer, self.lock());
         let more = words.get(2..).unwrap_or_default();
         let key = words.get(1).cloned().unwrap_or_default();
         let found = all.get_mut(&key);
@@ -311,11 +386,22 @@ impl Keyspace {
             (b"HDEL", Some(Held::Hash(fields))) => {
                 integer(said, more.iter().filter(|field| fields.remove(*field).is_some()).count());
             }
-            (b"HSET", None) => {
+            (b"SETNX", None) => {
+                integer(said, 1);
+                all.insert(key.clone(), Held::Text(more[0].clone()));
+            }
+            (b"SETNX", Some(_)) => integer(said, 0),
+            (b"HGET", None) => said.extend_from_slice(b"$-1\r\n"),
+            (b"HGET", Some(Held::Hash(fields))) => match fields.get(&more[0]) {
+                Some(value) => bulk(said, value),
+                None => said.extend_from_slice(b"$-1\r\n"),
+            },
+            (b"HSETNX", Some(Held::Hash(fields))) if fields.contains_key(&more[0]) => integer(said, 0),
+            (b"HSET" | b"HSETNX", None) => {
                 integer(said, 1);
                 all.insert(key.clone(), Held::Hash([(more[0].clone(), more[1].clone())].into()));
             }
-            (b"HSET", Some(Held::Hash(fields))) => {
+            (b"HSET" | b"HSETNX", Some(Held::Hash(fields))) => {
                 integer(said, usize::from(fields.insert(more[0].clone(), more[1].clone()).is_none()));
             }
             (b"DEL", found) => {
