@@ -61,7 +61,7 @@ pub(crate) fn asks_for_credential(uri: &Uri) -> bool {
 /// What nobody gets who may look alone, although it is but asked for: secrets, of which a weak one could be guessed by its fingerprint, and
 /// credentials, which a GET makes too.
 fn private(uri: &Uri) -> Option<&'static str> {
-    // The same through another node, so that the answer is the same.
+    // A request through another node gets the same answer.
     match path_at_node(uri.path()).unwrap_or(uri.path()) {
         "/v1/secrets" => Some("secrets"),
         _ => asks_for_credential(uri).then_some("credentials"),

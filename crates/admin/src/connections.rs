@@ -252,7 +252,7 @@ async fn speak<S>(
         tokio::select! {
             ended = connection => Ok(ended),
             closed = overdue(limits, &progress) => Err(closed),
-            // With a half-closed connection hyper reads nothing behind a request, so nobody else does.
+            // hyper stops reading behind the request of a half-closed connection, so the end is read here.
             () = async { progress.streaming().await; wire.end(usize::MAX).await } => Ok(Ok(())),
         }
     };

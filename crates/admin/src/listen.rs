@@ -136,7 +136,7 @@ pub struct Serving {
 /// One of its listeners.
 struct Kept {
     configured: String,
-    /// Notified when it is to accept nobody more.
+    /// Notified when the listener must stop accepting.
     left: Arc<Notify>,
     /// None once another process has it.
     socket: Mutex<Option<(OwnedFd, Option<SocketFile>)>>,

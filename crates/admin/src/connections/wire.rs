@@ -33,7 +33,7 @@ const LINGER_BYTES: usize = 1 << 20;
 
 pub(super) struct Wire<S> {
     stream: Arc<Mutex<S>>,
-    /// Whether a request has reached the service. What hyper writes before that is an error of its own.
+    /// True once a request has reached the service. Earlier output is an error that hyper wrote itself.
     has_request: Arc<AtomicBool>,
 }
 
