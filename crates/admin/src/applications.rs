@@ -73,7 +73,7 @@ impl Applications {
     pub fn serve(self, program: Arc<dyn Program>) -> Serving {
         let limits = Limits::of_one_for_applications(self.bound.len());
         let router = routes::for_applications(Arc::clone(&program), Gate::new(program, self.tls));
-        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default())
+        Serving::new(self.bound, &router, limits, &connections::APPLICATIONS, Changes::default(), None)
     }
 }
 

@@ -102,11 +102,13 @@ pub fn list_sessions(
 ) -> Result<(), CommandError> {
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
     let mut list = List::new(json, head);
+    let mut silent = Vec::new();
     each_page(client, "/v1/sessions", wanted, |page: SessionPage| {
         list.show(out, &page.sessions, row)?;
+        silent.extend(page.silent);
         Ok((page.sessions.len(), page.next))
     })?;
-    Ok(list.end(out, "no sessions")?)
+    Ok(list.end_without(out, "no sessions", &silent)?)
 }
 
 /// Shows one session with all that is known of it.
@@ -127,9 +129,10 @@ pub fn end_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -
     if json {
         write_json(out, &session)?;
     } else {
-        let Session { id, user, client, node, .. } = &session;
-        let place = node.as_ref().map_or_else(String::new, |node| format!(", at node {node}"));
-        writeln!(out, "ended session {id} of {user:?}, client {client}{place}")?;
+        let Session { id, user, client, node, process, .. } = &session;
+        let process = process.map_or_else(String::new, |pid| format!(", in process {pid}"));
+        let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {node}"));
+        writeln!(out, "ended session {id} of {user:?}, client {client}{process}{node}")?;
     }
     Ok(())
 }
@@ -258,9 +261,18 @@ impl<const N: usize> List<N> {
 
     /// `none` is for people.
     fn end(self, out: &mut dyn Write, none: &str) -> io::Result<()> {
+        self.end_without(out, none, &[])
+    }
+
+    /// Names what is missing, for people too: an array has no place for it.
+    fn end_without(self, out: &mut dyn Write, none: &str, silent: &[String]) -> io::Result<()> {
         match self {
-            Self::Table(_, 0) => writeln!(out, "{none}"),
-            Self::Table(..) => Ok(()),
+            Self::Table(_, count) => {
+                if count == 0 {
+                    writeln!(out, "{none}")?;
+                }
+                silent.iter().try_for_each(|why| writeln!(out, "missing: {why}"))
+            }
             Self::Json(false) => writeln!(out, "[]"),
             Self::Json(true) => writeln!(out, "\n]"),
         }
@@ -270,13 +282,14 @@ impl<const N: usize> List<N> {
 fn row(session: &Session) -> [String; 9] {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds since it began")]
     let age = span(session.age_s as u64);
+    let process = session.process.map_or_else(String::new, |pid| format!(" (process {pid})"));
     let relayed: Vec<&str> = session.relayed.iter().map(|relayed| relayed.address.as_str()).collect();
     [
         session.id.clone(),
         session.realm.clone(),
         session.user.clone(),
         session.client.clone(),
-        session.transport.clone(),
+        format!("{}{process}", session.transport),
         relayed.join(", "),
         age,
         bytes(session.to_peer.bytes),
@@ -285,11 +298,11 @@ fn row(session: &Session) -> [String; 9] {
 }
 
 fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
-    let [id, realm, user, client, via, _, age, ..] = row(session);
+    let [id, realm, user, client, _, _, age, ..] = row(session);
     let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
     let mut rows = vec![["id".to_owned(), id], ["realm".to_owned(), realm], ["user".to_owned(), user]];
     rows.extend(session.identity.clone().map(|name| ["counted as".to_owned(), name]));
-    rows.push(["client".to_owned(), format!("{client}, by {via} to {}", session.server)]);
+    rows.push(["client".to_owned(), format!("{client}, by {} to {}", session.transport, session.server)]);
     for relayed in &session.relayed {
         let text = format!(
             "{} ({}), {} left",
@@ -319,6 +332,7 @@ fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
         rows.push(["is".to_owned(), (*mark).to_owned()]);
     }
     rows.push(["worker".to_owned(), session.worker.to_string()]);
+    rows.extend(session.process.map(|pid| ["process".to_owned(), format!("{pid}, the previous one")]));
     rows.extend(session.node.clone().map(|node| ["node".to_owned(), node]));
     Table::new(["", ""]).write(out, &rows)
 }

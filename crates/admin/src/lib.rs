@@ -6,6 +6,7 @@
 //!  commands ─▶ client ─▶ (one of these)                    relay::sessions: workers, asked slice by slice ◀─────┤
 //!      └─────▶ accounts, where no program runs                   accounts: users, secrets, realms of a store ◀─────┘
 //!  other nodes of a fleet ─▶ questions ─▶ (access, as any request)
+//!  a new process ─▶ predecessor ─▶ questions
 //! ```
 //!
 //! Everything runs on the control thread of the program; no worker waits for it.
@@ -25,6 +26,7 @@ mod listen;
 mod live;
 pub mod model;
 mod plain_text;
+mod predecessor;
 mod problem;
 pub mod program;
 mod questions;

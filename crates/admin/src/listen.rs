@@ -26,6 +26,7 @@ use crate::{
     changes::Changes,
     connections::{self, Closings, Limits},
     model::Job,
+    predecessor::{self, Predecessor, Successor},
     program::{Fleet, Program},
     questions, routes,
     tls::{Tls, TlsError},
@@ -99,6 +100,7 @@ pub struct Interface {
     bound: Vec<Bound>,
     /// What it was at the start, for the log.
     loopback: AdminAccess,
+    predecessor: Option<Predecessor>,
 }
 
 /// One of its listeners.
@@ -131,6 +133,8 @@ pub(crate) enum Listener {
 pub struct Serving {
     kept: Vec<Kept>,
     changes: Changes,
+    /// Of a server's admin interface.
+    successor: Option<Successor>,
 }
 
 /// One of its listeners.
@@ -150,6 +154,7 @@ impl Serving {
         limits: Limits,
         closings: &'static Closings,
         changes: Changes,
+        successor: Option<Successor>,
     ) -> Self {
         let serve = |Bound { listener, configured, socket, file, .. }: Bound| {
             let left = Arc::new(Notify::new());
@@ -162,7 +167,7 @@ impl Serving {
             };
             Kept { configured, left, socket: Mutex::new(Some((socket, file))) }
         };
-        Self { kept: bound.into_iter().map(serve).collect(), changes }
+        Self { kept: bound.into_iter().map(serve).collect(), changes, successor }
     }
 
     /// Their sockets, for [`Interface::listen`] or [`crate::Applications::listen`] of another process.
@@ -175,7 +180,8 @@ impl Serving {
             let socket = held.as_ref().map(|(socket, _)| socket.try_clone()).transpose();
             socket.map(|socket| Some((kept.configured.clone(), socket?))).transpose()
         };
-        self.kept.iter().filter_map(lend).collect()
+        let successor = self.successor.iter().map(|way| Ok((predecessor::NAME.to_owned(), way.lend()?)));
+        self.kept.iter().filter_map(lend).chain(successor).collect()
     }
 
     /// Returns when no change is at work any more.
@@ -183,8 +189,10 @@ impl Serving {
         self.changes.settled()
     }
 
-    /// Another process has its sockets, and answers. Who has asked already is answered here.
+    /// Another process has its sockets, and answers. Who has asked already is answered here, and so is that process, about the sessions
+    /// that stay. To be called within a runtime.
     pub fn leave(&self) {
+        self.successor.iter().for_each(Successor::answer);
         for Kept { left, socket, .. } in &self.kept {
             left.notify_one();
             if let Some((_, Some(file))) = socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -234,7 +242,12 @@ impl Interface {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        Ok(Self { bound, loopback: settings.loopback })
+        let predecessor = take_lent(&mut lent, &predecessor::NAME).map(Predecessor::new).transpose();
+        let predecessor = predecessor.unwrap_or_else(|error| {
+            tracing::warn!("sessions of the previous process cannot be listed: {error}");
+            None
+        });
+        Ok(Self { bound, loopback: settings.loopback, predecessor })
     }
 
     /// Where it listens by TCP, with real ports.
@@ -267,15 +280,17 @@ impl Interface {
         let is_asked = |fleet: &Arc<dyn Fleet>| !self.bound.is_empty() || fleet.node().is_some();
         let others = program.fleet().filter(is_asked);
         if self.bound.is_empty() && others.is_none() {
-            return Serving { kept: Vec::new(), changes: Changes::default() };
+            return Serving { kept: Vec::new(), changes: Changes::default(), successor: None };
         }
         let limits = Limits::of_one(self.bound.len());
         let changes = Changes::default();
-        let router = routes::router(program, changes.clone());
+        let is_server = program.job() == Job::Serve;
+        let router = routes::router(program, changes.clone(), self.predecessor);
+        let successor = is_server.then(|| Successor::new(router.clone()));
         if let Some(fleet) = others {
             tokio::spawn(questions::answer(fleet, router.clone()));
         }
-        Serving::new(self.bound, &router, limits, &connections::ADMIN, changes)
+        Serving::new(self.bound, &router, limits, &connections::ADMIN, changes, successor)
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Status {
     pub uptime_s: u64,
     /// Whether nothing new is taken, and the program ends with the last session or connection.
     pub draining: bool,
-    /// Sessions of a server, connections of a forwarder. At most 100 ms old.
+    /// Sessions of a server, connections of a forwarder, those of a previous process included. At most 1 s old.
     pub open: u64,
     /// How datagrams enter and leave, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,12 +79,15 @@ pub struct Build {
 }
 
 /// Some sessions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionPage {
     /// In no order that means anything, but always the same one.
     pub sessions: Vec<Session>,
     /// The `cursor` of the next page; none behind the last one.
     pub next: Option<String>,
+    /// The previous process if it does not answer, in a sentence: its sessions are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent: Vec<String>,
 }
 
 /// An allocation of a client.
@@ -122,6 +125,9 @@ pub struct Session {
     pub peer_connections: u64,
     /// The worker that has it, for now.
     pub worker: u64,
+    /// PID of the previous process, if that serves the session since an upgrade in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
     /// The node of the fleet that has it, where another one than the one that was asked might.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

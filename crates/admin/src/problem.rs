@@ -11,7 +11,7 @@ use crate::model::Problem;
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Every code, with the statuses that it comes with.
-pub(crate) const CODES: [(&str, &[u16]); 53] = [
+pub(crate) const CODES: [(&str, &[u16]); 54] = [
     ("bad_request", &[400]),
     ("body", &[413]),
     ("busy", &[503]),
@@ -46,6 +46,7 @@ pub(crate) const CODES: [(&str, &[u16]); 53] = [
     ("not_json", &[415]),
     ("not_written", &[500]),
     ("other_realm", &[403]),
+    ("predecessor_silent", &[504]),
     ("rate_exceeded", &[429]),
     ("read_only", &[403]),
     ("realm_exists", &[409]),

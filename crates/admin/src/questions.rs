@@ -32,7 +32,12 @@ pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
         tokio::spawn(async move {
             // A late answer is dropped, as if this node were gone; what was asked runs to its end all the same.
             let begun = Instant::now();
-            let answer = ask(router, question).await;
+            let Question { method, path, rights, by, .. } = question;
+            let access = match rights {
+                Rights::Full => AdminAccess::Full,
+                Rights::Read => AdminAccess::Read,
+            };
+            let answer = ask(router, Via::Node(access, by), &method, path).await;
             if begun.elapsed() < PATIENCE {
                 reply(answer);
             }
@@ -41,17 +46,13 @@ pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
     }
 }
 
-async fn ask(router: Router, question: Question) -> Answer {
-    let Question { method, path, rights, by, .. } = question;
-    let access = match rights {
-        Rights::Full => AdminAccess::Full,
-        Rights::Read => AdminAccess::Read,
-    };
-    let request = Request::builder().method(method.as_str()).uri(path).body(Body::empty());
+/// Answers a request without a body that came by no connection.
+pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String) -> Answer {
+    let request = Request::builder().method(method).uri(path).body(Body::empty());
     let Ok(request) = request else {
         return problem(&Problem::bad_request("what another node asks is no request"));
     };
-    let service = TowerToHyperService::new(router.layer(Extension(Via::Node(access, by))));
+    let service = TowerToHyperService::new(router.layer(Extension(via)));
     let response: Result<Response, Infallible> = service.call(request).await;
     let Ok(response) = response;
     let status = response.status().as_u16();

@@ -39,6 +39,7 @@ use crate::{
     changes::Changes,
     live::Feed,
     model::{Job, Problem},
+    predecessor::Predecessor,
     problem::CODES,
     program::{Program, Server},
     threads::Threads,
@@ -58,6 +59,8 @@ pub(crate) struct App {
     program: Arc<dyn Program>,
     threads: Arc<Threads>,
     live: Arc<Feed>,
+    /// After an upgrade, until it ends.
+    predecessor: Option<Arc<Predecessor>>,
 }
 
 /// What is answered to applications, behind a guard of its own.
@@ -74,11 +77,16 @@ pub(crate) fn for_applications(program: Arc<dyn Program>, gate: Gate) -> Router 
 }
 
 /// All paths, behind the guard. To be called within a runtime.
-pub(crate) fn router(program: Arc<dyn Program>, changes: Changes) -> Router {
+pub(crate) fn router(
+    program: Arc<dyn Program>,
+    changes: Changes,
+    predecessor: Option<Predecessor>,
+) -> Router {
     let app = App {
         program: Arc::clone(&program),
         threads: Arc::default(),
         live: Feed::start(Arc::clone(&program)),
+        predecessor: predecessor.map(Arc::new),
     };
     Router::new()
         .route("/", get(credentials::front).post(credentials::rest))

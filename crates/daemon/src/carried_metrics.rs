@@ -61,6 +61,14 @@ impl CarriedMetrics {
         self.lock().lives
     }
 
+    /// Sum of a gauge of what exists in that process and not here.
+    pub(crate) fn apart(&self, gauge: &str) -> u64 {
+        let State { page, is_apart, .. } = &*self.lock();
+        let family = page.0.iter().find(|family| *is_apart && family.name == gauge);
+        let values = family.into_iter().flat_map(|family| &family.samples);
+        values.filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+    }
+
     /// A page of ours with what is carried.
     pub(crate) fn add_to(&self, own: String) -> String {
         let State { page, is_apart, .. } = &*self.lock();
@@ -271,6 +279,7 @@ turnpike_build_info{version=\"2\"} 1
         assert!(text.ends_with("# EOF\n"), "{text}");
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         assert_eq!(families.count(), 7, "{text}");
+        assert_eq!(carried.apart("turnpike_allocations"), 2);
     }
 
     #[test]
@@ -280,6 +289,7 @@ turnpike_build_info{version=\"2\"} 1
         assert!(carried.lives());
         carried.end();
         assert!(!carried.lives());
+        assert_eq!(carried.apart("turnpike_allocations"), 0);
         let text = carried.add_to(NEW.to_owned());
         assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
         assert_eq!(value(&text, "turnpike_ended_total{worker=\"1\",reason=\"gone\"}"), ["7"]);
@@ -290,6 +300,7 @@ turnpike_build_info{version=\"2\"} 1
         let carried = CarriedMetrics::default();
         carried.expect(OLD);
         carried.begin();
+        assert_eq!(carried.apart("turnpike_allocations"), 0);
         let text = carried.add_to(NEW.to_owned());
         assert_eq!(value(&text, "turnpike_allocations{worker=\"0\"}"), ["10"]);
         assert_eq!(value(&text, "turnpike_forgotten_total"), ["3"]);

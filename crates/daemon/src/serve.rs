@@ -396,13 +396,15 @@ fn metrics_page(server: &Server, fleet: &Arc<Fleet>, logs: &SessionLogs, control
 
 fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Program {
     let (of_admin, of_toml) = (server.shown.clone(), server.shown.clone());
-    let relay = Weak::clone(&server.relay);
+    let (relay, carried) = (Weak::clone(&server.relay), Arc::clone(control.status().carried()));
     Program {
         job: Job::Serve,
         control: control.clone(),
         admin: Arc::new(move || of_admin.borrow().configured.admin.clone()),
         toml: Arc::new(move || of_toml.borrow().configured.to_toml()),
-        open: Arc::new(move || relay.upgrade().map_or(0, |relay| allocations(&relay))),
+        open: Arc::new(move || {
+            relay.upgrade().map_or(0, |relay| allocations(&relay)) + carried.apart("turnpike_allocations")
+        }),
         metrics,
         server: Some(server),
         rules: None,

@@ -83,14 +83,7 @@ pub fn list_fleet_sessions(
         silent.extend(page.silent);
         Ok((page.sessions.len(), page.next))
     })?;
-    list.end(out, "no sessions")?;
-    // An array has no place for it.
-    if !json {
-        for node in &silent {
-            writeln!(out, "missing: {node}")?;
-        }
-    }
-    Ok(())
+    Ok(list.end_without(out, "no sessions", &silent)?)
 }
 
 fn row_with_node(session: &Session) -> [String; 10] {

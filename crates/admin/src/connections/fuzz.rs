@@ -313,7 +313,7 @@ impl Bench {
             let program = Arc::clone(&program) as Arc<dyn Program>;
             let gate = Gate::new(Arc::clone(&program), None);
             [
-                routes::router(Arc::clone(&program), Changes::default()),
+                routes::router(Arc::clone(&program), Changes::default(), None),
                 routes::for_applications(program, gate),
             ]
         });

@@ -113,7 +113,7 @@ impl Program for Nobody {
 async fn start(program: Nobody, limits: Limits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
-    let router = routes::router(Arc::new(program), Changes::default());
+    let router = routes::router(Arc::new(program), Changes::default(), None);
     tokio::spawn(serve(Listener::Tcp(listener, None), router, limits, &ADMIN, Arc::default()));
     address
 }
@@ -510,7 +510,7 @@ async fn of_several_requests_in_a_row_the_first_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
     let limits = Limits::of_one(1);
-    let router = routes::router(Arc::new(Nobody::default()), Changes::default());
+    let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
     let (mut client, server) = duplex(1024);
     let said = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";

@@ -183,12 +183,13 @@ pub(super) async fn fleet_sessions(
         let cursor = within.take().filter(|_| node == from);
         let asked = SessionQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {
-            app.page(&asked).await.map_err(|problem| problem.detail)
+            app.page(asker.via, &asked).await.map_err(|problem| problem.detail)
         } else {
             app.page_of(asker, &node, &asked).await
         };
         match found {
-            Ok(SessionPage { sessions, next }) => {
+            Ok(SessionPage { sessions, next, silent }) => {
+                page.silent.extend(silent.into_iter().map(|why| format!("{node}: {why}")));
                 page.sessions.extend(sessions.into_iter().map(|session| session.of_node(&node)));
                 if let Some(next) = next {
                     page.next = Some(format!("{node}{CURSOR}{next}"));
@@ -213,6 +214,12 @@ pub(crate) fn path_at_node(path: &str) -> Option<&str> {
 pub(super) struct Asker<'a> {
     via: &'a Via,
     access: AdminAccess,
+}
+
+impl<'a> Asker<'a> {
+    pub(super) fn via(&self) -> &'a Via {
+        self.via
+    }
 }
 
 /// A part of a path, or what is wrong with it.

@@ -20,7 +20,7 @@ use super::{
     query, server_of,
 };
 use crate::{
-    access::{Audit, Grant},
+    access::{Audit, Grant, Via},
     model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
     program::Server,
 };
@@ -29,6 +29,8 @@ use crate::{
 const PAGE: usize = 100;
 /// The most that a page has.
 const LONGEST_PAGE: usize = 1000;
+/// In front of a cursor of the previous process.
+const PREVIOUS: &str = "previous";
 /// A session that moves to another worker while it is looked for may be missed; not so often.
 const TRIES: usize = 3;
 
@@ -93,18 +95,31 @@ impl SessionQuery {
 
     fn place(&self) -> Result<Place, Problem> {
         let Some(cursor) = &self.cursor else { return Ok(Place::default()) };
-        let place = cursor.split_once('.').and_then(|(worker, slot)| {
-            Some(Place { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
-        });
+        let place = match cursor.strip_prefix(PREVIOUS) {
+            Some("") => Some(Place::Previous(None)),
+            Some(within) => within.strip_prefix('.').map(|within| Place::Previous(Some(within.to_owned()))),
+            None => cursor.split_once('.').and_then(|(worker, slot)| {
+                Some(Place::Here { worker: worker.parse().ok()?, slot: slot.parse().ok()? })
+            }),
+        };
         place.ok_or_else(|| Problem::bad_request("cursor is expected to be `next` of another page"))
     }
 }
 
 /// Where a listing is. What begins behind it is in a later page; what moves to a worker before it is in none.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    worker: usize,
-    slot: u32,
+enum Place {
+    Here {
+        worker: usize,
+        slot: u32,
+    },
+    /// In the previous process, at its cursor.
+    Previous(Option<String>),
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::Here { worker: 0, slot: 0 }
+    }
 }
 
 /// Sessions in pages. Whoever is there from the first page to the last and moves to no other worker is in one of them.
@@ -118,8 +133,12 @@ struct Place {
         (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn list(State(app): State<App>, uri: Uri) -> Result<Json<SessionPage>, Problem> {
-    app.page(&query(&uri)?).await.map(Json)
+pub(super) async fn list(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    uri: Uri,
+) -> Result<Json<SessionPage>, Problem> {
+    app.page(grant.via(), &query(&uri)?).await.map(Json)
 }
 
 /// One session, with its permissions and channels; that of another node of the fleet is found, too.
@@ -144,7 +163,7 @@ pub(super) async fn one(
             return Ok(Json(Session::with_details(found)));
         }
     }
-    app.at_another_node(app.asker(&grant), &Method::GET, id).await.map(Json)
+    app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
 /// Ends a session, on whichever node of the fleet it is. Its client may make another one at once.
@@ -171,14 +190,15 @@ pub(super) async fn end(
             return Ok(ended(Session::with_details(found)));
         }
     }
-    app.at_another_node(app.asker(&grant), &Method::DELETE, id).await.map(ended)
+    app.elsewhere(app.asker(&grant), &Method::DELETE, id).await.map(ended)
 }
 
 fn ended(session: Session) -> Response {
-    let Session { id, user, realm, node, .. } = &session;
-    let place = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
+    let Session { id, user, realm, node, process, .. } = &session;
+    let process = process.map_or_else(String::new, |pid| format!(" in process {pid}"));
+    let node = node.as_ref().map_or_else(String::new, |node| format!(" at node {node:?}"));
     // A username is what a client has sent: no line of the log may be made up by it.
-    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{place} is ended"));
+    let audit = Audit(format!("session {id} of {user:?} in realm {realm:?}{process}{node} is ended"));
     (Extension(audit), Json(session)).into_response()
 }
 
@@ -204,23 +224,53 @@ impl App {
         server_of(&*self.program)
     }
 
-    /// Sessions of this server.
-    pub(super) async fn page(&self, query: &SessionQuery) -> Result<SessionPage, Problem> {
+    /// Sessions of this server, and then those of the previous process.
+    pub(super) async fn page(&self, by: &Via, query: &SessionQuery) -> Result<SessionPage, Problem> {
         let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
         let workers = self.server()?.relay.workers();
-        let mut sessions = Vec::new();
-        while place.worker < workers && sessions.len() < limit {
-            let most = limit - sessions.len();
-            let look = Look { from: place.slot, most, filter: Arc::clone(&filter), details: false };
-            let looked = self.look(place.worker, look).await?;
-            sessions.extend(looked.sessions.into_iter().map(Session::from));
+        let mut page = SessionPage::default();
+        while let Place::Here { worker, slot } = place {
+            if worker >= workers {
+                place = Place::Previous(None);
+                break;
+            }
+            let most = limit - page.sessions.len();
+            if most == 0 {
+                page.next = Some(format!("{worker}.{slot}"));
+                return Ok(page);
+            }
+            let look = Look { from: slot, most, filter: Arc::clone(&filter), details: false };
+            let looked = self.look(worker, look).await?;
+            page.sessions.extend(looked.sessions.into_iter().map(Session::from));
             place = match looked.next {
-                Some(slot) => Place { slot, ..place },
-                None => Place { worker: place.worker + 1, slot: 0 },
+                Some(slot) => Place::Here { worker, slot },
+                None => Place::Here { worker: worker + 1, slot: 0 },
             };
         }
-        let next = (place.worker < workers).then(|| format!("{}.{}", place.worker, place.slot));
-        Ok(SessionPage { sessions, next })
+        if let (Place::Previous(cursor), Some(predecessor)) = (place, &self.predecessor) {
+            let left = limit - page.sessions.len();
+            if left == 0 {
+                page.next = Some(PREVIOUS.to_owned());
+                return Ok(page);
+            }
+            let asked = SessionQuery { limit: Some(left), cursor, ..query.clone() };
+            let words = serde_urlencoded::to_string(asked).unwrap_or_default();
+            let path = format!("/v1/sessions?{words}");
+            let found = predecessor.ask(&Method::GET, path, by.to_string()).await;
+            let found = found.and_then(|found| {
+                found.map(|(pid, answer)| Ok((pid, fleet::read::<SessionPage>(&answer)?))).transpose()
+            });
+            match found {
+                Ok(None) => {}
+                Ok(Some((pid, SessionPage { sessions, next, silent }))) => {
+                    page.sessions.extend(sessions.into_iter().map(|session| session.of_process(pid)));
+                    page.next = next.map(|next| format!("{PREVIOUS}.{next}"));
+                    page.silent = silent;
+                }
+                Err(why) => page.silent.push(why),
+            }
+        }
+        Ok(page)
     }
 
     /// Asks one worker for a slice.
@@ -247,14 +297,21 @@ impl App {
         Ok(sums)
     }
 
-    /// What another node says of a session that is not here, or has done with it.
-    async fn at_another_node(
-        &self,
-        asker: Asker<'_>,
-        method: &Method,
-        id: SessionId,
-    ) -> Result<Session, Problem> {
-        let (found, silent) = self.ask_others(asker, method, &format!("/v1/sessions/{id}")).await;
+    /// What the previous process or another node says of a session that is not here, or has done with it.
+    async fn elsewhere(&self, asker: Asker<'_>, method: &Method, id: SessionId) -> Result<Session, Problem> {
+        let path = format!("/v1/sessions/{id}");
+        if let Some(predecessor) = &self.predecessor {
+            let silent = |why| Problem::new(StatusCode::GATEWAY_TIMEOUT, "predecessor_silent", why);
+            let answer =
+                predecessor.ask(method, path.clone(), asker.via().to_string()).await.map_err(silent)?;
+            if let Some((pid, answer)) = answer.filter(|(_, answer)| answer.status != 404) {
+                return match fleet::read::<Session>(&answer) {
+                    Ok(session) => Ok(session.of_process(pid)),
+                    Err(why) => Err(silent(format!("the previous process {pid}: {why}"))),
+                };
+            }
+        }
+        let (found, silent) = self.ask_others(asker, method, &path).await;
         let (node, answer) = found.ok_or_else(|| no_such(id, silent))?;
         let session = fleet::read::<Session>(&answer);
         let strange =
@@ -317,6 +374,7 @@ impl From<Found> for Session {
             to_client: traffic(found.to_client),
             peer_connections: found.connections as u64,
             worker: found.worker as u64,
+            process: None,
             node: None,
             permissions: None,
             channels: None,
@@ -328,6 +386,11 @@ impl Session {
     /// The same, which that node has.
     pub(super) fn of_node(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
+    }
+
+    /// The same, which that process has, or one before it.
+    fn of_process(self, pid: u32) -> Self {
+        Self { process: self.process.or(Some(pid)), ..self }
     }
 
     fn with_details(mut found: Found) -> Self {

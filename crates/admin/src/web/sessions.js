@@ -48,7 +48,7 @@ export function sessions(words) {
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
     { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
-    { title: "Worker", number: true, cell: (row) => (row.node ? { text: String(row.worker), note: `node ${row.node}` } : String(row.worker)) },
+    { title: "Worker", number: true, cell: (row) => ({ text: String(row.worker), note: place(row) || undefined }) },
   ], "No session fits.");
   const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
   const onward = h("button", { type: "button" }, "Next page");
@@ -75,7 +75,7 @@ export function sessions(words) {
       next = answer.next;
       list.update(answer.sessions);
       const silent = answer.silent ?? [];
-      setText(problem, `Missing are sessions of nodes that do not answer. ${silent.join("; ")}`);
+      setText(problem, `Some sessions are missing. ${silent.join("; ")}`);
       problem.hidden = silent.length === 0;
       setText(found, `Page ${page}: ${many(answer.sessions.length, "session")}${next === null ? ", and no more." : ", and there are more."}`);
     } catch (error) {
@@ -99,6 +99,10 @@ export function sessions(words) {
       current = false;
     },
   };
+}
+
+function place(row) {
+  return [row.process && `process ${row.process}`, row.node && `node ${row.node}`].filter(Boolean).join(", ");
 }
 
 // Says whether that is another page.
@@ -180,6 +184,7 @@ export function session(id, mayChange) {
     fact("To client", traffic("to_client"));
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
     if (found.mobile) fact("Mobile", "It follows its client to another address.");
+    if (found.process) fact("Process", `${found.process}, the previous one: its clients stay there after an upgrade.`);
     if (found.node) fact("Node", found.node);
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);

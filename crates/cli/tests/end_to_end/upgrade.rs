@@ -164,6 +164,100 @@ fn streams_and_dtls_live_on_in_the_old_process_and_newcomers_come_to_the_new_one
     assert_eq!(serve.metrics().sum("turnpike_connections_accepted_total", ""), 24);
 }
 
+/// As `turnpike sessions` has them: transport and process of each.
+fn listed(run: &impl Fn(&[&str]) -> Finished) -> Vec<(String, Option<u64>, String)> {
+    let asked = run(&["sessions", "--json"]);
+    assert_eq!(asked.code, Some(0), "{}", asked.output());
+    let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
+    let text = |session: &Value, key: &str| session[key].as_str().expect("a text").to_owned();
+    let mut listed: Vec<_> = sessions
+        .iter()
+        .map(|session| (text(session, "transport"), session["process"].as_u64(), text(session, "id")))
+        .collect();
+    listed.sort();
+    listed
+}
+
+#[test]
+fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
+    let dir = Dir::new();
+    let config = dir.file("turnpike.toml", "[admin]\nloopback = \"full\"\n");
+    let serve = Serve::start(&["--workers", "2", "-c", config.to_str().expect("our own path is UTF-8")]);
+    let admin = serve.admin().to_string();
+    let run = |arguments: &[&str]| Program::run(&mut turnpike(&[arguments, &["--admin", &admin]].concat()));
+    let open = || {
+        let (_, text) = fetch(serve.admin(), "/v1/status").expect("the admin page answers");
+        serde_json::from_str::<Value>(&text).expect("JSON")["open"].as_u64()
+    };
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let load = |transport: &str, clients: &str| {
+        Load::new(serve.address_of(transport, V4))
+            .to(reflect.address)
+            .with(&["--transport", transport, "--clients", clients, "--rate", "20", "--duration", "600"])
+            .start()
+    };
+    let of = |listed: &[(String, Option<u64>, String)]| {
+        listed.iter().map(|(transport, process, _)| (transport.clone(), *process)).collect::<Vec<_>>()
+    };
+    let in_process = |pid: u32| ("tcp".to_owned(), Some(u64::from(pid)));
+    let here = |transport: &str| (transport.to_owned(), None);
+
+    let (udp, old) = (load("udp", "1"), load("tcp", "2"));
+    serve.wait_for_allocations(3);
+    let first = upgraded.next();
+    let expected = [in_process(first), in_process(first), here("udp")];
+    assert_eq!(of(&listed(&run)), expected);
+    // A page may end anywhere.
+    for limit in 1..=3 {
+        let limit = limit.to_string();
+        let asked = run(&["sessions", "--limit", &limit, "--json"]);
+        let sessions: Vec<Value> = serde_json::from_str(&asked.stdout).expect("an array");
+        assert_eq!(sessions.len().to_string(), limit, "{}", asked.output());
+    }
+    let mut ids = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let (_, text) = fetch(serve.admin(), &format!("/v1/sessions?limit=1{cursor}")).expect("it answers");
+        let page: Value = serde_json::from_str(&text).expect("JSON");
+        ids.extend(page["sessions"].as_array().expect("a list").iter().map(|it| it["id"].to_string()));
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 3, "{ids:?}");
+    eventually("all are counted once", || (open() == Some(3)).then_some(()));
+    assert_eq!(serve.allocations(), 3);
+
+    // Once more: the second process asks the first.
+    let middle = load("tcp", "1");
+    serve.wait_for_allocations(4);
+    let second = upgraded.next();
+    let both = listed(&run);
+    let mut expected = vec![in_process(first), in_process(first), in_process(second), here("udp")];
+    expected.sort();
+    assert_eq!(of(&both), expected);
+    eventually("all are counted once", || (open() == Some(4)).then_some(()));
+    let table = run(&["sessions"]).stdout;
+    assert!(table.contains(&format!("tcp (process {first})")), "{table}");
+
+    for (_, process, id) in both.iter().filter(|(_, process, _)| process.is_some()) {
+        let pid = process.expect("it is elsewhere");
+        let shown = run(&["session", "show", id]);
+        assert!(shown.stdout.contains(&format!("{pid}, the previous one")), "{}", shown.output());
+        let ended = run(&["session", "end", id]);
+        assert!(ended.stdout.contains(&format!("in process {pid}")), "{}", ended.output());
+        assert_eq!(run(&["session", "show", id]).code, Some(1));
+    }
+    drop((old, middle));
+    ends(first);
+    ends(second);
+    assert_eq!(of(&listed(&run)), [here("udp")]);
+    eventually("what is left is counted", || (open() == Some(1)).then_some(()));
+    drop(udp);
+}
+
 /// A program in a file of its own, which is not turnpike.
 fn other_program(dir: &Dir, script: &str) -> String {
     let path = dir.file("other", script);

@@ -1,0 +1,153 @@
+//! The previous process: after an upgrade in place it serves its clients over streams and DTLS until they end, and answers questions about
+//! their sessions here.
+//!
+//! ```text
+//!   previous process                            this process
+//!     lend ── one end, among the listening sockets ──▶ Predecessor
+//!     leave: Successor::answer ◀── Asked, Answered ──▶ ask: GET and DELETE of /v1/sessions
+//! ```
+//!
+//! The end goes along under a name that is no address, so a version that does not know it closes it, and one that offers none is not asked.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use axum::{Router, http::Method};
+use serde::{Deserialize, Serialize};
+use tokio::{runtime::Handle, sync::OwnedMutexGuard, task, time::timeout};
+use turnpike_config::AdminAccess;
+use turnpike_fleet::Answer;
+use turnpike_net::Channel;
+
+use crate::{access::Via, questions};
+
+/// Name of the socket among those that go to a new process.
+pub(crate) const NAME: &str = "predecessor";
+/// For one answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Serialize, Deserialize)]
+struct Asked {
+    id: u64,
+    method: String,
+    /// With the query.
+    path: String,
+    /// Client of the new process, for the audit log.
+    by: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answered {
+    id: u64,
+    pid: u32,
+    answer: Answer,
+}
+
+/// The way to a process that may take this one's place.
+pub(crate) struct Successor {
+    router: Router,
+    /// This side of the latest offer.
+    channel: Mutex<Option<Channel>>,
+}
+
+impl Successor {
+    pub(crate) fn new(router: Router) -> Self {
+        Self { router, channel: Mutex::default() }
+    }
+
+    /// Makes the socket for the new process. That of an earlier upgrade, which failed, is closed.
+    pub(crate) fn lend(&self) -> io::Result<OwnedFd> {
+        let (here, there) = Channel::pair()?;
+        *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = Some(here);
+        Ok(there.into())
+    }
+
+    /// Answers from now on, until the new process ends. To be called within a runtime.
+    pub(crate) fn answer(&self) {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(channel) = channel else { return };
+        let (router, runtime) = (self.router.clone(), Handle::current());
+        let answer = move || {
+            while let Ok((Asked { id, method, path, by }, _)) = channel.receive_value::<Asked>() {
+                // The new process has judged whether its client may ask this.
+                let via = Via::Node(AdminAccess::Full, by);
+                let answer = runtime.block_on(questions::ask(router.clone(), via, &method, path));
+                if channel.send_value(&Answered { id, pid: std::process::id(), answer }, &[]).is_err() {
+                    break;
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("successor".to_owned()).spawn(answer) {
+            tracing::warn!("the new process cannot list the sessions that stay here: {error}");
+        }
+    }
+}
+
+/// The previous process, asked one question at a time.
+pub(crate) struct Predecessor(Arc<tokio::sync::Mutex<Option<Link>>>);
+
+struct Link {
+    channel: Channel,
+    asked: u64,
+}
+
+impl Predecessor {
+    pub(crate) fn new(lent: OwnedFd) -> io::Result<Self> {
+        let channel = Channel::try_from(lent)?;
+        channel.set_patience(PATIENCE)?;
+        Ok(Self(Arc::new(tokio::sync::Mutex::new(Some(Link { channel, asked: 0 })))))
+    }
+
+    /// Asks for `path`. Returns the answer with the process ID, or `None` if the process has ended.
+    ///
+    /// # Errors
+    /// A process that does not answer, in a sentence for people.
+    pub(crate) async fn ask(
+        &self,
+        method: &Method,
+        path: String,
+        by: String,
+    ) -> Result<Option<(u32, Answer)>, String> {
+        let silent = || "the previous process does not answer".to_owned();
+        let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
+        let method = method.to_string();
+        // A client that goes away meanwhile leaves no answer behind that the next question would find.
+        let asking = task::spawn_blocking(move || exchange(link, method, path, by));
+        match asking.await {
+            Ok(Ok(answered)) => Ok(answered),
+            Ok(Err(_)) | Err(_) => Err(silent()),
+        }
+    }
+}
+
+fn exchange(
+    mut link: OwnedMutexGuard<Option<Link>>,
+    method: String,
+    path: String,
+    by: String,
+) -> io::Result<Option<(u32, Answer)>> {
+    let Some(Link { channel, asked }) = &mut *link else { return Ok(None) };
+    *asked += 1;
+    let (id, until) = (*asked, Instant::now() + PATIENCE);
+    let mut answered = channel.send_value(&Asked { id, method, path, by }, &[]);
+    while answered.is_ok() && Instant::now() < until {
+        match channel.receive_value::<Answered>() {
+            Ok((answer, _)) if answer.id == id => return Ok(Some((answer.pid, answer.answer))),
+            // To an earlier question, too late.
+            Ok(_) => {}
+            Err(error) => answered = Err(error),
+        }
+    }
+    let error = answered.err().unwrap_or_else(|| io::ErrorKind::TimedOut.into());
+    if error.kind() == io::ErrorKind::TimedOut {
+        return Err(error);
+    }
+    // It has ended, or is of a version that does not answer.
+    *link = None;
+    Ok(None)
+}
