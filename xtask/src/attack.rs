@@ -42,8 +42,8 @@ const TABLES: [(&str, &str, &str); 5] = [
     ),
     (
         "newcomers",
-        "| realm (bytes) | newcomers per second | networks | transport | clients | relayed | p50 idle (ms) | p50 | p99 idle (ms) | p99 |",
-        "| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| realm (bytes) | newcomers per second | networks | client | transport | clients | relayed | p50 idle (ms) | p50 | p99 idle (ms) | p99 |",
+        "| ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ),
     (
         "witness",

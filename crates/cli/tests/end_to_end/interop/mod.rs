@@ -1,7 +1,7 @@
 //! Other people's programs: their clients against `serve`, our client against their server, both ends of them around `forward`.
 
 mod aioice;
-mod browsers;
+pub(crate) mod browsers;
 mod coturn_abuse;
 mod coturn_client;
 mod coturn_extensions;

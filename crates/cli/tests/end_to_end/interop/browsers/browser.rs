@@ -9,7 +9,7 @@ use std::{
 use crate::harness::{Certificate, Dir, Program, installed};
 
 /// A browser that shows one page.
-pub(super) trait Browser: Sized {
+pub(crate) trait Browser: Sized {
     /// Whether it takes no address for the host of a `turns:` URI.
     const TLS_WANTS_NAME: bool;
 
@@ -31,7 +31,7 @@ pub(super) trait Browser: Sized {
     }
 }
 
-pub(super) struct Chromium {
+pub(crate) struct Chromium {
     program: Program,
     _home: Dir,
 }
@@ -67,7 +67,7 @@ pub(super) fn chromium(home: &Dir) -> Command {
     command
 }
 
-pub(super) struct Firefox {
+pub(crate) struct Firefox {
     program: Program,
     _home: Dir,
 }

@@ -1,9 +1,9 @@
 //! Browsers: two peer connections of one page that may only meet through `serve`, with audio, video and a data channel.
 
 mod admin_page;
-mod browser;
+pub(crate) mod browser;
 mod driver;
-mod page;
+pub(crate) mod page;
 
 use std::net::{IpAddr, TcpListener};
 
@@ -24,7 +24,7 @@ use page::Page;
 
 /// How a browser reaches the server.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Over {
+pub(crate) enum Over {
     Udp,
     Tcp,
     Tls,
@@ -32,7 +32,7 @@ enum Over {
 
 impl Over {
     /// The server's URI (RFC 7065). `localhost` is both addresses, but the ports of the two families differ.
-    fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
+    pub(crate) fn uri<B: Browser>(self, serve: &Serve, family: IpAddr) -> String {
         let server = serve.address(family);
         match self {
             Self::Tls if B::TLS_WANTS_NAME => format!("turns:localhost:{}?transport=tcp", server.port()),
@@ -43,7 +43,7 @@ impl Over {
     }
 
     /// `relayProtocol` of W3C webrtc-stats.
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
             Self::Tcp => "tcp",

@@ -19,14 +19,14 @@ const DOCUMENT: &str = include_str!("../../../../../../docs/credentials.md");
 const LONGEST: usize = 1 << 20;
 
 /// A page on loopback, for as long as the test program runs: its thread ends with it.
-pub(super) struct Page {
+pub(crate) struct Page {
     address: SocketAddr,
     report: Arc<Mutex<Option<Value>>>,
 }
 
 impl Page {
     /// Gives the page these settings.
-    pub(super) fn serve(settings: Value) -> Self {
+    pub(crate) fn serve(settings: Value) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
         Self::serve_at(listener, settings)
     }
@@ -51,12 +51,12 @@ impl Page {
     }
 
     /// On loopback, which browsers take for secure: there is no camera for other pages without TLS.
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
 
     /// What the page said when it was done.
-    pub(super) fn report(&self) -> Option<Value> {
+    pub(crate) fn report(&self) -> Option<Value> {
         self.report.lock().expect("nobody panics while holding this").clone()
     }
 }
