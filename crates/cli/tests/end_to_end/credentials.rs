@@ -13,14 +13,14 @@ use super::harness::{
 };
 
 /// A directory with a store, in which there are a secret and a key.
-struct Store {
-    dir: Dir,
+pub(crate) struct Store {
+    pub(crate) dir: Dir,
     secret: Value,
     key: String,
 }
 
 impl Store {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = Dir::new();
         let secret = rotate(dir.path(), &[]);
         let made =
@@ -30,7 +30,7 @@ impl Store {
     }
 
     /// `serve` on this store, whose clients know it as 127.0.0.1.
-    fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
+    pub(crate) fn serve(&self, certificate: Option<&Certificate>, more: &str) -> Server {
         let file = Dir::new();
         let section = "[credentials]\nlisten = [\"127.0.0.1:0\"]\nnames = [\"127.0.0.1\"]\n";
         let path = file.file("turnpike.toml", format!("{section}{more}"));
@@ -46,17 +46,17 @@ impl Store {
 }
 
 /// A server, and where applications ask it.
-struct Server {
-    serve: Serve,
+pub(crate) struct Server {
+    pub(crate) serve: Serve,
     api: SocketAddr,
     key: String,
     _file: Dir,
 }
 
 /// What an application has got.
-struct Credential {
-    username: String,
-    password: String,
+pub(crate) struct Credential {
+    pub(crate) username: String,
+    pub(crate) password: String,
     urls: Vec<String>,
 }
 
@@ -79,7 +79,7 @@ impl Server {
         post(self.api, "/v1/credentials", &self.key, wanted).expect("the API answers")
     }
 
-    fn credential(&self, wanted: &Value) -> Credential {
+    pub(crate) fn credential(&self, wanted: &Value) -> Credential {
         let (status, told) = self.ask(wanted);
         assert_eq!(status, 200, "{told}");
         let server = &told["iceServers"][0];
@@ -89,7 +89,7 @@ impl Server {
     }
 
     /// The error code of an Allocate, or `None` if it is granted.
-    fn allocate(&self, credential: &Credential) -> Option<u16> {
+    pub(crate) fn allocate(&self, credential: &Credential) -> Option<u16> {
         loop {
             let mut client = Stun::new(self.serve.address(V4));
             let (_, _, challenge) = client.challenge();
@@ -121,7 +121,7 @@ fn json_of(arguments: &[&str]) -> Value {
     serde_json::from_str(&said(arguments)).expect("JSON")
 }
 
-fn rotate(state: &Path, more: &[&str]) -> Value {
+pub(crate) fn rotate(state: &Path, more: &[&str]) -> Value {
     let arguments = ["secret", "rotate", REALM, "--json", "--state", text(state)];
     json_of(&[&arguments[..], more].concat())
 }

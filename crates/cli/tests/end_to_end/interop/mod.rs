@@ -2,6 +2,7 @@
 
 mod aioice;
 pub(crate) mod browsers;
+mod calls;
 mod coturn_abuse;
 mod coturn_client;
 mod coturn_extensions;

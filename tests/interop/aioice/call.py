@@ -1,0 +1,72 @@
+"""Two aioice connections that may only meet through a TURN server talk to each other.
+
+aioice refreshes its channels and never sends CreatePermission.
+Usage: call.py HOST PORT USERNAME PASSWORD SECONDS
+Each 250 ms it prints `MS SENT RECEIVED SENT RECEIVED`: the time since the call began, and the messages of either end so far.
+"""
+
+import asyncio
+import sys
+import time
+
+import aioice
+
+INTERVAL = 0.06
+
+
+class End:
+    def __init__(self, controlling, server, username, password):
+        self.ice = aioice.Connection(
+            ice_controlling=controlling,
+            turn_server=server,
+            turn_username=username,
+            turn_password=password,
+            transport_policy=aioice.TransportPolicy.RELAY,
+        )
+        self.sent = self.received = 0
+
+    async def talk(self):
+        while True:
+            await self.ice.send(b"message %d" % self.sent)
+            self.sent += 1
+            await asyncio.sleep(INTERVAL)
+
+    async def listen(self):
+        while True:
+            await self.ice.recv()
+            self.received += 1
+
+
+async def introduce(a, b):
+    for candidate in a.ice.local_candidates:
+        await b.ice.add_remote_candidate(candidate)
+    await b.ice.add_remote_candidate(None)
+    b.ice.remote_username = a.ice.local_username
+    b.ice.remote_password = a.ice.local_password
+
+
+async def run(host, port, username, password, seconds):
+    ends = [End(controlling, (host, port), username, password) for controlling in (True, False)]
+    for end in ends:
+        await end.ice.gather_candidates()
+        assert {candidate.type for candidate in end.ice.local_candidates} == {"relay"}
+    await introduce(*ends)
+    await introduce(*reversed(ends))
+    await asyncio.gather(*(end.ice.connect() for end in ends))
+    tasks = [asyncio.create_task(work) for end in ends for work in (end.talk(), end.listen())]
+    began = time.monotonic()
+    while (elapsed := time.monotonic() - began) < seconds:
+        print(int(elapsed * 1000), *(n for end in ends for n in (end.sent, end.received)), flush=True)
+        # A task that fails has lost its connection.
+        done, _ = await asyncio.wait(tasks, timeout=0.25, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def main():
+    host, port, username, password, seconds = sys.argv[1:]
+    asyncio.run(run(host, int(port), username, password, float(seconds)))
+
+
+if __name__ == "__main__":
+    main()
