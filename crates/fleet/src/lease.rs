@@ -13,7 +13,7 @@
 //! with what is left. The limit is exceeded by one allocation a node in the same moment, by 1/40 of the limit that is never told, and at most by half
 //! of the limit where nodes that have not heard of a bucket get a burst while others hold nearly half. A user may be refused although something is
 //! left only while other nodes hold it in reserve, which they give back when they do not use it. Small limits have one exception: a user may open a
-//! few allocations at once on each node that has not heard of any.
+//! few allocations at once on each node that has not heard of any. A burst beyond the share is undecided until the store has answered.
 //!
 //! A node tells absolute numbers (its use), never differences, so each report repairs any that was lost.
 //!
@@ -141,6 +141,15 @@ pub struct Told {
     pub held: u32,
 }
 
+/// The reason why nothing was taken of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The limit is reached.
+    Full,
+    /// The node has used up its share, and asks the store for more. It knows within an exchange, a tenth of a second.
+    Undecided,
+}
+
 /// What a client may open at once that has several interfaces and transports: so much of a calm bucket is taken unasked, as far as others can hold no
 /// more than the rest.
 const BURST: u32 = 8;
@@ -156,6 +165,8 @@ struct Share {
     asked: bool,
     /// The least that it has asked for since the last answer.
     wanted: u32,
+    /// The store had none left at the last ask for more.
+    is_denied: bool,
     /// The store has lost it, and was not told again yet.
     is_lost: bool,
     limit: u32,
@@ -273,26 +284,31 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Takes one of a bucket. False if the fleet's limit does not allow it: then nothing has been taken.
-    pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> bool {
+    /// Takes one of a bucket.
+    ///
+    /// # Errors
+    /// The fleet's limit does not allow it, or may not: then nothing has been taken.
+    pub fn acquire(&mut self, bucket: Bucket, limit: u32, level: Level, terms: Terms) -> Result<(), Denial> {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
         if terms.enforced && !share.allows(level, terms) {
-            if share.used == 0 && !share.is_known() {
+            let (is_unused, is_denied) = (share.used == 0 && !share.is_known(), share.is_denied);
+            if is_unused {
                 self.forget(&bucket);
             } else if level != Level::Full {
                 // It held too little for as many as came: it asks for more.
                 share.recent = share.recent.saturating_add(1);
                 self.dirty.insert(bucket);
             }
-            return false;
+            let is_full = is_unused || is_denied || level == Level::Full;
+            return Err(if is_full { Denial::Full } else { Denial::Undecided });
         }
         share.used = share.used.saturating_add(1);
         share.recent = share.recent.saturating_add(1);
         if !share.is_small(terms.nodes) {
             self.dirty.insert(bucket);
         }
-        true
+        Ok(())
     }
 
     /// Gives one back.
@@ -344,6 +360,7 @@ impl Ledger {
             return;
         }
         (share.told, share.room) = (told, share.limit.saturating_sub(sum));
+        share.is_denied = held <= told && share.wanted > told;
         // Nobody has taken any since the ask: what is held beyond the reserve is given back by another.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
@@ -470,7 +487,7 @@ mod tests {
         }
 
         fn acquire(&mut self, node: usize, limit: u32) -> bool {
-            self.nodes[node].acquire(B, limit, self.levels.get(&B), self.terms)
+            self.nodes[node].acquire(B, limit, self.levels.get(&B), self.terms).is_ok()
         }
 
         fn exchange(&mut self, node: usize) {
@@ -729,6 +746,47 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_beyond_the_share_is_undecided_until_the_store_has_answered() {
+        let mut world = World::new(3);
+        let acquire = |world: &mut World, node: usize| {
+            world.nodes[node].acquire(B, 300, world.levels.get(&B), world.terms)
+        };
+        let mut waiting = 150;
+        for _ in 0..5 {
+            let denied: Vec<Denial> = (0..waiting).filter_map(|_| acquire(&mut world, 0).err()).collect();
+            assert!(denied.iter().all(|denial| *denial == Denial::Undecided));
+            waiting = denied.len();
+            world.exchange(0);
+        }
+        assert_eq!(waiting, 0, "half of the limit was free");
+        // A decision takes one exchange once all is gone.
+        while world.nodes[0].used(&B) < 300 {
+            _ = acquire(&mut world, 0);
+            world.exchange(0);
+        }
+        assert_eq!([acquire(&mut world, 0), acquire(&mut world, 1)], [Err(Denial::Full); 2]);
+    }
+
+    #[test]
+    fn the_rest_that_others_hold_in_reserve_is_denied_after_one_exchange() {
+        let mut node = Ledger::default();
+        let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
+        let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
+        assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Undecided)]);
+        let asks = node.asks(1, &levels, terms);
+        assert!(asks[0].want > asks[0].used);
+        node.granted(Grant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
+        assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Full)]);
+        node.asks(1, &levels, terms);
+        node.granted(Grant { bucket: B, told: 2, held: 3, sum: 23 }, &levels, terms);
+        assert_eq!(
+            [(); 3].map(|()| acquire(&mut node)),
+            [Ok(()), Err(Denial::Undecided), Err(Denial::Undecided)],
+            "another node gave some back"
+        );
+    }
+
+    #[test]
     fn what_was_not_wanted_any_more_is_not_claimed_although_nobody_has_heard_the_answer() {
         let mut world = World::new(2);
         for _ in 0..60 {
@@ -746,7 +804,7 @@ mod tests {
     fn what_ends_before_it_is_told_anew_is_told_no_more() {
         let mut world = World::new(2);
         let all = Terms { enforced: false, ..world.terms };
-        (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, Level::Calm, all)));
+        (0..20).for_each(|_| assert!(world.nodes[0].acquire(B, 100, Level::Calm, all).is_ok()));
         world.lose_all();
         assert_eq!(world.nodes[0].lost(), 1);
         (0..20).for_each(|_| world.nodes[0].release(B));
@@ -790,7 +848,7 @@ mod tests {
         // Seventy of a hundred sessions come along, whatever the limit says meanwhile.
         let terms = Terms { enforced: false, ..world.terms };
         for _ in 0..70 {
-            assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms));
+            assert!(world.nodes[0].acquire(B, 100, world.levels.get(&B), terms).is_ok());
         }
         assert!(!world.acquire(1, 100), "it counts for full until the store has heard");
         world.settle();

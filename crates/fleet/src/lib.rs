@@ -29,7 +29,7 @@ pub use era::{
     Turn,
 };
 pub use keyring::{Key, KeyRing};
-pub use lease::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
+pub use lease::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told, grant, reclaim};
 pub use members::{BEAT_MS, Change, Claim, GONE_MS, Member, Members, Record, Verdict};
 pub use node::{Beat, Card, Entrance, Load, MOST_NODES, NodeName};
 pub use notice::{Answer, Message, Notice, Opened, Question, Refused, Rights};

@@ -40,7 +40,7 @@ impl Fleet {
         let terms = self.terms;
         let Node { ledger, levels, .. } = &mut self.nodes[node];
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
-            if !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
+            if ledger.acquire(*bucket, *limit, levels.get(bucket), terms).is_err() {
                 quotas[..at].iter().for_each(|(bucket, _)| ledger.release(*bucket));
                 return false;
             }

@@ -200,7 +200,9 @@ impl World {
         }
         for (at, (bucket, limit)) in quotas.iter().enumerate() {
             // What a node has by itself is no more than the limit, whatever the others have.
-            if ledger.used(bucket) >= *limit || !ledger.acquire(*bucket, *limit, levels.get(bucket), terms) {
+            if ledger.used(bucket) >= *limit
+                || ledger.acquire(*bucket, *limit, levels.get(bucket), terms).is_err()
+            {
                 quotas[..at].iter().for_each(|(bucket, _)| ledger.release(*bucket));
                 return false;
             }

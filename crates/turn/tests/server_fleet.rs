@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Alternate, AlternateWhen, Destination, NonceKey, NonceKeys, Occasion, ServerConfig,
+    Alternate, AlternateWhen, Destination, DropReason, NonceKey, NonceKeys, Occasion, ServerConfig,
 };
 
 const OTHER: &str = "198.51.100.7:3478";
@@ -89,6 +89,30 @@ fn a_limit_that_holds_everywhere_sends_nobody_elsewhere() {
     assert_eq!(allocate(&mut world, "alice").code(), Some(508));
     assert_eq!(world.server.gate_mut().newcomers.len(), 1, "asked before the quota was, and not again");
     assert_eq!(world.server.stats().quota_refusals, [0, 1, 0]);
+}
+
+#[test]
+fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet_where_its_client_repeats_it() {
+    for (quota, code) in [(TestGate { per_user: 1, ..gate() }, 486), (TestGate { total: 1, ..gate() }, 508)] {
+        let mut world = World::with_gate(node(1), TestGate { undecided: true, ..quota });
+        assert_eq!(allocate(&mut world, "alice").code(), None);
+
+        world.client = client(2);
+        let credentials = world.credentials("alice", Scheme::Sha256);
+        let request = Ask::allocate().signed(&credentials).bytes();
+        for _ in 0..2 {
+            assert_eq!(world.feed(&request), Outcome::Drop(DropReason::QuotaPending));
+        }
+        let errors = world.server.stats().errors_with(code);
+        world.client = stream(3);
+        assert_eq!(allocate(&mut world, "alice").code(), Some(code), "over a stream nothing is repeated");
+        assert_eq!(world.server.stats().errors_with(code), errors + 1);
+
+        let gate = world.server.gate_mut();
+        (gate.per_user, gate.total) = (10, 10);
+        world.client = client(2);
+        assert!(matches!(world.feed(&request), Outcome::Open(_)), "the fleet has given more");
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ const DROPS = {
   "packet client_away": "For a mobile client that is disconnected.",
   "packet moving": "Its allocation was on its way to another worker.",
   "packet open_pending": "A request repeated while relay sockets were being opened.",
+  "packet quota_pending": "An Allocate beyond this node's share of a limit of the fleet: the client repeats it.",
   "packet lookup_pending": "A request repeated while the credential store was asked.",
   "packet lookup_limit": "Too many requests waited for the credential store.",
   "packet lookup_over": "The credential store did not answer in time.",

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use turnpike_fleet::{Ask, Books, Bucket, Grant, Ledger, Level, Levels, Terms, Told};
+use turnpike_fleet::{Ask, Books, Bucket, Denial, Grant, Ledger, Level, Levels, Terms, Told};
 use turnpike_relay::SharedQuota;
 use turnpike_turn::server::QuotaRefusal;
 
@@ -61,10 +61,15 @@ impl Quotas {
         ];
         for (at, (bucket, limit, refusal)) in all.into_iter().enumerate() {
             let level = self.levels.read().unwrap_or_else(PoisonError::into_inner).get(&bucket);
-            if !self.shard(&bucket).acquire(bucket, limit, level, terms) {
+            if let Err(denial) = self.shard(&bucket).acquire(bucket, limit, level, terms) {
                 all[..at].iter().for_each(|(taken, ..)| self.shard(taken).release(*taken));
-                self.refused[at].fetch_add(1, Ordering::Relaxed);
-                return Err(refusal);
+                return Err(match denial {
+                    Denial::Undecided => QuotaRefusal::Undecided { is_user: refusal == QuotaRefusal::User },
+                    Denial::Full => {
+                        self.refused[at].fetch_add(1, Ordering::Relaxed);
+                        refusal
+                    }
+                });
             }
         }
         Ok(())

@@ -128,9 +128,14 @@ impl<G: Gate> Server<G> {
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
+            if matches!(refusal, QuotaRefusal::Undecided { .. }) && !self.is_stream(client) {
+                return Err(Answer::Drop(DropReason::QuotaPending));
+            }
             self.stats.quota(refusal);
             return Err(match refusal {
-                QuotaRefusal::User => self.refuse(context, 486, RequestRefusal::UserQuota),
+                QuotaRefusal::User | QuotaRefusal::Undecided { is_user: true } => {
+                    self.refuse(context, 486, RequestRefusal::UserQuota)
+                }
                 QuotaRefusal::Prefix => self.refuse(context, 486, RequestRefusal::PrefixQuota),
                 QuotaRefusal::Total
                     if self.write_redirect(&newcomer(context, Occasion::Full), &context.envelope) =>
@@ -138,7 +143,9 @@ impl<G: Gate> Server<G> {
                     self.tell_of(context, 300, RequestRefusal::Code);
                     Answer::Reply
                 }
-                QuotaRefusal::Total | QuotaRefusal::Everywhere => {
+                QuotaRefusal::Total
+                | QuotaRefusal::Everywhere
+                | QuotaRefusal::Undecided { is_user: false } => {
                     self.refuse(context, 508, RequestRefusal::TotalQuota)
                 }
             });

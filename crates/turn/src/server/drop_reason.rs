@@ -68,6 +68,8 @@ pub enum DropReason {
     Moving,
     /// An Allocate sent again while its relay sockets are being opened, or a Connect while its connection is.
     OpenPending,
+    /// An Allocate while it is not known yet whether a limit of several servers has room. Its client repeats it.
+    QuotaPending,
     /// A request sent again while the credential store is asked.
     LookupPending,
     /// A request for which the credential store would have to be asked, while as many wait as may: of its address, or of all.

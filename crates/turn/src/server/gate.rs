@@ -63,6 +63,11 @@ pub enum QuotaRefusal {
     Total,
     /// Allocations of the realm or in total, over all servers that share the limit: 508 as well, and no other server would say otherwise.
     Everywhere,
+    /// Not known yet: this server has used up its share of such a limit, and asks for more. It knows within a few tenths of a second.
+    Undecided {
+        /// Of the user's limit, or else of the realm's or the total.
+        is_user: bool,
+    },
 }
 
 /// Who asks for an allocation, and why it might not be made here.

@@ -424,8 +424,10 @@ impl Stats {
 
     pub(super) fn quota(&mut self, refusal: QuotaRefusal) {
         match refusal {
-            QuotaRefusal::User => self.quota_refusals[0] += 1,
-            QuotaRefusal::Total | QuotaRefusal::Everywhere => self.quota_refusals[1] += 1,
+            QuotaRefusal::User | QuotaRefusal::Undecided { is_user: true } => self.quota_refusals[0] += 1,
+            QuotaRefusal::Total | QuotaRefusal::Everywhere | QuotaRefusal::Undecided { is_user: false } => {
+                self.quota_refusals[1] += 1;
+            }
             QuotaRefusal::Prefix => self.quota_refusals[2] += 1,
         }
     }

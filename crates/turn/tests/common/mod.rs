@@ -82,6 +82,8 @@ pub(crate) struct TestGate {
     pub(crate) relayed: Vec<(SocketAddr, RelayTransport)>,
     /// Whether quotas are shared with other servers.
     pub(crate) shared: bool,
+    /// Whether the share of this server may still grow, so that a quota that is used up decides nothing.
+    pub(crate) undecided: bool,
     /// Where the fleet sends newcomers, and why each came so far.
     pub(crate) elsewhere: Option<Destination>,
     pub(crate) newcomers: Vec<(String, Occasion)>,
@@ -161,7 +163,8 @@ impl Quotas for TestGate {
         let mut counts = self.held.borrow_mut();
         let held = counts.entry(key(realm, identity)).or_default();
         if *held >= self.per_user {
-            return Err(QuotaRefusal::User);
+            let undecided = QuotaRefusal::Undecided { is_user: true };
+            return Err(if self.undecided { undecided } else { QuotaRefusal::User });
         }
         let mut prefixes = self.prefixes.borrow_mut();
         let of_prefix = prefixes.entry(prefix).or_default();
@@ -169,7 +172,11 @@ impl Quotas for TestGate {
             return Err(QuotaRefusal::Prefix);
         }
         if total >= self.total {
-            return Err(if self.shared { QuotaRefusal::Everywhere } else { QuotaRefusal::Total });
+            return Err(match (self.undecided, self.shared) {
+                (true, _) => QuotaRefusal::Undecided { is_user: false },
+                (false, true) => QuotaRefusal::Everywhere,
+                (false, false) => QuotaRefusal::Total,
+            });
         }
         *held += 1;
         *of_prefix += 1;

@@ -4,6 +4,7 @@
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
 };
 
 use hmac::{Hmac, Mac};
@@ -12,6 +13,9 @@ use sha1::Sha1;
 use turnpike_testkit::stun;
 
 use super::{SOON, V4, V6};
+
+/// Initial retransmission timeout (RFC 8489 section 6.2.1).
+const RTO: Duration = Duration::from_millis(500);
 
 const BINDING: u16 = 0x0001;
 const ALLOCATE: u16 = 0x0003;
@@ -97,8 +101,28 @@ impl Stun {
     fn allocate_once(&mut self, username: &str, password: &str, challenge: &Challenge) -> Answer {
         self.requests = self.requests.wrapping_add(1);
         let request = allocate_request(self.requests, Some((username, password, challenge)));
-        self.send_raw(&request);
-        self.receive().expect("a request is answered")
+        let began = Instant::now();
+        self.socket.set_read_timeout(Some(RTO)).expect("not zero");
+        let answer = loop {
+            self.send_raw(&request);
+            if let Some(answer) = self.answer_to(&request) {
+                break answer;
+            }
+            assert!(began.elapsed() < SOON, "a request is answered");
+        };
+        self.socket.set_read_timeout(Some(SOON)).expect("not zero");
+        answer
+    }
+
+    /// The answer to a request. Those to earlier requests, which were repeated, are passed over.
+    fn answer_to(&self, request: &[u8]) -> Option<Answer> {
+        let mut buffer = [0; 2048];
+        loop {
+            let len = self.socket.recv(&mut buffer).ok()?;
+            if buffer[8..20] == request[8..20] {
+                return Some(Answer::parse(&buffer[..len]));
+            }
+        }
     }
 
     /// The same once, with the whole answer.

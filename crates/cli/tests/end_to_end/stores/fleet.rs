@@ -556,7 +556,7 @@ fn a_new_fleet_and_a_burst_at_one_node_get_an_equal_share_at_once() {
         let is_held = nodes[0].serve.metrics().sum("turnpike_fleet_quota_held", "") > 0;
         (!is_held && nodes[1].allocate(USER, PASSWORD).is_none()).then_some(())
     });
-    assert_eq!(nodes[0].refused(40), 0, "in a burst");
+    assert_eq!(nodes[0].refused(80), 0, "in a burst, of twice the share");
 }
 
 #[test]
