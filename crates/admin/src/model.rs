@@ -972,11 +972,40 @@ pub struct Talker {
     pub to_client: Rate,
 }
 
+/// Whether a rule of a forwarder takes clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RuleState {
+    /// It does.
+    #[default]
+    Listening,
+    /// It cannot be bound yet, and is tried again (`forward.keep_going`).
+    Waiting,
+    /// Its last connections end.
+    Closed,
+}
+
+impl RuleState {
+    /// As in JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Listening => "listening",
+            Self::Waiting => "waiting",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 /// What a rule of a forwarder does at this moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRule {
     /// Its name.
     pub name: String,
+    /// Whether it takes clients.
+    pub state: RuleState,
+    /// Why it waits, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
     /// Connections and sessions that exist.
     pub open: u64,
     /// Connections and sessions that began, a second.

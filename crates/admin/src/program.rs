@@ -11,7 +11,7 @@ use turnpike_turn::server::Cidr;
 
 use crate::{
     accounts::Store,
-    model::{self, Job, Sandbox},
+    model::{self, Job, RuleState, Sandbox},
 };
 
 /// An answer that takes its time.
@@ -211,6 +211,10 @@ pub struct Refusal {
 pub struct Rule {
     /// Its name.
     pub name: String,
+    /// Whether it takes clients.
+    pub state: RuleState,
+    /// Why it waits, if it does.
+    pub waits_for: Option<String>,
     /// Connections and sessions that exist.
     pub open: u64,
     /// Connections and sessions that began.

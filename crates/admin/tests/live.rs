@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use turnpike_admin::program::{Refusal, Rule};
+use turnpike_admin::{
+    model::RuleState,
+    program::{Refusal, Rule},
+};
 use turnpike_config::AdminAccess;
 use turnpike_testkit::{eventually, stun};
 
@@ -270,6 +273,16 @@ fn a_forwarder_tells_of_its_rules() {
         live.get("rules").is_some().then_some(live)
     });
     assert!(live.get("server").is_none(), "{live}");
+    let readiness = |states: &[RuleState]| {
+        let rule = |state: &RuleState| Rule { state: *state, ..Rule::default() };
+        *running.program.rules.lock().unwrap() = states.iter().map(rule).collect();
+        let answer = running.get("/readyz");
+        (answer.status, answer.body.trim().to_owned())
+    };
+    use RuleState::{Closed, Listening, Waiting};
+    assert_eq!(readiness(&[Listening, Closed]), (200, "ok".to_owned()));
+    assert_eq!(readiness(&[Listening, Waiting]), (200, "waiting".to_owned()));
+    assert_eq!(readiness(&[Closed, Waiting]), (503, "waiting".to_owned()));
     let rule = &live["rules"][0];
     assert_eq!((&rule["name"], &rule["open"]), (&json!("web"), &json!(3)));
     assert_eq!(

@@ -4,7 +4,7 @@ use std::{fmt, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_admin::{
     Applications, Interface,
-    model::{self, Job, Sandbox},
+    model::{self, Job, RuleState, Sandbox},
     program::{
         Asked, Fleet, FleetRefusal, Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Reply,
         Rule, Server, Standing,
@@ -13,7 +13,7 @@ use turnpike_admin::{
 use turnpike_config::{AdminSettings, Settings};
 use turnpike_daemon::{
     AdminError, AdminInterface, FleetError, FleetOrders, FleetStatus, Lent, Listening, NodeState, NodeStatus,
-    RuleId, RuleSnapshot, ServerView, Serving, logging,
+    RuleId, RuleSnapshot, RuleStanding, ServerView, Serving, logging,
 };
 use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject};
 
@@ -187,8 +187,15 @@ impl Program for Running {
                 ("datagrams_dropped", counted.dropped_datagrams),
                 ("datagrams_limited", counted.limited_datagrams),
             ];
+            let (state, waits_for) = match counted.standing {
+                RuleStanding::Listening => (RuleState::Listening, None),
+                RuleStanding::Waiting(why) => (RuleState::Waiting, Some(why)),
+                RuleStanding::Closed => (RuleState::Closed, None),
+            };
             Rule {
                 name,
+                state,
+                waits_for,
                 open: counted.active,
                 accepted: counted.accepted,
                 to_target: (counted.to_target_datagrams, counted.to_target_bytes),

@@ -143,6 +143,11 @@ impl Firewall {
         let what = format!("rule {}", rule.id.0);
         let ip = match &rule.bind {
             Bind::Ip(ip) => *ip,
+            Bind::Name(name) => {
+                return self
+                    .notes
+                    .push(format!("{what} listens on the name {name}: open its address yourself"));
+            }
             Bind::Unix(name) => return self.notes.push(format!("unix:{name} needs no opening ({what})")),
         };
         let transport = match rule.protocol {

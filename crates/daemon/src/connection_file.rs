@@ -112,6 +112,7 @@ fn result(report: &ConnectionReport, lists: &Lists) -> &'static str {
 fn host_of(rule: &Rule) -> String {
     match &rule.bind {
         Bind::Ip(ip) => ip.to_string(),
+        Bind::Name(name) => name.clone(),
         Bind::Unix(name) => format!("unix:{name}"),
     }
 }

@@ -67,9 +67,6 @@ pub enum DaemonError {
     /// The forwarder did not start.
     #[error(transparent)]
     Forward(#[from] turnpike_forward::StartError),
-    /// Every rule failed, each for the reason in the log.
-    #[error("no rule is left to run; the log lines above say why of each")]
-    NothingLeft,
     /// An address for the admin interface that was asked for cannot be had.
     #[error(transparent)]
     Admin(AdminError),

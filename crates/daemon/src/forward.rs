@@ -15,7 +15,7 @@ use turnpike_config::{
     forward::{Format, ForwardLoaded, ForwardSettings, ForwardSources, protocol_name},
 };
 use turnpike_forward::{
-    ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
+    Bind, ConnectionLog, Forwarder, Hook, Kernel, Protocol, Rule, RuleId, Settings, StartError,
 };
 use turnpike_net::{Datapath, PassedSockets, passed::Transport};
 
@@ -123,9 +123,6 @@ impl PortForwarder {
             }
         };
         say_left_out(&failed);
-        if forwarder.listeners().is_empty() {
-            return Err(DaemonError::NothingLeft);
-        }
         let forwarder = Arc::new(forwarder);
         let is_attached = heir.is_none();
         take_over(heir, control.status(), &forwarder, &settings, datapath)?;
@@ -217,9 +214,6 @@ impl Service for PortForwarder {
     }
 
     fn look(&mut self) {
-        if !self.forwarder.has_waiting() {
-            return;
-        }
         let runtime = for_runtime(&self.settings, &self.started, self.workers, self.datapath, &self.passed);
         let come = self.forwarder.retry(&runtime);
         if !come.is_empty() {
@@ -398,11 +392,11 @@ fn for_runtime(
     }
 }
 
-/// Whether a rule listens here.
+/// Whether a rule listens here, or on a name that may have this address.
 fn listens(rules: &[Rule], transport: Transport, address: SocketAddr) -> bool {
     rules.iter().any(|rule| {
         transport_of(rule) == transport
-            && rule.bind == address.ip().into()
+            && (rule.bind == address.ip().into() || matches!(rule.bind, Bind::Name(_)))
             && (rule.ports.first..=rule.ports.last).contains(&address.port())
     })
 }
@@ -425,11 +419,9 @@ fn say_source(file: Option<&Path>, format: Option<Format>, included: &[PathBuf],
     }
 }
 
-/// Says it, and gives the lines back.
+/// Logs rules that could not be bound, and returns the lines.
 fn say_left_out(failed: &[StartError]) -> Vec<String> {
-    let lines = failed.iter().map(|error| {
-        format!("{error}; the other rules run, and this one is tried again each second (keep_going)")
-    });
+    let lines = failed.iter().map(|error| format!("{error}; retrying each second (keep_going)"));
     lines.inspect(|line| tracing::error!("{line}")).collect()
 }
 

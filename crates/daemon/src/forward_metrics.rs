@@ -10,7 +10,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 use turnpike_forward::{
-    CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, TargetSnapshot,
+    CONNECT_BOUNDS, EndReason, Failure, KernelSnapshot, RuleId, RuleSnapshot, RuleStanding, TargetSnapshot,
 };
 
 use crate::{
@@ -52,6 +52,9 @@ struct Scrape {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Families { encoder, label: "rule", snapshots: &self.rules };
+        page.gauge("forward_listening", "Whether a rule listens; 0 while it cannot be bound.", |rule| {
+            u64::from(rule.standing == RuleStanding::Listening)
+        })?;
         page.gauge("forward_connections", "Connections and sessions that exist.", |rule| rule.active)?;
         page.each("forward_accepted", "Connections accepted and sessions begun.", |rule| rule.accepted)?;
         page.by("forward_ended", "Connections and sessions that ended, by reason.", "reason", |rule| {
@@ -192,6 +195,7 @@ mod tests {
     #[test]
     fn every_counter_has_a_series_per_rule() {
         let snapshot = RuleSnapshot {
+            standing: RuleStanding::Listening,
             active: 3,
             accepted: 10,
             ended: vec![(EndReason::Denied, 2)],
@@ -211,6 +215,8 @@ mod tests {
         );
         let text = page().expect("encodes");
         for line in [
+            "turnpike_forward_listening{rule=\"tcp://0.0.0.0:9000\"} 1",
+            "turnpike_forward_listening{rule=\"b\"} 0",
             "turnpike_forward_connections{rule=\"tcp://0.0.0.0:9000\"} 3",
             "turnpike_forward_accepted_total{rule=\"tcp://0.0.0.0:9000\"} 10",
             "turnpike_forward_ended_total{rule=\"tcp://0.0.0.0:9000\",reason=\"denied\"} 2",

@@ -65,5 +65,5 @@ pub use sandbox::{Files, Sandbox, in_force as sandbox};
 pub use serve::serve;
 pub use signals::wait_for_stop;
 pub use store::{Store, open_store, realm_of_another};
-pub use turnpike_forward::{RuleId, RuleSnapshot};
+pub use turnpike_forward::{RuleId, RuleSnapshot, RuleStanding};
 pub use upgrade::{AskError, Which, ask as upgrade};

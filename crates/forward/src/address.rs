@@ -7,6 +7,8 @@ use std::{
 
 use turnpike_net::{ConnectOptions, TcpSocket, UnixName, unix};
 
+use crate::Host;
+
 /// A client, a target or a listener. Shown as `10.0.0.2:80` or `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
@@ -66,16 +68,30 @@ impl From<SocketAddr> for Address {
 pub enum Bind {
     /// An address of this machine.
     Ip(IpAddr),
+    /// A name of this machine. A rule in force has the first address of the name in its place.
+    Name(String),
     /// A Unix stream socket, for rules from TCP to TCP; the rule's ports mean nothing then.
     Unix(UnixName),
 }
 
-impl Bind {
-    /// The listener at one of the rule's ports.
-    pub(crate) fn at(&self, port: u16) -> Address {
+/// Without the rule's ports; an IPv6 address in brackets.
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ip(ip) => Address::Ip(SocketAddr::new(*ip, port)),
-            Self::Unix(name) => Address::Unix(name.clone()),
+            Self::Ip(ip) => Host::Ip(*ip).fmt(f),
+            Self::Name(name) => f.write_str(name),
+            Self::Unix(name) => write!(f, "unix:{name}"),
+        }
+    }
+}
+
+/// To listen there.
+impl From<Host> for Bind {
+    fn from(host: Host) -> Self {
+        match host {
+            Host::Ip(ip) => Self::Ip(ip),
+            Host::Name(name) => Self::Name(name),
+            Host::Unix(name) => Self::Unix(name),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
-use turnpike_net::passed::Transport;
+use turnpike_net::{TcpSocket, passed::Transport};
 use turnpike_wire::address::canonical;
 
 use crate::{
@@ -60,6 +60,36 @@ impl Circles {
         }
     }
 
+    /// Connects a client that has come through `hops` rules, and remembers the connection if it leads to another rule. That one may accept
+    /// before connect(2) has returned; it gets no answer from [`Circles::hops`] until the connection is known.
+    ///
+    /// # Errors
+    /// Those of `connect`.
+    pub(crate) fn connect(
+        self: &Arc<Self>,
+        target: SocketAddr,
+        hops: u8,
+        connect: impl FnOnce() -> io::Result<TcpSocket>,
+    ) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
+        if !self.is_listening(Transport::Tcp, target) {
+            return Ok((connect()?, None));
+        }
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count.store(links.len() + 1, Ordering::Release);
+        let connected = connect().map(|socket| {
+            let local = socket.local_addr().ok().map(|local| (Transport::Tcp, canonical(local)));
+            links.extend(local.map(|local| (local, hops + 1)));
+            (socket, local.map(|local| Box::new(Link { circles: Arc::clone(self), local })))
+        });
+        self.count.store(links.len(), Ordering::Release);
+        connected
+    }
+
+    fn is_listening(&self, transport: Transport, target: SocketAddr) -> bool {
+        let listening = self.listening.read().unwrap_or_else(PoisonError::into_inner);
+        listening.contains(&(transport, target.port()))
+    }
+
     /// Remembers a connection or session of a client that has come through `hops` rules, if it leads to another one of ours.
     pub(crate) fn link(
         self: &Arc<Self>,
@@ -68,11 +98,9 @@ impl Circles {
         local: impl FnOnce() -> io::Result<SocketAddr>,
         hops: u8,
     ) -> Option<Box<Link>> {
-        let listening = self.listening.read().unwrap_or_else(PoisonError::into_inner);
-        if !listening.contains(&(transport, target.port())) {
+        if !self.is_listening(transport, target) {
             return None;
         }
-        drop(listening);
         let local = (transport, canonical(local().ok()?));
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.insert(local, hops + 1);
@@ -92,6 +120,10 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
+    use std::{net::TcpListener, thread, time::Duration};
+
+    use turnpike_net::ConnectOptions;
+
     use super::*;
 
     fn at(text: &str) -> SocketAddr {
@@ -116,6 +148,31 @@ mod tests {
         drop(links);
         assert_eq!(circles.hops(Transport::Udp, client), Ok(0));
         assert_eq!(circles.count.load(Ordering::Acquire), 0);
+    }
+
+    #[test]
+    fn a_connection_is_known_before_its_other_end_is_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = listener.local_addr().unwrap();
+        let circles = Arc::<Circles>::default();
+        circles.set_listening([(Transport::Tcp, target.port())].into_iter());
+        let hops = || circles.hops(Transport::Tcp, listener.accept().unwrap().1);
+        thread::scope(|scope| {
+            let (connected, link) = circles
+                .connect(target, 3, || {
+                    let socket = TcpSocket::connect(target, &ConnectOptions::default());
+                    let acceptor = scope.spawn(hops);
+                    // Time enough for an answer that is wrong.
+                    thread::sleep(Duration::from_millis(50));
+                    assert!(!acceptor.is_finished(), "it did not wait");
+                    socket
+                })
+                .unwrap();
+            let local = connected.local_addr().unwrap();
+            assert_eq!(circles.hops(Transport::Tcp, local), Ok(4));
+            drop(link);
+            assert_eq!(circles.hops(Transport::Tcp, local), Ok(0));
+        });
     }
 
     #[test]

@@ -8,6 +8,7 @@
 pub mod access;
 mod address;
 mod balance;
+mod binder;
 mod circles;
 mod clients;
 mod common;
@@ -45,7 +46,8 @@ pub use rule::{
     RuleId,
 };
 pub use runtime::{
-    ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, Settings, StartError,
+    ByKernel, ConnectionLog, ConnectionReport, EndReason, Forwarder, RuleSnapshot, RuleStanding, Settings,
+    StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
 pub use turnpike_net::{TcpTimers, UnixName};

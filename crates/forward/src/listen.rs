@@ -8,7 +8,7 @@ use std::{
 
 use turnpike_net::{
     Datapath, PassedSockets, SocketFile, TcpListener, TcpSocket, UdpOptions, UdpSocket, UnixListener,
-    passed::Transport,
+    UnixName, passed::Transport,
 };
 
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) enum Acceptor {
 impl Acceptor {
     fn take_over(socket: OwnedFd, rule: &Rule) -> io::Result<Self> {
         match &rule.bind {
-            Bind::Ip(_) => TcpListener::take_over(socket).map(Self::Tcp),
+            Bind::Ip(_) | Bind::Name(_) => TcpListener::take_over(socket).map(Self::Tcp),
             Bind::Unix(name) => UnixListener::take_over(socket, name).map(Self::Unix),
         }
     }
@@ -161,10 +161,13 @@ pub(crate) fn bind(
     let kind = Kind::of(rule.protocol);
     let ip = match (&rule.bind, kind) {
         (Bind::Ip(ip), _) => *ip,
-        (Bind::Unix(_), Kind::Tcp) => return bind_unix(rule, workers, held),
-        (Bind::Unix(_), _) => {
-            return Err(listen_error(rule, rule.bind.at(0), io::ErrorKind::Unsupported.into()));
+        (Bind::Unix(name), Kind::Tcp) => return bind_unix(rule, name, workers, held),
+        (Bind::Unix(name), _) => {
+            let address = Address::Unix(name.clone());
+            return Err(listen_error(rule, address, io::ErrorKind::Unsupported.into()));
         }
+        // Rules in force have addresses in place of names.
+        (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
     };
     let wanted = (rule.ports.first..=rule.ports.last).map(|port| SocketAddr::new(ip, port));
     if kind == Kind::Tcp {
@@ -188,9 +191,8 @@ pub(crate) fn bind(
 }
 
 /// Workers share one socket: Unix sockets have no SO_REUSEPORT.
-fn bind_unix(rule: &Rule, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
-    let Bind::Unix(name) = &rule.bind else { return Ok((Vec::new(), None, Vec::new())) };
-    let address = rule.bind.at(0);
+fn bind_unix(rule: &Rule, name: &UnixName, workers: usize, held: &mut Held) -> Result<BoundRule, StartError> {
+    let address = Address::Unix(name.clone());
     if held.claim(Kind::Tcp, &address) {
         let inherited = |_| Bound::Tcp(vec![(0, Tcp::Inherited(address.clone()))]);
         let bound = (0..workers).map(inherited).collect();
@@ -286,10 +288,10 @@ fn listen_error(rule: &Rule, address: Address, source: io::Error) -> StartError 
         }
         (Address::Ip(address), io::ErrorKind::AddrNotAvailable) => match address.ip() {
             IpAddr::V4(_) => {
-                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set freebind if it comes later"
+                "choose an address of this machine (ip address) or 0.0.0.0 for all, or set keep_going or freebind if it comes later"
             }
             IpAddr::V6(_) => {
-                "choose an address of this machine (ip address) or [::] for all, or set freebind if it comes later"
+                "choose an address of this machine (ip address) or [::] for all, or set keep_going or freebind if it comes later"
             }
         },
         _ if turnpike_net::tcp::is_exhaustion(&source) => "raise the limit of open files (ulimit -n)",

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::sync::{
-    RwLock,
+    RwLock, RwLockReadGuard,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -28,9 +28,16 @@ pub(crate) const MOST_ADDRESSES: usize = 16;
 pub(crate) struct Name {
     host: String,
     any_route: bool,
-    /// The last good answer, empty if there was none.
-    answer: RwLock<Vec<IpAddr>>,
+    answer: RwLock<Answer>,
     version: AtomicU32,
+}
+
+#[derive(Default)]
+struct Answer {
+    /// Those of the last good answer, empty if there was none.
+    addresses: Vec<IpAddr>,
+    /// Why the last lookup failed, if it did.
+    error: Option<String>,
 }
 
 impl Name {
@@ -46,27 +53,61 @@ impl Name {
 
     /// At most [`MOST_ADDRESSES`].
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
-        self.answer.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read().addresses.clone()
     }
 
-    /// Takes what a lookup has found; nothing where it failed.
-    pub(crate) fn set(&self, found: Vec<IpAddr>) {
-        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let all = found.len();
-        let found = if self.any_route { found } else { reachable(found) };
-        let next = settled(&answer, &found);
-        // A name server that is down, or knows the name no longer, is no reason to forget where the target was.
-        let is_new = !next.is_empty() && next != *answer;
-        if is_new {
-            let left_out = all - next.len();
-            let shown: Vec<String> = next.iter().map(ToString::to_string).collect();
-            tracing::info!(name = self.host, addresses = shown.join(", "), left_out, "resolved");
-            *answer = next;
+    /// Why the last lookup failed, if it did.
+    pub(crate) fn error(&self) -> Option<String> {
+        self.read().error.clone()
+    }
+
+    /// Waits for the first lookup to end.
+    pub(crate) fn wait(&self, deadline: Instant) {
+        while self.version() == 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Takes the result of a lookup. The log has a line when the addresses change, when lookups begin to fail and when they succeed again.
+    pub(crate) fn set(&self, found: io::Result<Vec<IpAddr>>) {
+        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        let failed_before = answer.error.is_some();
+        let is_new = match found {
+            Err(error) => {
+                if !failed_before {
+                    tracing::warn!(name = self.host, %error, "cannot resolve; keeping the last answer, retrying");
+                }
+                answer.error = Some(error.to_string());
+                false
+            }
+            Ok(found) => {
+                answer.error = None;
+                self.take(&mut answer.addresses, found, failed_before)
+            }
+        };
         if is_new || self.version() == 0 {
             // Never 0 again in any life of a process: that takes 4,000 years of an answer every 30 seconds.
             self.version.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// Puts found addresses in place of those of the last answer; true if they differ.
+    fn take(&self, addresses: &mut Vec<IpAddr>, found: Vec<IpAddr>, failed_before: bool) -> bool {
+        let all = found.len();
+        let found = if self.any_route { found } else { reachable(found) };
+        let next = settled(addresses, &found);
+        let is_new = next != *addresses;
+        if is_new || failed_before {
+            let left_out = all - next.len();
+            let shown: Vec<String> = next.iter().map(ToString::to_string).collect();
+            tracing::info!(name = self.host, addresses = shown.join(", "), left_out, "resolved");
+        }
+        *addresses = next;
+        is_new
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Answer> {
+        self.answer.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -274,10 +315,7 @@ impl Keeper {
         let work = move || {
             let found = lookup(&name.host).and_then(of_hosts);
             let good = found.is_ok();
-            name.set(found.unwrap_or_else(|error| {
-                tracing::warn!(name = name.host, %error, "cannot resolve; the last answer stays");
-                Vec::new()
-            }));
+            name.set(found);
             let _ = answers.send(Message::Answered((name.host.clone(), name.any_route), good));
         };
         std::thread::Builder::new().name("forward-lookup".to_owned()).spawn(work).is_ok()

@@ -9,24 +9,21 @@ use std::{
 use hashbrown::HashMap;
 use strum::{IntoStaticStr, VariantArray};
 use turnpike_net::{
-    Channel, Datapath, PassedSockets, SocketFile,
-    passed::Transport,
+    Channel, Datapath, PassedSockets,
     worker::{Sender, Workers},
 };
 use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
     Access, Address, Rule, RuleId,
+    binder::{self, Active, Binder, NewRules, Rules, Waiting},
     circles::Circles,
     common::Common,
     gauge::Gauge,
     kernel::Loaded,
-    listen::{self, Bound, BoundRule, Held, Kind},
-    preflight,
+    listen::{Held, Kind},
     resolver::{Resolver, system_lookup},
-    state::RuleState,
     tally::TargetSnapshot,
-    targets::Targets,
     upgrade::{Inheritance, Matched},
     worker::{Change, Command, Heir, Snapshots, Worker},
 };
@@ -66,6 +63,11 @@ pub enum StartError {
     /// A rule's listener could not be bound.
     #[error("rule {rule}: cannot listen on {address}: {source}; {remedy}")]
     Listen { rule: String, address: Address, source: io::Error, remedy: &'static str },
+    /// The name that a rule listens on has no address.
+    #[error(
+        "rule {rule}: cannot listen on {listener}: {error}; check the name, or set keep_going if it comes later"
+    )]
+    Name { rule: String, listener: String, error: String },
     /// A rule's sockets towards its targets cannot be made as it asks.
     #[error("rule {rule}: cannot send {what}: {source}; {remedy}")]
     Outgoing { rule: String, what: String, source: io::Error, remedy: &'static str },
@@ -178,9 +180,23 @@ impl ByKernel {
     }
 }
 
+/// Whether a rule takes clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RuleStanding {
+    /// It does.
+    Listening,
+    /// It could not be bound, for this reason, and is tried again ([`Settings::keep_going`]).
+    Waiting(String),
+    /// Its last connections end.
+    #[default]
+    Closed,
+}
+
 /// Counters of one rule, over all workers, at most 100 ms old; what the kernel moves itself at most a second more.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
+    /// Whether it takes clients.
+    pub standing: RuleStanding,
     /// Connections and sessions now.
     pub active: u64,
     /// Since the start.
@@ -252,80 +268,6 @@ pub struct Forwarder {
     pub(crate) heirs: Mutex<Option<mpsc::Receiver<io::Result<usize>>>>,
 }
 
-/// The rules in force.
-#[derive(Default)]
-pub(crate) struct Rules {
-    pub(crate) active: Vec<Active>,
-    next_key: u32,
-    loaded: Loaded,
-    /// Those that could not be bound, with [`Settings::keep_going`].
-    pub(crate) waiting: Vec<Rule>,
-}
-
-/// Rules that a start or a reload adds, with their listeners bound.
-struct NewRules {
-    active: Vec<Active>,
-    /// What each worker gets.
-    of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
-    /// Those that could not be bound, and why.
-    failed: Vec<StartError>,
-    waiting: Vec<Rule>,
-}
-
-/// Binds the listeners of rules that a start or a reload adds.
-struct Binder<'a> {
-    settings: &'a Settings,
-    datapath: Datapath,
-    resolver: &'a Resolver,
-    workers: usize,
-    /// Of the next rule.
-    key: u32,
-    held: Held,
-    /// What another process has listened on.
-    matched: Matched,
-}
-
-impl Binder<'_> {
-    fn bind<'r>(&mut self, rules: impl Iterator<Item = &'r Rule>) -> Result<NewRules, StartError> {
-        let of_workers = std::iter::repeat_with(Vec::new).take(self.workers).collect();
-        let mut new = NewRules { active: Vec::new(), of_workers, failed: Vec::new(), waiting: Vec::new() };
-        for (place, rule) in rules.enumerate() {
-            let (addresses, file, bound) = match self.bind_one(place, rule) {
-                Ok(bound) => bound,
-                Err(error) if self.settings.keep_going => {
-                    new.failed.push(error);
-                    new.waiting.push(rule.clone());
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let targets = Targets::new(rule, |host, any_route| self.resolver.name(host, any_route));
-            let state = Arc::new(RuleState::new(self.key, rule.clone(), targets, self.settings.kernel));
-            self.key = self.key.wrapping_add(1);
-            for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {
-                of_worker.push((Arc::clone(&state), bound));
-            }
-            new.active.push(Active { state, addresses, file });
-        }
-        Ok(new)
-    }
-
-    fn bind_one(&mut self, place: usize, rule: &Rule) -> Result<BoundRule, StartError> {
-        preflight::check(rule)?;
-        match self.matched.listeners(place) {
-            Some(listeners) => Ok(listen::take_over(rule, listeners)?),
-            None => listen::bind(rule, self.workers, self.datapath, &mut self.held, &self.settings.passed),
-        }
-    }
-}
-
-pub(crate) struct Active {
-    pub(crate) state: Arc<RuleState>,
-    addresses: Vec<Address>,
-    /// Of a Unix socket; gone with the rule.
-    pub(crate) file: Option<SocketFile>,
-}
-
 impl Forwarder {
     /// Binds the listeners of all rules and starts the workers; on error nothing is left open (unless
     /// [`Settings::keep_going`], which returns the rules that failed).
@@ -364,8 +306,6 @@ impl Forwarder {
         let is_heir = inheritance.is_some();
         // One clock, so that buckets of tokens can be shared.
         let began = inheritance.as_ref().map_or_else(Instant::now, Inheritance::began);
-        let matched =
-            inheritance.map(|inheritance| inheritance.matched(rules)).transpose()?.unwrap_or_default();
         let total = Arc::new(Gauge::new(settings.max_connections));
         let circles = Arc::<Circles>::default();
         let common = Arc::new(Common {
@@ -391,8 +331,12 @@ impl Forwarder {
             rules: Mutex::new(Rules::default()),
             heirs: Mutex::default(),
         };
+        let mut names = HashMap::new();
+        let resolved = binder::resolved(rules, &forwarder.resolver, &mut names);
+        let matched =
+            inheritance.map(|inheritance| inheritance.matched(&resolved)).transpose()?.unwrap_or_default();
         let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
-        let NewRules { active, of_workers, failed, waiting } = binder.bind(rules.iter())?;
+        let NewRules { active, of_workers, failed, waiting } = binder.bind(rules.iter().zip(&resolved))?;
         let Binder { key: next_key, mut matched, .. } = binder;
         let mut loaded = Loaded::default();
         let states = active.iter().map(|active| &*active.state);
@@ -407,11 +351,11 @@ impl Forwarder {
         let key = |rule: &Rule| {
             active.iter().find(|active| active.state.rule == *rule).map(|active| active.state.key)
         };
-        let keys: Vec<Option<u32>> = rules.iter().map(key).collect();
+        let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        forwarder.circles.set_listening(listening(&active));
-        forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting });
+        forwarder.circles.set_listening(binder::listening(&active));
+        forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
         let heirs = is_heir.then(|| (matched.into_channels(), keys));
         forwarder.run(workers.into_iter().zip(senders).collect(), heirs)?;
         Ok((forwarder, failed))
@@ -459,7 +403,7 @@ impl Forwarder {
     /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
     /// finish, their listeners close. A TCP address that an old and a new rule share is handed over, so that no client
     /// waiting there is lost. On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
-    /// left out and returned, as long as another one is in force, and [`Forwarder::retry`] tries them again.
+    /// left out and returned, unless no rule would be in force any more, and [`Forwarder::retry`] tries them again.
     ///
     /// Names are resolved again at once.
     ///
@@ -467,8 +411,10 @@ impl Forwarder {
     /// [`StartError`].
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
         let mut in_force = self.rules();
-        let is_kept = |active: &Active| rules.contains(&active.state.rule);
-        let is_new = |rule: &&Rule| !in_force.active.iter().any(|active| active.state.rule == **rule);
+        let resolved = binder::resolved(rules, &self.resolver, &mut in_force.names);
+        let is_kept = |active: &Active| resolved.contains(&active.state.rule);
+        let is_new =
+            |(_, rule): &(&Rule, &Rule)| !in_force.active.iter().any(|active| active.state.rule == **rule);
         let mut held = Held::default();
         for active in in_force.active.iter().filter(|active| !is_kept(active)) {
             let kind = Kind::of(active.state.rule.protocol);
@@ -476,9 +422,10 @@ impl Forwarder {
         }
         let mut binder =
             Binder { held, key: in_force.next_key, ..self.binder(settings, self.workers.count()) };
-        let mut new = binder.bind(rules.iter().filter(is_new))?;
-        if new.active.is_empty()
-            && !in_force.active.iter().any(is_kept)
+        let mut new = binder.bind(rules.iter().zip(&resolved).filter(is_new))?;
+        let none_would_be_left = new.active.is_empty() && !in_force.active.iter().any(is_kept);
+        if none_would_be_left
+            && !in_force.active.is_empty()
             && let Some(error) = new.failed.pop()
         {
             return Err(error);
@@ -492,31 +439,30 @@ impl Forwarder {
         Ok(failed)
     }
 
-    /// Tries the rules again that could not be bound, since an address or a device may appear later. Those that are in force from now on.
+    /// Tries the rules again that could not be bound, since an address, a name or a device may appear later. Returns those that are in
+    /// force from now on.
     pub fn retry(&self, settings: &Settings) -> Vec<RuleId> {
         let mut in_force = self.rules();
         if in_force.waiting.is_empty() {
             return Vec::new();
         }
         let mut binder = Binder { key: in_force.next_key, ..self.binder(settings, self.workers.count()) };
-        let Ok(mut new) = binder.bind(in_force.waiting.iter()) else { return Vec::new() };
+        let new = binder.retry(&mut in_force.waiting);
         if new.active.is_empty() {
             return Vec::new();
         }
         let next_key = binder.key;
-        let waiting = std::mem::take(&mut new.waiting);
-        let ids = new.active.iter().map(|active| active.state.rule.id.clone()).collect();
+        let ids: Vec<RuleId> = new.active.iter().map(|active| active.state.rule.id.clone()).collect();
+        let is_bound = |waiting: &Waiting| ids.contains(&waiting.rule.id);
         if let Err(error) = self.put_in_force(&mut in_force, settings, new, |_| true) {
-            tracing::error!("{error}");
+            for waiting in in_force.waiting.iter_mut().filter(|waiting| is_bound(waiting)) {
+                waiting.error = error.to_string();
+            }
             return Vec::new();
         }
-        (in_force.next_key, in_force.waiting) = (next_key, waiting);
+        in_force.next_key = next_key;
+        in_force.waiting.retain(|waiting| !is_bound(waiting));
         ids
-    }
-
-    /// Whether some rules could not be bound.
-    pub fn has_waiting(&self) -> bool {
-        !self.rules().waiting.is_empty()
     }
 
     /// Has the workers serve new rules in place of those that are not kept.
@@ -532,9 +478,9 @@ impl Forwarder {
         // Nothing can fail from here on.
         let (kept, mut left): (Vec<Active>, Vec<Active>) = in_force.active.drain(..).partition(is_kept);
         in_force.active = kept;
-        hand_files_over(&mut left, &mut newcomers);
+        binder::hand_files_over(&mut left, &mut newcomers);
         in_force.active.extend(newcomers);
-        self.circles.set_listening(listening(&in_force.active));
+        self.circles.set_listening(binder::listening(&in_force.active));
         self.total.set_limit(settings.max_connections);
         let common = Arc::new(Common {
             access: settings.access.clone(),
@@ -552,7 +498,7 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Counters of each rule, those that nobody has used yet included. A rule that was removed is among them until its last
+    /// Counters of each rule, those included that have no clients or wait to be bound. A removed rule is among them until its last
     /// connection ends.
     pub fn snapshots(&self) -> Vec<(RuleId, RuleSnapshot)> {
         let rules = self.rules();
@@ -560,8 +506,13 @@ impl Forwarder {
         for Active { state, .. } in &rules.active {
             // What holds of a target now stands first; workers add only their counts.
             let targets = state.targets.current().iter().map(|member| member.describe()).collect();
-            all.push((state.rule.id.clone(), RuleSnapshot { targets, ..RuleSnapshot::default() }));
+            let standing = if rules.drained { RuleStanding::Closed } else { RuleStanding::Listening };
+            all.push((state.rule.id.clone(), RuleSnapshot { standing, targets, ..RuleSnapshot::default() }));
         }
+        all.extend(rules.waiting.iter().map(|waiting| {
+            let standing = RuleStanding::Waiting(waiting.error.clone());
+            (waiting.rule.id.clone(), RuleSnapshot { standing, ..RuleSnapshot::default() })
+        }));
         drop(rules);
         for (id, snapshot) in self.workers.shared().flat_map(Snapshots::get) {
             match all.iter_mut().find(|(other, _)| *other == id) {
@@ -582,6 +533,7 @@ impl Forwarder {
     pub fn drain(&self) {
         let mut rules = self.rules();
         rules.waiting.clear();
+        rules.drained = true;
         // First, so that a successor may listen there.
         rules.active.iter_mut().for_each(|active| active.file = None);
         drop(rules);
@@ -634,31 +586,5 @@ impl Forwarder {
 
     pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The ports of rules.
-fn listening(rules: &[Active]) -> impl Iterator<Item = (Transport, u16)> {
-    let ports = |rule: &Active| {
-        let transport = Kind::of(rule.state.rule.protocol).speaks();
-        rule.addresses
-            .iter()
-            .filter(|at| !at.is_unix())
-            .map(move |at| (transport, at.port()))
-            .collect::<Vec<_>>()
-    };
-    rules.iter().flat_map(ports)
-}
-
-/// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.
-fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
-    for new in newcomers.iter_mut().filter(|new| new.file.is_none()) {
-        let old = left.iter_mut().find(|old| old.file.is_some() && old.addresses == new.addresses);
-        new.file = old.and_then(|old| old.file.take());
-        if let Some(file) = &new.file
-            && let Err(error) = file.set_mode(new.state.rule.socket_mode)
-        {
-            tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of its socket");
-        }
     }
 }

@@ -94,10 +94,11 @@ impl Offer {
 impl Offered {
     fn of(rule: &Rule) -> Self {
         let addresses = match &rule.bind {
-            Bind::Unix(_) => vec![rule.bind.at(0).to_string()],
+            Bind::Unix(_) => vec![rule.bind.to_string()],
             Bind::Ip(_) => {
-                (rule.ports.first..=rule.ports.last).map(|port| rule.bind.at(port).to_string()).collect()
+                (rule.ports.first..=rule.ports.last).map(|port| format!("{}:{port}", rule.bind)).collect()
             }
+            Bind::Name(_) => Vec::new(),
         };
         Self { name: rule.id.0.clone(), protocol: rule.protocol, addresses }
     }

@@ -12,7 +12,7 @@ use std::{
 use crate::support::{
     Running, accept, eventually, free_address, greeter, listener, read_exactly, rule, settings,
 };
-use turnpike_forward::{Balance, Protocol, ProxyVersion, Rule};
+use turnpike_forward::{Balance, Protocol, ProxyVersion, Rule, RuleStanding};
 use turnpike_net::Datapath;
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
@@ -126,6 +126,11 @@ fn answers_from_another_port_reach_the_client_only_where_the_rule_takes_them() {
     }
 }
 
+fn is_waiting(forwarder: &turnpike_forward::Forwarder) -> bool {
+    let standing = |(_, snapshot): &(_, turnpike_forward::RuleSnapshot)| snapshot.standing.clone();
+    forwarder.snapshots().iter().map(standing).any(|one| matches!(one, RuleStanding::Waiting(_)))
+}
+
 #[test]
 fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -139,12 +144,12 @@ fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
         let rules = [late, rule("other", greeter("o"))];
         let (forwarder, failed) = turnpike_forward::Forwarder::start(&settings, &rules, log).unwrap();
         assert_eq!(failed.len(), 1);
-        assert!(forwarder.has_waiting() && forwarder.retry(&settings).is_empty());
+        assert!(is_waiting(&forwarder) && forwarder.retry(&settings).is_empty());
         drop(holder);
         let come =
             eventually("the rule", || Some(forwarder.retry(&settings)).filter(|come| !come.is_empty()));
         assert_eq!(come[0].0, "late");
-        assert!(!forwarder.has_waiting());
+        assert!(!is_waiting(&forwarder));
         if protocol == Protocol::Tcp {
             assert_eq!(read_exactly(&mut support::client(taken), 1), b"a");
         } else {
@@ -167,7 +172,7 @@ fn a_rule_may_listen_on_an_address_that_comes_later() {
             turnpike_forward::Forwarder::start(&settings(), std::slice::from_ref(rule), log)
         };
         let told = start(&early).err().expect("there is no such address").to_string();
-        assert!(told.contains("set freebind if it comes later"), "{told}");
+        assert!(told.contains("set keep_going or freebind if it comes later"), "{told}");
         early.freebind = true;
         assert_eq!(start(&early).unwrap().0.listeners().len(), 1);
     }

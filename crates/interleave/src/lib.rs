@@ -242,8 +242,8 @@ pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
         let name = Arc::new(resolver::Name::new("name.example", true));
         let answer = |last: u8| vec![IpAddr::from([192, 0, 2, last])];
         let writer = with(&name, move |name| {
-            name.set(answer(1));
-            name.set(answer(2));
+            name.set(Ok(answer(1)));
+            name.set(Ok(answer(2)));
         });
         // As a rule takes the answer: the version first.
         let version = name.version();
@@ -413,12 +413,12 @@ fn is_new(cache: &cache::Cache<()>) -> bool {
 /// A name, and targets that it stands for; with a first answer, and a second one that nobody has taken.
 fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>) {
     let name = std::sync::Arc::new(resolver::Name::new("name.example", true));
-    name.set(vec![answer(1)]);
+    name.set(Ok(vec![answer(1)]));
     let ports = PortRange { first: 80, last: 80 };
     let target = Endpoint { host: Host::Name("name.example".to_owned()), ports, weight: 1 };
     let rule = Rule { targets: vec![target], ..Rule::default() };
     let targets = targets::Targets::new(&rule, |_, _| std::sync::Arc::clone(&name));
-    name.set(vec![answer(2)]);
+    name.set(Ok(vec![answer(2)]));
     (name, Arc::new(targets))
 }
 
@@ -439,7 +439,7 @@ pub fn a_choice_is_made_of_an_answer_no_older_than_the_version() {
         let (name, targets) = targets_of_a_name();
         let writer = {
             let name = std::sync::Arc::clone(&name);
-            thread::spawn(move || name.set(vec![answer(3)]))
+            thread::spawn(move || name.set(Ok(vec![answer(3)])))
         };
         let version = name.version();
         let chosen = addresses(&targets);
@@ -472,11 +472,11 @@ pub fn who_has_a_seat_at_an_address_keeps_it_though_the_name_has_lost_it() {
             assert!(targets.member(slot).is_some(), "it is forgotten");
             slot
         });
-        name.set(vec![answer(3)]);
+        name.set(Ok(vec![answer(3)]));
         assert_eq!(addresses(&targets), at(3));
         let slot = join(worker);
         targets.leave(slot);
-        name.set(vec![answer(4)]);
+        name.set(Ok(vec![answer(4)]));
         assert_eq!(addresses(&targets), at(4));
         assert!(targets.member(slot).is_none(), "nobody has it, and it is kept");
     });

@@ -231,6 +231,8 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
     });
     LiveRule {
         name: now.name.clone(),
+        state: now.state,
+        waits_for: now.waits_for.clone(),
         open: now.open,
         accepted: per(now.accepted.saturating_sub(before.accepted), seconds),
         to_target: Rate::of(less(now.to_target, before.to_target), seconds),

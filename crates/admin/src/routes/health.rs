@@ -13,9 +13,9 @@ use super::{App, Document};
 use crate::{
     access::COUNTS,
     connections, issue,
-    model::{Job, Problem},
+    model::{Job, Problem, RuleState},
     plain_text::plain_text,
-    program::Standing,
+    program::{Rule, Standing},
 };
 
 /// Media type of the metrics, and how whoever takes it says so.
@@ -30,7 +30,7 @@ const END: &str = "# EOF\n";
 /// What there is to look at.
 pub(super) const PATHS: &str = "/metrics       what the program counts, for Prometheus\n\
      /livez         ok: it runs\n\
-     /readyz        ok, alone, recovering, or draining; /healthz is the same\n\
+     /readyz        ok, alone, recovering, waiting, or draining; /healthz is the same\n\
      /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page that shows all that\n";
 
@@ -46,11 +46,17 @@ pub(super) async fn live() -> &'static str {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes nobody new; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
+    let rules = app.program.rules();
+    let is = |state: RuleState| move |rule: &Rule| rule.state == state;
+    if rules.iter().any(is(RuleState::Waiting)) && !app.program.is_draining() {
+        let serves = rules.iter().any(is(RuleState::Listening));
+        return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting\n");
+    }
     let standing = app.program.fleet().map_or(Standing::Well, |fleet| fleet.standing());
     let drains = app.program.is_draining() || standing == Standing::Cordoned;
     match standing {
@@ -67,8 +73,8 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes nobody new.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes nobody new; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 #[expect(dead_code, reason = "describes a path that another handler answers")]

@@ -565,14 +565,16 @@ fn rules(live: &Live) -> Grid {
     let rows = live.rules.iter().map(|rule| {
         vec![
             rule.name.clone(),
+            rule.state.name().to_owned(),
             rule.open.to_string(),
             per_second(rule.accepted),
             bits(rule.to_target.bytes),
             bits(rule.to_client.bytes),
             per_second(rule.to_target.datagrams + rule.to_client.datagrams),
+            rule.waits_for.clone().unwrap_or_default(),
         ]
     });
-    Grid::new(&["RULE", "OPEN", "NEW", "TO TARGETS", "TO CLIENTS", "DATAGRAMS"], rows)
+    Grid::new(&["RULE", "STATE", "OPEN", "NEW", "TO TARGETS", "TO CLIENTS", "DATAGRAMS", "WAITS FOR"], rows)
 }
 
 fn ends(live: &Live) -> Grid {

@@ -7,7 +7,7 @@ use ratatui::{Terminal, backend::TestBackend};
 use super::*;
 use crate::model::{
     Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState,
-    Quantiles, Rate, Reason, Status, Talker, Talkers,
+    Quantiles, Rate, Reason, RuleState, Status, Talker, Talkers,
 };
 
 fn live() -> Live {
@@ -252,6 +252,8 @@ fn a_forwarder_has_its_rules() {
     (live.server, live.status.job, live.status.datapath) = (None, Job::Forward, None);
     live.rules = vec![LiveRule {
         name: "web".to_owned(),
+        state: RuleState::Waiting,
+        waits_for: Some("cannot listen".to_owned()),
         open: 3,
         accepted: 1.0,
         to_target: Rate { datagrams: 0.0, bytes: 1000.0 },
@@ -262,7 +264,7 @@ fn a_forwarder_has_its_rules() {
     screen.hear(live);
     holds(
         &drawn(&screen, 100, 30),
-        &["turnpike forward", "connections 1234", "to targets 8.00 kbit/s", "web", "target reset"],
+        &["turnpike forward", "connections 1234", "to targets 8.00 kbit/s", "web", "waiting", "target reset"],
     );
 }
 

@@ -280,6 +280,7 @@ function forwarder() {
   const cores = tile("Cores", "What the program takes, 1.0 being one core.");
   const rules = table("Rules", [
     { title: "Rule", heads: true, cell: (row) => row.name },
+    { title: "State", cell: (row) => row.waits_for ?? row.state },
     { title: "Open", number: true, cell: (row) => count(row.open) },
     { title: "New", number: true, cell: (row) => perSecond(row.accepted) },
     { title: "To targets", number: true, cell: (row) => bits(row.to_target.bytes * 8) },

@@ -17,6 +17,7 @@ mod forward_access;
 mod forward_bad_rules;
 mod forward_drain;
 mod forward_formats;
+mod forward_late_listeners;
 mod forward_reload;
 mod forward_sessions;
 mod graceful_stop;

@@ -89,8 +89,8 @@ impl Reader<'_> {
 
         if let Some((text, node)) = self.needed_text(table, origin, "bind_address") {
             draft.origins.insert("rule.listen", node.origin.clone());
-            match parts::local_address(&text) {
-                Ok(address) => draft.rule.bind = address.into(),
+            match parts::host(&text) {
+                Ok(host) => draft.rule.bind = host.into(),
                 Err(why) => self.refuse_because("bind_address", node, &why, "an address of this machine"),
             }
         }

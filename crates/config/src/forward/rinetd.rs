@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use turnpike_forward::{Access, Bind, Endpoint, Host, PortRange, Protocol, Rule};
+use turnpike_forward::{Access, Endpoint, Host, PortRange, Protocol, Rule};
 use turnpike_strict::nearest;
 
 use super::{
@@ -74,20 +74,18 @@ pub(crate) fn read(path: &Path, text: &str, services: &Services, problems: &mut 
     conf
 }
 
-/// A name of this machine, and which rule wants to know its address for what.
-struct LocalName {
+/// A name of this machine that a rule sends from.
+struct SourceName {
     name: String,
     draft: usize,
-    what: &'static str,
     origin: Origin,
-    set: fn(&mut Rule, IpAddr),
 }
 
 /// Names that are looked up at a time.
 const LOOKUPS: usize = 32;
 
 /// Looks names up, many at a time: each may take as long as a name server that does not answer.
-fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<Mistake>) {
+fn resolve(names: Vec<SourceName>, drafts: &mut [Draft], problems: &mut Vec<Mistake>) {
     let mut distinct: Vec<&str> = names.iter().map(|name| name.name.as_str()).collect();
     distinct.sort_unstable();
     distinct.dedup();
@@ -104,20 +102,19 @@ fn resolve(names: Vec<LocalName>, drafts: &mut [Draft], problems: &mut Vec<Mista
     }
     for local in &names {
         match (&answers[local.name.as_str()], drafts.get_mut(local.draft)) {
-            (Ok(address), Some(draft)) => {
-                (local.set)(&mut draft.rule, *address);
-                // Its default name has the address.
-                *draft = draft.clone().with_defaults();
+            (Ok(address), Some(draft)) => set_source(&mut draft.rule, *address),
+            (Err(why), _) => {
+                let problem = format!("src {}: {why}", local.name);
+                problems.push(Mistake::new(&local.origin, "", problem, ADDRESS_FORM));
             }
-            (Err(why), _) => problems.push(Mistake::new(
-                &local.origin,
-                "",
-                format!("{} {}: {why}", local.what, local.name),
-                ADDRESS_FORM,
-            )),
             (Ok(_), None) => {}
         }
     }
+}
+
+/// All addresses are rinetd's word for none in particular.
+fn set_source(rule: &mut Rule, source: IpAddr) {
+    rule.source = (!source.is_unspecified()).then_some(source);
 }
 
 /// One line, read from left to right.
@@ -127,7 +124,7 @@ struct Line<'a> {
     text: &'a str,
     at: usize,
     services: &'a Services,
-    names: &'a mut Vec<LocalName>,
+    names: &'a mut Vec<SourceName>,
 }
 
 type Result<T> = std::result::Result<T, Box<Mistake>>;
@@ -180,9 +177,7 @@ impl Line<'_> {
         let word = self.address("bindaddress")?;
         let host = parts::host(parts::or_zero(&word))
             .map_err(|why| self.problem(at, format!("bindaddress {word}: {why}"), ADDRESS_FORM))?;
-        self.local(host, (number, "bindaddress", at), &mut draft.rule, |rule, address| {
-            rule.bind = Bind::Ip(address);
-        });
+        draft.rule.bind = host.into();
         draft.origins.insert("rule.listen", self.origin(at));
 
         let at = self.skip_blanks();
@@ -216,25 +211,6 @@ impl Line<'_> {
             self.options(&mut draft, number, from, warnings)?;
         }
         Ok(draft.with_defaults())
-    }
-
-    /// Takes an address, or keeps a name for later; `place` is the rule's number, what the name is for, and where it stands.
-    fn local(
-        &mut self,
-        host: Host,
-        (draft, what, at): (usize, &'static str, usize),
-        rule: &mut Rule,
-        set: fn(&mut Rule, IpAddr),
-    ) {
-        match host {
-            Host::Ip(address) => set(rule, address),
-            // No word that stands before a port is one.
-            Host::Unix(_) => {}
-            Host::Name(name) => {
-                let origin = self.origin(at);
-                self.names.push(LocalName { name, draft, what, origin, set });
-            }
-        }
     }
 
     fn address(&mut self, what: &str) -> Result<String> {
@@ -347,9 +323,15 @@ impl Line<'_> {
             }
             "src" => {
                 let source = parts::host(parts::or_zero(value)).map_err(|why| bad(&why))?;
-                self.local(source, (number, "src", at), &mut draft.rule, |rule, source| {
-                    rule.source = (!source.is_unspecified()).then_some(source);
-                });
+                match source {
+                    Host::Ip(address) => set_source(&mut draft.rule, address),
+                    Host::Name(name) => {
+                        let origin = self.origin(at);
+                        self.names.push(SourceName { name, draft: number, origin });
+                    }
+                    // No word that stands before a port is one.
+                    Host::Unix(_) => {}
+                }
             }
             _ => {
                 draft.rule.keepalive = match value {

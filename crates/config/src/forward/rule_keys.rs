@@ -136,7 +136,7 @@ pub(crate) fn defaults(protocol: Protocol) -> Rule {
 fn default_id(rule: &Rule) -> RuleId {
     let mut id =
         format!("{}://{}", protocol_name(rule.protocol), parts::show_listener(&rule.bind, rule.ports));
-    if rule.ports.first == 0 && matches!(rule.bind, Bind::Ip(_)) {
+    if rule.ports.first == 0 && !matches!(rule.bind, Bind::Unix(_)) {
         let targets: Vec<String> = rule.targets.iter().map(Endpoint::to_string).collect();
         let _ = write!(id, "={}", targets.join(","));
     }

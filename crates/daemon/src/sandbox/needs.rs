@@ -77,7 +77,7 @@ impl Needs {
         let written = settings.pid_file.iter().chain(&settings.connection_file).map(PathBuf::as_path);
         let sockets = settings.rules.iter().filter_map(|rule| match &rule.bind {
             Bind::Unix(name) => name.path(),
-            Bind::Ip(_) => None,
+            Bind::Ip(_) | Bind::Name(_) => None,
         });
         needs.written.extend(written.chain(sockets).filter_map(directory_of));
         needs.privileges |= Self::of_rules(settings).privileges;

@@ -123,25 +123,28 @@ impl Engine {
             let asked = || connection.client.local_addr().ok().map(|asked| asked.ip());
             opening.connecting = Instant::now();
             let checked = self.own.check(&state.rule, &address, asked, tick.now);
-            let begun = checked.and_then(|()| address.connect(options)).and_then(|socket| {
+            let connected = checked.and_then(|()| match &address {
+                Address::Ip(target) => {
+                    self.common.circles.connect(*target, opening.hops, || address.connect(options))
+                }
+                Address::Unix(_) => Ok((address.connect(options)?, None)),
+            });
+            let begun = connected.and_then(|(socket, link)| {
                 if !address.is_unix() && state.rule.timers != TcpTimers::default() {
                     socket.set_timers(&state.rule.timers)?;
                     socket.set_keepalive(state.rule.keepalive)?;
                 }
                 tick.poller.add_edge(&socket, token(TARGET, key))?;
-                Ok(socket)
+                Ok((socket, link))
             });
             match begun {
-                Ok(socket) => {
+                Ok((socket, link)) => {
                     opening.stage = Stage::Connecting;
                     opening.deadline = tick.now.saturating_add(opening.patience);
                     if address.is_unix() {
                         connection.down.be_thorough();
                     }
-                    if let Address::Ip(target) = &address {
-                        let local = || socket.local_addr();
-                        connection.link = state.link(&self.common.circles, *target, local, opening.hops);
-                    }
+                    connection.link = link;
                     connection.target = Some(socket);
                     connection.target_address = Some(address);
                     connection.seat = self.rules[connection.rule].sit(seat);

@@ -53,7 +53,7 @@ fn rules_are_read_as_rinetd_reads_them() {
         assert_eq!(parts::show_listener(&rule.bind, rule.ports), listen, "{line}");
         assert_eq!(rule.targets.iter().map(ToString::to_string).collect::<Vec<_>>(), [target], "{line}");
     }
-    assert!(matches!(rule("localhost 80 10.0.0.1 80").bind, Bind::Ip(ip) if ip.is_loopback()));
+    assert_eq!(rule("localhost 80 10.0.0.1 80").bind, Bind::Name("localhost".to_owned()));
     assert_eq!(rule("0.0.0.0 1 Host.Example 2").targets[0].host, Host::Name("host.example".to_owned()));
 }
 
@@ -241,26 +241,22 @@ fn a_pattern_that_fits_no_address_is_a_warning_with_a_suggestion() {
     assert_eq!(patterns(&conf.drafts[0].rule.access.deny), ["127.0.0", "999.0.0.1", "10.*"]);
 }
 
-fn is_loopback(bind: &Bind) -> bool {
-    matches!(bind, Bind::Ip(address) if address.is_loopback())
-}
-
 #[test]
 fn no_name_is_looked_up_while_a_line_is_wrong_and_each_that_has_no_address_is_told() {
-    let names =
-        "a.invalid 80 10.0.0.1 80\n0.0.0.0 81 10.0.0.1 81 [src=b.invalid]\na.invalid 82 10.0.0.1 82\n";
+    let names = "0.0.0.0 80 10.0.0.1 80 [src=a.invalid]\n0.0.0.0 81 10.0.0.1 81 [src=b.invalid]\n\
+                 0.0.0.0 82 10.0.0.1 82 [src=a.invalid]\n";
     let wrong = parse(&format!("{names}0.0.0.0 80 10.0.0.1\n")).expect_err("one line is wrong");
     assert_eq!(wrong.len(), 1, "{wrong:?}");
     assert!(wrong[0].starts_with("r.conf:4:20: "), "{wrong:?}");
     let unknown = parse(names).expect_err("RFC 2606: nobody has these names");
-    let places = ["r.conf:1:1: bindaddress a.invalid: ", "r.conf:2:25: src b.invalid: ", "r.conf:3:1: "];
+    let places = ["r.conf:1:25: src a.invalid: ", "r.conf:2:25: src b.invalid: ", "r.conf:3:25: "];
     assert_eq!(unknown.len(), places.len(), "{unknown:?}");
     for (told, place) in unknown.iter().zip(places) {
         assert!(told.starts_with(place) && told.contains("cannot be resolved"), "{told}");
     }
     let known = conf("localhost 80 10.0.0.1 80 [src=localhost]\n").drafts.remove(0).rule;
-    assert!(is_loopback(&known.bind) && known.source.is_some_and(|source| source.is_loopback()));
-    assert_eq!(known.id.0, format!("tcp://{}", parts::show_listener(&known.bind, known.ports)));
+    assert!(known.source.is_some_and(|source| source.is_loopback()));
+    assert_eq!(known.id.0, "tcp://localhost:80");
 }
 
 #[test]

@@ -1,0 +1,221 @@
+//! The rules in force, and those that wait until they can be bound. All of it is the control thread's.
+
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashMap;
+use turnpike_net::{Datapath, SocketFile, passed::Transport};
+
+use crate::{
+    Address, Bind, Rule, Settings, StartError,
+    kernel::Loaded,
+    listen::{self, Bound, BoundRule, Held, Kind},
+    preflight,
+    resolver::{Name, Resolver},
+    state::RuleState,
+    targets::Targets,
+    upgrade::Matched,
+};
+
+/// How long a start or a reload waits for the addresses of listeners that are names.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The rules in force.
+#[derive(Default)]
+pub(crate) struct Rules {
+    pub(crate) active: Vec<Active>,
+    pub(crate) next_key: u32,
+    pub(crate) loaded: Loaded,
+    /// Those that could not be bound, with [`Settings::keep_going`].
+    pub(crate) waiting: Vec<Waiting>,
+    /// Last known addresses of the names that rules listen on.
+    pub(crate) names: HashMap<String, IpAddr>,
+    /// The listeners are closed.
+    pub(crate) drained: bool,
+}
+
+/// A rule in force.
+pub(crate) struct Active {
+    pub(crate) state: Arc<RuleState>,
+    pub(crate) addresses: Vec<Address>,
+    /// Of a Unix socket; gone with the rule.
+    pub(crate) file: Option<SocketFile>,
+}
+
+/// A rule that could not be bound.
+pub(crate) struct Waiting {
+    /// As configured.
+    pub(crate) rule: Rule,
+    /// Why it cannot be bound.
+    pub(crate) error: String,
+    /// The name that it listens on, looked up for as long as it waits.
+    name: Option<Arc<Name>>,
+}
+
+impl Waiting {
+    fn new(rule: Rule, error: &StartError, resolver: &Resolver) -> Self {
+        let name = host_of(&rule).map(|host| resolver.name(host, true));
+        Self { rule, error: error.to_string(), name }
+    }
+
+    /// With the address that its name has by now.
+    fn resolved(&self) -> Rule {
+        let address = self.name.as_ref().and_then(|name| name.addresses().first().copied());
+        with_address(&self.rule, address)
+    }
+}
+
+/// Puts addresses in place of the names that rules listen on, and waits for them. A rule whose name never had any keeps the name.
+pub(crate) fn resolved(
+    rules: &[Rule],
+    resolver: &Resolver,
+    known: &mut HashMap<String, IpAddr>,
+) -> Vec<Rule> {
+    let names: Vec<_> =
+        rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
+    let deadline = Instant::now() + PATIENCE;
+    let before = std::mem::take(known);
+    let mut all = Vec::with_capacity(rules.len());
+    for (rule, name) in rules.iter().zip(&names) {
+        let Some((host, name)) = name else {
+            all.push(rule.clone());
+            continue;
+        };
+        name.wait(deadline);
+        let address = name.addresses().first().or_else(|| before.get(*host)).copied();
+        known.extend(address.map(|address| ((*host).to_owned(), address)));
+        all.push(with_address(rule, address));
+    }
+    all
+}
+
+fn host_of(rule: &Rule) -> Option<&str> {
+    match &rule.bind {
+        Bind::Name(host) => Some(host),
+        Bind::Ip(_) | Bind::Unix(_) => None,
+    }
+}
+
+fn with_address(rule: &Rule, address: Option<IpAddr>) -> Rule {
+    match (&rule.bind, address) {
+        (Bind::Name(_), Some(address)) => Rule { bind: address.into(), ..rule.clone() },
+        _ => rule.clone(),
+    }
+}
+
+/// Rules that a start or a reload adds, with their listeners bound.
+pub(crate) struct NewRules {
+    pub(crate) active: Vec<Active>,
+    /// What each worker gets.
+    pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
+    /// Those that could not be bound, and why.
+    pub(crate) failed: Vec<StartError>,
+    pub(crate) waiting: Vec<Waiting>,
+}
+
+/// Binds the listeners of rules that a start or a reload adds.
+pub(crate) struct Binder<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) datapath: Datapath,
+    pub(crate) resolver: &'a Resolver,
+    pub(crate) workers: usize,
+    /// Of the next rule.
+    pub(crate) key: u32,
+    pub(crate) held: Held,
+    /// What another process has listened on.
+    pub(crate) matched: Matched,
+}
+
+impl Binder<'_> {
+    /// Takes each rule as configured and [`resolved`].
+    pub(crate) fn bind<'r>(
+        &mut self,
+        rules: impl Iterator<Item = (&'r Rule, &'r Rule)>,
+    ) -> Result<NewRules, StartError> {
+        let mut new = self.nothing();
+        for (place, (configured, rule)) in rules.enumerate() {
+            match self.bind_one(place, rule) {
+                Ok(bound) => self.add(rule, bound, &mut new),
+                Err(error) if self.settings.keep_going => {
+                    new.waiting.push(Waiting::new(configured.clone(), &error, self.resolver));
+                    new.failed.push(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(new)
+    }
+
+    /// Tries those again that wait; the others get the reason of this time.
+    pub(crate) fn retry(&mut self, waiting: &mut [Waiting]) -> NewRules {
+        let mut new = self.nothing();
+        for waiting in waiting {
+            let rule = waiting.resolved();
+            match self.bind_one(usize::MAX, &rule) {
+                Ok(bound) => self.add(&rule, bound, &mut new),
+                Err(error) => waiting.error = error.to_string(),
+            }
+        }
+        new
+    }
+
+    fn nothing(&self) -> NewRules {
+        let of_workers = std::iter::repeat_with(Vec::new).take(self.workers).collect();
+        NewRules { active: Vec::new(), of_workers, failed: Vec::new(), waiting: Vec::new() }
+    }
+
+    fn add(&mut self, rule: &Rule, (addresses, file, bound): BoundRule, new: &mut NewRules) {
+        let targets = Targets::new(rule, |host, any_route| self.resolver.name(host, any_route));
+        let state = Arc::new(RuleState::new(self.key, rule.clone(), targets, self.settings.kernel));
+        self.key = self.key.wrapping_add(1);
+        for (of_worker, bound) in new.of_workers.iter_mut().zip(bound) {
+            of_worker.push((Arc::clone(&state), bound));
+        }
+        new.active.push(Active { state, addresses, file });
+    }
+
+    fn bind_one(&mut self, place: usize, rule: &Rule) -> Result<BoundRule, StartError> {
+        if let Bind::Name(host) = &rule.bind {
+            let error = self.resolver.name(host, true).error();
+            return Err(StartError::Name {
+                rule: rule.id.0.clone(),
+                listener: format!("{}:{}", rule.bind, rule.ports),
+                error: error.unwrap_or_else(|| "no answer from the name server".to_owned()),
+            });
+        }
+        preflight::check(rule)?;
+        match self.matched.listeners(place) {
+            Some(listeners) => Ok(listen::take_over(rule, listeners)?),
+            None => listen::bind(rule, self.workers, self.datapath, &mut self.held, &self.settings.passed),
+        }
+    }
+}
+
+/// The ports of rules.
+pub(crate) fn listening(rules: &[Active]) -> impl Iterator<Item = (Transport, u16)> {
+    let ports = |rule: &Active| {
+        let transport = Kind::of(rule.state.rule.protocol).speaks();
+        rule.addresses
+            .iter()
+            .filter(|at| !at.is_unix())
+            .map(move |at| (transport, at.port()))
+            .collect::<Vec<_>>()
+    };
+    rules.iter().flat_map(ports)
+}
+
+/// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.
+pub(crate) fn hand_files_over(left: &mut [Active], newcomers: &mut [Active]) {
+    for new in newcomers.iter_mut().filter(|new| new.file.is_none()) {
+        let old = left.iter_mut().find(|old| old.file.is_some() && old.addresses == new.addresses);
+        new.file = old.and_then(|old| old.file.take());
+        if let Some(file) = &new.file
+            && let Err(error) = file.set_mode(new.state.rule.socket_mode)
+        {
+            tracing::warn!(rule = new.state.rule.id.0, %error, "cannot change the permissions of its socket");
+        }
+    }
+}
