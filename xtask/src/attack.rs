@@ -18,39 +18,64 @@ pub(crate) struct Options {
     #[arg(long)]
     dry: bool,
 
+    /// Only tests of these modules, such as `newcomers`, and the tables whose rows all come from them [default: all]
+    #[arg(value_name = "MODULE")]
+    modules: Vec<String>,
+
     /// The program to test [default: a release build of this repository]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
-/// Names of the tables in the output of the tests, and the heads that they have.
-const TABLES: [(&str, &str, &str); 5] = [
-    (
-        "peers",
-        "| data path | way in | UDP | TCP | TLS | DTLS | let in |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ),
-    (
-        "strangers",
-        "| transport | message | variants | not answered | most bytes out per byte in | of all together |",
-        "| --- | --- | ---: | ---: | --- | ---: |",
-    ),
-    (
-        "kept",
-        "| of strangers | how many | bytes kept of each | descriptors of each | bytes of log | bound |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
-    ),
-    (
-        "newcomers",
-        "| realm (bytes) | newcomers per second | networks | client | transport | clients | relayed | p50 idle (ms) | p50 | p99 idle (ms) | p99 |",
-        "| ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ),
-    (
-        "witness",
-        "| attack on the worker | so often | datagrams of the witnesses | lost | p99 of a round trip by UDP (us) | TCP | TLS | DTLS |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ),
+/// A table in the output of the tests.
+struct Table {
+    name: &'static str,
+    head: &'static str,
+    line: &'static str,
+    /// Modules of tests that print its rows.
+    modules: &'static [&'static str],
+}
+
+const TABLES: [Table; 5] = [
+    Table {
+        name: "peers",
+        head: "| data path | way in | UDP | TCP | TLS | DTLS | let in |",
+        line: "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        modules: &["matrix", "peers"],
+    },
+    Table {
+        name: "strangers",
+        head: "| transport | message | variants | not answered | most bytes out per byte in | of all together |",
+        line: "| --- | --- | ---: | ---: | --- | ---: |",
+        modules: &["matrix"],
+    },
+    Table {
+        name: "kept",
+        head: "| of strangers | how many | bytes kept of each | descriptors of each | bytes of log | bound |",
+        line: "| --- | ---: | ---: | ---: | ---: | --- |",
+        modules: &["kept"],
+    },
+    Table {
+        name: "newcomers",
+        head: "| realm (bytes) | newcomers per second | networks | client | transport | clients | relayed | p50 idle (ms) | p50 | p99 idle (ms) | p99 |",
+        line: "| ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        modules: &["newcomers"],
+    },
+    Table {
+        name: "witness",
+        head: "| attack on the worker | so often | datagrams of the witnesses | lost | p99 of a round trip by UDP (us) | TCP | TLS | DTLS |",
+        line: "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        modules: &["access", "floods", "users", "wire", "witness"],
+    },
 ];
+
+impl Table {
+    /// Whether a run of these modules has all its rows; none are all.
+    fn is_asked_for(&self, modules: &[String]) -> bool {
+        modules.is_empty() || self.modules.iter().all(|module| modules.iter().any(|asked| asked == module))
+    }
+}
+
 const DOCUMENT: &str = "docs/reliability.md";
 /// Each of them has rows of its own among the peers. Those of the kernel need root, and XDP ethtool too.
 const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-generic"];
@@ -60,10 +85,11 @@ const DATAPATHS: [&str; 6] = ["basic", "mmsg", "gso", "kernel", "xdp", "xdp-gene
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let root = repository()?;
     let program = program(&root, options.program.as_deref())?;
+    let tables: Vec<&Table> = TABLES.iter().filter(|table| table.is_asked_for(&options.modules)).collect();
     let mut child = end_to_end(&root)
-        .arg("attack::")
         // One after the other: that a witness loses nothing is said of an attack, not of other tests.
         .args(["--", "--nocapture", "--test-threads", "1"])
+        .args(filters(&options.modules))
         .env("TURNPIKE_TEST_ATTACK", "1")
         .env("TURNPIKE_TEST_PROGRAM", program)
         .stdout(Stdio::piped())
@@ -78,9 +104,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     let status = child.wait()?;
     let document = fs::read_to_string(root.join(DOCUMENT))?;
-    let skipped = said.skipped();
-    for (name, head, line) in TABLES {
-        if let Some(table) = said.table(name, head, line) {
+    let skipped = said.skipped(&tables);
+    for table in &tables {
+        if let Some(table) = said.table(table) {
             println!("\n{table}");
         }
     }
@@ -94,11 +120,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         println!("{DOCUMENT} stays as it is, for these rows of it have not been asked for again");
         return Ok(ExitCode::from(INCOMPLETE));
     }
-    let document = said.written_into(&document)?;
+    let document = said.written_into(&document, &tables)?;
     if !options.dry {
         fs::write(root.join(DOCUMENT), document)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Paths of the tests of these modules.
+fn filters(modules: &[String]) -> Vec<String> {
+    match modules {
+        [] => vec!["attack::".into()],
+        modules => modules.iter().map(|module| format!("attack::{module}::")).collect(),
+    }
 }
 
 /// What the tests have said, line by line.
@@ -130,26 +164,28 @@ impl Said {
     }
 
     /// What is not in the tables, and why; nothing where they are whole.
-    fn skipped(&self) -> Vec<String> {
+    fn skipped(&self, tables: &[&Table]) -> Vec<String> {
         let peers = self.rows.get("peers").map_or(&[][..], Vec::as_slice);
         // A row begins with its data path.
         let has = |datapath: &str| peers.iter().any(|row| row.starts_with(&format!("| {datapath} |")));
-        let missing = DATAPATHS.iter().filter(|datapath| !has(datapath));
+        let are_asked_for = tables.iter().any(|table| table.name == "peers");
+        let missing = DATAPATHS.iter().filter(|datapath| are_asked_for && !has(datapath));
         let missing = missing.map(|datapath| format!("no row of the data path {datapath}"));
-        let tables = TABLES.iter().filter(|(name, ..)| !self.rows.contains_key(*name));
-        let tables = tables.map(|(name, ..)| format!("no row of the table {name}"));
+        let tables = tables.iter().filter(|table| !self.rows.contains_key(table.name));
+        let tables = tables.map(|table| format!("no row of the table {}", table.name));
         self.reasons.iter().cloned().chain(missing).chain(tables).collect()
     }
 
-    fn table(&self, name: &str, head: &str, line: &str) -> Option<String> {
-        Some(format!("{head}\n{line}\n{}\n", self.rows.get(name)?.join("\n")))
+    fn table(&self, Table { name, head, line, .. }: &Table) -> Option<String> {
+        Some(format!("{head}\n{line}\n{}\n", self.rows.get(*name)?.join("\n")))
     }
 
     /// A document with these tables.
-    fn written_into(&self, document: &str) -> Result<String, Failure> {
-        TABLES.iter().try_fold(document.to_owned(), |document, (name, head, line)| {
-            let table = self.table(name, head, line).ok_or(format!("no test has printed a row of {name}"))?;
-            with_table(&document, name, "cargo xtask attack", &table)
+    fn written_into(&self, document: &str, tables: &[&Table]) -> Result<String, Failure> {
+        tables.iter().try_fold(document.to_owned(), |document, table| {
+            let name = table.name;
+            let rows = self.table(table).ok_or(format!("no test has printed a row of {name}"))?;
+            with_table(&document, name, "cargo xtask attack", &rows)
         })
     }
 }
@@ -178,10 +214,34 @@ mod tests {
     }
 
     fn document() -> String {
-        let table = |(name, ..): &(&str, &str, &str)| {
+        let table = |Table { name, .. }: &Table| {
             format!("<!-- {name}: written by cargo xtask attack -->\nold\n<!-- end of {name} -->\n")
         };
         TABLES.iter().map(table).collect()
+    }
+
+    fn all() -> Vec<&'static Table> {
+        TABLES.iter().collect()
+    }
+
+    #[test]
+    fn a_run_of_modules_writes_the_tables_that_are_theirs_alone() {
+        let named = |modules: &[&str]| -> Vec<&str> {
+            let modules: Vec<String> = modules.iter().map(|module| (*module).to_owned()).collect();
+            let asked = TABLES.iter().filter(|table| table.is_asked_for(&modules));
+            asked.map(|table| table.name).collect()
+        };
+        assert_eq!(named(&["newcomers"]), ["newcomers"]);
+        assert_eq!(named(&["matrix"]), ["strangers"]);
+        assert_eq!(named(&["matrix", "peers"]), ["peers", "strangers"]);
+        assert_eq!(named(&[]).len(), TABLES.len());
+
+        let newcomers: Vec<&Table> = TABLES.iter().filter(|table| table.name == "newcomers").collect();
+        let mut said = Said::default();
+        assert!(said.take("ATTACK newcomers | 20 | 200 |"));
+        assert_eq!(said.skipped(&newcomers), [""; 0]);
+        let written = said.written_into(&document(), &newcomers).expect("its marks are there");
+        assert_eq!(written.matches("old").count(), TABLES.len() - 1, "{written}");
     }
 
     #[test]
@@ -190,8 +250,8 @@ mod tests {
         assert!(!said.take("test result: ok"));
         // Told by each of two data paths, and one row.
         assert!(said.take("ATTACK kept | a | b |"));
-        assert_eq!(said.skipped(), [""; 0]);
-        let written = said.written_into(&document()).expect("all marks are there");
+        assert_eq!(said.skipped(&all()), [""; 0]);
+        let written = said.written_into(&document(), &all()).expect("all marks are there");
         assert!(written.contains("| xdp-generic | send |") && !written.contains("old"), "{written}");
         assert_eq!(written.matches("| a | b |").count(), 4, "{written}");
     }
@@ -209,10 +269,10 @@ mod tests {
             "no row of the data path xdp",
             "no row of the data path xdp-generic",
         ];
-        assert_eq!(said.skipped(), told);
+        assert_eq!(said.skipped(&all()), told);
         // One that nobody says anything of, and whose name begins another's.
-        assert_eq!(said_without(&["xdp"]).skipped(), ["no row of the data path xdp"]);
-        assert_eq!(said_without(&["kernel"]).skipped(), ["no row of the data path kernel"]);
-        assert_eq!(Said::default().skipped().len(), DATAPATHS.len() + TABLES.len());
+        assert_eq!(said_without(&["xdp"]).skipped(&all()), ["no row of the data path xdp"]);
+        assert_eq!(said_without(&["kernel"]).skipped(&all()), ["no row of the data path kernel"]);
+        assert_eq!(Said::default().skipped(&all()).len(), DATAPATHS.len() + TABLES.len());
     }
 }
