@@ -227,7 +227,7 @@ fn calls_outlast_credential_nonce_reload_and_secret() {
     println!("REPORT: requests with a nonce that had expired: {stale}");
 }
 
-/// libnice 0.1.21 renews its channel after nine minutes, and repeats a refused renewal at once for a minute.
+/// libnice 0.1.21 renews its channel after nine minutes, and repeats a refused renewal at once.
 #[test]
 #[ignore = "takes twelve minutes: ./test calls"]
 fn libnice_whose_session_ended_gets_few_refusals() {
