@@ -42,7 +42,7 @@ use crate::{
 
 /// What somebody waits for who has shown a wrong token, or a wrong key: with a few dozen connections at a time, a few dozen tries a second.
 pub(crate) const WRONG_TOKEN: Duration = Duration::from_secs(1);
-/// Characters of a path in a log line.
+/// Bytes of a path in a log line.
 const LONGEST_PATH: usize = 200;
 
 /// Answered whoever asks: a program that looks after this one need not know a token, and the files of the page, which hold nothing of
@@ -218,7 +218,7 @@ impl Guard {
         mut request: Request,
         next: Next,
     ) -> Response {
-        let (what, by) = (what(&request), grant.to_string());
+        let (what, by) = (What::of(&request), grant.to_string());
         request.extensions_mut().insert(grant);
         if !changes_something(request.method()) {
             progress.iter().for_each(Progress::work);
@@ -249,7 +249,7 @@ impl Guard {
     }
 
     async fn refuse(&self, via: &Via, request: Request, refused: Refused) -> Response {
-        let what = what(&request);
+        let what = What::of(&request);
         let is_logged = changes_something(request.method()) || matches!(refused, Refused::WrongToken);
         let problem = match refused {
             Refused::For(problem) => problem,
@@ -262,7 +262,8 @@ impl Guard {
         if is_logged && self.refusals.admits(via) {
             tracing::warn!(
                 target: "turnpike::audit",
-                by = %via, request = what, status = problem.status, code = problem.code,
+                by = via.to_string(), request = what.request, path_bytes = what.path_bytes,
+                status = problem.status, code = problem.code,
                 "admin request refused"
             );
         }
@@ -290,12 +291,21 @@ pub(crate) async fn admit(
     response
 }
 
-/// Method and path for a log line: printable ASCII, cut with a mark.
-fn what(request: &Request) -> String {
-    let path = request.uri().path();
-    let shown: String = path.chars().flat_map(char::escape_default).take(LONGEST_PATH).collect();
-    let mark = if shown.len() < path.len() { "…" } else { "" };
-    format!("{} {shown}{mark}", request.method())
+/// Method and path for a log line, and the length of a path that was cut.
+pub(crate) struct What {
+    pub(crate) request: String,
+    pub(crate) path_bytes: Option<usize>,
+}
+
+impl What {
+    pub(crate) fn of(request: &Request) -> Self {
+        let path = request.uri().path();
+        let end = path.floor_char_boundary(LONGEST_PATH);
+        Self {
+            request: format!("{} {}", request.method(), &path[..end]),
+            path_bytes: (end < path.len()).then_some(path.len()),
+        }
+    }
 }
 
 /// Marks an answer as one that nobody keeps, nor takes for something else.
@@ -308,11 +318,11 @@ pub(crate) fn keep_from_being_kept(headers: &mut HeaderMap) {
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
 }
 
-fn log(by: &str, what: &str, response: &Response) {
+fn log(by: &str, What { request, path_bytes }: &What, response: &Response) {
     let result = response.extensions().get::<Audit>().map(|Audit(text)| text.as_str());
     tracing::info!(
         target: "turnpike::audit",
-        by, request = what, status = response.status().as_u16(), result,
+        by, request, path_bytes, status = response.status().as_u16(), result,
         "admin request"
     );
 }

@@ -16,7 +16,7 @@ use turnpike_config::{Secret, Settings, api_keys};
 use turnpike_stores::ApiKey;
 
 use crate::{
-    access::{Audit, Via, WRONG_TOKEN, is_of_another_page, keep_from_being_kept},
+    access::{Audit, Via, WRONG_TOKEN, What, is_of_another_page, keep_from_being_kept},
     changes::Changes,
     connections::{self, Limits},
     hosts,
@@ -96,7 +96,7 @@ pub(crate) async fn admit(
     let mut response = match verdict {
         Ok(Passes::Preflight) => preflight(),
         Ok(Passes::Request) => {
-            let what = format!("{} {}", request.method(), request.uri().path());
+            let what = What::of(&request);
             let response = next.run(request).await;
             write_line(&via, &what, &response);
             response
@@ -129,11 +129,11 @@ fn preflight() -> Response {
     response
 }
 
-fn write_line(via: &Via, what: &str, response: &Response) {
+fn write_line(via: &Via, What { request, path_bytes }: &What, response: &Response) {
     let Some(Audit(result)) = response.extensions().get::<Audit>() else { return };
     tracing::info!(
         target: "turnpike::credentials",
-        by = %via, request = what, status = response.status().as_u16(), result,
+        by = via.to_string(), request, path_bytes, status = response.status().as_u16(), result,
         "credential issued"
     );
 }
@@ -216,7 +216,7 @@ impl Keys {
             Err(refusal) => {
                 if refusal.reason == Reason::WrongKey {
                     if self.refusals.admits(via) {
-                        tracing::warn!(target: "turnpike::credentials", by = %via, "wrong key");
+                        tracing::warn!(target: "turnpike::credentials", by = via.to_string(), "wrong key");
                     }
                     sleep(WRONG_TOKEN).await;
                 }

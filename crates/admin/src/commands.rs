@@ -8,6 +8,7 @@ mod keeper;
 use std::io::{self, Write};
 
 use serde::{Serialize, de::DeserializeOwned};
+use turnpike_wire::escape;
 
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
@@ -131,8 +132,8 @@ pub fn end_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -
     } else {
         let Session { id, user, client, node, process, .. } = &session;
         let process = process.map_or_else(String::new, |pid| format!(", in process {pid}"));
-        let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {node}"));
-        writeln!(out, "ended session {id} of {user:?}, client {client}{process}{node}")?;
+        let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {}", escape::name(node)));
+        writeln!(out, "ended session {id} of {:#}, client {client}{process}{node}", escape::name(user))?;
     }
     Ok(())
 }
@@ -169,13 +170,13 @@ pub fn reload(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), Co
     }
     let Reloaded { changed, after_restart, warnings } = reloaded;
     for warning in &warnings {
-        writeln!(out, "warning: {warning}")?;
+        writeln!(out, "warning: {}", escape::line(warning))?;
     }
     for key in &after_restart {
         writeln!(out, "{key}: takes effect only after a restart")?;
     }
     for line in &changed {
-        writeln!(out, "{line}")?;
+        writeln!(out, "{}", escape::line(line))?;
     }
     if changed.is_empty() {
         writeln!(out, "reloaded; nothing has changed that a reload takes")?;
@@ -223,7 +224,7 @@ fn encoded(name: &str) -> String {
 }
 
 fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    writeln!(out, "{}", serde_json::to_string_pretty(value)?)
+    writeln!(out, "{}", escape::json(&serde_json::to_string_pretty(value)?))
 }
 
 /// Rows as they come.
@@ -252,7 +253,7 @@ impl<const N: usize> List<N> {
             Self::Json(begun) => {
                 for item in items {
                     let lead = if std::mem::replace(begun, true) { ",\n" } else { "[\n" };
-                    write!(out, "{lead}{}", serde_json::to_string(item)?)?;
+                    write!(out, "{lead}{}", escape::json(&serde_json::to_string(item)?))?;
                 }
                 Ok(())
             }
@@ -271,7 +272,7 @@ impl<const N: usize> List<N> {
                 if count == 0 {
                     writeln!(out, "{none}")?;
                 }
-                silent.iter().try_for_each(|why| writeln!(out, "missing: {why}"))
+                silent.iter().try_for_each(|why| writeln!(out, "missing: {}", escape::line(why)))
             }
             Self::Json(false) => writeln!(out, "[]"),
             Self::Json(true) => writeln!(out, "\n]"),

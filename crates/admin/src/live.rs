@@ -29,6 +29,7 @@ use tokio::{
     time::{Instant as Deadline, MissedTickBehavior, interval, timeout, timeout_at},
 };
 use turnpike_turn::server::stats::ALLOCATION_MS;
+use turnpike_wire::escape;
 
 use crate::{
     model::{History, Live, Status, Talkers},
@@ -84,7 +85,7 @@ impl Frame {
 /// As server-sent events have it: the JSON has no line ends.
 fn event(name: &str, data: &impl serde::Serialize) -> Bytes {
     let json = serde_json::to_string(data).unwrap_or_default();
-    format!("event: {name}\ndata: {json}\n\n").into()
+    format!("event: {name}\ndata: {}\n\n", escape::json(&json)).into()
 }
 
 impl Feed {

@@ -4,6 +4,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use turnpike_wire::escape;
 
 use crate::model::Problem;
 
@@ -110,7 +111,7 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = serde_json::to_string(&self).unwrap_or_default();
+        let body = escape::json(&serde_json::to_string(&self).unwrap_or_default()).into_owned();
         let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], body).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
             // Whole seconds (RFC 9110 section 10.2.3).

@@ -13,6 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::{sync::Semaphore, time::Instant};
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Question, Rights};
+use turnpike_wire::escape;
 
 use crate::{access::Via, model::Problem, problem::PROBLEM_JSON, program::Fleet};
 
@@ -69,6 +70,6 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String) ->
 }
 
 fn problem(problem: &Problem) -> Answer {
-    let body = serde_json::to_string(problem).unwrap_or_default();
+    let body = escape::json(&serde_json::to_string(problem).unwrap_or_default()).into_owned();
     Answer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body }
 }

@@ -23,6 +23,7 @@ use axum::{
     routing::{delete, get, post},
 };
 use serde::Serialize;
+use turnpike_wire::escape;
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -295,7 +296,8 @@ struct Json<T>(T);
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
         match serde_json::to_string(&self.0) {
-            Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+            Ok(text) => ([(header::CONTENT_TYPE, "application/json")], escape::json(&text).into_owned())
+                .into_response(),
             Err(error) => {
                 let code = "not_written";
                 Problem::new(StatusCode::INTERNAL_SERVER_ERROR, code, error.to_string()).into_response()

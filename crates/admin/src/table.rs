@@ -5,6 +5,8 @@ use std::{
     io::{self, Write},
 };
 
+use turnpike_wire::escape;
+
 /// Writes rows as they come; the widths are those of the first rows, which come together.
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
@@ -22,7 +24,7 @@ impl<const N: usize> Table<N> {
             return Ok(());
         }
         let rows: Vec<[String; N]> =
-            rows.iter().map(|row| row.each_ref().map(|cell| printable(cell))).collect();
+            rows.iter().map(|row| row.each_ref().map(|cell| escape::name(cell).to_string())).collect();
         let widths = match self.widths {
             Some(widths) => widths,
             None => {
@@ -46,19 +48,6 @@ fn line<const N: usize>(out: &mut dyn Write, widths: &[usize; N], cells: &[Strin
         let _ = write!(text, "{cell:width$}  ");
     }
     writeln!(out, "{}", text.trim_end())
-}
-
-/// What a client has sent must not move the cursor of a terminal, nor end the line.
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
 }
 
 /// Bytes in a unit that leaves three digits.
@@ -111,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_has_sent_moves_no_cursor() {
-        assert_eq!(
-            written(&[&[["a\u{1b}[2J\n", "\u{9b}x"]]]),
-            "A             LONG\na\\u{1b}[2J\\n  \\u{9b}x\n"
-        );
+    fn cells_show_any_name_on_their_line() {
+        for (name, shown) in turnpike_testkit::names::CORPUS {
+            let text = written(&[&[["1", name]]]);
+            assert_eq!(text, format!("A  LONG\n1  {shown}\n"));
+        }
     }
 
     #[test]

@@ -24,9 +24,6 @@ use x509_cert::der::Decode as _;
 
 use crate::access::ClientCertificate;
 
-/// Characters of a client certificate's subject in a log line.
-const LONGEST_SUBJECT: usize = 200;
-
 /// What is wrong with a certificate or an authority; the message names the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", file.display())]
@@ -121,9 +118,7 @@ impl Tls {
 fn certificate_name(certificate: &CertificateDer<'_>) -> String {
     let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "without a name".to_owned() };
     let content = read.tbs_certificate();
-    let subject = content.subject().to_string();
-    let shown: String = subject.chars().flat_map(char::escape_default).take(LONGEST_SUBJECT).collect();
-    format!("{shown} (serial {})", content.serial_number())
+    format!("{} (serial {})", content.subject(), content.serial_number())
 }
 
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {

@@ -17,6 +17,7 @@ use ratatui::{
     layout::Rect,
     widgets::Widget as _,
 };
+use turnpike_wire::escape;
 
 use crate::{
     client::{Client, ClientError},
@@ -207,7 +208,7 @@ fn lines(
 ) -> Result<(), CommandError> {
     loop {
         let live: Live = client.get("/v1/live")?;
-        writeln!(out, "{}", serde_json::to_string(&live).map_err(io::Error::from)?)?;
+        writeln!(out, "{}", escape::json(&serde_json::to_string(&live).map_err(io::Error::from)?))?;
         out.flush()?;
         if options.once {
             return Ok(());

@@ -40,6 +40,7 @@ use turnpike_load::{
     stream, turn, udp,
 };
 use turnpike_probe::ProbeError;
+use turnpike_wire::escape;
 
 use crate::{
     admin_wiring::Admin,
@@ -374,7 +375,7 @@ fn show(report: &Report, unit: Unit, json: Option<&Path>) -> io::Result<()> {
     let Some(path) = json else {
         return writeln!(io::stdout(), "{}", Summary { report, unit }).or_else(forgive_closed_pipe);
     };
-    let mut text = serde_json::to_string(report)?;
+    let mut text = escape::json(&serde_json::to_string(report)?).into_owned();
     text.push('\n');
     if path.as_os_str() == "-" {
         return io::stdout().write_all(text.as_bytes()).or_else(forgive_closed_pipe);
@@ -400,7 +401,7 @@ fn written(what: &str, result: io::Result<()>) -> ExitCode {
 
 /// A line on standard error. `eprintln!` would panic where nobody reads that any more.
 fn tell(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", escape::line(&line.to_string()));
 }
 
 /// Says that others can read the token in a file that was named.

@@ -6,15 +6,15 @@ use std::{
 };
 
 use turnpike_probe::{Level, Report};
+use turnpike_wire::escape;
 
 use crate::forgive_closed_pipe;
 
 pub(crate) fn show(report: &Report, json: bool) -> io::Result<()> {
     let shown = if json {
-        let text = serde_json::to_string(report)?;
-        writeln!(io::stdout(), "{text}")
+        writeln!(io::stdout(), "{}", escape::json(&serde_json::to_string(report)?))
     } else {
-        write!(io::stdout(), "{}", Text(report))
+        Text(report).to_string().lines().try_for_each(|line| writeln!(io::stdout(), "{}", escape::line(line)))
     };
     shown.or_else(forgive_closed_pipe)
 }
@@ -27,7 +27,7 @@ impl fmt::Display for Text<'_> {
         let report = self.0;
         write!(f, "{}", report.server)?;
         if let Some(software) = &report.software {
-            write!(f, " ({software})")?;
+            write!(f, " ({})", escape::name(software).cut(255))?;
         }
         writeln!(f)?;
         for line in &report.findings {

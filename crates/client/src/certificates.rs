@@ -19,7 +19,7 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-use turnpike_wire::pem::with_markers_on_lines;
+use turnpike_wire::{escape, pem::with_markers_on_lines};
 
 use crate::{InvalidSetting, TlsOptions};
 
@@ -197,7 +197,8 @@ fn listed(presented: &[String]) -> String {
         let ip = within(text, "IpAddress(", ")")
             .map(|ip| ip.parse().map_or(ip, |ip: std::net::IpAddr| ip.to_string()));
         let name = within(text, "DnsName(\"", "\")").or(ip)?;
-        Some(name.chars().filter(|c| !c.is_control()).collect::<String>())
+        // Escaped by rustls already.
+        Some(escape::line(&name).to_string())
     };
     let mut names: Vec<_> = presented.iter().filter_map(name).collect();
     if names.is_empty() {

@@ -353,6 +353,8 @@ pub(crate) mod kind {
 
 /// Values as TOML.
 pub(crate) mod show {
+    use turnpike_wire::escape;
+
     pub(crate) fn strings<T: ToString>(items: &[T]) -> String {
         list(items.iter().map(|item| quoted(&item.to_string())))
     }
@@ -361,27 +363,30 @@ pub(crate) mod show {
         format!("[{}]", items.collect::<Vec<_>>().join(", "))
     }
 
-    /// On one line: a line of its own could look like another program's.
+    /// On one line, and fit to be shown: characters without a shape of their own have TOML's escapes.
     pub(crate) fn quoted(text: &str) -> String {
-        if text.contains(['\n', '\r']) {
-            let escaped = text.chars().map(|char| match char {
-                '\n' => "\\n".to_owned(),
-                '"' | '\\' => format!("\\{char}"),
-                char if char.is_control() => format!("\\u{:04x}", u32::from(char)),
-                char => char.to_string(),
-            });
-            return format!("\"{}\"", escaped.collect::<String>());
+        if text.chars().all(escape::is_plain) {
+            return toml::Value::String(text.to_owned()).to_string();
         }
-        toml::Value::String(text.to_owned()).to_string()
+        let escaped = text.chars().map(|char| match char {
+            '\n' => "\\n".to_owned(),
+            '"' | '\\' => format!("\\{char}"),
+            char if escape::is_plain(char) => char.to_string(),
+            char => format!("\\U{:08x}", u32::from(char)),
+        });
+        format!("\"{}\"", escaped.collect::<String>())
     }
 
     #[cfg(test)]
     mod tests {
+        use turnpike_testkit::names::CORPUS;
+
         #[test]
         fn any_text_is_shown_on_one_line_and_reads_as_itself() {
-            for text in ["", "a", "\"\\'", "a\nlisten\n", "\r\n\"\u{0}\u{7f}\\é", "'''\n\"\"\""] {
+            let more = ["", "\"\\'", "a\nlisten\n", "\r\n\"\u{0}\u{7f}\\é", "'''\n\"\"\""];
+            for text in CORPUS.iter().map(|(text, _)| *text).chain(more) {
                 let shown = super::quoted(text);
-                assert_eq!(shown.lines().count(), 1, "{shown}");
+                assert!(shown.chars().all(super::escape::is_plain), "{shown}");
                 let read: toml::Table = format!("x = {shown}").parse().expect("TOML");
                 assert_eq!(read["x"].as_str(), Some(text), "{shown}");
             }

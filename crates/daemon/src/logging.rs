@@ -3,14 +3,19 @@
 use std::{
     env,
     ffi::OsString,
-    io::{self, IsTerminal},
+    fmt::{Debug, Display},
+    io::{self, IsTerminal, Stderr, Write},
     sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
-use tracing::{Event, Level, Subscriber};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
+    field::RecordFields,
     filter::{FilterExt, filter_fn},
     fmt::{
         self, FmtContext, FormatEvent, FormatFields,
@@ -22,6 +27,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 use turnpike_config::{LogFormat, log_filter};
+use turnpike_wire::escape;
 
 /// These crates log per message, or what a message has made them keep, and a stranger's packets must not fill a disk, whatever the
 /// filter says.
@@ -46,11 +52,14 @@ pub fn init(level: &str, format: LogFormat) {
     };
     let (filter, handle) = reload::Layer::new(filter);
     let colours = are_coloured(io::stderr().is_terminal(), env::var_os("NO_COLOR"));
-    let layer = fmt::layer().with_writer(io::stderr).with_ansi(colours);
+    let layer = fmt::layer().with_ansi(colours);
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
-        LogFormat::Text => layer.boxed(),
-        LogFormat::Json => layer.json().flatten_event(true).boxed(),
-        LogFormat::Journald => layer.with_ansi(false).event_format(Journal::default()).boxed(),
+        LogFormat::Text => layer.fmt_fields(Fields).with_writer(io::stderr).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).with_writer(|| JsonLines(io::stderr())).boxed(),
+        LogFormat::Journald => {
+            let layer = layer.with_ansi(false).fmt_fields(Fields).event_format(Journal::default());
+            layer.with_writer(io::stderr).boxed()
+        }
     };
     let quiet = filter_fn(|metadata| !is_silenced(metadata.target()));
     let audit = filter_fn(|metadata| metadata.target() == AUDIT);
@@ -108,6 +117,71 @@ where
         };
         write!(writer, "<{priority}>")?;
         self.0.format_event(context, writer, event)
+    }
+}
+
+/// Fields as text: texts in quotes, nothing in them or in the message that ends the line or reorders it.
+struct Fields;
+
+impl<'w> FormatFields<'w> for Fields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> std::fmt::Result {
+        let mut line = FieldsOfLine { writer, is_first: true, result: Ok(()) };
+        fields.record(&mut line);
+        line.result
+    }
+}
+
+struct FieldsOfLine<'w> {
+    writer: Writer<'w>,
+    is_first: bool,
+    result: std::fmt::Result,
+}
+
+impl FieldsOfLine<'_> {
+    fn write(&mut self, field: &Field, value: impl Display) {
+        // What `tracing-log` adds to lines of the `log` crate.
+        if field.name().starts_with("log.") {
+            return;
+        }
+        let space = if std::mem::replace(&mut self.is_first, false) { "" } else { " " };
+        let writer = &mut self.writer;
+        let written = match (field.name(), writer.has_ansi_escapes()) {
+            ("message", _) => write!(writer, "{space}{value}"),
+            (name, false) => write!(writer, "{space}{name}={value}"),
+            (name, true) => write!(writer, "{space}\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{value}"),
+        };
+        self.result = self.result.and(written);
+    }
+}
+
+impl Visit for FieldsOfLine<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.write(field, escape::line(value)),
+            _ => self.write(field, format_args!("{:#}", escape::name(value))),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.write(field, escape::line(&format!("{value:?}")));
+    }
+}
+
+/// Writes lines of JSON that a terminal can show.
+struct JsonLines(Stderr);
+
+impl Write for JsonLines {
+    /// Takes whole lines: the subscriber writes each at once.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match str::from_utf8(line) {
+            Ok(text) => self.0.write_all(escape::json(text).as_bytes())?,
+            Err(_) => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use turnpike_config::LogFormat;
 use turnpike_daemon::logging;
+use turnpike_testkit::names::CORPUS;
+use turnpike_wire::escape;
 
 const SPEAKER: &str = "TURNPIKE_TEST_SPEAKS";
 
@@ -76,6 +78,53 @@ fn a_level_changes_while_the_program_runs_and_audit_lines_are_written_at_any() {
         ["audit before", "info meanwhile", "debug meanwhile", "audit meanwhile", "audit after"],
         "{heard}"
     );
+}
+
+/// Not a test of its own: what the other one starts.
+#[test]
+fn namer() {
+    let format = match std::env::var(SPEAKER).as_deref() {
+        Ok("names text") => LogFormat::Text,
+        Ok("names journald") => LogFormat::Journald,
+        Ok("names json") => LogFormat::Json,
+        _ => return,
+    };
+    logging::init("info", format);
+    for (name, _) in CORPUS {
+        tracing::info!(target: "a", user = name, "named");
+        tracing::info!(target: "a", user = ?name, named = %name, "of {name}");
+    }
+}
+
+#[test]
+fn names_are_escaped_in_lines_and_kept_in_json() {
+    let lines = |format: &str| {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "namer", "--nocapture"])
+            .env(SPEAKER, format!("names {format}"))
+            .output()
+            .unwrap();
+        let heard = String::from_utf8(output.stderr).unwrap();
+        assert!(heard.chars().all(|character| character == '\n' || escape::is_plain(character)), "{heard}");
+        let lines: Vec<String> = heard
+            .lines()
+            .filter(|line| line.contains("a: ") || line.contains("\"a\""))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(lines.len(), 2 * CORPUS.len(), "{heard}");
+        lines
+    };
+    for format in ["text", "journald"] {
+        for (line, (_, shown)) in lines(format).iter().step_by(2).zip(CORPUS) {
+            assert!(line.ends_with(&format!(": named user=\"{shown}\"")), "{line}");
+        }
+    }
+    for (pair, (name, _)) in lines("json").chunks(2).zip(CORPUS) {
+        let read = |line: &String| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        assert_eq!(read(&pair[0])["user"], *name);
+        assert_eq!(read(&pair[1])["named"], *name);
+        assert_eq!(read(&pair[1])["message"], format!("of {name}"));
+    }
 }
 
 /// Not a test of its own: what the other one starts.

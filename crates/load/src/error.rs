@@ -8,6 +8,7 @@ use std::{
 use turnpike_client::{InvalidSetting, Transport};
 use turnpike_offload::OffloadError;
 use turnpike_turn::client::{Failure, Request};
+use turnpike_wire::escape::name;
 
 use crate::turn;
 
@@ -115,7 +116,7 @@ pub enum LoadError {
     #[error("{server} wants a credential of realm {realm:?}: give one with --user NAME:PASSWORD")]
     CredentialsNeeded { server: SocketAddr, realm: String },
     /// A request was refused.
-    #[error("{server} refused {request} of client {client}: {code} {reason}{}", hint(*code))]
+    #[error("{server} refused {request} of client {client}: {code} {}{}", name(reason).cut(127), hint(*code))]
     Refused { server: SocketAddr, request: Request, client: usize, code: u16, reason: String },
     /// The server knows nothing of mobility.
     #[error(

@@ -6,6 +6,7 @@ use std::{
 };
 
 use turnpike_client::Transport;
+use turnpike_wire::escape;
 use x509_cert::{
     Certificate,
     der::Decode as _,
@@ -37,8 +38,8 @@ pub(crate) fn read(chain: &[Vec<u8>], distrust: Option<String>, now: SystemTime)
     let names = content.get_extension::<SubjectAltName>().ok().flatten();
     let names = names.map(|(_, names)| names.0.iter().filter_map(name).collect()).unwrap_or_default();
     Some(CertificateFacts {
-        subject: shown(&content.subject().to_string()),
-        issuer: shown(&content.issuer().to_string()),
+        subject: named(content.subject().to_string()),
+        issuer: named(content.issuer().to_string()),
         names,
         not_before: validity.not_before.to_string(),
         not_after: validity.not_after.to_string(),
@@ -63,10 +64,15 @@ pub(crate) fn judge(report: &mut Report, transport: Transport, facts: &Certifica
         );
         return;
     }
-    let names = if facts.names.is_empty() { "no name at all".to_owned() } else { facts.names.join(", ") };
+    let shown = |text: &String| escape::name(text).cut(255).to_string();
+    let names = facts.names.iter().map(shown).collect::<Vec<_>>().join(", ");
+    let names = if names.is_empty() { "no name at all".to_owned() } else { names };
     let what = format!(
         "{transport}: {} for {names}, by {}, until {} ({} days)",
-        facts.subject, facts.issuer, facts.not_after, facts.days_left
+        shown(&facts.subject),
+        shown(&facts.issuer),
+        facts.not_after,
+        facts.days_left
     );
     match &facts.distrust {
         None => report.line(Level::Ok, area, what),
@@ -116,7 +122,7 @@ fn remedy(why: &str) -> &'static str {
 
 fn name(name: &GeneralName) -> Option<String> {
     match name {
-        GeneralName::DnsName(name) => Some(shown(name.as_str())),
+        GeneralName::DnsName(name) => Some(named(name.to_string())),
         GeneralName::IpAddress(bytes) => {
             let bytes = bytes.as_bytes();
             let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
@@ -126,8 +132,7 @@ fn name(name: &GeneralName) -> Option<String> {
     }
 }
 
-fn shown(text: &str) -> String {
-    let text: String = text.chars().filter(|c| !c.is_control()).take(255).collect();
+fn named(text: String) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text }
 }
 

@@ -5,7 +5,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use turnpike_wire::stun::{Writer, kind, method};
+use turnpike_wire::{
+    escape::name,
+    stun::{Writer, kind, method},
+};
 
 use crate::{
     connection::words,
@@ -223,7 +226,7 @@ fn alternate(answer: &Answer) -> String {
     let to = answer.address(kind::ALTERNATE_SERVER);
     let to = to.map_or_else(|| "nowhere".to_owned(), |address| address.to_string());
     match answer.text(kind::ALTERNATE_DOMAIN) {
-        Some(domain) => format!("{to}, {domain}"),
+        Some(domain) => format!("{to}, {}", name(&domain)),
         None => to,
     }
 }

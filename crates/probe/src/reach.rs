@@ -6,7 +6,10 @@ use std::{
 };
 
 use turnpike_client::Transport;
-use turnpike_wire::stun::{kind, method};
+use turnpike_wire::{
+    escape::name,
+    stun::{kind, method},
+};
 
 use crate::{
     PATIENCE, Probe, certificate,
@@ -197,14 +200,10 @@ impl Probe<'_> {
     fn unreachable(&self, transport: Transport) -> (Level, &'static str) {
         let asked_for = transport == self.config.server.transport();
         match transport {
-            _ if asked_for && transport.is_secure() => (
-                Level::Bad,
-                "the server was named so: check its TLS listener, its port (5349, or 443), and any firewall between",
-            ),
-            _ if asked_for => (
-                Level::Bad,
-                "the server was named so: check its address, its listeners, and any firewall between",
-            ),
+            _ if asked_for && transport.is_secure() => {
+                (Level::Bad, "check the address, the TLS listener (port 5349 or 443) and firewall")
+            }
+            _ if asked_for => (Level::Bad, "check the address, listeners and firewall"),
             Transport::Udp | Transport::Tcp => (
                 Level::Warn,
                 "clients behind firewalls that block UDP need TCP: listen there, and open the port",
@@ -241,7 +240,7 @@ fn answers(facts: &TransportFacts) -> String {
         what += &format!(", opened in {open:.1} ms");
     }
     for more in [&facts.version, &facts.alpn].into_iter().flatten() {
-        what += &format!(", {more}");
+        what += &format!(", {}", name(more));
     }
     what
 }

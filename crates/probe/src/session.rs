@@ -9,10 +9,11 @@ use std::{
 
 use turnpike_wire::{
     address::canonical,
+    escape::name,
     integrity::{Key, KeyAlgorithm, Mac, userhash},
     stun::{
         self, Class, ErrorCode, Header, Invalid, View, Writer, feature, kind, method, password_algorithms,
-        printable, security_features,
+        security_features,
     },
 };
 
@@ -90,16 +91,16 @@ impl Answer {
     /// ADDRESS-ERROR-CODE (RFC 8656 section 18.12) has a family in front of what ERROR-CODE has.
     pub(crate) fn family_refused(&self) -> Option<String> {
         let error = self.value(kind::ADDRESS_ERROR_CODE).and_then(ErrorCode::of)?;
-        Some(told(error.code, &printable(error.reason)))
+        Some(told(error.code, &error.text()))
     }
 
     pub(crate) fn value(&self, kind: u16) -> Option<&[u8]> {
         self.view().get(kind)
     }
 
-    /// A text attribute, without what could disturb a terminal.
+    /// A text attribute as it was sent.
     pub(crate) fn text(&self, kind: u16) -> Option<String> {
-        self.value(kind).map(printable)
+        self.value(kind).map(|value| String::from_utf8_lossy(value).into_owned())
     }
 
     /// An address attribute; the XOR- ones by their types.
@@ -343,7 +344,7 @@ pub(crate) fn read(
     let error = match header.class {
         Class::Success => None,
         Class::Error => {
-            let error = view.error().map(|error| (error.code, printable(error.reason)));
+            let error = view.error().map(|error| (error.code, error.text()));
             Some(error.unwrap_or_default())
         }
         Class::Request | Class::Indication => return None,
@@ -353,7 +354,7 @@ pub(crate) fn read(
 }
 
 fn told(code: u16, reason: &str) -> String {
-    format!("{code} {reason}").trim_end().to_owned()
+    format!("{code} {}", name(reason).cut(127)).trim_end().to_owned()
 }
 
 #[cfg(test)]
@@ -394,7 +395,7 @@ mod tests {
         assert!(read(&success, method::BINDING, [8; 12]).is_none());
         assert!(read(&success, method::ALLOCATE, id).is_none());
         let refused = answer(Class::Error, id, &|message| _ = message.error(403, "No\x07!"));
-        assert_eq!(read(&refused, method::BINDING, id).unwrap().told(), "403 No!");
+        assert_eq!(read(&refused, method::BINDING, id).unwrap().told(), "403 No\\u{7}!");
         let bare = read(&answer(Class::Error, id, &|_| ()), method::BINDING, id).unwrap();
         assert_eq!((bare.is_success(), bare.told().contains("without a code")), (false, true));
         for length in 0..success.len() {

@@ -6,6 +6,7 @@ pub mod certificates;
 pub mod databases;
 mod dir;
 pub mod fuzz;
+pub mod names;
 mod ports;
 pub mod process;
 pub mod randomness;

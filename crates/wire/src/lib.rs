@@ -8,6 +8,7 @@
 pub mod address;
 pub mod channel_data;
 pub mod demux;
+pub mod escape;
 pub mod frame;
 pub mod indication;
 pub mod integrity;

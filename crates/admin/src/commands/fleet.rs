@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use turnpike_wire::escape;
+
 use super::{CommandError, List, Sessions, each_page, encoded, row, write_json};
 use crate::{
     client::Client,
@@ -23,9 +25,9 @@ pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<()
         return Ok(write_json(out, &fleet)?);
     }
     let Fleet { name, node, store, alone, recovering, nodes, .. } = &fleet;
-    writeln!(out, "fleet {name} in {store}, as node {node} sees it")?;
+    writeln!(out, "fleet {} in {store}, as node {} sees it", escape::name(name), escape::name(node))?;
     if let Some(why) = alone {
-        writeln!(out, "this node is alone, and what follows is old: {why}")?;
+        writeln!(out, "this node is alone, and what follows is old: {}", escape::line(why))?;
     }
     if *recovering {
         writeln!(out, "{RECOVERING}")?;
@@ -62,7 +64,7 @@ pub fn order_node(
     } else {
         "takes clients again"
     };
-    Ok(writeln!(out, "node {node} {told}")?)
+    Ok(writeln!(out, "node {} {told}", escape::name(node))?)
 }
 
 /// Lists sessions of all nodes, page by page as they come. As JSON it is one array.

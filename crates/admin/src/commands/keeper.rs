@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use turnpike_config::Settings;
+use turnpike_wire::escape;
 
 use super::{CommandError, List, encoded, write_json};
 use crate::{
@@ -196,7 +197,11 @@ impl Keeper {
             return Ok(write_with(out, &rotated, shown)?);
         }
         let Rotated { realm, fingerprint, store, until, note } = &rotated;
-        writeln!(out, "secret {fingerprint} makes new credentials in realm {realm} ({store})")?;
+        writeln!(
+            out,
+            "secret {fingerprint} makes new credentials in realm {} ({store})",
+            escape::name(realm)
+        )?;
         match until {
             Some(until) => writeln!(out, "the others count until {until}, and are removed then")?,
             None => writeln!(out, "there was no other")?,
@@ -360,9 +365,12 @@ fn show_change(
     }
     let Change { name, realm, store, existed, note } = change;
     let done = done.unwrap_or(if *existed { "changed" } else { "added" });
-    let place =
-        if what == "realm" || realm.is_empty() { String::new() } else { format!(" in realm {realm}") };
-    writeln!(out, "{done} {what} {name}{place} ({store})")?;
+    let place = if what == "realm" || realm.is_empty() {
+        String::new()
+    } else {
+        format!(" in realm {}", escape::name(realm))
+    };
+    writeln!(out, "{done} {what} {}{place} ({store})", escape::name(name))?;
     show_made_up(out, shown)?;
     note.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }

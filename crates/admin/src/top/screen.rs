@@ -10,6 +10,8 @@ use ratatui::{
     widgets::{Cell, Paragraph, Row, Sparkline, Table, Widget},
 };
 
+use turnpike_wire::escape;
+
 use super::units::{NONE, bits, mean, micros, per_second, percent};
 use crate::{
     live::{refused, total},
@@ -17,7 +19,7 @@ use crate::{
         Certificate, Fleet, FleetNode, History, Job, Live, LiveServer, LiveWorker, NodeState, Quantiles,
         Reason, Talkers,
     },
-    table::{printable, span},
+    table::span,
 };
 
 /// Points of a curve: the widest terminal has fewer columns.
@@ -319,7 +321,7 @@ impl Screen {
         let widths = grid.widths();
         let rows = grid.rows.iter().skip(first).map(|(cells, colour)| {
             let style = colour.map_or(Style::new(), |colour| self.style(colour));
-            Row::new(cells.iter().map(|cell| Cell::from(printable(cell)))).style(style)
+            Row::new(cells.iter().map(|cell| Cell::from(shown(cell)))).style(style)
         });
         let head = Row::new(grid.head.iter().copied()).style(Style::new().add_modifier(Modifier::DIM));
         let table = Table::new(rows, widths).header(head).column_spacing(2);
@@ -346,7 +348,7 @@ impl Widget for &Screen {
         let mut pen = Pen { area, buffer };
         pen.line(self.head());
         if let Some(why) = &self.problem {
-            pen.line(Line::styled(printable(why), self.style(Color::Red)));
+            pen.line(Line::styled(escape::line(why).to_string(), self.style(Color::Red)));
         }
         let Some(live) = &self.live else { return };
         for line in Screen::figures(live) {
@@ -435,11 +437,15 @@ impl Grid {
     fn widths(&self) -> Vec<Constraint> {
         let widest = |(column, head): (usize, &&'static str)| {
             let cells = self.rows.iter().filter_map(|(cells, _)| cells.get(column));
-            let widths = cells.map(|cell| Span::raw(printable(cell)).width()).chain(iter::once(head.len()));
+            let widths = cells.map(|cell| Span::raw(shown(cell)).width()).chain(iter::once(head.len()));
             Constraint::Length(widths.max().and_then(|width| u16::try_from(width).ok()).unwrap_or(u16::MAX))
         };
         self.head.iter().enumerate().map(widest).collect()
     }
+}
+
+fn shown(cell: &str) -> String {
+    escape::name(cell).to_string()
 }
 
 fn bold() -> Style {
@@ -448,7 +454,11 @@ fn bold() -> Style {
 
 fn figures(all: &[(&str, String)]) -> Line<'static> {
     let spans = all.iter().flat_map(|(name, value)| {
-        [Span::raw(format!("{name} ")), Span::styled(printable(value), bold()), Span::raw("   ")]
+        [
+            Span::raw(format!("{name} ")),
+            Span::styled(escape::line(value).to_string(), bold()),
+            Span::raw("   "),
+        ]
     });
     Line::from(spans.collect::<Vec<_>>())
 }

@@ -4,6 +4,14 @@ const GROUPED = new Intl.NumberFormat("en");
 
 export const NONE = "–";
 
+// Text that someone else chose: usernames, realms, names of nodes and certificates. Two different ones never look the same. The rule is
+// that of wire::escape, which says more.
+const ODD = /^ | $|(?<= ) |(?! )[\p{C}\p{Z}\p{Grapheme_Extend}\p{Default_Ignorable_Code_Point}\u2026\u2800\\"]/gu;
+const SHORT = { "\0": "\\0", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\", "\"": "\\\"" };
+export const named = (text) => text.replace(ODD, (odd) => SHORT[odd] ?? `\\u{${odd.codePointAt(0).toString(16)}}`);
+// A server without authentication knows no users.
+export const user = (text) => (text === "" ? "(no user)" : named(text));
+
 // Three digits and a prefix: 1.23 k.
 function prefixed(value, unit) {
   const prefixes = ["", "k", "M", "G", "T", "P"];

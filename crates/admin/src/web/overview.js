@@ -3,7 +3,7 @@
 import { chart } from "./chart.js";
 import { ask } from "./api.js";
 import { h, panel, setAttribute, setText, table } from "./dom.js";
-import { bits, clock, count, decimal, many, micros, NONE, percent, perSecond, span, dateTime } from "./format.js";
+import { bits, clock, count, decimal, many, micros, named, NONE, percent, perSecond, span, dateTime, user } from "./format.js";
 import { dropWords, refusalWords } from "./words.js";
 
 const SECONDS = 600;
@@ -129,7 +129,7 @@ function server() {
   const drops = table("Lost and dropped datagrams by reason", reasonColumns(dropWords), "Nothing was lost or dropped so far.");
   const refusals = table("Refusals by reason", reasonColumns(refusalWords), "Nothing was refused so far.");
   const talkers = table("Sessions that relay the most", [
-    { title: "User", heads: true, cell: (row) => ({ text: row.user || "(nobody)", href: `#/sessions/${row.id}`, note: row.realm }) },
+    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
     { title: "Client", cell: (row) => ({ text: row.client, note: row.transport }) },
     { title: "To peers", number: true, cell: (row) => bits(row.to_peer.bytes * 8) },
     { title: "To client", number: true, cell: (row) => bits(row.to_client.bytes * 8) },
@@ -147,11 +147,11 @@ function server() {
     { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
   ]);
   const realms = table("Sessions by realm", [
-    { title: "Realm", heads: true, cell: (row) => row.name },
+    { title: "Realm", heads: true, cell: (row) => named(row.name) },
     { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
   ], "No realm has sessions.");
   const certificates = table("Certificates", [
-    { title: "Names", heads: true, cell: (row) => ({ text: row.names.join(", ") || NONE, note: row.file }) },
+    { title: "Names", heads: true, cell: (row) => ({ text: row.names.map(named).join(", ") || NONE, note: named(row.file) }) },
     { title: "Ends", cell: (row) => dateTime(row.not_after) },
     { title: "Left", cell: (row) => (row.expires_in_s < 0 ? `over for ${span(-row.expires_in_s)}` : span(row.expires_in_s)) },
     { title: "DTLS", cell: (row) => (row.dtls ? "yes" : "no") },
@@ -163,7 +163,7 @@ function server() {
   ]);
 
   const nodes = table("Nodes of the fleet", [
-    { title: "Node", heads: true, cell: (row) => ({ text: row.name, note: [row.zone, row.version].filter(Boolean).join(", ") }) },
+    { title: "Node", heads: true, cell: (row) => ({ text: named(row.name), note: [row.zone, row.version].filter(Boolean).join(", ") }) },
     { title: "State", cell: (row) => (row.state === "silent" ? `silent for ${span(row.silent_s)}` : row.state) },
     { title: "Busy", number: true, cell: (row) => ({ text: percent(row.busy), share: row.busy }) },
     { title: "Sessions", number: true, cell: (row) => `${count(row.sessions)} of ${count(row.max_sessions)}` },
@@ -279,7 +279,7 @@ function forwarder() {
   const toClients = tile("To clients", "Payload forwarded from targets to clients.");
   const cores = tile("Cores", "What the program takes, 1.0 being one core.");
   const rules = table("Rules", [
-    { title: "Rule", heads: true, cell: (row) => row.name },
+    { title: "Rule", heads: true, cell: (row) => named(row.name) },
     { title: "State", cell: (row) => row.waits_for ?? row.state },
     { title: "Open", number: true, cell: (row) => count(row.open) },
     { title: "New", number: true, cell: (row) => perSecond(row.accepted) },
@@ -288,7 +288,7 @@ function forwarder() {
     { title: "Datagrams", number: true, cell: (row) => perSecond(row.to_target.datagrams + row.to_client.datagrams) },
   ], "There are no rules.");
   const ends = table("Why connections ended, and datagrams were dropped", [
-    { title: "Rule", heads: true, cell: (row) => row.rule },
+    { title: "Rule", heads: true, cell: (row) => named(row.rule) },
     { title: "Reason", cell: (row) => row.reason.replaceAll("_", " ") },
     { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
     { title: "Since the start", number: true, cell: (row) => count(row.total) },

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, setText, table } from "./dom.js";
-import { count, dateTime } from "./format.js";
+import { count, dateTime, named, user } from "./format.js";
 
 const AGAIN_MS = 5000;
 const V4 = /^\d+(\.\d+){3}([:/]\d+)?$/;
@@ -30,7 +30,7 @@ export function refusals(words) {
   const list = table("Refusals", [
     { title: "Last", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
     { title: "Client", cell: (row) => row.client },
-    { title: "User", cell: (row) => (row.realm === null ? row.user ?? "" : { text: row.user || "(nobody)", note: row.realm }) },
+    { title: "User", cell: (row) => (row.realm === null ? named(row.user ?? "") : { text: user(row.user ?? ""), note: named(row.realm) }) },
     { title: "Asked for", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `answer ${row.code}` }) },
     { title: "Why", cell: (row) => ({ text: row.reason, note: row.remedy }) },
   ], "Nobody was refused lately who fits. What was longer ago is forgotten, and so is what there was before a restart.");

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { announce, h, panel, setText, table } from "./dom.js";
-import { bits, bytes, count, many, perSecond, span } from "./format.js";
+import { bits, bytes, count, many, named, perSecond, span, user } from "./format.js";
 
 const PAGE = 100;
 const AGAIN_MS = 2000;
@@ -42,7 +42,7 @@ export function sessions(words) {
   const found = h("p", { class: "note", role: "status" }, "Looking.");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
   const list = table("Sessions", [
-    { title: "User", heads: true, cell: (row) => ({ text: row.user || "(nobody)", href: `#/sessions/${row.id}`, note: row.realm }) },
+    { title: "User", heads: true, cell: (row) => ({ text: user(row.user), href: `#/sessions/${row.id}`, note: named(row.realm) }) },
     { title: "Client", cell: (row) => ({ text: row.client, note: row.away ? `${row.transport}, away` : row.transport }) },
     { title: "Relayed", cell: (row) => row.relayed.map((one) => one.address).join(", ") },
     { title: "Age", number: true, cell: (row) => span(row.age_s) },
@@ -102,7 +102,7 @@ export function sessions(words) {
 }
 
 function place(row) {
-  return [row.process && `process ${row.process}`, row.node && `node ${row.node}`].filter(Boolean).join(", ");
+  return [row.process && `process ${row.process}`, row.node && `node ${named(row.node)}`].filter(Boolean).join(", ");
 }
 
 // Says whether that is another page.
@@ -174,9 +174,9 @@ export function session(id, mayChange) {
       const more = (what) => Math.max(0, found[name][what] - before[name][what]) / seconds;
       return `${total}; now ${bits(more("bytes") * 8)}, ${perSecond(more("datagrams"))} datagrams`;
     };
-    fact("User", found.user || "(nobody)");
-    if (found.identity !== null) fact("Counted as", found.identity);
-    fact("Realm", found.realm);
+    fact("User", user(found.user));
+    if (found.identity !== null) fact("Counted as", named(found.identity));
+    fact("Realm", named(found.realm));
     fact("Client", `${found.client} by ${found.transport.toUpperCase()} to ${found.server}${found.away ? " (away)" : ""}`);
     fact("Relayed", found.relayed.map((one) => `${one.address} (${found.relayed_transport.toUpperCase()}), ${span(one.expires_in_s)} left`).join("; "));
     fact("Age", span(found.age_s));
@@ -185,11 +185,11 @@ export function session(id, mayChange) {
     if (found.peer_connections > 0) fact("Connections to peers", count(found.peer_connections));
     if (found.mobile) fact("Mobile", "It follows its client to another address.");
     if (found.process) fact("Process", `${found.process}, the previous one: its clients stay there after an upgrade.`);
-    if (found.node) fact("Node", found.node);
+    if (found.node) fact("Node", named(found.node));
     fact("Worker", String(found.worker));
     permissions.update(found.permissions ?? []);
     channels.update(found.channels ?? []);
-    setText(question, `The client ${found.client} of ${found.user || "nobody"} loses what it relays. It may make another session at once.`);
+    setText(question, `The client ${found.client} of ${user(found.user)} loses what it relays. It may make another session at once.`);
     before = found;
     const allowed = mayChange();
     end.disabled = !allowed;
@@ -200,7 +200,7 @@ export function session(id, mayChange) {
     dialog.close();
     try {
       const ended = await ask(`/v1/sessions/${encodeURIComponent(id)}`, { method: "DELETE" });
-      announce(`The session of ${ended.user || "nobody"} has ended.`);
+      announce(`The session of ${user(ended.user)} has ended.`);
       location.hash = "#/sessions";
     } catch (error) {
       setText(problem, error.message);

@@ -51,7 +51,8 @@ fn pour_in_forged_requests(server: SocketAddr, stop: &AtomicBool) -> u64 {
         for round in 0..10_u8 {
             for nonce in nonces {
                 for realm in ["elsewhere.example", REALM] {
-                    let request = forged_request(round, &format!("forged-{round}"), realm.as_bytes(), nonce);
+                    let request =
+                        forged_request(round, format!("forged-{round}").as_bytes(), realm.as_bytes(), nonce);
                     socket.send_to(&request, server).expect("loopback takes a datagram");
                     sent += 1;
                 }

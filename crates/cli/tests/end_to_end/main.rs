@@ -35,6 +35,7 @@ mod log_flags;
 mod manual_pages;
 mod metrics_live;
 mod monitoring;
+mod names;
 mod nat_discovery;
 mod own_endpoints;
 mod passed_sockets;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use turnpike_wire::stun::{Class, View, printable};
+use turnpike_wire::stun::{Class, View};
 
 use crate::random::Random;
 
@@ -78,7 +78,7 @@ impl DataConnection {
         if let (true, Some(session)) = (self.signed, &self.session)
             && message.verify(&session.key, session.mac).is_err()
         {
-            let unverified = error.map(|error| (error.code, printable(error.reason)));
+            let unverified = error.map(|error| (error.code, error.text()));
             return Err(Failure::Timeout { transmissions: 1, unverified });
         }
         error.map_or(Ok(Progress::Bound), |error| Err(refusal(&message, &error)))

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use turnpike_wire::channel_data::ChannelNumber;
+use turnpike_wire::{channel_data::ChannelNumber, escape::name};
+
+/// Characters of a reason phrase or a domain in a message: RFC 8489 allows a reason 127 (section 14.8).
+const REASON: usize = 127;
 
 /// A request that this client makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +103,7 @@ pub enum Event {
 #[expect(missing_docs, reason = "fields that are what they are called")]
 pub enum Failure {
     /// The server refused it.
-    #[error("the server answered {code} {reason}")]
+    #[error("the server answered {code} {}", name(reason).cut(REASON))]
     Refused { code: u16, reason: String },
     /// The server refused the credentials (401 in answer to a signed request).
     #[error("the server refused user {username:?} in realm {realm:?} (401)")]
@@ -113,7 +116,7 @@ pub enum Failure {
     #[error("the server asks for credentials for realm {realm:?}")]
     CredentialsNeeded { realm: String },
     /// The server asks to try another one (300, RFC 8489 section 10).
-    #[error("the server says to try {server}{}", domain.as_ref().map(|name| format!(" ({name})")).unwrap_or_default())]
+    #[error("the server says to try {server}{}", domain.as_ref().map(|domain| format!(" ({})", name(domain).cut(REASON))).unwrap_or_default())]
     TryAlternate {
         /// ALTERNATE-SERVER, canonical.
         server: SocketAddr,
@@ -126,7 +129,7 @@ pub enum Failure {
     /// No answer that could be verified. Unsigned errors to signed requests are no proof of anything (RFC 8489
     /// section 9.2.5), but the last one is worth telling.
     #[error("no answer after {transmissions} transmissions{}", match unverified {
-        Some((code, reason)) => format!("; an unsigned one said {code} {reason}"),
+        Some((code, reason)) => format!("; an unsigned one said {code} {}", name(reason).cut(REASON)),
         None => String::new(),
     })]
     Timeout {

@@ -24,7 +24,7 @@ use turnpike_wire::{
     channel_data::{ChannelData, ChannelNumber},
     demux::{self, Kind},
     indication::{self, Indication, MAX_HEADER_LEN},
-    stun::{self, Class, ErrorCode, View, kind, method, printable},
+    stun::{self, Class, ErrorCode, View, kind, method},
 };
 
 use crate::random::{Random, Seed};
@@ -357,7 +357,7 @@ impl Client {
         if let (true, Some(session)) = (transaction.signed, &self.session)
             && message.verify(&session.key, session.mac).is_err()
         {
-            transaction.unverified = error.map(|error| (error.code, printable(error.reason)));
+            transaction.unverified = error.map(|error| (error.code, error.text()));
             return Err(Ignored::Unverified);
         }
         let request = self.transactions.remove(index).request;
@@ -597,8 +597,8 @@ fn ticket(message: &View<'_>) -> Option<Vec<u8>> {
 fn refusal(message: &View<'_>, error: &ErrorCode<'_>) -> Failure {
     let server = message.get(kind::ALTERNATE_SERVER).and_then(stun::address);
     if let (ErrorCode::TRY_ALTERNATE, Some(server)) = (error.code, server) {
-        let domain = message.text(kind::ALTERNATE_DOMAIN).map(|domain| printable(domain.as_bytes()));
+        let domain = message.text(kind::ALTERNATE_DOMAIN).map(str::to_owned);
         return Failure::TryAlternate { server: canonical(server), domain };
     }
-    Failure::Refused { code: error.code, reason: printable(error.reason) }
+    Failure::Refused { code: error.code, reason: error.text() }
 }

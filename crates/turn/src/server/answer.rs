@@ -11,7 +11,7 @@ use turnpike_wire::stun::kind;
 use super::{
     Client, CredentialRefusal, Credentials, DropReason, Effect, Gate, LookupId, RelayTransport,
     RequestRefusal, Server, Source, User, Verdict,
-    auth::{MAX_QUEUED, Who, claimed, printable, user_of},
+    auth::{MAX_QUEUED, Who, claimed, user_of},
     bad_request::{Denied, Fault},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
@@ -219,7 +219,7 @@ impl<G: Gate> Server<G> {
             && let Some(suppressed) = self.peer_refusals.admit(context.now.ms, client.address.ip())
         {
             let realm = Arc::clone(&context.who.realm);
-            let username = printable(&context.who.username);
+            let username = (&*context.who.username).into();
             let refused = Effect::PeerRefused { client, realm, username, peer, others, by, suppressed };
             self.effects.push_back(refused);
         }
@@ -301,7 +301,7 @@ impl<G: Gate> Server<G> {
         if self.effects.len() < MAX_QUEUED
             && let Some(suppressed) = refusals.admit(now.ms, client.address.ip())
         {
-            let (client, realm, username) = (*client, Arc::clone(realm), printable(username));
+            let (client, realm, username) = (*client, Arc::clone(realm), username.into());
             let refused =
                 Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed };
             self.effects.push_back(refused);

@@ -284,7 +284,7 @@ impl<G: Gate> Server<G> {
         if self.effects.len() < MAX_QUEUED
             && let Some(suppressed) = self.refusals.admit(context.now.ms, client.address.ip())
         {
-            let username = printable(claimed(user));
+            let username = claimed(user).into();
             self.effects.push_back(Effect::Refused { client, username, why, suppressed });
         }
     }
@@ -387,9 +387,4 @@ pub(super) fn claimed(user: User<'_>) -> &str {
         User::Name(name) => name,
         User::Hash(_) => "(userhash)",
     }
-}
-
-/// A username for a log line.
-pub(super) fn printable(name: &str) -> Box<str> {
-    name.chars().filter(|character| !character.is_control()).take(64).collect::<String>().into_boxed_str()
 }

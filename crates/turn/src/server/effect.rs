@@ -294,7 +294,7 @@ pub enum Effect {
     /// rate: `suppressed` counts those since the last one that were only counted.
     Refused {
         client: Client,
-        /// The username, cut to 64 characters and free of control characters.
+        /// USERNAME as it was sent, or `(userhash)`; at most 508 bytes.
         username: Box<str>,
         why: CredentialRefusal,
         /// How many more were refused without an effect.

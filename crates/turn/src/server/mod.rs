@@ -353,11 +353,11 @@ impl<G: Gate> Server<G> {
         self.session(allocation).map(|session| (&*session.realm, session.identity()))
     }
 
-    /// Realm and username of the allocation on this 5-tuple, the name without control characters.
+    /// Realm and username of the allocation on this 5-tuple.
     pub fn user_at(&mut self, client: &Client) -> Option<(Arc<str>, Box<str>)> {
         let index = self.forwarding.find(client)?;
         let session = self.sessions.get(index)?;
-        Some((Arc::clone(&session.realm), auth::printable(&session.username)))
+        Some((Arc::clone(&session.realm), (&*session.username).into()))
     }
 
     /// The way to the client of an allocation.

@@ -1,5 +1,5 @@
 //! STUN messages (RFC 8489): a checked view of received ones, a writer of new ones, and the only place that walks attributes. Reading
-//! neither allocates nor logs, whatever the bytes; only [`printable`] makes a string.
+//! neither allocates nor logs, whatever the bytes; only [`ErrorCode::text`] makes a string.
 //!
 //! ```text
 //!  0      2        4        8               20
@@ -18,7 +18,7 @@ mod writer;
 
 pub use attribute::{Attribute, kind};
 pub use value::{
-    ErrorCode, FAMILY_IPV4, FAMILY_IPV6, address, feature, password_algorithms, printable, security_features,
+    ErrorCode, FAMILY_IPV4, FAMILY_IPV6, address, feature, password_algorithms, security_features,
     unknown_attributes, xor_address,
 };
 pub use writer::Writer;

@@ -39,7 +39,7 @@ impl Packet {
         match self {
             Self::Allocate => allocate_request(low, None),
             Self::Forged => {
-                forged_request(low, &format!("u{number}"), b"r", b"obMatJos2gAAAAAAAAAAAAAAAAAAA")
+                forged_request(low, format!("u{number}").as_bytes(), b"r", b"obMatJos2gAAAAAAAAAAAAAAAAAAA")
             }
             Self::Garbage => number.to_be_bytes().repeat(8),
             Self::ClientHello => client_hello(number, None),

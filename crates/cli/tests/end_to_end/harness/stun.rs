@@ -81,6 +81,11 @@ impl Stun {
 
     /// Asks for an allocation as `username` with a MESSAGE-INTEGRITY that no key makes; the error code of the answer.
     pub(crate) fn forge(&mut self, username: &str, realm: &[u8], nonce: &[u8]) -> Option<u16> {
+        self.forge_bytes(username.as_bytes(), realm, nonce)
+    }
+
+    /// The same for a USERNAME that may be no text.
+    pub(crate) fn forge_bytes(&mut self, username: &[u8], realm: &[u8], nonce: &[u8]) -> Option<u16> {
         self.requests = self.requests.wrapping_add(1);
         self.send_raw(&forged_request(self.requests, username, realm, nonce));
         self.receive().expect("a request is answered").error()
@@ -152,13 +157,13 @@ impl Stun {
 }
 
 /// An Allocate request with a MESSAGE-INTEGRITY that no key makes.
-pub(crate) fn forged_request(id: u8, username: &str, realm: &[u8], nonce: &[u8]) -> Vec<u8> {
+pub(crate) fn forged_request(id: u8, username: &[u8], realm: &[u8], nonce: &[u8]) -> Vec<u8> {
     write(
         ALLOCATE,
         id,
         &[
             (REQUESTED_TRANSPORT, &UDP),
-            (USERNAME, username.as_bytes()),
+            (USERNAME, username),
             (REALM, realm),
             (NONCE, nonce),
             (MESSAGE_INTEGRITY, &[0x5A; 20]),

@@ -1,6 +1,9 @@
 //! WebRTC libraries for Node (tests/interop/node): two peer connections that may only meet through `serve`, over a data channel.
 
-use std::{net::IpAddr, path::Path, process::Command};
+use std::{fs, net::IpAddr, path::Path, process::Command};
+
+use turnpike_testkit::names::CORPUS;
+use turnpike_wire::escape;
 
 use crate::harness::{
     Certificate, Finished, PASSWORD, Program, Serve, USER, V4, V6, interop_program, loopback_of, need,
@@ -76,4 +79,32 @@ fn werift_over_tls() {
 #[test]
 fn node_datachannel_over_udp() {
     relays_an_echo("node-datachannel", "udp", V4);
+}
+
+/// Runs the page's own function over the names of the corpus and every character that this Node knows.
+#[test]
+fn the_page_escapes_names_as_log_lines_do() {
+    const SCRIPT: &str = "
+        const [source, corpus] = process.argv.slice(1);
+        const { named } = await import('data:text/javascript,' + encodeURIComponent(source));
+        const names = JSON.parse(corpus);
+        for (let at = 0; at < 0x110000; at += 1) {
+          const character = at >= 0xd800 && at < 0xe000 ? '' : String.fromCodePoint(at);
+          if (!/\\p{Cn}/u.test(character)) names.push('a' + character + 'b');
+        }
+        console.log(JSON.stringify(names.map((name) => [name, named(name)])));";
+    let node = need!(interop_program("interop-node", "node-command"));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../admin/src/web/format.js");
+    let corpus: Vec<&str> = CORPUS.iter().map(|(name, _)| *name).collect();
+    let output = Command::new(node)
+        .args(["--input-type=module", "-e", SCRIPT, &fs::read_to_string(page).expect("the page's own")])
+        .arg(serde_json::to_string(&corpus).expect("texts"))
+        .output()
+        .expect("Node runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let shown: Vec<(String, String)> = serde_json::from_slice(&output.stdout).expect(&told);
+    assert!(shown.len() > 250_000, "{}", shown.len());
+    for (name, shown) in shown {
+        assert_eq!(shown, escape::name(&name).to_string(), "{name:?}");
+    }
 }
