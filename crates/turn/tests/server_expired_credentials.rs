@@ -172,7 +172,7 @@ fn an_allocation_ends_with_its_credential_where_that_is_configured() {
     for world in [&mut world, &mut there] {
         world.effects();
         world.sleep(39);
-        assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 1);
+        assert_eq!(world.ask(&Ask::refresh(600).signed(&timed)).success().lifetime(), 2);
         world.ask(&Ask::permit(PEER).signed(&timed)).success();
         assert!(matches!(world.feed(&channel_data(0x4000, b"x")), Outcome::ToPeer { .. }));
         world.sleep(1);

@@ -385,7 +385,7 @@ impl Model {
             prefix,
             transport: first.transport,
             transaction,
-            granted: self.within_credential(at, user, granted(asked.lifetime)),
+            granted: self.within_credential(at, user, granted(asked.lifetime), 1),
             reservation: None,
             address_error,
             pending: Some(pending),
@@ -570,7 +570,7 @@ impl Model {
         }
         let lifetime = match proposed {
             Some(0) => 0,
-            proposed => self.within_credential(at, self.allocations[number].user, granted(proposed)),
+            proposed => self.within_credential(at, self.allocations[number].user, granted(proposed), 2),
         };
         let left = self.credential_left(at, self.allocations[number].user);
         let it = &mut self.allocations[number];
@@ -588,7 +588,7 @@ impl Model {
                 return Ok(self.succeed(asking, Told::Refreshed { lifetime: 0, ticket: None }));
             }
             family => {
-                // A second is said to be left to a credential in its last one.
+                // The answer tells more than is left in the last two seconds.
                 let lifetime_ms = u64::from(lifetime) * 1000;
                 let until = now + left.map_or(lifetime_ms, |left| lifetime_ms.min(left * 1000));
                 for of in [Family::V4, Family::V6] {
@@ -656,8 +656,9 @@ impl Model {
         Some(until.saturating_sub(self.unix))
     }
 
-    fn within_credential(&self, at: usize, user: &str, seconds: u32) -> u32 {
-        let left = self.credential_left(at, user).map(|left| u32::try_from(left.max(1)).expect("minutes"));
+    fn within_credential(&self, at: usize, user: &str, seconds: u32, least: u64) -> u32 {
+        let left =
+            self.credential_left(at, user).map(|left| u32::try_from(left.max(least)).expect("minutes"));
         left.map_or(seconds, |left| left.min(seconds))
     }
 
