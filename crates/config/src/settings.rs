@@ -84,6 +84,8 @@ settings! {
             reload "dtls.listen" keys::ADDRESSES => keys::SECURE_ADDRESSES;
         /// Relay addresses; empty means to detect them.
         relay_addresses: Vec<RelayPlace> = Vec::new(), reload "relay.addresses" relay_keys::ADDRESSES;
+        /// Whether clients get relay addresses of a family in turn.
+        addresses_in_turn: bool = false, reload "relay.addresses_in_turn" kind::SWITCH;
         /// Ports of relayed transport addresses.
         ports: RangeInclusive<u16> = 49_152..=65_535, reload "relay.ports" keys::PORTS;
         /// Relay sockets that a worker's allocations share, on each relay address.

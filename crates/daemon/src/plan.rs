@@ -98,6 +98,7 @@ impl Plan {
             listen,
             streams,
             relay,
+            relay_in_turn: settings.addresses_in_turn,
             passed: Arc::default(),
             ports: settings.ports.clone(),
             shared_ports: settings.shared_ports,

@@ -60,8 +60,10 @@ pub struct Config {
     pub busy_poll: Duration,
     /// By how long a worker may delay a datagram so that its next wake-up carries more ([`turnpike_net::Coalescer`]); zero by none.
     pub coalesce: Duration,
-    /// Relay addresses; several of a family are used in turn.
+    /// Relay addresses. Of several of a family a client gets the one that it came to, or else the one from which the machine would send to it.
     pub relay: Vec<RelayAddress>,
+    /// Whether relay addresses of a family are used in turn instead, whatever the client came to.
+    pub relay_in_turn: bool,
     /// Ports of relayed transport addresses.
     pub ports: RangeInclusive<u16>,
     /// Relay sockets on each relay address that each worker has for all its clients over UDP together, and as many for all others; told apart
@@ -102,6 +104,7 @@ impl Default for Config {
             busy_poll: Duration::ZERO,
             coalesce: Duration::ZERO,
             relay: Vec::new(),
+            relay_in_turn: false,
             ports: 49152..=65535,
             shared_ports: 0,
             addresses: Vec::new(),

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
@@ -17,11 +17,14 @@ use hashbrown::HashMap;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use turnpike_net::{Datapath, ListenOptions, TcpListener, UdpOptions, UdpSocket};
-use turnpike_turn::server::{Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key};
+use turnpike_turn::server::{
+    Client, Family, OpenRelay, OpenResult, PortWish, RelayTransport, gate::user_key,
+};
 
 use crate::{
     Config, RelayAddress,
     pool_bits::{Bits, PoolBits, QUARANTINE_MS, Quarantined},
+    routes::source_of_route,
 };
 
 /// Milliseconds for which a reserved port is held (RFC 8656 section 7.2 recommends at least 30 s).
@@ -83,6 +86,7 @@ struct Plan {
     realms: HashMap<Box<str>, RangeInclusive<u16>, RandomState>,
     owned: Bits,
     most_reservations: usize,
+    in_turn: bool,
 }
 
 /// By token.
@@ -177,6 +181,7 @@ impl Plan {
             realms,
             owned,
             most_reservations: config.max_reservations(),
+            in_turn: config.relay_in_turn,
         }
         .with_former(former)
     }
@@ -194,6 +199,12 @@ impl Plan {
             Some(range) => Span { range, but: None },
             None => self.common(),
         }
+    }
+
+    /// Addresses of a family that ports are drawn from.
+    fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
+        let is_of = move |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
+        self.pools.iter().filter(is_of)
     }
 
     /// The pool that this address is bound in.
@@ -243,42 +254,58 @@ impl Ports {
         self.plan().pools.iter().map(|pool| pool.address).collect()
     }
 
-    /// Opens a listening socket for connections of peers (RFC 6062), on any port of the realm's.
+    /// The relay address for a client, of several of a family: that to which the client came, or else that from which the machine would
+    /// send to the client. `None` if neither is a relay address, and where the configuration wants them in turn.
+    pub(crate) fn address_for(&self, family: Family, client: &Client) -> Option<IpAddr> {
+        let plan = self.plan();
+        if plan.in_turn || plan.drawn(family).nth(1).is_none() {
+            return None;
+        }
+        let drawn = |ip: &IpAddr| plan.drawn(family).any(|pool| pool.address.bind == *ip);
+        let routed = || source_of_route(client.address).filter(drawn);
+        Some(client.local.ip()).filter(drawn).or_else(routed)
+    }
+
+    /// Opens a listening socket for connections of peers (RFC 6062), on any port of the realm's; on the address `first` if it has one.
     pub(crate) fn open_tcp(
         &self,
         family: Family,
         realm: &str,
+        first: Option<IpAddr>,
         now_ms: u64,
     ) -> Result<(TcpListener, SocketAddr), Refusal> {
         let plan = self.plan();
         let span = plan.span(realm);
-        self.in_turn(&plan, family, now_ms, |pool, stock| {
+        self.on_some_address(&plan, (family, first), now_ms, |pool, stock| {
             self.draw(pool, stock, &span, |_| true, Self::listen)
         })
     }
 
-    /// Opens a port for datagrams. A port that `owner` reserves is for `owner` only.
+    /// Opens a port for datagrams, on the address `first` if it has one. A port that `owner` reserves is for `owner` only.
     pub(crate) fn open(
         &self,
         wish: &OpenRelay,
         (realm, user): Owner<'_>,
+        first: Option<IpAddr>,
         now_ms: u64,
     ) -> Result<Opened, Refusal> {
         let plan = self.plan();
         let span = plan.span(realm);
         match wish.port {
-            PortWish::Any | PortWish::Own => self.in_turn(&plan, wish.family, now_ms, |pool, stock| {
-                self.draw(pool, stock, &span, |_| true, Self::bind)
-            }),
+            PortWish::Any | PortWish::Own => {
+                self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
+                    self.draw(pool, stock, &span, |_| true, Self::bind)
+                })
+            }
             PortWish::Even => {
                 let is_even = |port: u16| port.is_multiple_of(2);
-                self.in_turn(&plan, wish.family, now_ms, |pool, stock| {
+                self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw(pool, stock, &span, is_even, Self::bind)
                 })
             }
             PortWish::EvenAndReserveNext(token) => {
                 let (owner, most) = (user_key(realm, user), plan.most_reservations);
-                self.in_turn(&plan, wish.family, now_ms, |pool, stock| {
+                self.on_some_address(&plan, (wish.family, first), now_ms, |pool, stock| {
                     self.draw_pair((pool, stock), &span, token, (&owner, most), now_ms)
                 })
             }
@@ -287,11 +314,18 @@ impl Ports {
     }
 
     /// Opens a socket for datagrams that several allocations are to share, on any port that no realm has for itself.
-    pub(crate) fn open_shared(&self, family: Family, now_ms: u64) -> Result<Opened, Refusal> {
+    pub(crate) fn open_shared(
+        &self,
+        family: Family,
+        first: Option<IpAddr>,
+        now_ms: u64,
+    ) -> Result<Opened, Refusal> {
         let plan = self.plan();
         let span = plan.common();
         let bind = |ports: &Self, pool: &Pool, port| ports.bind_with(&ports.shared_options, pool, port);
-        self.in_turn(&plan, family, now_ms, |pool, stock| self.draw(pool, stock, &span, |_| true, bind))
+        self.on_some_address(&plan, (family, first), now_ms, |pool, stock| {
+            self.draw(pool, stock, &span, |_| true, bind)
+        })
     }
 
     /// Whether a realm has ports of its own.
@@ -527,25 +561,27 @@ impl Ports {
         }
     }
 
-    /// Tries the pools of a family, beginning with another one each time, until one has a suitable port: a free one, or else one in
-    /// quarantine.
-    fn in_turn<T>(
+    /// Tries the pools of a family until one has a suitable port: a free one, or else one in quarantine. Begins with the address `first`, or
+    /// else with another one each time.
+    fn on_some_address<T>(
         &self,
         plan: &Plan,
-        family: Family,
+        (family, first): (Family, Option<IpAddr>),
         now_ms: u64,
         attempt: impl Fn(&Pool, Stock) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let suits = |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
-        let count = plan.pools.iter().filter(suits).count();
+        let pools = plan.drawn(family);
+        let count = pools.clone().count();
         if count == 0 {
             return Err(Refusal::Family);
         }
-        plan.pools.iter().filter(suits).for_each(|pool| pool.bits.end_quarantine(now_ms));
-        let turn = self.next[family as usize].fetch_add(1, Ordering::Relaxed) % count;
+        pools.clone().for_each(|pool| pool.bits.end_quarantine(now_ms));
+        let first = first.and_then(|ip| pools.clone().position(|pool| pool.address.bind == ip));
+        let first =
+            first.unwrap_or_else(|| self.next[family as usize].fetch_add(1, Ordering::Relaxed) % count);
         let mut refused = Refusal::Family;
         for stock in [Stock::Free, Stock::Quarantined] {
-            for pool in plan.pools.iter().filter(suits).cycle().skip(turn).take(count) {
+            for pool in pools.clone().cycle().skip(first).take(count) {
                 match attempt(pool, stock) {
                     // This address is full, or is gone from the machine; the next one may have a port.
                     Err(Refusal::Port) => refused = Refusal::Port,

@@ -17,7 +17,7 @@ const DESTINATIONS: [SocketAddr; 2] = [
 ];
 
 /// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
-fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
+pub(crate) fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr =
         if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;

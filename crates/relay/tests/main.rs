@@ -22,6 +22,7 @@ mod pending_credentials;
 mod reload;
 mod reservations;
 mod sessions;
+mod several_addresses;
 mod shared_ports;
 mod stream_attacks;
 mod stream_limits;

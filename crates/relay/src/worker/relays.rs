@@ -1,7 +1,7 @@
 //! The relay sockets of datagrams: opening them, what comes from peers, and closing them. An allocation has its own, or several have one
 //! together (`Config::shared_ports`).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::{SocketId, error_queue, poll::Event};
 use turnpike_turn::{
@@ -43,12 +43,13 @@ impl Worker {
         if wish.transport == RelayTransport::Tcp {
             return self.open_tcp(now, allocation, wish);
         }
+        let first = self.address_for(allocation, wish.family);
         let owner = self.server.owner(allocation).unwrap_or_default();
         // A realm with ports of its own shares them with nobody.
         if wish.port == PortWish::Any && self.shared.shares(wish.family) && !self.ports.has_own(owner.0) {
-            return self.open_shared(now, allocation, wish.family);
+            return self.open_shared(now, allocation, wish.family, first);
         }
-        let opened = match self.ports.open(wish, owner, now.ms) {
+        let opened = match self.ports.open(wish, owner, first, now.ms) {
             Ok(opened) => opened,
             Err(refusal) => return self.refuse(refusal),
         };
@@ -67,16 +68,28 @@ impl Worker {
         }
     }
 
+    /// The relay address that an allocation's client gets if there are several.
+    pub(super) fn address_for(&mut self, allocation: AllocationId, family: Family) -> Option<IpAddr> {
+        let (client, _) = self.server.reached(allocation)?;
+        self.ports.address_for(family, &client)
+    }
+
     /// A relay socket that other allocations have too: a new one while there may be more, and then the one with the fewest.
-    fn open_shared(&mut self, now: Now, allocation: AllocationId, family: Family) -> OpenResult {
+    fn open_shared(
+        &mut self,
+        now: Now,
+        allocation: AllocationId,
+        family: Family,
+        first: Option<IpAddr>,
+    ) -> OpenResult {
         let link = self.server.link(allocation);
         let by_datagrams = link.is_some_and(|link| Way::of(link) == Way::Datagrams);
-        let opened = if self.shared.may_open(family, by_datagrams) {
-            self.open_another(now, family, by_datagrams)
+        let opened = if self.shared.may_open(family, by_datagrams, first) {
+            self.open_another(now, (family, first), by_datagrams)
         } else {
             Err(Refusal::Port)
         };
-        let port = match (opened, self.shared.emptiest(family, by_datagrams)) {
+        let port = match (opened, self.shared.emptiest(family, by_datagrams, first)) {
             // Where no more can be had, those that there are have to do.
             (Ok(port), _) | (Err(_), Some(port)) => port,
             (Err(refusal), None) => return self.refuse(refusal),
@@ -88,8 +101,13 @@ impl Worker {
     }
 
     /// One more relay socket to share.
-    fn open_another(&mut self, now: Now, family: Family, by_datagrams: bool) -> Result<SharedPort, Refusal> {
-        let Opened { socket, relayed } = self.ports.open_shared(family, now.ms)?;
+    fn open_another(
+        &mut self,
+        now: Now,
+        (family, first): (Family, Option<IpAddr>),
+        by_datagrams: bool,
+    ) -> Result<SharedPort, Refusal> {
+        let Opened { socket, relayed } = self.ports.open_shared(family, first, now.ms)?;
         let bound = socket.local_addr();
         let Ok(id) = self.adopt(socket, Role::Free) else {
             self.ports.release(bound, now.ms);

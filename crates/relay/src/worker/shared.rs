@@ -2,7 +2,7 @@
 //! apart; here stands which sockets there are, and how many allocations each has. Clients over UDP share none with others: an upgrade
 //! ([`crate::upgrade`]) takes the former to another process, and the latter stay.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use turnpike_net::SocketId;
 use turnpike_turn::server::{Family, SharedPort};
@@ -14,6 +14,8 @@ use crate::Config;
 pub(super) struct SharedPorts {
     /// So many of a family there may be for clients over UDP, and so many for others: IPv4, IPv6.
     most: [usize; 2],
+    /// The same of one address.
+    most_of_address: usize,
     places: Vec<Option<Place>>,
 }
 
@@ -33,13 +35,14 @@ pub(super) struct Place {
 
 impl SharedPorts {
     pub(super) fn new(config: &Config) -> Self {
-        Self { most: most(config), places: Vec::new() }
+        Self { most: most(config), most_of_address: config.shared_ports, places: Vec::new() }
     }
 
     /// From now on addresses and ports are those of this configuration. Sockets on others are closed with the last of their allocations,
     /// and given to no more.
     pub(super) fn reconfigure(&mut self, config: &Config) {
         self.most = most(config);
+        self.most_of_address = config.shared_ports;
         for place in self.places.iter_mut().flatten() {
             let is_ours = config.relay.iter().any(|address| address.bind == place.bound.ip());
             place.drawn = is_ours && config.ports.contains(&place.bound.port());
@@ -51,9 +54,11 @@ impl SharedPorts {
         self.most[side(family)] > 0
     }
 
-    /// Whether there may be one more for such clients.
-    pub(super) fn may_open(&self, family: Family, by_datagrams: bool) -> bool {
-        self.of(family, by_datagrams).count() < self.most[side(family)]
+    /// Whether there may be one more for such clients, on this address if one is named.
+    pub(super) fn may_open(&self, family: Family, by_datagrams: bool, at: Option<IpAddr>) -> bool {
+        let open = || self.of(family, by_datagrams);
+        let on = |ip: IpAddr| open().filter(move |(_, place)| place.bound.ip() == ip).count();
+        open().count() < self.most[side(family)] && at.is_none_or(|ip| on(ip) < self.most_of_address)
     }
 
     /// One more, which no allocation has so far; its number.
@@ -93,9 +98,17 @@ impl SharedPorts {
         places.filter(|(_, place)| place.by_datagrams)
     }
 
-    /// That of this family with the fewest allocations of such clients, so that as few as can be want the same peers.
-    pub(super) fn emptiest(&self, family: Family, by_datagrams: bool) -> Option<SharedPort> {
-        self.of(family, by_datagrams).min_by_key(|(_, place)| place.allocations).map(|(port, _)| port)
+    /// That of this family with the fewest allocations of such clients, so that as few as can be want the same peers; one on this address
+    /// before any other.
+    pub(super) fn emptiest(
+        &self,
+        family: Family,
+        by_datagrams: bool,
+        at: Option<IpAddr>,
+    ) -> Option<SharedPort> {
+        let is_elsewhere = |place: &Place| at.is_some_and(|ip| place.bound.ip() != ip);
+        let places = self.of(family, by_datagrams);
+        places.min_by_key(|(_, place)| (is_elsewhere(place), place.allocations)).map(|(port, _)| port)
     }
 
     pub(super) fn get(&self, SharedPort(port): SharedPort) -> Option<Place> {
@@ -164,17 +177,17 @@ mod tests {
     #[test]
     fn there_are_so_many_of_each_address_and_none_by_default() {
         let none = ports(0, &["127.0.0.1", "::1"]);
-        assert!(!none.shares(Family::V4) && !none.may_open(Family::V4, true));
+        assert!(!none.shares(Family::V4) && !none.may_open(Family::V4, true, None));
         let mut ports = ports(2, &["127.0.0.1", "127.0.0.2", "::1"]);
         for port in 1..=4 {
-            assert!(ports.may_open(Family::V4, true));
+            assert!(ports.may_open(Family::V4, true, None));
             open(&mut ports, port, &format!("127.0.0.1:{port}"));
         }
-        assert!(!ports.may_open(Family::V4, true));
+        assert!(!ports.may_open(Family::V4, true, None));
         open(&mut ports, 5, "[::1]:5");
-        assert!(ports.may_open(Family::V6, true));
+        assert!(ports.may_open(Family::V6, true, None));
         open(&mut ports, 6, "[::1]:6");
-        assert!(!ports.may_open(Family::V6, true));
+        assert!(!ports.may_open(Family::V6, true, None));
     }
 
     #[test]
@@ -186,45 +199,63 @@ mod tests {
         let config = |ip, ports| Config { shared_ports: 1, relay: relay(ip), ports, ..Config::default() };
         for config in [config("127.0.0.2", 49_152..=65_535), config("127.0.0.1", 50_002..=50_009)] {
             ports.reconfigure(&config);
-            assert!(ports.may_open(Family::V4, true) && ports.emptiest(Family::V4, true).is_none());
+            assert!(
+                ports.may_open(Family::V4, true, None) && ports.emptiest(Family::V4, true, None).is_none()
+            );
             assert_eq!(ports.get(old).unwrap().socket, SocketId(1));
         }
         ports.reconfigure(&config("127.0.0.1", 50_000..=50_009));
-        assert_eq!((ports.may_open(Family::V4, true), ports.emptiest(Family::V4, true)), (false, Some(old)));
+        assert_eq!(
+            (ports.may_open(Family::V4, true, None), ports.emptiest(Family::V4, true, None)),
+            (false, Some(old))
+        );
         assert_eq!([(); 2].map(|()| ports.leave(old)), [false, true]);
     }
 
     #[test]
     fn allocations_are_spread_and_the_last_one_closes() {
         let mut ports = ports(3, &["127.0.0.1"]);
-        assert_eq!(ports.emptiest(Family::V4, true), None);
+        assert_eq!(ports.emptiest(Family::V4, true, None), None);
         for port in 1..=3 {
             open(&mut ports, port, &format!("127.0.0.1:{port}"));
         }
         let mut given = [0; 3];
         for _ in 0..9 {
-            let port = ports.emptiest(Family::V4, true).unwrap();
+            let port = ports.emptiest(Family::V4, true, None).unwrap();
             given[usize::from(port.0)] += 1;
             ports.join(port);
         }
         assert_eq!(given, [3; 3]);
-        assert_eq!(ports.emptiest(Family::V6, true), None);
+        assert_eq!(ports.emptiest(Family::V6, true, None), None);
         let port = SharedPort(1);
         assert_eq!([(); 3].map(|()| ports.leave(port)), [false, false, true]);
-        assert!(ports.get(port).is_none() && ports.may_open(Family::V4, true));
+        assert!(ports.get(port).is_none() && ports.may_open(Family::V4, true, None));
         assert_eq!(open(&mut ports, 9, "127.0.0.1:9"), port, "its number is given again");
         assert_eq!(ports.get(port).unwrap().socket, SocketId(9));
+    }
+
+    #[test]
+    fn each_address_has_as_many_and_its_clients_get_one_of_it() {
+        let mut ports = ports(1, &["127.0.0.1", "127.0.0.2"]);
+        let [one, two] = ["127.0.0.1", "127.0.0.2"].map(|ip| Some(ip.parse().unwrap()));
+        assert!(ports.may_open(Family::V4, true, two));
+        let port = open(&mut ports, 1, "127.0.0.2:1");
+        ports.join(port);
+        assert!(!ports.may_open(Family::V4, true, two) && ports.may_open(Family::V4, true, one));
+        let other = open(&mut ports, 2, "127.0.0.1:1");
+        assert_eq!(ports.emptiest(Family::V4, true, two), Some(port), "though it has more allocations");
+        assert_eq!(ports.emptiest(Family::V4, true, None), Some(other));
     }
 
     #[test]
     fn clients_over_udp_share_with_no_others() {
         let mut ports = ports(1, &["127.0.0.1"]);
         let plain = open(&mut ports, 1, "127.0.0.1:1");
-        assert!(!ports.may_open(Family::V4, true) && ports.may_open(Family::V4, false));
-        assert_eq!(ports.emptiest(Family::V4, false), None);
+        assert!(!ports.may_open(Family::V4, true, None) && ports.may_open(Family::V4, false, None));
+        assert_eq!(ports.emptiest(Family::V4, false, None), None);
         let bound = "127.0.0.1:2".parse().unwrap();
         let other = ports.open(SocketId(2), bound, bound, false);
-        let both = [true, false].map(|by_datagrams| ports.emptiest(Family::V4, by_datagrams));
+        let both = [true, false].map(|by_datagrams| ports.emptiest(Family::V4, by_datagrams, None));
         assert_eq!(both, [Some(plain), Some(other)]);
         let portable: Vec<SharedPort> = ports.portable().map(|(port, _)| port).collect();
         assert_eq!(portable, [plain]);
@@ -232,7 +263,7 @@ mod tests {
         let mut there = self::ports(1, &["127.0.0.1"]);
         there.adopt(SharedPort(7), SocketId(3), bound, bound, true);
         there.join(SharedPort(7));
-        assert_eq!(there.emptiest(Family::V4, true), Some(SharedPort(7)));
+        assert_eq!(there.emptiest(Family::V4, true, None), Some(SharedPort(7)));
         assert!(there.leave(SharedPort(7)));
     }
 }
