@@ -248,9 +248,8 @@ pub(crate) fn server_config(
         username_anonymity: realms[0].has_anonymity(),
         tcp_relay: settings.relay_tcp,
         max_connections: settings.max_peer_connections_per_allocation,
-        max_total_connections: (settings.max_peer_connections / workers(settings))
-            .clamp(1, ServerConfig::MOST_CONNECTIONS),
-        max_user_connections: (settings.max_peer_connections_per_user / workers(settings)).max(1),
+        max_total_connections: settings.max_peer_connections,
+        max_user_connections: settings.max_peer_connections_per_user,
         mobility: settings.mobility,
         ..ServerConfig::default()
     }

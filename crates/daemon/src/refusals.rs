@@ -427,9 +427,8 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
         "duplicate" => "a PROXY header with the addresses of another connection, which is still open",
         "replies_unread" => "the client does not read its replies",
-        "evicted" => "it had to make room for a newcomer",
-        "limit_total" => "too many connections without an allocation",
-        "limit_address" => "too many connections without an allocation from this address",
+        "evicted" => "it had no allocation and made room for a newcomer",
+        "limit_address" => "it had no allocation and made room for a newcomer from its address",
         "closed" => "the client closed the connection in the middle of the handshake",
         "garbage" => "what came is no TLS",
         "incompatible" => "no protocol version, cipher suite or signature in common",
@@ -457,7 +456,7 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         "duplicate" => {
             "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
         }
-        "evicted" | "limit_total" => "Raise limits.idle_connections, or find out who keeps so many open.",
+        "evicted" => "Raise limits.idle_connections, or find out who keeps so many open.",
         "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
         "not_stun" | "garbage" | "length" | "too_long" => {
             "Some other protocol, or a scan: nothing to do, unless a client of yours is meant."

@@ -15,8 +15,6 @@
 
 use loom::sync;
 
-#[path = "../../relay/src/stream/admission.rs"]
-mod admission;
 #[path = "../../forward/src/balance.rs"]
 mod balance;
 #[path = "../../stores/src/cache.rs"]
@@ -59,13 +57,6 @@ pub use turnpike_forward::{Address, Balance, Endpoint, Host, PortRange, Rule, Un
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
-
-/// What [`admission`] refuses with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloseReason {
-    LimitTotal,
-    LimitAddress,
-}
 
 /// What [`quotas`] is told of a realm.
 #[derive(Clone, Debug)]
@@ -199,26 +190,6 @@ pub fn a_port_that_is_taken_again_has_nothing_open_but_what_its_owner_opens() {
         let is_open = join(next);
         assert_eq!(bits.is_open(port, udp), is_open, "the owner of a port has opened it, nobody else");
         assert_eq!(bits.is_taken(port), is_open);
-    });
-}
-
-pub fn an_address_has_no_more_connections_than_it_may_and_loses_none() {
-    loom::model(|| {
-        let admission = Arc::new(admission::Admission::new(1, 1));
-        let address = IpAddr::from([192, 0, 2, 1]);
-        let visit = move |admission: &admission::Admission| {
-            if admission.enter().is_err() {
-                return false;
-            }
-            assert_eq!(admission.enter_from(address), Ok(()), "who is in is the only one");
-            admission.leave_from(address);
-            admission.leave();
-            true
-        };
-        let other = with(&admission, visit);
-        let own = visit(&admission);
-        assert!(join(other) || own);
-        assert!(visit(&admission), "nobody is left");
     });
 }
 

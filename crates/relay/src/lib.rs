@@ -6,6 +6,7 @@
 //! [`CredentialStore`], [`Fleet`] and [`SessionLog`].
 #![forbid(unsafe_code)]
 
+mod bounded;
 pub mod config;
 mod discovery;
 pub mod dtls;

@@ -30,7 +30,7 @@ use crate::{
     ports::Ports,
     quotas::Quotas,
     routes,
-    stream::{Admission, StreamStats},
+    stream::StreamStats,
     upgrade::{Inheritance, Inherited, Unfit},
     worker::{Command, Heir, Mailbox, Reconfigure, Snapshot, Worker},
 };
@@ -229,7 +229,6 @@ pub struct Relay {
     store: SharedStore,
     quotas: Arc<Quotas>,
     pub(crate) ports: Arc<Ports>,
-    admission: Arc<Admission>,
     in_force: Mutex<InForce>,
     /// Of an heir: what its workers say of their inheritance.
     pub(crate) heirs: Mutex<Option<mpsc::Receiver<Result<usize, Unfit>>>>,
@@ -247,7 +246,6 @@ pub(crate) struct Common {
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) ports: Arc<Ports>,
     pub(crate) streams: Arc<StreamConfig>,
-    pub(crate) admission: Arc<Admission>,
     pub(crate) dtls: Arc<DtlsConfig>,
     pub(crate) log: Arc<dyn SessionLog>,
     pub(crate) fleet: Option<Arc<dyn Fleet>>,
@@ -266,7 +264,6 @@ impl Common {
         is_heir: bool,
     ) -> Self {
         let quotas = Quotas::new(&config);
-        let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
         Self {
             started: Instant::now(),
             layout: Arc::new(layout),
@@ -274,7 +271,6 @@ impl Common {
             quotas: Arc::new(quotas),
             ports: Arc::new(Ports::new(&config)),
             streams: Arc::new(config.streams.clone()),
-            admission: Arc::new(Admission::new(max_idle, max_idle_per_address)),
             dtls: Arc::new(config.dtls.clone()),
             log,
             fleet: None,
@@ -429,7 +425,6 @@ impl Relay {
             store: Arc::clone(&common.store),
             quotas: Arc::clone(&common.quotas),
             ports: Arc::clone(&common.ports),
-            admission: Arc::clone(&common.admission),
             in_force: Mutex::new(in_force),
             heirs: Mutex::default(),
             kernel,
@@ -578,8 +573,6 @@ impl Relay {
         self.ports.reconfigure(&config);
         let own = self.own_endpoints(&config, &places);
         config.server.set_own_endpoints(&own);
-        let StreamConfig { max_idle, max_idle_per_address, .. } = config.streams;
-        self.admission.limit(max_idle, max_idle_per_address);
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(credentials);
         if let Some(kernel) = &self.kernel {
             let bound: Vec<_> = places.bound_by_udp().collect();

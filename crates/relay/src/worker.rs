@@ -209,7 +209,7 @@ impl Worker {
             listeners: Vec::new(),
             relays: Vec::new(),
             ttl_expired: 0,
-            streams: Streams::new(Arc::clone(&layout), streams, Arc::clone(&common.admission)),
+            streams: Streams::new(Arc::clone(&layout), streams, config.workers),
             dtls: Associations::new(
                 Arc::clone(&common.layout),
                 Arc::clone(&common.dtls),
@@ -484,7 +484,7 @@ impl Worker {
                     self.give_up(now, allocation, connection);
                 }
                 Effect::HandOver { worker, source, request } => {
-                    self.hand_over(&source.client, worker, request, behind);
+                    self.hand_over(now, &source.client, worker, request, behind);
                 }
                 Effect::Forward { worker, via, occupied, source, request } => {
                     self.send(worker, Handoff::Request { via, occupied, source, request });

@@ -175,13 +175,40 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
         client.ask(&allocate());
         clients.push(client);
     }
-    let waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
-    world.wait_for("eight connections", |streams| streams.open == 8);
-    is_refused(world.tcp());
+    let mut waiting: Vec<_> = (0..3).map(|_| world.client()).collect();
+    waiting.iter_mut().for_each(|client| drop(client.ask(&binding(1))));
+    // A newcomer is served, and the oldest of its address gives way.
+    let mut newcomer = world.client();
+    newcomer.ask(&allocate());
+    waiting[0].ends();
     world.wait_for_closed(CloseReason::LimitAddress, 1);
+    waiting[1].ask(&binding(1));
+    clients[0].ask(&refresh(1));
     drop(waiting);
-    world.wait_for_closed(CloseReason::Client, 3);
-    world.client().ask(&binding(1));
+    world.wait_for_closed(CloseReason::Client, 2);
+    assert_eq!(world.streams().closed(CloseReason::LimitAddress), 1);
+}
+
+/// As many idle connections as there may be, wherever the kernel puts them, keep no newcomer of any worker out.
+#[test]
+fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {
+    for (max_idle, max_idle_per_address) in [(8, 512), (512, 8)] {
+        let world = start_with(|config| {
+            config.workers = 4;
+            config.streams.max_idle = max_idle;
+            config.streams.max_idle_per_address = max_idle_per_address;
+        });
+        let _idle: Vec<_> = (0..32)
+            .map(|_| {
+                let mut client = world.client();
+                client.ask(&binding(1));
+                client
+            })
+            .collect();
+        for _ in 0..32 {
+            world.client().ask(&allocate());
+        }
+    }
 }
 
 #[test]
@@ -207,7 +234,6 @@ fn who_comes_to_a_full_house_takes_the_place_of_the_oldest_that_has_no_allocatio
     world.client().ask(&binding(1));
     newcomer.ask(&binding(2));
     assert_eq!(world.streams().closed(CloseReason::Evicted), 1);
-    assert_eq!(world.streams().closed(CloseReason::LimitTotal), 0);
 }
 
 #[test]

@@ -161,6 +161,18 @@ fn reaches(world: &mut World, relay: RelayId) -> Client {
 }
 
 #[test]
+fn repeated_refusals_of_forwarded_requests_are_bounded_as_others_are() {
+    let (mut workers, _, ticket) = Workers::mobile(2);
+    let from = elsewhere(9);
+    workers.0[1].client = from;
+    let bob = workers.0[1].credentials("bob", Scheme::Md5);
+    let bytes = Ask::present(&ticket).signed(&bob).bytes();
+    let outcomes = (0..1000).map(|_| workers.request(1, from, &bytes));
+    let answered = outcomes.filter(|outcome| matches!(outcome, Outcome::Reply(_))).count();
+    assert_eq!((answered, workers.0[0].dropped(DropReason::RefusalRepeated)), (100, 900));
+}
+
+#[test]
 fn an_allocation_follows_its_client_to_another_worker() {
     let (mut workers, relay, ticket) = Workers::mobile(3);
     let (old, new) = (client(40_000), elsewhere(1));

@@ -13,6 +13,7 @@ use super::{
     record::{self, ALERT, Sifted},
     stats::{DtlsDrop, DtlsEnd, DtlsFailure},
 };
+use crate::bounded::{NEIGHBOURS, network};
 
 const FATAL: u8 = 2;
 const HANDSHAKE_FAILURE: u8 = 40;
@@ -178,8 +179,8 @@ impl Associations {
             self.count_drop(DtlsDrop::BadCookie);
             return None;
         };
-        let address = client.address.ip();
-        let crowded = self.half_open.is_crowded(address, now_ms) || self.idle.is_crowded(address, now_ms);
+        let network = network(client.address.ip(), NEIGHBOURS);
+        let crowded = self.half_open.is_crowded(network, now_ms) || self.idle.is_crowded(network, now_ms);
         if self.admissions_left == 0 || crowded && !self.by_client.contains_key(&client) {
             self.count_drop(DtlsDrop::Busy);
             return None;
@@ -210,7 +211,7 @@ impl Associations {
                 self.fail(slot, DtlsFailure::Other);
             }
         }
-        if let Some(slot) = self.half_open.in_the_way(address) {
+        if let Some(slot) = self.half_open.in_the_way(network) {
             self.fail(slot, DtlsFailure::Evicted);
         }
         let deadline_ms = now_ms + self.config.handshake_ms;
@@ -228,7 +229,7 @@ impl Associations {
             timer_ms: u64::MAX,
             armed_ms: u64::MAX,
         });
-        let number = self.half_open.enter(slot, address, now_ms);
+        let number = self.half_open.enter(slot, Some(network), now_ms);
         self.table[slot].stage = Stage::HalfOpen(number);
         self.by_client.insert(client, slot);
         self.last = None;

@@ -7,16 +7,14 @@ use hashbrown::HashMap;
 use slab::Slab;
 use turnpike_turn::server::Client;
 
-use super::{
-    crowd::Crowd,
-    hello::{Fragment, MAX_HELLO},
-};
+use super::hello::{Fragment, MAX_HELLO};
+use crate::bounded::{Bounded, NEIGHBOURS, network};
 
 /// The hellos of which a part has come.
 pub(super) struct Fragments {
     parts: Slab<Part>,
     by_client: HashMap<Client, usize, RandomState>,
-    crowd: Crowd,
+    bounded: Bounded,
 }
 
 struct Part {
@@ -32,12 +30,16 @@ struct Part {
 
 impl Fragments {
     pub(super) fn new(most: usize, most_per_network: usize) -> Self {
-        Self { parts: Slab::new(), by_client: HashMap::default(), crowd: Crowd::new(most, most_per_network) }
+        Self {
+            parts: Slab::new(),
+            by_client: HashMap::default(),
+            bounded: Bounded::new(most, most_per_network),
+        }
     }
 
     /// Sets other bounds; parts that are there stay.
     pub(super) fn limit(&mut self, most: usize, most_per_network: usize) {
-        self.crowd.limit(most, most_per_network);
+        self.bounded.limit(most, most_per_network);
     }
 
     /// Keeps a first fragment, whose cookie was good, for so many milliseconds. Returns false if no ClientHello is so long.
@@ -52,11 +54,12 @@ impl Fragments {
             return false;
         }
         self.forget(client);
-        if let Some(slot) = self.crowd.in_the_way(client.address.ip()) {
+        let network = network(client.address.ip(), NEIGHBOURS);
+        if let Some(slot) = self.bounded.in_the_way(network) {
             self.remove(slot);
         }
         let slot = self.parts.vacant_key();
-        let number = self.crowd.enter(slot, client.address.ip(), now_ms);
+        let number = self.bounded.enter(slot, Some(network), now_ms);
         self.parts.insert(Part {
             client: *client,
             number,
@@ -99,7 +102,7 @@ impl Fragments {
     fn remove(&mut self, slot: usize) -> Vec<u8> {
         let part = self.parts.remove(slot);
         self.by_client.remove(&part.client);
-        self.crowd.leave(part.number);
+        self.bounded.leave(part.number);
         part.bytes
     }
 }
@@ -148,7 +151,7 @@ mod tests {
         for port in 1..=1000 {
             assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), 0, 10));
         }
-        assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.crowd.len()), (2, 2, 2));
+        assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.bounded.len()), (2, 2, 2));
         assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 9));
         assert!(!fragments.append(&client(998), &piece(&whole, 40, 60), 9));
         let long = Fragment { length: MAX_HELLO + 1, ..piece(&whole, 0, 40) };

@@ -15,7 +15,6 @@ mod association;
 pub mod config;
 mod context;
 mod cookie;
-mod crowd;
 mod fragments;
 mod hello;
 mod provider;
@@ -42,13 +41,13 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
 use crate::{
     Layout,
+    bounded::{Bounded, NEIGHBOURS, network},
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
     worker::Listener,
 };
 use association::{Association, Drained, Stage};
 use cookie::CookieKeys;
-use crowd::Crowd;
 use fragments::Fragments;
 use record::Sifted;
 
@@ -78,9 +77,9 @@ pub(crate) struct Associations {
     /// The client looked up last: datagrams come in runs.
     last: Option<(Client, usize)>,
     generations: Generations,
-    half_open: Crowd,
+    half_open: Bounded,
     fragments: Fragments,
-    idle: Crowd,
+    idle: Bounded,
     /// When which association is looked at: each at most once.
     timers: BTreeSet<(u64, usize)>,
     admissions_left: u32,
@@ -133,9 +132,9 @@ impl Associations {
             by_client: HashMap::default(),
             last: None,
             generations: Generations::default(),
-            half_open: Crowd::new(share(config.max_half_open), share(config.max_half_open_per_network)),
+            half_open: Bounded::new(share(config.max_half_open), share(config.max_half_open_per_network)),
             fragments: Fragments::new(share(config.max_half_open), share(config.max_half_open_per_network)),
-            idle: Crowd::new(share(config.max_idle), share(config.max_idle_per_network)),
+            idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_network)),
             timers: BTreeSet::new(),
             admissions_left: ADMISSIONS,
             gone: Vec::new(),
@@ -474,11 +473,11 @@ impl Associations {
 
     /// An association without an allocation, from now on.
     fn become_idle(&mut self, now_ms: u64, slot: usize, tx: &mut Tx) {
-        let address = self.table[slot].client.address.ip();
-        if let Some(other) = self.idle.in_the_way(address) {
+        let network = network(self.table[slot].client.address.ip(), NEIGHBOURS);
+        if let Some(other) = self.idle.in_the_way(network) {
             self.close(other, DtlsEnd::Evicted, tx);
         }
-        let number = self.idle.enter(slot, address, now_ms);
+        let number = self.idle.enter(slot, Some(network), now_ms);
         let association = &mut self.table[slot];
         association.stage = Stage::Idle(number);
         association.deadline_ms = now_ms + self.config.idle_ms;

@@ -28,9 +28,9 @@ pub struct StreamConfig {
     pub first_message_ms: u64,
     /// Milliseconds that a connection without an allocation may stay silent.
     pub idle_ms: u64,
-    /// Connections without an allocation, in total: beyond, the oldest of the worker that accepts gives way.
+    /// Connections without an allocation, in total, of which each worker has its share: beyond, the oldest gives way.
     pub max_idle: usize,
-    /// Connections without an allocation from one IPv4 address or one IPv6 /64: beyond, newcomers are refused.
+    /// The same from one IPv4 address or one IPv6 /64.
     pub max_idle_per_address: usize,
 }
 

@@ -1,6 +1,6 @@
 //! One connection of a client: socket, TLS if there is any, what has arrived of a message and what waits to be sent.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use turnpike_net::TcpSocket;
 use turnpike_turn::server::{Client, Source, Transport};
@@ -61,9 +61,8 @@ pub(super) struct Connection {
     pub(super) allocated: bool,
     /// Whether it has ever had an allocation: only credentials open the way for long messages.
     pub(super) trusted: bool,
-    /// Its number among the connections without an allocation, where it counts against their limits.
+    /// Its number among the connections without an allocation.
     pub(super) place: Option<u64>,
-    pub(super) counts_for: Option<IpAddr>,
     /// Why its TLS handshake failed, if it has.
     pub(super) failure: Option<HandshakeFailure>,
     /// The end of the tick closes it.

@@ -1,6 +1,9 @@
 //! Stream listeners: bound on the starting thread, accepted from by their worker.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use turnpike_net::{ListenOptions, TcpListener, TcpSocket, poll::Poller, tcp::is_exhaustion};
 use turnpike_turn::server::{Client, Transport};
@@ -10,6 +13,7 @@ use super::{
     CloseReason, Connection, SWEEP_MS, Stage, StreamConfig, Streams, Token, channel::Channel,
     connection::NONE, outbox::Outbox,
 };
+use crate::bounded::{ADDRESS, network};
 
 /// Seconds for which the kernel keeps a connection on which the client has said nothing (TCP_DEFER_ACCEPT). Those that speak at
 /// once, as TURN clients do, come with their first message: one wake-up for the two.
@@ -76,8 +80,8 @@ impl Streams {
 
     /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
-        // In a full house each newcomer takes a place, and not that of one of the same crowd.
-        let most = StreamConfig::ACCEPTS.min(self.config.max_idle / 2).max(1);
+        // With all places taken, newcomers of one tick do not push out one another.
+        let most = StreamConfig::ACCEPTS.min(self.idle.half());
         for _ in 0..most {
             let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
             match listening.accept() {
@@ -112,19 +116,8 @@ impl Streams {
         let local = if bound.ip().is_unspecified() { socket.local_addr().unwrap_or(bound) } else { bound };
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
         // Behind a proxy the header tells whose connection it is.
-        let counts_for = (!proxied).then_some(peer.ip());
-        // First, so that nobody gives way to those who are refused.
-        if let Some(Err(reason)) = counts_for.map(|address| self.admission.enter_from(address)) {
-            return self.refuse(socket, peer, reason);
-        }
-        if let Err(reason) = self.admission.enter()
-            && !self.make_room()
-        {
-            if let Some(address) = counts_for {
-                self.admission.leave_from(address);
-            }
-            return self.refuse(socket, peer, reason);
-        }
+        let network = (!proxied).then(|| network(peer.ip(), ADDRESS));
+        self.make_room(network);
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         entry.insert(Connection {
@@ -149,8 +142,7 @@ impl Streams {
             spoke: false,
             allocated: false,
             trusted: false,
-            place: Some(self.idle.enter(slot)),
-            counts_for,
+            place: Some(self.idle.enter(slot, network, now_ms)),
             failure: None,
             closing: None,
             listener: place,
@@ -184,25 +176,28 @@ impl Streams {
         self.accepted.pop_front()
     }
 
-    /// Closes the oldest connection without an allocation. Its place among those of all workers is free for the taking, and
-    /// nobody else can take it. False if this worker has none.
-    fn make_room(&mut self) -> bool {
-        let Some(slot) = self.idle.oldest() else { return false };
-        let connection = &mut self.connections[slot];
-        if let Some(number) = connection.place.take() {
-            self.idle.leave(number);
+    /// Has the oldest connection without an allocation give way to a newcomer: that of its address, if that has too many.
+    fn make_room(&mut self, network: Option<IpAddr>) {
+        if let Some(slot) = network.and_then(|network| self.idle.in_the_way_of(network)) {
+            self.evict(slot, CloseReason::LimitAddress);
+        } else if let Some(slot) = self.idle.in_the_way_of_all() {
+            self.evict(slot, CloseReason::Evicted);
         }
-        if let Some(address) = connection.counts_for.take() {
-            self.admission.leave_from(address);
-        }
-        self.close(slot, CloseReason::Evicted);
-        true
     }
 
-    /// With RST, so that nothing of it stays here.
-    fn refuse(&mut self, socket: TcpSocket, peer: SocketAddr, reason: CloseReason) {
-        self.stats.closed[reason as usize] += 1;
-        self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
-        socket.reset();
+    /// Counts a connection for the address of its PROXY header.
+    pub(super) fn count_for(&mut self, slot: usize, address: IpAddr) {
+        let network = network(address, ADDRESS);
+        if let Some(oldest) = self.idle.in_the_way_of(network) {
+            self.evict(oldest, CloseReason::LimitAddress);
+        }
+        if let Some(number) = self.connections[slot].place {
+            self.idle.set_network(number, network);
+        }
+    }
+
+    fn evict(&mut self, slot: usize, reason: CloseReason) {
+        self.uncount(slot);
+        self.close(slot, reason);
     }
 }

@@ -12,11 +12,9 @@
 //! Everything is level-triggered, with one read per connection and wake-up, so that a busy client cannot keep others waiting, and
 //! work that is put off (handshakes and messages beyond a tick's share) comes back by itself.
 
-mod admission;
 pub(crate) mod channel;
 pub mod config;
 mod connection;
-mod idle;
 mod listener;
 mod outbox;
 mod pause;
@@ -41,12 +39,12 @@ use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
 
 use crate::{
     Layout,
+    bounded::{ADDRESS, Bounded, network},
     link::{Generations, Place},
     peers,
     turned_away::{Noted, TurnedAway},
 };
 
-pub(crate) use admission::Admission;
 pub use config::StreamConfig;
 pub(crate) use listener::listen_options;
 pub(crate) use receive::Incoming;
@@ -56,7 +54,6 @@ pub use tls::{CertificateError, ChainFault, Identity, TlsContext};
 pub(crate) use transfer::Detached;
 
 use connection::{Connection, Stage};
-use idle::Idle;
 use listener::Listener;
 use send::Pieces;
 
@@ -111,11 +108,12 @@ pub(crate) struct Gone {
 pub(crate) struct Streams {
     layout: Arc<Layout>,
     config: Arc<StreamConfig>,
-    admission: Arc<Admission>,
+    /// Workers that share the limits.
+    workers: usize,
     listeners: Vec<Listener>,
     connections: Slab<Connection>,
     /// Those without an allocation.
-    idle: Idle,
+    idle: Bounded,
     /// Accepted in this tick, and not read from so far.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -142,15 +140,17 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// None yet.
-    pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, admission: Arc<Admission>) -> Self {
+    /// None yet, of one of so many workers.
+    pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
+        let workers = workers.max(1);
+        let share = |limit: usize| limit.div_ceil(workers);
         Self {
             layout,
+            workers,
+            idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
             config,
-            admission,
             listeners: Vec::new(),
             connections: Slab::new(),
-            idle: Idle::default(),
             accepted: VecDeque::new(),
             by_client: HashMap::default(),
             generations: Generations::default(),
@@ -171,6 +171,8 @@ impl Streams {
 
     /// Other listeners, server names and limits from now on. Connections keep what they began with.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
+        let share = |limit: usize| limit.div_ceil(self.workers);
+        self.idle.limit(share(config.max_idle), share(config.max_idle_per_address));
         (self.layout, self.config) = (layout, config);
         self.set_tls_only();
     }
@@ -268,8 +270,8 @@ impl Streams {
     pub(crate) fn allocated(&mut self, client: &Client) {
         let Some(slot) = self.slot_of(client) else { return };
         let connection = &mut self.connections[slot];
-        // It was the oldest when somebody else came, and in the same tick it got what makes it worth its place.
-        if connection.closing == Some(CloseReason::Evicted) {
+        // It was the oldest when another came, and in the same tick it got what makes it worth its place.
+        if matches!(connection.closing, Some(CloseReason::Evicted | CloseReason::LimitAddress)) {
             connection.closing = None;
         }
         connection.allocated = true;
@@ -286,21 +288,15 @@ impl Streams {
             return;
         }
         connection.deadline_ms = now_ms + self.config.idle_ms;
-        connection.place = Some(self.idle.enter(slot));
-        connection.counts_for = Some(connection.address().ip());
-        self.admission.return_from(connection.address().ip());
+        let network = network(connection.address().ip(), ADDRESS);
+        connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
     }
 
     /// Takes a connection off the limits.
     fn uncount(&mut self, slot: usize) {
-        let connection = &mut self.connections[slot];
-        if let Some(number) = connection.place.take() {
+        if let Some(number) = self.connections[slot].place.take() {
             self.idle.leave(number);
-            self.admission.leave();
-        }
-        if let Some(address) = connection.counts_for.take() {
-            self.admission.leave_from(address);
         }
     }
 
@@ -349,7 +345,7 @@ impl Streams {
         if connection.stage == Stage::Handshake {
             let why = match reason {
                 CloseReason::NoMessage => Some(HandshakeFailure::Timeout),
-                CloseReason::Evicted => Some(HandshakeFailure::Evicted),
+                CloseReason::Evicted | CloseReason::LimitAddress => Some(HandshakeFailure::Evicted),
                 CloseReason::Client | CloseReason::Broken => Some(HandshakeFailure::Closed),
                 _ => None,
             };

@@ -1,7 +1,8 @@
-//! Connections of clients that have used up their bits per second: what was read of them waits, and nothing more is read, so that TCP slows
-//! the client down. Nothing is dropped, and no more waits than one read brings.
+//! Connections that wait: their clients have used up their bits per second, or the worker that is to serve them has no room. What was read
+//! waits, and nothing more is read, so that TCP slows the client down. Nothing is dropped, and no more waits than one read brings.
 
 use turnpike_net::{Rx, Span, poll::Poller};
+use turnpike_turn::server::Client;
 
 use super::{CloseReason, Streams, Token, receive::Incoming};
 
@@ -25,6 +26,27 @@ impl Streams {
         connection.framer.hold(rx.bytes(whole), 0);
         // It will be counted when it comes again.
         self.stats.received -= 1;
+        self.pause_until(slot, until_ms, poller);
+    }
+
+    /// Has this request of a client, and what came behind it, come again at that time.
+    pub(crate) fn put_back(
+        &mut self,
+        client: &Client,
+        [request, behind]: [&[u8]; 2],
+        until_ms: u64,
+        poller: &Poller,
+    ) {
+        let Some(slot) = self.slot_of(client) else { return };
+        let Some(connection) = self.connections.get_mut(slot).filter(|it| it.closing.is_none()) else {
+            return;
+        };
+        connection.framer.hold(&[request, behind].concat(), 0);
+        self.pause_until(slot, until_ms, poller);
+    }
+
+    fn pause_until(&mut self, slot: usize, until_ms: u64, poller: &Poller) {
+        let connection = &mut self.connections[slot];
         connection.paused = true;
         self.paused.insert((until_ms, slot, connection.generation));
         self.watch(slot, false, poller);

@@ -21,7 +21,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Bytes of one connection that are to be taken apart.
 pub(crate) struct Incoming {
-    pub(super) slot: usize,
+    pub(crate) slot: usize,
     pub(crate) source: Source,
     /// What is left of them.
     pub(crate) rest: Span,
@@ -176,10 +176,9 @@ impl Streams {
                     connection.client.local = destination;
                     connection.proxied = true;
                 }
-                let address = connection.client.address.ip();
-                self.admission.enter_from(address)?;
-                connection.counts_for = Some(address);
                 connection.stage = Stage::Unknown;
+                let address = connection.client.address.ip();
+                self.count_for(slot, address);
                 #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEADER")]
                 let len = len as u32;
                 Ok(Some(Span { offset: span.offset + len, len: span.len - len }))
@@ -360,7 +359,7 @@ mod tests {
     use crate::{
         Layout, StreamConfig,
         link::Way,
-        stream::{Admission, Gone, SHARE, Token, listen_options},
+        stream::{Gone, SHARE, Token, listen_options},
     };
 
     const BINDING: [u8; 20] = [0, 1, 0, 0, 0x21, 0x12, 0xA4, 0x42, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
@@ -384,8 +383,7 @@ mod tests {
         let at = socket.local_addr();
         let poller = Poller::new().unwrap();
         let layout = Arc::new(Layout::new(&[], &[], &config));
-        let admission = Arc::new(Admission::new(config.max_idle, config.max_idle_per_address));
-        let mut streams = Streams::new(layout, Arc::new(config), admission);
+        let mut streams = Streams::new(layout, Arc::new(config), 1);
         streams.listen(0, socket, &poller).unwrap();
         Bench { streams, poller, rx: Rx::new(Datapath::Mmsg), at }
     }

@@ -36,11 +36,9 @@ pub enum CloseReason {
     Duplicate,
     /// A client that does not read the replies to its requests.
     RepliesUnread,
-    /// Without an allocation it had to make room for a newcomer, for there are too many such connections.
+    /// It had no allocation and was the oldest such connection when a newcomer found all places taken.
     Evicted,
-    /// Too many connections without an allocation, in total, and none of this worker that could make room.
-    LimitTotal,
-    /// Too many of them from this address.
+    /// The same among the connections of its address.
     LimitAddress,
     /// It became a data connection (RFC 6062), and carries a peer's bytes.
     DataConnection,

@@ -13,7 +13,10 @@ use super::{
     outbox::Outbox,
     receive::Incoming,
 };
-use crate::link::Place;
+use crate::{
+    bounded::{ADDRESS, network},
+    link::Place,
+};
 use std::io::IoSlice;
 
 /// A client's connection on its way.
@@ -87,7 +90,7 @@ impl Streams {
         }
         let mut outbox = Outbox::new(self.config.queue);
         outbox.begin([&unsent, b"", b""], 0);
-        self.admission.return_from(client.address.ip());
+        let network = network(client.address.ip(), ADDRESS);
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         entry.insert(Connection {
@@ -112,8 +115,7 @@ impl Streams {
             spoke: true,
             allocated: false,
             trusted,
-            place: Some(self.idle.enter(slot)),
-            counts_for: Some(client.address.ip()),
+            place: Some(self.idle.enter(slot, Some(network), now_ms)),
             failure: None,
             closing: None,
             listener,

@@ -20,8 +20,10 @@ use crate::{
     stream::{CloseReason, Detached, Streams},
 };
 
-/// Handoffs that may wait for one worker. Beyond that, requests are dropped, because clients repeat them, and streams are closed.
+/// Handoffs that may wait for one worker. Beyond that, requests are dropped, because clients repeat them, and streams wait where they are.
 const BACKLOG: usize = 1024;
+/// Milliseconds until a stream asks again whether there is room.
+const AGAIN_MS: u64 = 10;
 
 /// Bytes of a client's data that travel with a request for its allocation: what comes over the Internet in one piece. So all that waits
 /// is bounded.
@@ -34,7 +36,8 @@ pub(crate) struct Mailbox {
     pub(crate) backlog: Arc<AtomicUsize>,
 }
 
-/// What one worker hands to another. An allocation always arrives: there are no more of them than requests that were let through.
+/// What one worker hands to another. Allocations and streams always arrive: there are no more of them than requests that were let through,
+/// and than streams that were accepted.
 pub(crate) enum Handoff {
     /// A client's stream, the request on it, and what came behind that.
     Stream(Box<Detached>, Box<[u8]>, Vec<u8>),
@@ -66,8 +69,7 @@ impl Handoff {
     fn may_be_lost(&self) -> bool {
         matches!(
             self,
-            Self::Stream(..)
-                | Self::Request { .. }
+            Self::Request { .. }
                 | Self::Declined { .. }
                 | Self::Deleted(_)
                 | Self::Reply { .. }
@@ -77,9 +79,13 @@ impl Handoff {
 }
 
 impl Mailbox {
+    fn is_full(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed) >= BACKLOG
+    }
+
     /// Gives back what cannot be delivered.
     fn send(&self, handoff: Box<Handoff>) -> Result<(), Box<Handoff>> {
-        if handoff.may_be_lost() && self.backlog.load(Ordering::Relaxed) >= BACKLOG {
+        if handoff.may_be_lost() && self.is_full() {
             return Err(handoff);
         }
         self.backlog.fetch_add(1, Ordering::Relaxed);
@@ -104,10 +110,20 @@ impl Worker {
         u16::try_from(self.number).unwrap_or(u16::MAX)
     }
 
-    /// Gives a stream to another worker, with the request that makes it that one's business.
-    pub(super) fn hand_over(&mut self, client: &Client, worker: u16, request: Box<[u8]>, behind: Behind<'_>) {
+    /// Gives a stream to another worker, with the request that makes it that one's business; later, if too much waits there.
+    pub(super) fn hand_over(
+        &mut self,
+        now: Now,
+        client: &Client,
+        worker: u16,
+        request: Box<[u8]>,
+        behind: Behind<'_>,
+    ) {
         let behind = behind.to_vec(&self.rx);
         let out = &mut self.out;
+        if self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::is_full) {
+            return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.poller);
+        }
         if let Some(taken) = out.streams.detach(client, &self.rx, &self.poller, CloseReason::HandedOver) {
             self.send(worker, Handoff::Stream(Box::new(taken), request, behind));
         }
@@ -232,6 +248,10 @@ impl Worker {
         // It may have become a data connection, or travelled on.
         let Way::Stream(place) = Way::of(source.link) else { return };
         for part in behind.chunks(Streams::FEED) {
+            if self.out.streams.is_paused(place.slot) {
+                // It has all that came behind.
+                break;
+            }
             if self.rx.room() < Streams::ROOM {
                 self.flush();
             }

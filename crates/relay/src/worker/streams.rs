@@ -98,6 +98,9 @@ impl Worker {
             }
             if self.out.carry_out(&self.rx, &buffer, verdict) {
                 self.carry_out_effects(now, Behind::Received(incoming.rest));
+                if self.out.streams.is_paused(incoming.slot) {
+                    return;
+                }
             }
         }
     }

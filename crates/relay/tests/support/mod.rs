@@ -178,14 +178,6 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A connection that the server resets, which may happen before it is known here to exist.
-pub(crate) fn is_refused(to: SocketAddr) {
-    let Ok(stream) = TcpStream::connect_timeout(&to, SOON) else { return };
-    // Fails where the reset has arrived.
-    let _ = stream.set_read_timeout(Some(SOON));
-    Client::new(stream).ends();
-}
-
 pub(crate) fn binding(id: u8) -> Vec<u8> {
     stun(BINDING, id, &[])
 }

@@ -84,13 +84,13 @@ impl<G: Gate> Server<G> {
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
         let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
+        if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
+            return self.dropped(DropReason::RefusalRepeated);
+        }
         if let (Delivery::Forwarded { via, .. }, Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
-        }
-        if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
-            return self.dropped(DropReason::RefusalRepeated);
         }
         self.verdict(now, source, answer)
     }

@@ -8,8 +8,9 @@ use strum::{EnumString, IntoStaticStr};
 use turnpike_wire::channel_data::ChannelRange;
 
 use super::{
-    Alternate, Bandwidth, DiscoveryLimits, MaxAge, MobileOwners, NatDiscovery, OwnEndpoints, PeerRules,
-    Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ThirdParty, realm::Realm,
+    Alternate, Bandwidth, ConnectionCounts, DiscoveryLimits, MaxAge, MobileOwners, NatDiscovery,
+    OwnEndpoints, PeerRules, Pools, PrefixLengths, RealmId, RefusalLimit, ReplayGuard, ThirdParty,
+    realm::Realm,
 };
 
 /// Settings of the state machine. [`ServerConfig::default`] holds the documented defaults.
@@ -35,6 +36,8 @@ pub struct ServerConfig {
     pub replays: ReplayGuard,
     /// The workers of mobile allocations, shared by all workers. It outlives reloads: that of a new configuration is ignored.
     pub owners: MobileOwners,
+    /// Connections to peers, shared by all workers. It outlives reloads: that of a new configuration is ignored.
+    pub connection_counts: ConnectionCounts,
     /// Seconds for which a nonce is accepted. Default 3600.
     pub nonce_lifetime: u32,
     /// Seconds, default of LIFETIME. Default 600.
@@ -98,9 +101,9 @@ pub struct ServerConfig {
     pub tcp_relay: bool,
     /// Connections to peers per allocation that relays TCP, those included that are being made. Default 32.
     pub max_connections: usize,
-    /// Peer connections per worker, at most [`ServerConfig::MOST_CONNECTIONS`]. Default 4096.
+    /// Peer connections of all workers. Default 4096.
     pub max_total_connections: usize,
-    /// The same of one user of one worker, whom quotas count. Default 1024, a quarter of the total.
+    /// The same of one user, whom quotas count. Default 1024, a quarter of the total.
     pub max_user_connections: usize,
     /// Whether clients may take their allocations along to another address (RFC 8016). Default true: only who asks for a
     /// ticket gets one, and it is good for nothing without the credentials that made the allocation. Where nobody
@@ -245,6 +248,7 @@ impl Default for ServerConfig {
             node: None,
             replays: ReplayGuard::default(),
             owners: MobileOwners::default(),
+            connection_counts: ConnectionCounts::default(),
             nonce_lifetime: 3600,
             default_lifetime: 600,
             max_lifetime: 3600,
@@ -284,9 +288,6 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The most that `max_total_connections` may be: one of 64 CONNECTION-IDs of a worker.
-    pub const MOST_CONNECTIONS: usize = 65_536;
-
     /// Which peers users of this realm may name.
     #[must_use]
     pub fn peers_in(&self, realm: &str) -> &PeerRules {

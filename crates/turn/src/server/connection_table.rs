@@ -1,6 +1,7 @@
-//! The connections of a worker (RFC 6062) by CONNECTION-ID, and how many each user has: of what all share, nobody takes it all.
+//! The connections of a worker (RFC 6062) by CONNECTION-ID, and how many each user has on all workers: of what all share, no user takes it
+//! all.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
@@ -9,7 +10,7 @@ use super::{Seat, ServerConfig, connections::ConnectionId, session::Session};
 use crate::random::Random;
 
 /// Whose connections are counted together: a realm, and whom quotas count there.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Holder(Arc<str>, Box<str>);
 
 impl Holder {
@@ -26,20 +27,76 @@ pub(super) enum Full {
     User,
 }
 
+type Held = HashMap<Holder, usize, RandomState>;
+
+/// Connections to peers, shared by all workers of a server. Read and changed by requests for a connection, by peers that connect, and by
+/// connections that end; bounded by their number.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCounts(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    total: usize,
+    /// Without those who have none.
+    held: Held,
+}
+
+impl ConnectionCounts {
+    /// Counts one more, unless there are as many as there may be.
+    fn take(&self, config: &ServerConfig, holder: &Holder) -> Result<(), Full> {
+        let mut counts = self.lock();
+        if counts.total >= config.max_total_connections {
+            return Err(Full::Total);
+        }
+        if counts.held.get(holder).is_some_and(|held| *held >= config.max_user_connections) {
+            return Err(Full::User);
+        }
+        counts.add(holder);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    fn add(&mut self, holder: &Holder) {
+        self.total += 1;
+        *self.held.entry(holder.clone()).or_default() += 1;
+    }
+
+    fn remove(&mut self, holder: &Holder, count: usize) {
+        self.total -= count;
+        subtract(&mut self.held, holder, count);
+    }
+}
+
+fn subtract(held: &mut Held, holder: &Holder, count: usize) {
+    if let Some(of_holder) = held.get_mut(holder) {
+        *of_holder -= count;
+        if *of_holder == 0 {
+            held.remove(holder);
+        }
+    }
+}
+
 /// The connections of a worker, by CONNECTION-ID, with the index of the allocation that each belongs to.
 pub(super) struct Connections {
     owners: HashMap<u32, u32, RandomState>,
-    /// Without those who have none.
-    held: HashMap<Holder, usize, RandomState>,
+    /// What this worker has of the counts of all.
+    held: Held,
+    counts: ConnectionCounts,
     /// For which there are numbers.
     most: usize,
 }
 
 impl Connections {
-    pub(super) fn new(seat: Seat) -> Self {
+    pub(super) fn new(seat: Seat, counts: ConnectionCounts) -> Self {
         Self {
             owners: HashMap::with_hasher(RandomState::default()),
-            held: HashMap::with_hasher(RandomState::default()),
+            held: Held::default(),
+            counts,
             most: seat.most_connections(),
         }
     }
@@ -53,31 +110,28 @@ impl Connections {
         self.owners.get(&id.0).copied()
     }
 
-    /// Whether one more is one too many, for an allocation that has so many.
-    pub(super) fn full(&self, config: &ServerConfig, of_allocation: usize, holder: &Holder) -> Option<Full> {
-        if of_allocation >= config.max_connections {
-            Some(Full::Allocation)
-        } else if self.len() >= config.max_total_connections.min(self.most) {
-            Some(Full::Total)
-        } else {
-            let held = self.held.get(holder).copied().unwrap_or_default();
-            (held >= config.max_user_connections).then_some(Full::User)
-        }
-    }
-
-    /// A number for one more. [`Self::full`] keeps the table small enough that a free one is found at once.
+    /// A number for one more, of an allocation that has so many; or why there is none. `most` keeps the table small enough that a free number
+    /// is found at once.
     pub(super) fn draw(
         &mut self,
+        config: &ServerConfig,
         random: &mut Random,
         seat: Seat,
-        index: u32,
-        holder: Holder,
-    ) -> ConnectionId {
-        *self.held.entry(holder).or_default() += 1;
+        (index, of_allocation): (u32, usize),
+        holder: &Holder,
+    ) -> Result<ConnectionId, Full> {
+        if of_allocation >= config.max_connections {
+            return Err(Full::Allocation);
+        }
+        if self.len() >= self.most {
+            return Err(Full::Total);
+        }
+        self.counts.take(config, holder)?;
+        *self.held.entry(holder.clone()).or_default() += 1;
         loop {
             let id = ConnectionId::draw(random, seat);
             if self.owners.try_insert(id.0, index).is_ok() {
-                return id;
+                return Ok(id);
             }
         }
     }
@@ -91,6 +145,7 @@ impl Connections {
                 seat.of_connection(id.0).1 == seat.number() && self.owners.try_insert(id.0, index).is_ok();
             if adopted {
                 *self.held.entry(holder.clone()).or_default() += 1;
+                self.counts.lock().add(&holder);
             }
             adopted
         });
@@ -98,13 +153,9 @@ impl Connections {
 
     /// Forgets one of a holder's.
     pub(super) fn remove(&mut self, id: ConnectionId, holder: &Holder) {
-        if self.owners.remove(&id.0).is_some()
-            && let Some(held) = self.held.get_mut(holder)
-        {
-            *held -= 1;
-            if *held == 0 {
-                self.held.remove(holder);
-            }
+        if self.owners.remove(&id.0).is_some() {
+            subtract(&mut self.held, holder, 1);
+            self.counts.lock().remove(holder, 1);
         }
     }
 
@@ -122,32 +173,69 @@ impl Connections {
     }
 }
 
+impl Drop for Connections {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        self.held.iter().for_each(|(holder, count)| counts.remove(holder, *count));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::random::Seed;
 
+    fn holder(name: &str) -> Holder {
+        Holder("realm".into(), name.into())
+    }
+
     #[test]
     fn each_user_is_counted_and_forgotten() {
         let config = ServerConfig { max_user_connections: 2, ..ServerConfig::default() };
-        let holder = |name: &str| Holder("realm".into(), name.into());
-        let mut connections = Connections::new(Seat::ONLY);
-        let mut drawn = Vec::new();
+        let mut connections = Connections::new(Seat::ONLY, ConnectionCounts::default());
         let mut random = Random::new(Seed([1; 32]));
-        for (index, name) in ["alice", "alice", "bob"].into_iter().enumerate() {
-            assert_eq!(connections.full(&config, 0, &holder(name)), None);
-            let index = u32::try_from(index).unwrap();
-            drawn.push((connections.draw(&mut random, Seat::ONLY, index, holder(name)), name));
+        let mut draw = |connections: &mut Connections, of_allocation, holder: &Holder| {
+            connections.draw(&config, &mut random, Seat::ONLY, (0, of_allocation), holder)
+        };
+        let mut drawn = Vec::new();
+        for name in ["alice", "alice", "bob"] {
+            drawn.push((draw(&mut connections, 0, &holder(name)).unwrap(), holder(name)));
         }
-        assert_eq!(connections.full(&config, 0, &holder("alice")), Some(Full::User));
+        assert_eq!(draw(&mut connections, 0, &holder("alice")), Err(Full::User));
         let elsewhere = Holder("another".into(), "alice".into());
-        assert_eq!(connections.full(&config, 0, &elsewhere), None, "another user");
-        assert_eq!(connections.full(&config, 32, &holder("bob")), Some(Full::Allocation));
-        for (id, name) in drawn {
-            connections.remove(id, &holder(name));
-            connections.remove(id, &holder(name));
+        drawn.push((draw(&mut connections, 0, &elsewhere).expect("another user"), elsewhere));
+        assert_eq!(draw(&mut connections, 32, &holder("bob")), Err(Full::Allocation));
+        for (id, holder) in drawn {
+            connections.remove(id, &holder);
+            connections.remove(id, &holder);
             assert!(connections.agrees());
         }
         assert_eq!((connections.len(), connections.held.len()), (0, 0));
+        assert_eq!((connections.counts.lock().total, connections.counts.lock().held.len()), (0, 0));
+    }
+
+    #[test]
+    fn limits_hold_for_all_workers_together_and_for_what_any_of_them_has_left() {
+        let config =
+            ServerConfig { max_total_connections: 5, max_user_connections: 3, ..ServerConfig::default() };
+        let counts = ConnectionCounts::default();
+        let seats = [0, 1].map(|worker| Seat::new(worker, 2).unwrap());
+        let [mut one, mut other] = seats.map(|seat| Connections::new(seat, counts.clone()));
+        let mut random = Random::new(Seed([1; 32]));
+        let mut draw = |connections: &mut Connections, worker: usize, name| {
+            connections.draw(&config, &mut random, seats[worker], (0, 0), &holder(name))
+        };
+        // More than half of a limit on one worker.
+        for _ in 0..3 {
+            draw(&mut one, 0, "alice").unwrap();
+        }
+        assert_eq!(draw(&mut other, 1, "alice"), Err(Full::User));
+        for _ in 0..2 {
+            draw(&mut other, 1, "bob").unwrap();
+        }
+        assert_eq!(draw(&mut one, 0, "carol"), Err(Full::Total));
+        drop(other);
+        draw(&mut one, 0, "carol").unwrap();
+        assert!(one.agrees());
     }
 }

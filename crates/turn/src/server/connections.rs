@@ -330,11 +330,15 @@ impl<G: Gate> Server<G> {
             // One connection to a peer, whether it is being made, waits to be bound, or is.
             Some(Again::Another) => return self.fail(&context, 446),
         }
-        if let Some(full) = self.connections.full(&self.config, of_allocation, &holder) {
-            self.stats.connection_limit[full as usize] += 1;
-            return self.refuse(&context, 508, RequestRefusal::Connections);
-        }
-        let connection = self.connections.draw(&mut self.random, self.seat, index, holder);
+        let place = (index, of_allocation);
+        let drawn = self.connections.draw(&self.config, &mut self.random, self.seat, place, &holder);
+        let connection = match drawn {
+            Ok(connection) => connection,
+            Err(full) => {
+                self.stats.connection_limit[full as usize] += 1;
+                return self.refuse(&context, 508, RequestRefusal::Connections);
+            }
+        };
         let (now, transaction) = (context.now, Some(context.request.transaction()));
         let deadline_ms = now.ms + PATIENCE_MS;
         let stage = Stage::Connecting { deadline_ms, envelope: Box::new(context.envelope) };
@@ -487,11 +491,12 @@ impl<G: Gate> Server<G> {
         let Some(session) = self.sessions.get(index) else { return Err(ConnectionRefusal::Stale) };
         let holder = Holder::of(session);
         let Some(tcp) = session.tcp.as_deref_mut() else { return Err(ConnectionRefusal::Stale) };
-        if let Some(full) = self.connections.full(&self.config, tcp.list.len(), &holder) {
+        let place = (index, tcp.list.len());
+        let drawn = self.connections.draw(&self.config, &mut self.random, self.seat, place, &holder);
+        let id = drawn.map_err(|full| {
             self.stats.connection_limit[full as usize] += 1;
-            return Err(ConnectionRefusal::Limit);
-        }
-        let id = self.connections.draw(&mut self.random, self.seat, index, holder);
+            ConnectionRefusal::Limit
+        })?;
         let stage = Stage::Waiting { deadline_ms: now.ms + PATIENCE_MS };
         self.add_connection(now, index, Connection { id, peer, stage, transaction: None });
         Ok((source, peer, id))

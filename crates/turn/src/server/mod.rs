@@ -45,7 +45,8 @@ mod prefix;
 mod realm;
 mod reflection;
 mod refresh;
-mod refusals;
+mod refusal_log;
+mod repeated_refusals;
 mod replay;
 pub mod request;
 mod response;
@@ -68,6 +69,7 @@ pub use bandwidth::{Bandwidth, HeldUp, Level, Pools, Rates, Way};
 pub use config::{
     ListenerProfile, NonceKey, NonceKeys, ServerConfig, StoreFailure, Transport, canonical_origin,
 };
+pub use connection_table::ConnectionCounts;
 pub use connections::{ConnectError, ConnectRequest, ConnectionId, PeerConnection};
 pub use drop_reason::DropReason;
 pub use effect::{
@@ -110,7 +112,7 @@ use nat_discovery::DiscoveryRate;
 use packets::Indications;
 use realm::Realms;
 use reflection::Reflection;
-use refusals::Refusals;
+use refusal_log::RefusalLog;
 use session::{Session, Sessions};
 use smallvec::SmallVec;
 use timers::Timers;
@@ -125,11 +127,11 @@ pub struct Server<G> {
     forwarding: Forwarding,
     sessions: Sessions,
     tombstones: Tombstones,
-    refusals: Refusals,
-    peer_refusals: Refusals,
-    request_refusals: Refusals,
+    refusals: RefusalLog,
+    peer_refusals: RefusalLog,
+    request_refusals: RefusalLog,
     /// Refusals of clients that have not proved who they are.
-    stranger_refusals: Refusals,
+    stranger_refusals: RefusalLog,
     /// Answers to 5-tuples that repeat a refused request.
     repeated_refusals: rates::Rates,
     discovery_rate: DiscoveryRate,
@@ -178,11 +180,11 @@ impl<G: Gate> Server<G> {
             forwarding: Forwarding::new(),
             sessions: Sessions::default(),
             tombstones: Tombstones::new(&config.own_key.0),
-            refusals: Refusals::default(),
-            peer_refusals: Refusals::default(),
-            request_refusals: Refusals::default(),
-            stranger_refusals: Refusals::default(),
-            repeated_refusals: refusals::repeated_refusals(),
+            refusals: RefusalLog::default(),
+            peer_refusals: RefusalLog::default(),
+            request_refusals: RefusalLog::default(),
+            stranger_refusals: RefusalLog::default(),
+            repeated_refusals: repeated_refusals::repeated_refusals(),
             discovery_rate: DiscoveryRate::default(),
             hint_rate: DiscoveryRate::default(),
             short_request_rate: auth::short_request_rate(),
@@ -200,7 +202,7 @@ impl<G: Gate> Server<G> {
             indications: Indications::new(random.bytes()),
             random,
             seat,
-            connections: Connections::new(seat),
+            connections: Connections::new(seat, config.connection_counts.clone()),
             connection_timers: Timers::new(),
             moves: Moves::new(),
             lookups: Lookups::default(),

@@ -543,7 +543,7 @@ impl Network {
                 panic!("counters of worker {at}, and what they should be: {other:?}");
             }
             assert_eq!(server.allocations(), self.model.of(at).count(), "allocations of worker {at}");
-            assert_eq!(server.connections(), self.model.connections(at, None), "connections of worker {at}");
+            assert_eq!(server.connections(), self.model.connections_at(at), "connections of worker {at}");
             match (server.poll_timeout(), self.model.next_deadline(at)) {
                 (due, Some(deadline)) => {
                     let deadline = Model::clock(at, deadline);

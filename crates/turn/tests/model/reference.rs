@@ -1134,10 +1134,15 @@ impl Model {
         }
     }
 
-    /// Connections of a worker, of one user, or of all.
-    pub(super) fn connections(&self, at: usize, holder: Option<(&str, &str)>) -> usize {
+    /// Connections of all workers, of one user, or of all.
+    pub(super) fn connections(&self, holder: Option<(&str, &str)>) -> usize {
         let is_its = |it: &&Allocation| holder.is_none_or(|holder| (it.realm, it.user) == holder);
-        self.of(at).map(|(_, it)| it).filter(is_its).map(|it| it.connections.len()).sum()
+        let all = (0..self.workers.len()).flat_map(|at| self.of(at)).map(|(_, it)| it);
+        all.filter(is_its).map(|it| it.connections.len()).sum()
+    }
+
+    pub(super) fn connections_at(&self, at: usize) -> usize {
+        self.of(at).map(|(_, it)| it.connections.len()).sum()
     }
 
     /// The allocation of a connection, and the connection's place in it.

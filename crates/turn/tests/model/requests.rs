@@ -772,8 +772,8 @@ impl Model {
         let (rules, it) = (&self.workers[at].rules, &self.allocations[number]);
         let reached = [
             it.connections.len() >= rules.max_connections,
-            self.connections(at, None) >= rules.max_total_connections,
-            self.connections(at, Some((it.realm, it.user))) >= rules.max_user_connections,
+            self.connections(None) >= rules.max_total_connections,
+            self.connections(Some((it.realm, it.user))) >= rules.max_user_connections,
         ];
         reached.iter().position(|reached| *reached)
     }

@@ -1,7 +1,11 @@
 //! Two workers whose handoffs the test carries: what gets lost between them, and when, cannot be arranged from outside.
 #![allow(clippy::unwrap_used, reason = "clippy.toml excuses test functions, not their helpers")]
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use turnpike_net::Datapath;
 use turnpike_testkit::stun::message;
@@ -10,15 +14,16 @@ use turnpike_turn::server::{
 };
 
 use super::*;
-use crate::{Config, RelayAddress, link::Place, listening::Places, runtime::Common};
+use crate::{Config, RelayAddress, StreamConfig, link::Place, listening::Places, runtime::Common};
 
 const TICKET: u16 = 0x8030;
 const NOW: Now = Now { ms: 1000, unix: 1_800_000_000 };
 
 fn workers() -> [Worker; 2] {
     let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let config = Config {
+    let mut config = Config {
         listen: vec![any],
+        streams: StreamConfig { listen: vec![any], ..StreamConfig::default() },
         workers: 2,
         datapath: Datapath::Mmsg,
         relay: vec![RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }],
@@ -27,6 +32,7 @@ fn workers() -> [Worker; 2] {
         ..Config::default()
     };
     let layout = config.layout();
+    config.server.listeners = layout.profiles(&config.server.listeners);
     let change = Places::default().change(&layout, &config).unwrap_or_else(|error| panic!("{error}"));
     let mut sockets = change.sockets.into_iter();
     let common = Common::new(config, layout, Arc::new(()), Arc::new(()), None, false);
@@ -89,6 +95,26 @@ fn asks(here: &mut Worker, from: Source) -> Result<(), DropReason> {
     Ok(())
 }
 
+/// A client over TCP that this worker has accepted, and that has said this.
+fn connected(worker: &mut Worker, words: &[u8]) -> TcpStream {
+    let at = worker.out.streams.listening(0).unwrap().local_addr();
+    // The kernel chooses the worker.
+    for _ in 0..100 {
+        let mut client = TcpStream::connect(at).unwrap();
+        client.set_read_timeout(Some(turnpike_testkit::PATIENCE)).unwrap();
+        client.write_all(words).unwrap();
+        for _ in 0..20 {
+            worker.out.streams.accept(0, NOW.ms, &worker.poller);
+            if worker.out.streams.stats().accepted > 0 {
+                worker.serve_accepted(NOW);
+                return client;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    panic!("the kernel gives all of them to the other worker");
+}
+
 fn fill(of: &Worker, worker: usize, waiting: usize) {
     of.mailboxes[worker].backlog.store(waiting, Ordering::Relaxed);
 }
@@ -127,6 +153,31 @@ fn a_question_that_finds_no_room_is_asked_again_for_the_next_datagram() {
         assert_eq!(take(&mut owner), 0);
     }
     moves(&mut owner, &mut here, client(2).into());
+}
+
+#[test]
+fn a_stream_that_finds_no_room_waits_and_is_handed_over_with_what_came_behind() {
+    let [mut owner, mut here] = workers();
+    let words = [mobile(&mut owner), message(0x0001, 9, &[])].concat();
+    fill(&here, 0, BACKLOG);
+    let mut client = connected(&mut here, &words);
+    let open = |worker: &Worker| worker.out.streams.stats().open;
+    for ms in [AGAIN_MS, 2 * AGAIN_MS] {
+        assert_eq!((take(&mut owner), open(&here)), (0, 1));
+        here.resume_streams(Now { ms: NOW.ms + ms, ..NOW });
+    }
+    fill(&here, 0, 0);
+    here.resume_streams(Now { ms: NOW.ms + 3 * AGAIN_MS, ..NOW });
+    assert_eq!((take(&mut owner), open(&owner), open(&here)), (1, 1, 0));
+    owner.flush();
+    for kind in [0x0104, 0x0101] {
+        let mut head = [0; 20];
+        client.read_exact(&mut head).unwrap();
+        assert_eq!(u16::from_be_bytes([head[0], head[1]]), kind);
+        let mut rest = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
+        client.read_exact(&mut rest).unwrap();
+    }
+    assert_eq!(here.counted.handoffs_lost, 0);
 }
 
 #[test]

@@ -1,0 +1,203 @@
+//! Clients of one kind in the order in which they came, with a bound for all and one per network: those without an allocation, handshakes
+//! under way. A newcomer to a full set takes the place of the oldest. Each worker has a set of its own, with its share of the bounds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+/// Milliseconds in which [`Bounded::is_crowded`] lets a member keep its place: if many come at once, each would push out the one before
+/// it, and none would finish. A handshake takes two round trips, and so does an allocation; clients repeat a ClientHello that is not
+/// answered after 500 ms or later.
+const GRACE_MS: u64 = 500;
+
+pub(crate) struct Bounded {
+    most: usize,
+    most_per_network: usize,
+    members: BTreeMap<u64, Member>,
+    /// Numbers by network: a network at its limit asks for its oldest with each newcomer.
+    networks: HashMap<IpAddr, BTreeSet<u64>, RandomState>,
+    next: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Member {
+    slot: usize,
+    /// `None` while it is not known.
+    network: Option<IpAddr>,
+    since_ms: u64,
+}
+
+impl Bounded {
+    /// Bounds of at least 1.
+    pub(crate) fn new(most: usize, most_per_network: usize) -> Self {
+        Self {
+            most: most.max(1),
+            most_per_network: most_per_network.max(1),
+            members: BTreeMap::new(),
+            networks: HashMap::default(),
+            next: 0,
+        }
+    }
+
+    /// The same with other bounds; members stay.
+    pub(crate) fn limit(&mut self, most: usize, most_per_network: usize) {
+        (self.most, self.most_per_network) = (most.max(1), most_per_network.max(1));
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Newcomers at a time that do not push out one another.
+    pub(crate) fn half(&self) -> usize {
+        (self.most.min(self.most_per_network) / 2).max(1)
+    }
+
+    /// Slots of all members, the oldest first.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+        self.members.values().map(|member| member.slot)
+    }
+
+    /// The slot that must leave before one more of this network can come.
+    pub(crate) fn in_the_way(&self, network: IpAddr) -> Option<usize> {
+        self.in_the_way_of(network).or_else(|| self.in_the_way_of_all())
+    }
+
+    /// The same by the bound of the network alone.
+    pub(crate) fn in_the_way_of(&self, network: IpAddr) -> Option<usize> {
+        self.oldest_of(network).map(|member| member.slot)
+    }
+
+    /// The same by the bound of all.
+    pub(crate) fn in_the_way_of_all(&self) -> Option<usize> {
+        self.oldest().map(|member| member.slot)
+    }
+
+    /// Returns true if a newcomer has to wait: all places are taken, and the oldest member came a moment ago.
+    pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
+        let oldest = self.oldest_of(network).or_else(|| self.oldest());
+        oldest.is_some_and(|member| now_ms < member.since_ms + GRACE_MS)
+    }
+
+    fn oldest_of(&self, network: IpAddr) -> Option<&Member> {
+        let numbers = self.networks.get(&network).filter(|numbers| numbers.len() >= self.most_per_network)?;
+        self.members.get(numbers.first()?)
+    }
+
+    fn oldest(&self) -> Option<&Member> {
+        self.members.values().next().filter(|_| self.members.len() >= self.most)
+    }
+
+    /// One more; the number to leave with.
+    pub(crate) fn enter(&mut self, slot: usize, network: Option<IpAddr>, now_ms: u64) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.members.insert(number, Member { slot, network: None, since_ms: now_ms });
+        if let Some(network) = network {
+            self.set_network(number, network);
+        }
+        number
+    }
+
+    /// Counts a member that came without a network.
+    pub(crate) fn set_network(&mut self, number: u64, network: IpAddr) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        member.network = Some(network);
+        self.networks.entry(network).or_default().insert(number);
+    }
+
+    pub(crate) fn leave(&mut self, number: u64) {
+        let Some(Member { network: Some(network), .. }) = self.members.remove(&number) else { return };
+        if let Some(numbers) = self.networks.get_mut(&network) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.networks.remove(&network);
+            }
+        }
+    }
+}
+
+/// The network of an address, by lengths of prefixes: [`ADDRESS`] or [`NEIGHBOURS`].
+pub(crate) fn network(address: IpAddr, (v4, v6): (u32, u32)) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << (32 - v4))).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - v6))).into(),
+    }
+}
+
+/// Lengths of prefixes for connections: one customer has 2^64 IPv6 addresses.
+pub(crate) const ADDRESS: (u32, u32) = (32, 64);
+/// The same for datagrams: a host that can send from one address can mostly send from its neighbours too.
+pub(crate) const NEIGHBOURS: (u32, u32) = (24, 56);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(address: &str) -> IpAddr {
+        network(address.parse().unwrap(), NEIGHBOURS)
+    }
+
+    #[test]
+    fn the_oldest_is_in_the_way_of_all_and_of_its_network() {
+        let mut bounded = Bounded::new(4, 2);
+        let [a, neighbour, b, c] = ["192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:0:100::1"].map(of);
+        bounded.enter(10, Some(b), 0);
+        let second = bounded.enter(11, Some(a), 0);
+        assert_eq!(bounded.in_the_way(a), None);
+        bounded.enter(12, Some(neighbour), 0);
+        assert_eq!(bounded.in_the_way(a), Some(11), "the oldest of its network, not of all");
+        assert_eq!(bounded.in_the_way(c), None);
+        bounded.enter(13, Some(c), 0);
+        assert_eq!(bounded.in_the_way(c), Some(10), "the oldest of all");
+        bounded.leave(second);
+        assert_eq!(bounded.in_the_way(a), None);
+        assert_eq!(bounded.len(), 3);
+    }
+
+    #[test]
+    fn a_member_counts_for_its_network_once_that_is_known() {
+        let mut bounded = Bounded::new(4, 1);
+        let [a, same, other] = ["2001:db8::1", "2001:db8::2", "192.0.2.1"]
+            .map(|address| network(address.parse().unwrap(), ADDRESS));
+        let first = bounded.enter(10, None, 0);
+        let second = bounded.enter(11, Some(a), 0);
+        assert_eq!((bounded.in_the_way_of(other), bounded.in_the_way_of(same)), (None, Some(11)));
+        bounded.set_network(first, other);
+        assert_eq!(bounded.in_the_way_of(other), Some(10));
+        bounded.leave(first);
+        bounded.leave(second);
+        assert!(bounded.is_empty() && bounded.networks.is_empty());
+    }
+
+    #[test]
+    fn newcomers_wait_while_the_oldest_is_young() {
+        let mut bounded = Bounded::new(4, 2);
+        let [a, b] = ["192.0.2.1", "198.51.100.1"].map(of);
+        bounded.enter(10, Some(a), 1000);
+        assert!(!bounded.is_crowded(a, 1000), "there is room");
+        bounded.enter(11, Some(a), 1400);
+        assert!(bounded.is_crowded(a, 1000 + GRACE_MS - 1));
+        assert!(!bounded.is_crowded(b, 1000), "another network");
+        assert!(!bounded.is_crowded(a, 1000 + GRACE_MS));
+        assert_eq!(bounded.in_the_way(a), Some(10));
+    }
+
+    #[test]
+    fn networks_without_members_take_no_memory() {
+        let mut bounded = Bounded::new(4, 2);
+        for n in 0..1000 {
+            let number = bounded.enter(0, Some(Ipv4Addr::from_bits(n << 8).into()), 0);
+            bounded.leave(number);
+        }
+        assert!(bounded.networks.is_empty() && bounded.members.is_empty());
+    }
+}
