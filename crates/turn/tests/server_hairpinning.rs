@@ -129,12 +129,23 @@ fn listeners_other_services_and_what_is_bound_are_refused_as_ever() {
     for peer in ["203.0.114.5:3478", "203.0.114.5:50443", BOUND] {
         assert_eq!(world.ask(&Ask::connect(peer).signed(&alice)).code(), Some(403), "{peer}");
     }
-    // A port that a rule opens is no client's: it is reached by the NAT.
-    let mut world = World::with(behind_nat(&["203.0.114.5:22"]));
+}
+
+/// A media server on the machine announces its public address; a 1:1 NAT need not send back what comes from the machine.
+#[test]
+fn a_service_that_a_rule_allows_is_reached_without_the_nat() {
+    let mut world = World::with(behind_nat(&["203.0.114.5:10000"]));
     let (alice, relay) = world.allocated();
-    world.ask(&Ask::bind(0x4000, "203.0.114.5:22").signed(&alice)).success();
-    goes_to(&world.feed(&channel_data(0x4000, b"x")), "203.0.114.5:22");
-    assert_eq!(from(world.peer_sends(relay, "203.0.114.5:22", b"x")), None);
+    world.ask(&Ask::bind(0x4000, "203.0.114.5:10000").signed(&alice)).success();
+    goes_to(&world.feed(&channel_data(0x4000, b"x")), "10.0.0.5:10000");
+    assert_eq!(from(world.peer_sends(relay, "10.0.0.5:10000", b"x")), None);
+    goes_to(&world.feed(&Ask::send("203.0.114.5:10000", b"x")), "10.0.0.5:10000");
+    assert_eq!(world.peer_sends(relay, "10.0.0.5:22", b"x"), Outcome::Drop(DropReason::NoPermission));
+    assert_eq!(world.ask(&Ask::bind(0x4001, "203.0.114.5:22").signed(&alice)).code(), Some(403));
+
+    let (alice, _) = world.allocated_tcp();
+    let request = world.connecting(&Ask::connect("203.0.114.5:10000").signed(&alice));
+    assert_eq!(request.peer, address("10.0.0.5:10000"));
 }
 
 #[test]

@@ -20,6 +20,7 @@ use super::{
     bindings::peer_endpoint,
     connection_table::Holder,
     context::Context,
+    packets::known_as,
     response::Envelope,
     stats::{ConnectionEvent, ConnectionRefusal},
 };
@@ -481,7 +482,7 @@ impl<G: Gate> Server<G> {
             return Err(ConnectionRefusal::ClientAway);
         }
         // Section 5.3: without a permission the connection is closed as soon as it is accepted.
-        let peer = self.config.peers.own.external(peer, |ip| entry.permissions.allow(ip, now.ms));
+        let peer = known_as(&self.config.peers, &entry.permissions, peer, now);
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return Err(ConnectionRefusal::NoPermission);
         }

@@ -1,8 +1,9 @@
 //! What is ours: the addresses of this machine, those that clients are told in their place, and where we listen. To a service there a
 //! relayed datagram comes from the machine itself, and is believed as such; so of all ports the relay's alone are open.
 //!
-//! Behind a NAT our clients are each other's peers by external addresses. What one sends to another does not leave by the NAT, which would
-//! have to send it back (hairpinning, RFC 4787 section 6): it goes to the address that is bound, and comes from there.
+//! Behind a NAT our clients are each other's peers by external addresses, and so are services of this machine that a rule allows, such as a
+//! media server. What goes there does not leave by the NAT, which would have to send it back (hairpinning, RFC 4787 section 6): it goes to the
+//! address that is bound, and comes from there.
 
 use std::{
     iter,
@@ -98,9 +99,7 @@ impl OwnEndpoints {
     /// Whether this port may be closed on an address of ours. Settles most questions without looking any address up. `ip` is canonical.
     #[inline]
     pub(super) fn guards(&self, ip: IpAddr, port: u16) -> bool {
-        ip.is_loopback()
-            || !self.is_relay_port(port)
-            || self.listeners.iter().any(|listener| listener.port() == port)
+        ip.is_loopback() || !self.is_relay_port(port) || self.is_listener_port(port)
     }
 
     /// Whether the address is one of ours; it is canonical.
@@ -130,24 +129,22 @@ impl OwnEndpoints {
         !self.translations.is_empty()
     }
 
-    /// Where a peer is reached that a client names and may have: a relayed transport address of ours where it is bound, all others where
-    /// they are. Never one of our listeners.
+    /// Where a peer is reached that a client names and may have: at the address that is bound for an external one of the relay's, and else where it
+    /// is. Never one of our listeners.
     pub(super) fn internal(&self, peer: SocketAddr) -> SocketAddr {
         let found = self.translations.iter().find(|it| it.external == peer.ip());
-        match found.filter(|_| self.is_translated(peer.port())) {
+        match found.filter(|_| !self.is_listener_port(peer.port())) {
             Some(it) => SocketAddr::new(it.internal, peer.port()),
             None => peer,
         }
     }
 
-    /// The opposite: as which peer a client knows what comes from there. What it has named itself has to be asked, for an address may
-    /// have had several names since the start.
-    pub(super) fn external(&self, peer: SocketAddr, has_named: impl Fn(IpAddr) -> bool) -> SocketAddr {
+    /// The opposite: the peer that a client knows behind a source address. `may_have` tells whether the client has named a peer and may
+    /// have it, for an address may have had several names since the start.
+    pub(super) fn external(&self, peer: SocketAddr, may_have: impl Fn(SocketAddr) -> bool) -> SocketAddr {
         let names = self.translations.iter().filter(|it| it.internal == peer.ip());
-        match names.map(|it| it.external).find(|ip| self.is_translated(peer.port()) && has_named(*ip)) {
-            Some(ip) => SocketAddr::new(ip, peer.port()),
-            None => peer,
-        }
+        let mut peers = names.map(|it| SocketAddr::new(it.external, peer.port()));
+        peers.find(|peer| !self.is_listener_port(peer.port()) && may_have(*peer)).unwrap_or(peer)
     }
 
     /// All addresses of the peer that has this one: what is bound, and what clients are told in its place.
@@ -157,9 +154,8 @@ impl OwnEndpoints {
         iter::once(internal).chain(told.map(|it| it.external))
     }
 
-    /// Whether this port of an external address is one of the relay's.
-    fn is_translated(&self, port: u16) -> bool {
-        self.is_relay_port(port) && !self.listeners.iter().any(|at| at.port() == port)
+    fn is_listener_port(&self, port: u16) -> bool {
+        self.listeners.iter().any(|at| at.port() == port)
     }
 
     fn is_relay_port(&self, port: u16) -> bool {
@@ -215,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn relay_ports_of_an_external_address_are_reached_where_they_are_bound() {
+    fn ports_of_an_external_address_are_reached_where_they_are_bound() {
         let own = own();
         assert!(own.are_translated());
         for (named, reached) in [
@@ -223,21 +219,21 @@ mod tests {
             ("203.0.114.4:50999", "10.0.0.5:50999"),
             ("203.0.114.6:40009", "10.0.0.6:40009"),
             ("[2600:1::5]:50001", "[fd00::5]:50001"),
+            // A media server of this machine, which a rule allows.
+            ("203.0.114.5:10000", "10.0.0.5:10000"),
         ] {
             assert_eq!(own.internal(at(named)), at(reached), "{named}");
-            assert_eq!(own.external(at(reached), |ip| ip == at(named).ip()), at(named), "{reached}");
+            assert_eq!(own.external(at(reached), |peer| peer == at(named)), at(named), "{reached}");
             assert_eq!(own.external(at(reached), |_| false), at(reached), "under no name");
         }
     }
 
     #[test]
-    fn no_listener_and_no_other_port_or_address_is_reached_so() {
+    fn no_listener_and_no_other_address_is_reached_so() {
         let own = own();
         for peer in [
             "203.0.114.5:3478",
             "203.0.114.5:50443",
-            "203.0.114.5:49999",
-            "203.0.114.5:22",
             "203.0.114.7:50000",
             "203.0.114.9:50000",
             "198.41.0.4:50000",
@@ -245,8 +241,7 @@ mod tests {
         ] {
             assert_eq!(own.internal(at(peer)), at(peer));
         }
-        for peer in ["10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.5:22", "10.0.0.7:50000", "203.0.114.5:50000"]
-        {
+        for peer in ["10.0.0.5:3478", "10.0.0.5:50443", "10.0.0.7:50000", "203.0.114.5:50000"] {
             assert_eq!(own.external(at(peer), |_| true), at(peer));
         }
     }

@@ -15,8 +15,8 @@ use turnpike_wire::{
 };
 
 use super::{
-    AllocationId, DropReason, Effect, Family, Gate, Header, OwnEndpoints, RelayId, Server, SharedPort,
-    Source, Verdict, Way,
+    AllocationId, DropReason, Effect, Family, Gate, Header, PeerRules, RelayId, Server, SharedPort, Source,
+    Verdict, Way,
     context::Delivery,
     forwarding::{Channels, Permissions},
 };
@@ -104,7 +104,7 @@ impl<G: Gate> Server<G> {
             let name;
             let mut peer = &peer;
             if self.config.peers.own.are_translated() {
-                name = known_as(&self.config.peers.own, &entry.permissions, *peer, now);
+                name = known_as(&self.config.peers, &entry.permissions, *peer, now);
                 peer = &name;
             }
             if !entry.permissions.allow(peer.ip(), now.ms) {
@@ -157,8 +157,9 @@ impl<G: Gate> Server<G> {
             return self.dropped(DropReason::StaleRelay);
         };
         // The peer that the datagram went to must have a permission, as for what the peer sends.
-        let own = &self.config.peers.own;
-        let peer = if own.are_translated() { known_as(own, &entry.permissions, peer, now) } else { peer };
+        let rules = &self.config.peers;
+        let peer =
+            if rules.own.are_translated() { known_as(rules, &entry.permissions, peer, now) } else { peer };
         if !entry.permissions.allow(peer.ip(), now.ms) {
             return self.dropped(DropReason::NoPermission);
         }
@@ -275,8 +276,14 @@ impl<G: Gate> Server<G> {
 
 /// What the client calls a peer that has sent something.
 #[inline(never)]
-fn known_as(own: &OwnEndpoints, permissions: &Permissions, peer: SocketAddr, now: Now) -> SocketAddr {
-    own.external(peer, |ip| permissions.allow(ip, now.ms))
+pub(super) fn known_as(
+    rules: &PeerRules,
+    permissions: &Permissions,
+    peer: SocketAddr,
+    now: Now,
+) -> SocketAddr {
+    let may_have = |peer: SocketAddr| rules.permits_endpoint(peer) && permissions.allow(peer.ip(), now.ms);
+    rules.own.external(peer, may_have)
 }
 
 /// The first datagram on a channel since it was bound.
