@@ -84,8 +84,8 @@ impl ProbeArgs {
 pub(crate) const PROBE: &str = "\
 Say what a STUN or TURN server supports, and what is wrong with it, as a client sees it.
 
-Tries each transport that the name allows (a plain name: UDP and TCP on its port, TLS and DTLS on 5349 or else on its port too) at an \
-address of each family that the name has, looks at the certificate, \
+Tries each transport that the name allows (a plain name: UDP and TCP on its port, TLS and DTLS on 5349 or else on its port too), and port 443 of \
+TURN servers, at an address of each family that the name has, looks at the certificate, \
 the credential and why it is refused, the relayed address, round trips, the NAT on the way, optional features, and whether users \
 can reach peers that should be out of reach: loopback, cloud metadata, private networks, and IPv6 forms of them. Each line begins \
 with ok, note, warn or bad; below it stands what to do. With --insecure a bad certificate is still called bad, but the server counts \

@@ -8,6 +8,7 @@ use std::{
 
 use jiff::{Timestamp, tz::TimeZone};
 use turnpike_config::Certificate;
+use turnpike_measure::units::span;
 use turnpike_relay::Identity;
 
 /// Programs that renew certificates do so about 30 days before they expire: 14 days before, something is wrong.
@@ -100,7 +101,7 @@ impl CertificateExpiry {
                 } else {
                     format!(
                         "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
-                        span(left)
+                        span(left.unsigned_abs())
                     )
                 };
                 due.push((nearness, warning));
@@ -140,15 +141,6 @@ fn date(unix: u64) -> String {
     )
 }
 
-fn span(seconds: i64) -> String {
-    match seconds {
-        ..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / DAY),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +161,7 @@ mod tests {
         let text = told(SOON - 1).expect("13 days");
         assert!(text.starts_with("certificate a.pem expires in 13 days (2027-01-15 08:00:00 UTC)"), "{text}");
         assert_eq!(told(VERY_SOON), None);
-        assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days"));
+        assert!(told(VERY_SOON - 1).expect("2 days").contains("expires in 2 days 23 h"));
         assert_eq!(told(0), None, "its last second counts (RFC 5280 section 4.1.2.5)");
         assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
         // A new one in the same file begins anew.

@@ -1,5 +1,5 @@
-//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, what the kernel counts, and the result
-//! that every generator writes.
+//! turnpike's instruments: latency histograms, rates, sequence bookkeeping, jitter, what the kernel counts, the result
+//! that every generator writes, and figures with units.
 //!
 //! Everything here is owned by one thread and merged by whoever reports; nothing locks, and nothing that is called
 //! per datagram allocates.
@@ -11,6 +11,7 @@ pub mod latency;
 pub mod rate;
 pub mod report;
 pub mod sequence;
+pub mod units;
 
 pub use jitter::Jitter;
 pub use latency::Latency;

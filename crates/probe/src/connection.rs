@@ -1,9 +1,11 @@
 //! One connection to a server, blocking, each wait bounded: what the probe speaks through.
 
 use std::{
+    collections::HashMap,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
     sync::{Arc, Mutex},
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
@@ -45,7 +47,7 @@ pub(crate) struct Opened {
     pub(crate) took: Duration,
 }
 
-/// What secure connections are opened with, and what their judge saw. Made once for a probe, which asks one at a time.
+/// What secure connections are opened with, and what their judge saw.
 pub(crate) struct Trust {
     pub(crate) security: Security,
     observer: Arc<Observer>,
@@ -83,7 +85,7 @@ impl Trust {
 
     /// What was wrong with the certificate of the connection that is being opened.
     fn verdict(&self) -> Option<String> {
-        self.observer.seen.lock().ok().and_then(|mut seen| seen.take())
+        self.observer.seen.lock().ok().and_then(|mut seen| seen.remove(&thread::current().id()))
     }
 }
 
@@ -379,13 +381,13 @@ struct Observer {
     inner: Arc<dyn Judge>,
     /// Why there is nothing to check certificates with.
     unjudged: Option<String>,
-    /// What is wrong with the last certificate.
-    seen: Mutex<Option<String>>,
+    /// Fault of the last certificate, by the thread that opens a connection: several do at a time.
+    seen: Mutex<HashMap<ThreadId, String>>,
 }
 
 impl Observer {
     fn new(inner: Arc<dyn Judge>, unjudged: Option<String>) -> Self {
-        Self { inner, unjudged, seen: Mutex::new(None) }
+        Self { inner, unjudged, seen: Mutex::default() }
     }
 }
 
@@ -393,7 +395,11 @@ impl Judge for Observer {
     fn judge(&self, shown: &Shown<'_>) -> Result<(), Error> {
         let judged = self.inner.judge(shown);
         if let Ok(mut seen) = self.seen.lock() {
-            *seen = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
+            let wrong = self.unjudged.clone().or_else(|| judged.err().map(|error| explain(&error)));
+            match wrong {
+                Some(wrong) => _ = seen.insert(thread::current().id(), wrong),
+                None => _ = seen.remove(&thread::current().id()),
+            }
         }
         Ok(())
     }
@@ -401,8 +407,6 @@ impl Judge for Observer {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     fn trust(options: &TlsOptions) -> Trust {

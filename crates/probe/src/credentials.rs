@@ -5,6 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use turnpike_measure::units::span;
 use turnpike_wire::{
     escape::name,
     stun::{Writer, kind, method},
@@ -239,13 +240,13 @@ fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, 
         user.split(':').next().and_then(|digits| digits.parse::<u64>().ok()).filter(|_| user.contains(':'));
     match expiry {
         Some(expiry) if expiry <= now => (
-            format!("refuses {user:?}: by this machine's clock the credential expired {} s ago", now - expiry),
+            format!("refuses {user:?}: by this machine's clock the credential expired {} ago", span(now - expiry)),
             "fetch a new one; if it is fresh, compare the clocks of whoever made it, of the server, and of this machine".to_owned(),
         ),
         Some(expiry) => (
             format!(
-                "refuses {user:?} in realm {realm:?}, though by this machine's clock it is good for another {} s",
-                expiry - now
+                "refuses {user:?} in realm {realm:?}, though by this machine's clock it is good for another {}",
+                span(expiry - now)
             ),
             "its maker and the server must have the same shared secret, and the server's clock must be right".to_owned(),
         ),
@@ -290,8 +291,8 @@ mod tests {
             let credentials = Credentials { user: user.to_owned(), password: String::new() };
             refusal(&credentials, "example.org", now).0
         };
-        assert!(told("900:alice").contains("expired 100 s ago"));
-        assert!(told("1500:alice").contains("another 500 s"));
+        assert!(told("900:alice").contains("expired 1 min 40 s ago"));
+        assert!(told("1500:alice").contains("another 8 min 20 s"));
         assert!(told("alice").contains("another password"));
         assert!(told("1500").contains("another password"));
     }

@@ -1,11 +1,13 @@
 //! Which transports work, on which of the name's addresses and ports, and with which certificate.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr},
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 
-use turnpike_client::Transport;
+use turnpike_client::{ServerUri, Transport};
 use turnpike_wire::{
     escape::name,
     stun::{kind, method},
@@ -18,12 +20,37 @@ use crate::{
     session::{Answer, Session},
 };
 
-/// What came of one transport at one address.
+/// Lets out what strict firewalls stop everywhere else.
+const HTTPS: u16 = 443;
+
+/// What came of one transport at one address and port.
 struct Attempt {
     transport: Transport,
     server: SocketAddr,
     facts: TransportFacts,
     software: Option<String>,
+}
+
+/// What came of one transport at one address.
+struct Tried {
+    /// At the port that the name leads to.
+    named: Attempt,
+    /// On port 443, if that is another one.
+    https: Option<Attempt>,
+}
+
+impl Tried {
+    fn transport(&self) -> Transport {
+        self.named.transport
+    }
+
+    fn works(&self) -> bool {
+        self.named.facts.reachable
+    }
+
+    fn works_on_https(&self) -> Option<SocketAddr> {
+        self.https.as_ref().filter(|attempt| attempt.facts.reachable).map(|attempt| attempt.server)
+    }
 }
 
 /// Whether packets to an address would leave this machine.
@@ -61,36 +88,61 @@ impl Probe<'_> {
             std::mem::swap(&mut chosen, &mut other);
         }
         self.tell_other(&chosen, other);
-        for attempt in chosen {
-            self.tell(attempt);
+        let over_tls = self.advice_on_https(&chosen);
+        for tried in chosen {
+            self.tell(tried, over_tls);
         }
     }
 
-    fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<Attempt> {
-        transports.iter().map(|transport| self.attempt(*transport, ip)).collect()
+    /// Tries all ports of all transports at once: a firewall that swallows packets costs a whole wait each.
+    fn attempts(&self, ip: IpAddr, transports: &[Transport]) -> Vec<Tried> {
+        thread::scope(|scope| {
+            let try_at = |transport: Transport, port| {
+                let server = (ip, port).into();
+                scope.spawn(move || self.try_at(transport, server))
+            };
+            let try_all = |transport: &Transport| {
+                let ports = self.ports(*transport).into_iter();
+                ports.map(|port| try_at(*transport, port)).collect::<Vec<_>>()
+            };
+            let threads: Vec<_> = transports.iter().map(try_all).collect();
+            let join =
+                |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("an attempt does not panic");
+            threads.into_iter().map(|threads| self.choose(threads.into_iter().map(join).collect())).collect()
+        })
     }
 
-    /// TLS and DTLS at their usual port first, where the name is that of a plain server; its own port, as in `turn:HOST:443`,
-    /// may have them too, told apart by what comes first.
-    fn attempt(&self, transport: Transport, ip: IpAddr) -> Attempt {
-        let uri = &self.config.server;
-        let usual = transport.default_port();
-        let (port, second) = match uri.port {
-            Some(named) if transport.is_secure() && !uri.is_secure() => {
-                (usual, Some(named).filter(|named| *named != usual))
+    /// Of one transport at several ports.
+    fn choose(&self, mut attempts: Vec<Attempt>) -> Tried {
+        let is_named = attempts[0].transport.is_secure() == self.config.server.is_secure();
+        let works = attempts.iter().position(|attempt| attempt.facts.reachable);
+        let mut named = attempts.remove(works.filter(|_| !is_named).unwrap_or(0));
+        if let Some(what) = &mut named.facts.failure
+            && !is_named
+        {
+            for Attempt { server, facts, .. } in &attempts {
+                if let Some(more) = &facts.failure {
+                    *what += &format!("; on port {}: {more}", server.port());
+                }
             }
-            named => (named.unwrap_or(usual), None),
+        }
+        Tried { named, https: attempts.into_iter().find(|attempt| attempt.server.port() == HTTPS) }
+    }
+
+    /// The port that the name leads to, then others. A plain server may have TLS and DTLS on their usual port or on its own, told apart by
+    /// the first byte.
+    fn ports(&self, transport: Transport) -> Vec<u16> {
+        let uri = &self.config.server;
+        let mut ports = match (transport.is_secure(), uri.is_secure()) {
+            (true, false) => vec![transport.default_port(), uri.port_for(uri.transport())],
+            _ => vec![uri.port_for(transport)],
         };
-        let mut attempt = self.try_at(transport, (ip, port).into());
-        let Some(port) = second.filter(|_| !attempt.facts.reachable) else { return attempt };
-        let named = self.try_at(transport, (ip, port).into());
-        if named.facts.reachable {
-            return named;
+        if uri.is_turn() && transport != Transport::Dtls {
+            ports.push(HTTPS);
         }
-        if let (Some(what), Some(more)) = (&mut attempt.facts.failure, named.facts.failure) {
-            *what += &format!("; on port {port}: {more}");
-        }
-        attempt
+        let mut seen = HashSet::new();
+        ports.retain(|port| seen.insert(*port));
+        ports
     }
 
     fn try_at(&self, transport: Transport, server: SocketAddr) -> Attempt {
@@ -154,32 +206,56 @@ impl Probe<'_> {
         Ok(answer.text(kind::SOFTWARE))
     }
 
-    fn tell(&mut self, attempt: Attempt) {
-        let Attempt { transport, server, facts, software } = attempt;
+    fn tell(&mut self, tried: Tried, over_tls: &'static str) {
+        let transport = tried.transport();
+        let (level, remedy) = self.unreachable(&tried, over_tls);
+        let Tried { named: Attempt { server, facts, software, .. }, https } = tried;
         match &facts.failure {
             None => {
                 self.servers.insert(transport, server);
                 self.report.software = self.report.software.take().or(software);
                 self.report.line(Level::Ok, transport, answers(&facts));
             }
-            Some(what) => {
-                let (level, remedy) = self.unreachable(transport);
-                self.report.advise(level, transport, format!("{server}: {what}"), remedy);
-            }
+            Some(what) => self.report.advise(level, transport, format!("{server}: {what}"), remedy),
         }
         if let Some(certificate) = &facts.certificate {
             certificate::judge(&mut self.report, transport, certificate);
         }
+        if let Some(https) = https {
+            self.tell_https(https, &facts, over_tls);
+        }
         self.report.transports.insert(transport.to_string(), facts);
     }
 
+    /// Port 443, beside the port that the name leads to.
+    fn tell_https(&mut self, https: Attempt, named: &TransportFacts, over_tls: &'static str) {
+        let Attempt { transport, server, facts, software } = https;
+        match &facts.failure {
+            None => {
+                self.servers.entry(transport).or_insert(server);
+                self.report.software = self.report.software.take().or(software);
+                self.report.line(Level::Ok, transport, answers(&facts));
+                if let Some(shown) =
+                    facts.certificate.as_ref().filter(|shown| Some(*shown) != named.certificate.as_ref())
+                {
+                    certificate::judge(&mut self.report, transport, shown);
+                }
+            }
+            Some(what) if transport == Transport::Tls && named.reachable => {
+                self.report.advise(Level::Note, transport, format!("{server}: {what}"), over_tls);
+            }
+            Some(_) => {}
+        }
+        self.report.port_443.insert(transport.to_string(), facts);
+    }
+
     /// The address of the other family: clients choose either.
-    fn tell_other(&mut self, chosen: &[Attempt], other: Vec<Attempt>) {
-        for Attempt { transport, server, facts, .. } in other {
-            let at_chosen = chosen.iter().find(|attempt| attempt.transport == transport);
+    fn tell_other(&mut self, chosen: &[Tried], other: Vec<Tried>) {
+        for Tried { named: Attempt { transport, server, facts, .. }, .. } in other {
+            let at_chosen = chosen.iter().find(|tried| tried.transport() == transport);
             match &facts.failure {
                 None => self.report.line(Level::Ok, transport, answers(&facts)),
-                Some(what) if at_chosen.is_some_and(|attempt| attempt.facts.reachable) => self.report.advise(
+                Some(what) if at_chosen.is_some_and(Tried::works) => self.report.advise(
                     Level::Warn,
                     transport,
                     format!("{server}: {what}, though the name has this address too"),
@@ -188,7 +264,7 @@ impl Probe<'_> {
                 ),
                 Some(_) => {}
             }
-            let known = at_chosen.and_then(|attempt| attempt.facts.certificate.as_ref());
+            let known = at_chosen.and_then(|tried| tried.named.facts.certificate.as_ref());
             if let Some(certificate) = facts.certificate.as_ref().filter(|shown| Some(*shown) != known) {
                 certificate::judge(&mut self.report, transport, certificate);
             }
@@ -197,28 +273,63 @@ impl Probe<'_> {
     }
 
     /// How bad it is that a transport does not work, and what to do.
-    fn unreachable(&self, transport: Transport) -> (Level, &'static str) {
-        let asked_for = transport == self.config.server.transport();
-        match transport {
-            _ if asked_for && transport.is_secure() => {
-                (Level::Bad, "check the address, the TLS listener (port 5349 or 443) and firewall")
+    fn unreachable(&self, tried: &Tried, over_tls: &'static str) -> (Level, String) {
+        let uri = &self.config.server;
+        let transport = tried.transport();
+        let elsewhere = tried.works_on_https().map(|_| {
+            let tcp = (transport != uri.transport()).then_some(transport.is_stream()).or(uri.tcp);
+            ServerUri { port: Some(HTTPS), tcp, ..uri.clone() }
+        });
+        match (transport, elsewhere) {
+            (_, Some(there)) if transport == uri.transport() => {
+                (Level::Bad, format!("it answers on port 443: give clients {there}, or listen here too"))
             }
-            _ if asked_for => (Level::Bad, "check the address, listeners and firewall"),
-            Transport::Udp | Transport::Tcp => (
+            (_, None) if transport == uri.transport() && transport.is_secure() => {
+                (Level::Bad, "check the address, the TLS listener and firewall".to_owned())
+            }
+            (_, None) if transport == uri.transport() => {
+                (Level::Bad, "check the address, listeners and firewall".to_owned())
+            }
+            (Transport::Udp | Transport::Tcp, Some(there)) => {
+                (Level::Warn, format!("give clients {there}, where it answers, or listen here too"))
+            }
+            (Transport::Udp | Transport::Tcp, None) => (
                 Level::Warn,
-                "clients behind firewalls that block UDP need TCP: listen there, and open the port",
+                "clients behind firewalls that block UDP need TCP: listen there, and open the port"
+                    .to_owned(),
             ),
-            Transport::Tls => (
-                Level::Note,
-                "clients behind strict firewalls only get out by TLS on 443: listen there too, with a certificate",
-            ),
-            Transport::Dtls => (Level::Note, "few clients use DTLS; browsers never do"),
+            (Transport::Tls, _) => (Level::Note, over_tls.to_owned()),
+            (Transport::Dtls, _) => (Level::Note, "few clients use DTLS; browsers never do".to_owned()),
+        }
+    }
+
+    /// What to do for clients behind strict firewalls, by what port 443 has now.
+    fn advice_on_https(&self, chosen: &[Tried]) -> &'static str {
+        let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
+        let https = tcp.and_then(|tried| {
+            [tried.https.as_ref(), Some(&tried.named)]
+                .into_iter()
+                .flatten()
+                .find(|at| at.server.port() == HTTPS)
+        });
+        match https.map(|attempt| &attempt.facts) {
+            Some(facts) if facts.reachable => {
+                "clients behind strict firewalls only get out by TLS on 443: give the listener there a certificate"
+            }
+            Some(facts) if facts.open_ms.is_some() => {
+                "clients behind strict firewalls only get out by TLS on 443, where another service answers: give TURN an address of its own, \
+                 or a proxy that chooses by name (SNI)"
+            }
+            _ if !self.config.server.is_turn() => "few clients ask STUN servers by TLS",
+            _ => {
+                "clients behind strict firewalls only get out by TLS on 443: listen there, with a certificate"
+            }
         }
     }
 }
 
-fn works(attempts: &[Attempt], transport: Transport) -> bool {
-    attempts.iter().any(|attempt| attempt.transport == transport && attempt.facts.reachable)
+fn works(tried: &[Tried], transport: Transport) -> bool {
+    tried.iter().any(|tried| tried.transport() == transport && tried.works())
 }
 
 fn opening_takes_packets(transport: Transport) -> bool {

@@ -81,7 +81,7 @@ fn what_is_no_stun_ends_the_connection_with_its_reason() {
         (&[0x80; 20], CloseReason::NotStun),
         (b"\0\x01\0\x08no cookie and so on", CloseReason::NotStun),
         (&[0, 1, 0, 3, 0x21, 0x12, 0xA4, 0x42], CloseReason::Length),
-        // HTTP looks like ChannelData of 21 KB.
+        // HTTP looks like ChannelData of 21 kB.
         (b"GET / HTTP/1.1\r\n\r\n", CloseReason::TooLong),
         // A record of TLS, where nobody has a certificate.
         (&[0x16, 3, 1, 0, 5], CloseReason::NoCertificate),

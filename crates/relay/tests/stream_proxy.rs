@@ -94,7 +94,7 @@ fn a_header_from_anybody_else_is_no_message() {
         client.send(&encode(version, address("192.0.2.7:4000"), address("198.51.100.1:1")));
         client.ends();
     }
-    // The text looks like ChannelData of 20 KB, the signature like STUN of a length that cannot be.
+    // The text looks like ChannelData of 20 kB, the signature like STUN of a length that cannot be.
     world.wait_for_closed(CloseReason::TooLong, 1);
     world.wait_for_closed(CloseReason::Length, 1);
 }

@@ -288,3 +288,69 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
         assert!(relay_ip.ends_with(text.split(':').next().expect("an address")), "{report}");
     }
 }
+
+/// In a namespace of its own, where port 443 is free.
+#[test]
+fn port_443_is_tried_before_the_advice_to_listen_there() {
+    const LISTEN: &str = "clients behind strict firewalls only get out by TLS on 443: listen there";
+    let inside = need!(namespace("true"));
+    let binary = env!("CARGO_BIN_EXE_turnpike");
+    let user = format!("{USER}:{PASSWORD}");
+    let certificate = Certificate::of_authority(&["127.0.0.1"]);
+    let [cert, tls] = [certificate.authority().display().to_string(), certificate.flags().join(" ")];
+    let report = |server: &str, ready: &str, uri: &str| {
+        let script = format!(
+            "{{ {binary} serve --realm {REALM} --user {user} --relay-ip 127.0.0.1 {server} >&2 & \
+             for try in $(seq 300); do {binary} probe {ready} --timeout 0.5 >&2 && break; sleep 0.1; done; \
+             {binary} probe {uri} --user {user} --ca {cert} --json; }}"
+        );
+        Program::run(&mut inside(&script)).result()
+    };
+    let advised = |report: &Value| report["findings"].to_string().contains(LISTEN);
+
+    // On both ports, with TLS on either: there is nothing to advise.
+    let both = format!("--admin off --listen 127.0.0.1:3478 --listen 127.0.0.1:443 {tls}");
+    let found = report(&both, "stun:127.0.0.1", "turn:127.0.0.1");
+    finds(&found, "tls", "ok", "127.0.0.1:3478 answers", "");
+    for transport in ["udp", "tcp", "tls"] {
+        assert_eq!(found["port_443"][transport]["reachable"], true, "{found:#}");
+        finds(&found, transport, "ok", "127.0.0.1:443 answers", "");
+    }
+    assert!(!advised(&found), "{found:#}");
+
+    // On 443 alone: the name leads nowhere, and the rest is asked where the server is.
+    let https = format!("--admin off --listen 127.0.0.1:443 {tls}");
+    for (uri, there) in [
+        ("turn:127.0.0.1", "turn:127.0.0.1:443"),
+        ("turn:127.0.0.1?transport=tcp", "turn:127.0.0.1:443?transport=tcp"),
+        ("turns:127.0.0.1", "turns:127.0.0.1:443"),
+    ] {
+        let found = report(&https, "stun:127.0.0.1:443", &format!("'{uri}'"));
+        let wanted = ["udp", "tcp", "tls"]
+            .into_iter()
+            .find(|transport| lines(&found, transport).iter().any(|line| line["level"] == "bad"))
+            .unwrap_or_else(|| panic!("{uri}: {found:#}"));
+        finds(&found, wanted, "bad", "refused", &format!("give clients {there},"));
+        assert_eq!(
+            (&found["usable"], &found["credentials_accepted"]),
+            (&false.into(), &true.into()),
+            "{found:#}"
+        );
+        finds(&found, "tls", "ok", "127.0.0.1:443 answers", "");
+        assert!(!advised(&found), "{found:#}");
+    }
+
+    // Nothing on 443, then plain TURN without TLS, then a web server.
+    let plain = "--admin off --listen 127.0.0.1:3478";
+    for (server, remedy) in [
+        (plain.to_owned(), LISTEN),
+        (format!("{plain} --listen 127.0.0.1:443"), "give the listener there a certificate"),
+        ("--admin 127.0.0.1:443 --listen 127.0.0.1:3478".to_owned(), "where another service answers"),
+    ] {
+        let found = report(&server, "stun:127.0.0.1", "turn:127.0.0.1");
+        finds(&found, "tls", "note", "; on port 443: ", remedy);
+    }
+    // TLS elsewhere does not get through a strict firewall.
+    let found = report(&format!("{plain} {tls}"), "stun:127.0.0.1", "turn:127.0.0.1");
+    finds(&found, "tls", "note", "127.0.0.1:443: ", LISTEN);
+}

@@ -18,6 +18,7 @@ use rustls::{
 };
 use webpki::{EndEntityCert, KeyUsage};
 
+use turnpike_measure::units::span;
 use turnpike_wire::pem::with_markers_on_lines;
 
 use super::tickets::{TicketKeys, Tickets};
@@ -42,10 +43,10 @@ pub enum CertificateError {
     #[error("the first certificate is no X.509 certificate that can be used: {0}")]
     Malformed(String),
     /// Over.
-    #[error("the certificate expired {} ago", duration(*.0))]
+    #[error("the certificate expired {} ago", span(.0.as_secs()))]
     Expired(Duration),
     /// Not begun.
-    #[error("the certificate is not valid yet, only in {}", duration(*.0))]
+    #[error("the certificate is not valid yet, only in {}", span(.0.as_secs()))]
     NotYetValid(Duration),
     /// The key file holds none.
     #[error("no private key in it: PEM with BEGIN PRIVATE KEY is expected")]
@@ -383,14 +384,5 @@ fn der_fault(error: &webpki::Error) -> &'static str {
         webpki::Error::UnsupportedCertVersion => "it is not of version 3",
         webpki::Error::UnsupportedCriticalExtension => "it has a critical extension that is not known here",
         _ => "it is no valid DER",
-    }
-}
-
-fn duration(span: Duration) -> String {
-    match span.as_secs() {
-        seconds @ 0..120 => format!("{seconds} s"),
-        seconds @ 120..7200 => format!("{} min", seconds / 60),
-        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
-        seconds => format!("{} days", seconds / 86_400),
     }
 }
