@@ -1075,6 +1075,14 @@ pub struct Refusal {
     pub reason: String,
     /// What to do about it.
     pub remedy: String,
+    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`; none where no key does.
+    pub keys: Vec<String>,
+    /// Refusals of other users, requests or peers of the client for this reason, which are counted in it.
+    pub others: u64,
+    /// The last users of these, 16 at most.
+    pub other_users: Vec<String>,
+    /// The last peers of these, 16 at most.
+    pub other_peers: Vec<String>,
 }
 
 /// What whoever asks may do.

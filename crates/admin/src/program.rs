@@ -181,7 +181,7 @@ pub struct RefusalFilter {
     pub user: Option<String>,
 }
 
-/// One client that was refused for one reason.
+/// One client that was refused for one reason: all its users, requests and peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// For the first time, Unix milliseconds.
@@ -204,6 +204,14 @@ pub struct Refusal {
     pub reason: String,
     /// What to do about it.
     pub remedy: &'static str,
+    /// Keys of the configuration that decide it.
+    pub keys: &'static [&'static str],
+    /// Refusals of other users, requests or peers that are counted in it.
+    pub others: usize,
+    /// Some users of these.
+    pub other_users: Vec<String>,
+    /// Some peers of these.
+    pub other_peers: Vec<String>,
 }
 
 /// What a rule of a forwarder has counted.

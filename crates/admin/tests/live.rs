@@ -27,6 +27,10 @@ pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
         code: Some(401),
         reason: "wrong key".to_owned(),
         remedy: "Use the right one.",
+        keys: &["auth.users"],
+        others: 1,
+        other_users: vec!["dave".to_owned()],
+        other_peers: Vec::new(),
     }
 }
 
@@ -250,7 +254,7 @@ fn refusals_are_found_by_client_and_by_user() {
         json!({
             "first_at": "2026-01-02T02:46:40Z", "last_at": "2026-01-02T03:00:00.123Z", "count": 3, "client": "192.0.2.9:50000",
             "user": "1700000000:carol", "realm": null, "asked": "credentials", "code": 401, "reason": "wrong key",
-            "remedy": "Use the right one.",
+            "remedy": "Use the right one.", "keys": ["auth.users"], "others": 1, "other_users": ["dave"], "other_peers": [],
         })
     );
     assert_eq!(running.get("/v1/refusals?client=2001:db8::9").ok()["refusals"][0]["user"], json!(null));

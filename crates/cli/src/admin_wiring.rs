@@ -152,17 +152,25 @@ impl Program for Running {
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
         let RefusalFilter { client, user } = wanted.clone();
         let found = self.0.refusals(&turnpike_daemon::RefusalFilter { client, user }, most)?;
-        let refusal = |found: turnpike_daemon::Refusal| Refusal {
-            first_ms: found.first_ms,
-            last_ms: found.last_ms,
-            count: found.count,
-            client: found.client,
-            user: found.user.into_string(),
-            realm: found.realm.as_deref().map(str::to_owned),
-            asked: found.why.asked(),
-            code: found.why.code(),
-            reason: found.why.reason(),
-            remedy: found.why.remedy(),
+        let refusal = |group: turnpike_daemon::RefusalGroup| {
+            let (other_users, other_peers) = (group.user_names(), group.peer_names());
+            let found = group.last;
+            Refusal {
+                first_ms: found.first_ms,
+                last_ms: found.last_ms,
+                count: found.count,
+                client: found.client,
+                user: found.user.into_string(),
+                realm: found.realm.as_deref().map(str::to_owned),
+                asked: found.why.asked(),
+                code: found.why.code(),
+                reason: found.why.reason(),
+                remedy: found.why.remedy(),
+                keys: found.why.keys(),
+                others: group.others,
+                other_users,
+                other_peers,
+            }
         };
         Some(found.into_iter().map(refusal).collect())
     }

@@ -19,7 +19,7 @@ use crate::{
     certificates::Told,
     control::Control,
     fleet::FleetOrders,
-    refusals::{Refusal, RefusalFilter, Refusals},
+    refusals::{RefusalFilter, RefusalGroup, Refusals},
     serve::Shown,
     store::{SharedStore, Store, shared},
 };
@@ -146,7 +146,7 @@ impl Program {
 
     /// Clients that the TURN server has refused lately, the last ones first; `None` where there is no such server.
     #[must_use]
-    pub fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>> {
+    pub fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<RefusalGroup>> {
         self.server.as_ref().map(|server| server.refusals.find(wanted, most))
     }
 

@@ -1,13 +1,16 @@
 //! Why clients were refused lately, for whoever asks about one of them. Kept in memory by the control thread, which hears of refusals
 //! anyway; bounded, and without secrets.
 //!
-//! What one client is refused for again and again is one entry with a count. Each kind of refusal has a store of its own, so that strangers
-//! who knock at the door do not push out what users were told.
+//! What one client is refused for again and again is one entry with a count. Each kind of refusal has a store of its own, and a full one
+//! forgets of the client that has the most in it, so that neither strangers nor a probe push out what users were told.
+//!
+//! Entries are per user and peer; readers get them by client and reason ([`RefusalGroup`]).
+
+pub(crate) mod reasons;
 
 use std::{
-    borrow::Cow,
-    collections::VecDeque,
-    net::SocketAddr,
+    collections::{HashMap, VecDeque, hash_map},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -15,12 +18,13 @@ use turnpike_relay::TurnedAway;
 use turnpike_turn::server::{
     Cidr, CredentialRefusal, Effect, PeerDenial, RequestRefusal, TokenProblem, request::Method,
 };
-use turnpike_wire::stun::kind;
 
 /// Entries of each kind.
 const MOST: usize = 1024;
 /// Kinds of refusals: see [`Why::kind`].
 const KINDS: usize = 5;
+/// Other users and peers that a group names.
+const NAMED: usize = 16;
 
 /// One client that was refused for one reason.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,8 +45,21 @@ pub struct Refusal {
     pub why: Why,
 }
 
+/// Refusals of one client for one reason: of all its users, requests and peers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefusalGroup {
+    /// The last one. Its count and its first time are those of all.
+    pub last: Refusal,
+    /// Refusals of other users, requests or peers that are counted in it.
+    pub others: usize,
+    /// Users of these, the last ones first: as many as people read.
+    pub other_users: Vec<Box<str>>,
+    /// Peers of these, likewise.
+    pub other_peers: Vec<SocketAddr>,
+}
+
 /// Why a client was refused.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
     /// Its credentials.
     Credentials(CredentialRefusal),
@@ -115,18 +132,80 @@ impl Refusals {
             refusal.first_ms = known.first_ms;
             refusal.count += known.count;
         } else if kept.len() >= MOST {
-            kept.pop_front();
+            forget_one(kept);
         }
         kept.push_back(refusal);
     }
 
-    /// The last ones first, and those that belong to a normal session behind all others.
-    pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<Refusal> {
+    /// By client and reason: the last ones first, and those that belong to a normal session behind all others.
+    pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
         let mut found: Vec<&Refusal> = kept.filter(|refusal| wanted.admits(refusal)).collect();
-        found.sort_by_key(|refusal| (refusal.why.is_ordinary(), std::cmp::Reverse(refusal.last_ms)));
-        found.into_iter().take(most).cloned().collect()
+        found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last_ms));
+        let mut groups: Vec<RefusalGroup> = Vec::new();
+        let mut places: HashMap<(IpAddr, Why), usize> = HashMap::new();
+        for refusal in found {
+            match places.entry((refusal.client.ip(), refusal.why.in_general())) {
+                hash_map::Entry::Occupied(place) => groups[*place.get()].add(refusal),
+                hash_map::Entry::Vacant(place) => {
+                    place.insert(groups.len());
+                    groups.push(RefusalGroup::new(refusal.clone()));
+                }
+            }
+        }
+        groups.sort_by_key(|group| group.last.why.is_ordinary());
+        groups.truncate(most);
+        groups
+    }
+}
+
+/// Drops the oldest entry of the client with the most.
+fn forget_one(kept: &mut VecDeque<Refusal>) {
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    for refusal in &*kept {
+        *counts.entry(refusal.client.ip()).or_default() += 1;
+    }
+    let most = counts.values().max().copied();
+    if let Some(oldest) = kept.iter().position(|refusal| counts.get(&refusal.client.ip()).copied() == most) {
+        kept.remove(oldest);
+    }
+}
+
+impl RefusalGroup {
+    fn new(last: Refusal) -> Self {
+        Self { last, others: 0, other_users: Vec::new(), other_peers: Vec::new() }
+    }
+
+    /// Adds an older one.
+    fn add(&mut self, other: &Refusal) {
+        self.others += 1;
+        self.last.count += other.count;
+        self.last.first_ms = self.last.first_ms.min(other.first_ms);
+        let user = &other.user;
+        if *user != self.last.user && !self.other_users.contains(user) && self.other_users.len() < NAMED {
+            self.other_users.push(user.clone());
+        }
+        if let (Why::Peer(peer, ..), Why::Peer(last, ..)) = (other.why, self.last.why)
+            && peer.ip() != last.ip()
+            && self.other_peers.iter().all(|known| known.ip() != peer.ip())
+            && self.other_peers.len() < NAMED
+        {
+            self.other_peers.push(peer);
+        }
+    }
+
+    /// Users of the others by name; one without a name has none.
+    #[must_use]
+    pub fn user_names(&self) -> Vec<String> {
+        let named = self.other_users.iter().filter(|user| !user.is_empty());
+        named.map(|user| user.to_string()).collect()
+    }
+
+    /// Peers of the others as text.
+    #[must_use]
+    pub fn peer_names(&self) -> Vec<String> {
+        self.other_peers.iter().map(|peer| reasons::peer_name(*peer)).collect()
     }
 }
 
@@ -142,7 +221,7 @@ impl Refusal {
         self.client.ip() == other.client.ip()
             && self.user == other.user
             && self.realm == other.realm
-            && self.why.is_same(other.why)
+            && self.why.without_changes() == other.why.without_changes()
     }
 }
 
@@ -164,18 +243,29 @@ impl Why {
         matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
-    /// The same but for what differs each time.
-    fn is_same(self, other: Self) -> bool {
+    /// Without what differs each time.
+    fn without_changes(self) -> Self {
         use CredentialRefusal::{Expired, Token, TooFarAhead};
-        match (self, other) {
-            (Self::Credentials(TooFarAhead { .. }), Self::Credentials(TooFarAhead { .. })) => true,
-            (Self::Credentials(Expired { .. }), Self::Credentials(Expired { .. })) => true,
-            (
-                Self::Credentials(Token(TokenProblem::Future { .. })),
-                Self::Credentials(Token(TokenProblem::Future { .. })),
-            ) => true,
-            (Self::Peer(one, by, _), Self::Peer(other, also, _)) => (one.ip(), by) == (other.ip(), also),
-            (one, other) => one == other,
+        match self {
+            Self::Credentials(Expired { .. }) => Self::Credentials(Expired { ago: 0 }),
+            Self::Credentials(TooFarAhead { .. }) => Self::Credentials(TooFarAhead { ahead: 0 }),
+            Self::Credentials(Token(TokenProblem::Future { .. })) => {
+                Self::Credentials(Token(TokenProblem::Future { ahead: 0 }))
+            }
+            Self::Peer(peer, by, _) => Self::Peer(SocketAddr::new(peer.ip(), 0), by, 0),
+            other => other,
+        }
+    }
+
+    /// The reason alone: the same for each peer, request and attribute.
+    fn in_general(self) -> Self {
+        use RequestRefusal::UnknownAttribute;
+        let in_general = |why| if matches!(why, UnknownAttribute(_)) { UnknownAttribute(0) } else { why };
+        match self.without_changes() {
+            Self::Peer(_, by, _) => Self::Peer((Ipv4Addr::UNSPECIFIED, 0).into(), by, 0),
+            Self::Request(_, code, why) => Self::Request(Method::Binding, code, in_general(why)),
+            Self::Unproved(_, code, why) => Self::Unproved(Method::Binding, code, in_general(why)),
+            other => other,
         }
     }
 
@@ -201,285 +291,10 @@ impl Why {
             Self::Connection(..) => None,
         }
     }
-
-    /// What was wrong.
-    #[must_use]
-    pub fn reason(self) -> String {
-        match self {
-            Self::Credentials(why) => credentials_reason(why),
-            Self::Peer(peer, by, 0) => format!("{}: {}", peer_name(peer), peer_reason(by)),
-            Self::Peer(peer, by, others) => format!(
-                "{}: {}; the request's {others} other peers got no permission either",
-                peer_name(peer),
-                peer_reason(by)
-            ),
-            Self::Request(_, code, why) | Self::Unproved(_, code, why) => {
-                request_reason(code, why).into_owned()
-            }
-            Self::Connection(_, reason) => connection_reason(reason).to_owned(),
-        }
-    }
-
-    /// What to do about it.
-    #[must_use]
-    pub fn remedy(self) -> &'static str {
-        match self {
-            Self::Credentials(why) => credentials_remedy(why),
-            Self::Peer(_, by, _) => peer_remedy(by),
-            Self::Request(_, code, why) | Self::Unproved(_, code, why) => request_remedy(code, why),
-            Self::Connection(_, reason) => connection_remedy(reason),
-        }
-    }
-}
-
-/// A permission is for an address, without a port.
-pub(crate) fn peer_name(peer: SocketAddr) -> String {
-    if peer.port() == 0 { peer.ip().to_string() } else { peer.to_string() }
-}
-
-pub(crate) fn peer_reason(by: PeerDenial) -> String {
-    match by {
-        PeerDenial::Rule(prefix) => format!("peers.deny {prefix}"),
-        PeerDenial::Own => {
-            "default: a service of this server's own machine, and not named in peers.allow".to_owned()
-        }
-        PeerDenial::Special => "default: special range, and not in peers.allow".to_owned(),
-        PeerDenial::NotAllowed => "peers.allow_only: not in peers.allow".to_owned(),
-    }
-}
-
-fn peer_remedy(by: PeerDenial) -> &'static str {
-    match by {
-        PeerDenial::Rule(_) => "Take the prefix out of peers.deny if clients shall reach this peer.",
-        PeerDenial::Own => "Name its address and port in peers.allow if clients shall reach this service.",
-        PeerDenial::Special => {
-            "Clients name private peers when they try all candidates of a call: that is no fault. Add the prefix to peers.allow if they \
-             shall reach it."
-        }
-        PeerDenial::NotAllowed => "Add the prefix to peers.allow if clients shall reach this peer.",
-    }
-}
-
-pub(crate) fn credentials_reason(why: CredentialRefusal) -> String {
-    match why {
-        CredentialRefusal::NoSuchUser => "no such user".to_owned(),
-        CredentialRefusal::Expired { ago } => format!("expired {} ago", span(ago)),
-        CredentialRefusal::TooFarAhead { ahead } => {
-            format!("expires in {}: more than ten years ahead", span(ahead))
-        }
-        CredentialRefusal::WrongKey => "wrong key".to_owned(),
-        CredentialRefusal::WrongRealm => "wrong realm".to_owned(),
-        CredentialRefusal::WrongUser => "wrong user".to_owned(),
-        CredentialRefusal::Token(problem) => match problem {
-            TokenProblem::UnknownKey => "access token of an unknown key: no such kid in oauth.key".to_owned(),
-            TokenProblem::Malformed => "access token malformed".to_owned(),
-            TokenProblem::NotAuthentic => {
-                "access token not authentic: another key or another oauth.server_name".to_owned()
-            }
-            TokenProblem::Future { ahead } => {
-                format!("access token made {ahead} s in the future: set the clocks, or raise oauth.skew")
-            }
-        },
-    }
-}
-
-fn credentials_remedy(why: CredentialRefusal) -> &'static str {
-    match why {
-        CredentialRefusal::NoSuchUser => {
-            "No user has this name in the realm. A time-limited name is EXPIRY:ID, and needs a secret in auth.secrets or in the realm."
-        }
-        CredentialRefusal::Expired { .. } => {
-            "Give credentials a longer life, or set the clocks of this machine and of the one that makes them."
-        }
-        CredentialRefusal::TooFarAhead { .. } => {
-            "The time in the username counts seconds since 1970; this one is probably in milliseconds. Divide it by 1000 where the \
-             credential is made."
-        }
-        CredentialRefusal::WrongKey => {
-            "The password is another one, or the secret that made it is none of those here. A key that was stored holds for one realm and \
-             one algorithm."
-        }
-        CredentialRefusal::WrongRealm => {
-            "The client must take the realm that the 401 names. Keys that were made for another realm do not fit."
-        }
-        CredentialRefusal::WrongUser => {
-            "The allocation is another user's: the client goes on from the same port with other credentials. It has to make a new allocation."
-        }
-        CredentialRefusal::Token(_) => {
-            "The token has to come from the server that has the key of oauth.key, for oauth.server_name."
-        }
-    }
-}
-
-pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str> {
-    let reason = match (why, code) {
-        (RequestRefusal::BadRequest(bad), _) => return bad.to_string().into(),
-        (RequestRefusal::UnknownAttribute(attribute), _) => {
-            return format!("attribute {} is not known here", kind::Name(attribute)).into();
-        }
-        (RequestRefusal::AllocationExists, _) => "the client address has an allocation already",
-        (RequestRefusal::UserQuota, _) => "the user has as many allocations as each may have",
-        (RequestRefusal::PrefixQuota, _) => {
-            "the client's address prefix has as many allocations as each may have"
-        }
-        (RequestRefusal::TotalQuota, _) => {
-            "there are as many allocations as there may be, in the realm or in total"
-        }
-        (RequestRefusal::Banned, _) => "the user or the client's address is banned",
-        (RequestRefusal::Draining, _) => "the server is draining",
-        (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
-        (RequestRefusal::Permissions, _) => "the allocation has as many permissions as it may have",
-        (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
-        (RequestRefusal::SharedPeer, _) => "the peer is another client's on a shared relay port",
-        (RequestRefusal::Connections, _) => "there are as many connections to peers as there may be",
-        (RequestRefusal::NoRelay, _) => {
-            "no relay port or file descriptor is left, or no such port is reserved for this user"
-        }
-        (RequestRefusal::Store, _) => "the credential store does not answer",
-        (RequestRefusal::Code, 300) => "the client was sent to another server",
-        (RequestRefusal::Code, 400) => "the request is malformed",
-        (RequestRefusal::Code, 401) => "no credential, or a wrong one",
-        (RequestRefusal::Code, 403) => "forbidden",
-        (RequestRefusal::Code, 405) => "mobility is switched off",
-        (RequestRefusal::Code, 420) => "the request has an attribute that is not known here",
-        (RequestRefusal::Code, 437) => "the client address has no allocation",
-        (RequestRefusal::Code, 438) => "the nonce is too old, or was made for another address",
-        (RequestRefusal::Code, 440) => "no relay address of the family that was asked for",
-        (RequestRefusal::Code, 442) => "the transport that was asked for is not relayed",
-        (RequestRefusal::Code, 443) => "the peer is of another family than the relayed address",
-        (RequestRefusal::Code, 446) => "there is a connection to this peer already",
-        (RequestRefusal::Code, 447) => "the peer did not take the connection",
-        (RequestRefusal::Code, 441) => "the user is not the one of the allocation",
-        (RequestRefusal::Code, 486) => "the quota of allocations is reached",
-        (RequestRefusal::Code, 500) => "the server failed",
-        (RequestRefusal::Code, 508) => "the server has no capacity",
-        (RequestRefusal::Code, _) => "refused",
-    };
-    reason.into()
-}
-
-fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
-    match (why, code) {
-        (RequestRefusal::UserQuota, _) => {
-            "Raise limits.allocations_per_user, or that of the realm; or find out why the client makes so many."
-        }
-        (RequestRefusal::PrefixQuota, _) => {
-            "Many clients behind one address: raise limits.allocations_per_prefix."
-        }
-        (RequestRefusal::TotalQuota, _) => {
-            "Raise limits.allocations, or that of the realm, or add a server ([[alternate]])."
-        }
-        (RequestRefusal::Banned, _) => "GET /v1/bans of the admin interface says why, and DELETE ends it.",
-        (RequestRefusal::Draining, _) => {
-            "New clients have to go to another server; [[alternate]] tells them which."
-        }
-        (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
-        (RequestRefusal::Permissions, _) => "Raise limits.permissions.",
-        (RequestRefusal::Channels, _) => "Raise limits.channels.",
-        (RequestRefusal::SharedPeer, _) => {
-            "A new allocation may be on another port. Raise relay.shared_ports, or have no ports shared."
-        }
-        (RequestRefusal::Connections, _) => {
-            "Raise limits.peer_connections, limits.peer_connections_per_user or limits.peer_connections_per_allocation."
-        }
-        (RequestRefusal::NoRelay, _) => {
-            "Widen relay.ports, add an address to relay.addresses, or raise the limit of open files."
-        }
-        (RequestRefusal::Store, _) => {
-            "The log says what is wrong with the store. Users who were looked up before get in all the same."
-        }
-        (RequestRefusal::AllocationExists, _) => {
-            "A client address has one allocation: the client has to delete it (Refresh with LIFETIME 0) or to use another local port. \
-             Mostly the client was restarted; the old allocation ends by itself within its lifetime."
-        }
-        (RequestRefusal::BadRequest(_) | RequestRefusal::UnknownAttribute(_), _) => {
-            "The client builds a wrong request: tell its developer which attribute is at fault."
-        }
-        (RequestRefusal::Code, 300) => {
-            "Nothing to do if the client follows: it has to connect to the ALTERNATE-SERVER of the answer."
-        }
-        (RequestRefusal::Code, 438) => {
-            "Nothing to do if it happens now and then: the client repeats the request with the new nonce. If it repeats at once and again, \
-             something between client and server changes the client's address."
-        }
-        (RequestRefusal::Code, 437) => {
-            "After a restart, or when its address has changed, a client has to make a new allocation. If this goes on, something between \
-             client and server changes its port."
-        }
-        (RequestRefusal::Code, 440) => "Add an address of that family to relay.addresses.",
-        (RequestRefusal::Code, 442) => "Relayed TCP needs relay.tcp, and a client that comes by TCP or TLS.",
-        (RequestRefusal::Code, 405) => "relay.mobility switches it on.",
-        (RequestRefusal::Code, 447) => "Look whether the peer listens, and whether a firewall is in between.",
-        _ => "The fault is in the client.",
-    }
-}
-
-pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
-    match reason {
-        "not_stun" => "what came was neither STUN nor ChannelData",
-        "length" => "a STUN message with an impossible length",
-        "too_long" => "a message that is too long",
-        "no_message" | "timeout" => "no complete message came in time",
-        "handshake" | "other" => "the handshake failed",
-        "tls" => "the TLS records after the handshake were wrong",
-        "no_certificate" => "a TLS client, and no certificate is configured",
-        "plain_refused" => "a client without TLS, where TLS is needed",
-        "proxy_header" => "a proxy that sent no PROXY header, or a broken one",
-        "duplicate" => "a PROXY header with the addresses of another connection, which is still open",
-        "replies_unread" => "the client does not read its replies",
-        "evicted" => "it had no allocation and made room for a newcomer",
-        "limit_address" => "it had no allocation and made room for a newcomer from its address",
-        "closed" => "the client closed the connection in the middle of the handshake",
-        "garbage" => "what came is no TLS",
-        "incompatible" => "no protocol version, cipher suite or signature in common",
-        "version" => "no protocol version in common",
-        "key_share" => "no key share in common",
-        "alpn" => "ALPN with foreign protocols only",
-        "alert" => "the client gave up the handshake",
-        "misbehaved" => "the client broke the protocol",
-        other => other,
-    }
-}
-
-fn connection_remedy(reason: &'static str) -> &'static str {
-    match reason {
-        "alert" | "closed" => {
-            "Mostly the client does not trust the certificate, or asks for a name that is not in it, or the chain is not whole: turnpike probe \
-             turns:NAME tells which."
-        }
-        "incompatible" | "version" | "key_share" => {
-            "The client is too old, or its settings are too narrow. DTLS needs an ECDSA certificate."
-        }
-        "no_certificate" => "Name tls.cert and tls.key.",
-        "plain_refused" => "The client needs turns: in its URI, or tls.only has to be off.",
-        "proxy_header" => "Have the proxy send PROXY headers, or take it out of server.proxy_protocol_from.",
-        "duplicate" => {
-            "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
-        }
-        "evicted" => "Raise limits.idle_connections, or find out who keeps so many open.",
-        "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
-        "not_stun" | "garbage" | "length" | "too_long" => {
-            "Some other protocol, or a scan: nothing to do, unless a client of yours is meant."
-        }
-        "no_message" | "timeout" => {
-            "A port scan, or a way on which large packets are lost: a handshake needs some of full size."
-        }
-        _ => "The fault is in the client.",
-    }
-}
-
-/// A time span for people, in the largest unit of which it has two or more.
-fn span(seconds: u64) -> String {
-    const UNITS: [(u64, &str); 4] =
-        [(365 * 86_400, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes")];
-    let unit = UNITS.into_iter().find(|(length, _)| seconds >= 2 * length);
-    unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
 #[cfg(test)]
 mod tests {
-    use strum::VariantArray as _;
-    use turnpike_relay::{CloseReason, DtlsFailure, HandshakeFailure};
     use turnpike_turn::server::{Client, ListenerId, Transport};
 
     use super::*;
@@ -495,6 +310,10 @@ mod tests {
     }
 
     fn find(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<Refusal> {
+        groups(refusals, client, user).into_iter().map(|group| group.last).collect()
+    }
+
+    fn groups(refusals: &Refusals, client: Option<&str>, user: Option<&str>) -> Vec<RefusalGroup> {
         let client = client.map(|text| text.parse().expect("a prefix"));
         refusals.find(&RefusalFilter { client, user: user.map(str::to_owned) }, 100)
     }
@@ -550,15 +369,6 @@ mod tests {
     }
 
     #[test]
-    fn a_time_span_is_told_in_its_largest_unit() {
-        for (seconds, text) in
-            [(0, "0 s"), (119, "119 s"), (120, "2 minutes"), (7200, "2 hours"), (95_926_150, "3 years")]
-        {
-            assert_eq!(span(seconds), text);
-        }
-    }
-
-    #[test]
     fn refusals_of_a_healthy_service_stand_behind_the_others() {
         let refusals = Refusals::default();
         let told = |code, proved| {
@@ -576,22 +386,77 @@ mod tests {
         assert_eq!(find(&refusals, None, None)[0].realm, None, "nothing was proved");
     }
 
+    fn peer_refused(from: &str, user: &str, peer: &str, by: PeerDenial) -> Effect {
+        let (realm, username) = ("example.org".into(), user.into());
+        let (client, peer) = (client(from), peer.parse().expect("an address"));
+        Effect::PeerRefused { client, realm, username, peer, others: 0, by, suppressed: 0 }
+    }
+
     #[test]
-    fn each_reason_has_words_of_its_own() {
-        let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
-        let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
-        let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        // What turns nobody away.
-        let none = ["client", "broken", "idle", "data_connection", "handed_over", "shutdown"];
-        for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
-            assert_ne!(connection_reason(reason), reason);
-            assert!(Why::Connection("connection", reason).remedy().ends_with('.'));
+    fn probe_of_many_peers_is_one_group_and_names_them() {
+        let refusals = Refusals::default();
+        refusals.hear(1, &peer_refused("192.0.2.7:1", "bob", "10.0.0.1:9", PeerDenial::Special));
+        for last in 1..=30 {
+            let peer = format!("10.0.1.{last}:9");
+            for _ in 0..2 {
+                refusals.hear(last, &peer_refused("192.0.2.9:1", "alice", &peer, PeerDenial::Special));
+            }
         }
-        let mut reasons = std::collections::HashSet::new();
-        for (code, _) in turnpike_turn::server::stats::ERROR_CODES {
-            let reason = request_reason(code, RequestRefusal::Code);
-            assert_ne!(reason, "refused", "{code}");
-            assert!(reasons.insert(reason), "{code}");
+        refusals.hear(40, &peer_refused("192.0.2.9:2", "alice", "8.8.8.8:9", PeerDenial::NotAllowed));
+        let found = groups(&refusals, None, None);
+        let told: Vec<_> =
+            found.iter().map(|group| (&*group.last.user, group.last.count, group.others)).collect();
+        assert_eq!(told, [("alice", 1, 0), ("alice", 60, 29), ("bob", 1, 0)]);
+        let probe = &found[1];
+        assert_eq!((probe.last.first_ms, probe.last.last_ms), (1, 30));
+        let names: Vec<String> = (14..30).rev().map(|last| format!("10.0.1.{last}:9")).collect();
+        assert_eq!(probe.peer_names(), names, "the last ones but the very last");
+        // What is asked for is grouped, and nothing else.
+        assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
+    }
+
+    #[test]
+    fn group_is_of_one_client_and_names_its_users() {
+        let refusals = Refusals::default();
+        for (client, user) in
+            [("192.0.2.9:1", "alice"), ("192.0.2.8:1", "carol"), ("192.0.2.9:2", ""), ("192.0.2.9:3", "bob")]
+        {
+            refusals.hear(1, &refused(client, user, CredentialRefusal::NoSuchUser));
         }
+        refusals.hear(2, &refused("192.0.2.9:3", "dave", CredentialRefusal::WrongKey));
+        let found = groups(&refusals, Some("192.0.2.9"), None);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!((&*found[1].last.user, found[1].last.count, found[1].others), ("bob", 3, 2));
+        assert_eq!(found[1].user_names(), ["alice"], "and one that gave no name");
+    }
+
+    #[test]
+    fn attributes_and_requests_of_one_client_are_one_reason() {
+        let refusals = Refusals::default();
+        for (attribute, method) in [(0x7001, Method::Allocate), (0x7002, Method::Refresh)] {
+            let why = RequestRefusal::UnknownAttribute(attribute);
+            let (realm, username, code) = ("example.org".into(), "alice".into(), 420);
+            let client = client("192.0.2.9:1");
+            let proved = true;
+            refusals.hear(
+                1,
+                &Effect::RequestRefused { client, realm, username, proved, method, code, why, suppressed: 0 },
+            );
+        }
+        let found = groups(&refusals, None, None);
+        assert_eq!((found.len(), found[0].last.count, found[0].others), (1, 2, 1), "{found:?}");
+    }
+
+    #[test]
+    fn full_store_forgets_of_the_client_with_the_most() {
+        let refusals = Refusals::default();
+        refusals.hear(1, &refused("192.0.2.9:1", "alice", CredentialRefusal::WrongKey));
+        for number in 0..3 * MOST {
+            refusals
+                .hear(2, &refused("192.0.2.8:1", &format!("guess{number}"), CredentialRefusal::NoSuchUser));
+        }
+        assert_eq!(find(&refusals, None, Some("alice")).len(), 1);
+        assert_eq!(find(&refusals, None, Some("guess0")), [], "the oldest of the other one went");
+        assert_eq!(groups(&refusals, Some("192.0.2.8"), None)[0].others, MOST - 2);
     }
 }

@@ -16,7 +16,10 @@ use crate::{
     log_limit::{EndLimit, LogCounts, RefusalLimit, Sum, Summary},
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
-    refusals::{Refusals, connection_reason, credentials_reason, peer_name, peer_reason, request_reason},
+    refusals::{
+        Refusals,
+        reasons::{connection_reason, credentials_reason, peer_name, peer_reason, request_reason},
+    },
     session_totals::SessionTotals,
 };
 

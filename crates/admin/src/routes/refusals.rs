@@ -33,8 +33,8 @@ pub(super) struct RefusalQuery {
     limit: Option<usize>,
 }
 
-/// Clients that were refused lately, the last ones first: a client that is refused for one reason again and again is told once. Kept in
-/// memory, as many as fit.
+/// Clients that were refused lately, the last ones first. All refusals of a client for one reason are one entry, whichever its users,
+/// requests and peers. Kept in memory, as many as fit.
 #[utoipa::path(
     get,
     path = "/v1/refusals",
@@ -65,19 +65,21 @@ fn prefix(text: &str) -> Result<Cidr, Problem> {
 
 impl From<program::Refusal> for Refusal {
     fn from(found: program::Refusal) -> Self {
-        let program::Refusal { first_ms, last_ms, count, client, user, realm, asked, code, reason, remedy } =
-            found;
         Self {
-            first_at: at(first_ms),
-            last_at: at(last_ms),
-            count,
-            client: client.to_string(),
-            user: Some(user).filter(|user| !user.is_empty()),
-            realm,
-            asked: asked.to_owned(),
-            code,
-            reason,
-            remedy: remedy.to_owned(),
+            first_at: at(found.first_ms),
+            last_at: at(found.last_ms),
+            count: found.count,
+            client: found.client.to_string(),
+            user: Some(found.user).filter(|user| !user.is_empty()),
+            realm: found.realm,
+            asked: found.asked.to_owned(),
+            code: found.code,
+            reason: found.reason,
+            remedy: found.remedy.to_owned(),
+            keys: found.keys.iter().map(|key| (*key).to_owned()).collect(),
+            others: u64::try_from(found.others).unwrap_or(u64::MAX),
+            other_users: found.other_users,
+            other_peers: found.other_peers,
         }
     }
 }

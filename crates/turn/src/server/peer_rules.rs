@@ -196,7 +196,7 @@ pub struct PeerRules {
 }
 
 /// By what a peer is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerDenial {
     /// A deny rule.
     Rule(Cidr),

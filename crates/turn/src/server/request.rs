@@ -17,7 +17,7 @@ pub const MAX_REQUEST_LEN: usize = 4096;
 const MOST_UNKNOWN: usize = 32;
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, VariantArray)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Method {
     /// RFC 8489.
