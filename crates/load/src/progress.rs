@@ -48,8 +48,10 @@ pub struct Interval {
     pub sent: u64,
     /// Received in it.
     pub received: u64,
-    /// Found to be lost in it: sent, not answered, and no longer under way.
+    /// Found to be lost in it: sent and not answered, although a later one was.
     pub lost: u64,
+    /// Sent since the run began and neither answered nor found to be lost: under way, or lost without a later answer that shows it.
+    pub outstanding: u64,
     /// What is counted.
     pub kind: Kind,
     /// Median round trip in microseconds.
@@ -67,6 +69,7 @@ impl Interval {
 }
 
 impl fmt::Display for Interval {
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:6.1} s  ", self.elapsed.as_secs_f64())?;
         let label = match self.phase {
@@ -82,7 +85,12 @@ impl fmt::Display for Interval {
         let rate = |count| Thousands(turnpike_measure::per_second(count, self.length));
         write!(f, "sent {}/s  received {}/s", rate(self.sent), rate(self.received))?;
         if self.kind == Kind::Answered {
-            write!(f, "  loss {:.2} %", self.loss_percent())?;
+            write!(
+                f,
+                "  loss {:.2} %  outstanding {}",
+                self.loss_percent(),
+                Thousands(self.outstanding as f64)
+            )?;
         }
         write!(f, "  p50 {} us  p99 {} us{label}", self.p50_us, self.p99_us)
     }
@@ -145,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_rates_loss_and_percentiles() {
+    fn a_line_has_rates_loss_what_is_outstanding_and_percentiles() {
         let mut interval = Interval {
             phase: Phase::Warmup,
             elapsed: Duration::from_millis(3_100),
@@ -153,6 +161,7 @@ mod tests {
             sent: 1_000_000,
             received: 990_000,
             lost: 1_000,
+            outstanding: 9_000,
             kind: Kind::Answered,
             p50_us: 84,
             p99_us: 142,
@@ -160,10 +169,10 @@ mod tests {
         let line = interval.to_string();
         assert_eq!(
             line,
-            "   3.1 s  sent 2,000,000/s  received 1,980,000/s  loss 0.10 %  p50 84 us  p99 142 us  (warm-up)"
+            "   3.1 s  sent 2,000,000/s  received 1,980,000/s  loss 0.10 %  outstanding 9,000  p50 84 us  p99 142 us  (warm-up)"
         );
         interval.kind = Kind::OneWay;
-        assert!(!interval.to_string().contains("loss"));
+        assert!(!interval.to_string().contains("loss") && !interval.to_string().contains("outstanding"));
         interval.kind = Kind::Bytes;
         assert_eq!(interval.to_string(), "   3.1 s  sent 0.016 Gbit/s  received 0.016 Gbit/s  (warm-up)");
         interval.phase = Phase::Setup { ready: 12, clients: 1_000 };

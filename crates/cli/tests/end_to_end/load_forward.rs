@@ -1,10 +1,34 @@
 //! The generators for forwarders, by exit code and JSON: bulk, requests, connections and datagrams to one reflector.
 
-use std::net::SocketAddr;
+use std::{
+    collections::HashMap,
+    net::{SocketAddr, UdpSocket},
+    thread,
+};
 
 use serde_json::Value;
 
 use super::harness::{Finished, Program, Reflect, SOON, V4, free_port, turnpike};
+
+/// Returns datagrams, but not those of which `drops` says so: by the number of the sender, and that of its datagram.
+fn lossy_reflector(drops: impl Fn(usize, usize) -> bool + Send + 'static) -> SocketAddr {
+    let socket = UdpSocket::bind((V4, 0)).expect("a socket");
+    let address = socket.local_addr().expect("an address");
+    // Ends with the test's process.
+    thread::spawn(move || {
+        let mut senders = HashMap::new();
+        let mut buffer = [0; 2048];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let number = senders.len();
+            let (sender, count) = senders.entry(from).or_insert((number, 0));
+            *count += 1;
+            if !drops(*sender, *count) {
+                _ = socket.send_to(&buffer[..length], from);
+            }
+        }
+    });
+    address
+}
 
 /// A reflector for both, and its UDP and TCP addresses.
 fn reflector() -> (Reflect, SocketAddr) {
@@ -54,6 +78,50 @@ fn every_workload_runs_against_one_reflector() {
         complete(&run.result());
         assert!(run.result()[figure].as_f64() > Some(0.0), "{figure} in {}", run.output());
     }
+}
+
+/// Figures of the lines of progress behind the warm-up: sent and received a second, percent lost, and what is outstanding.
+fn progress(stderr: &str) -> Vec<[f64; 4]> {
+    let lines = stderr.lines().filter(|line| line.contains(" p99 ") && !line.contains("warm-up"));
+    let figure = |line: &str, name: &str| {
+        let (_, behind) = line.split_once(name).unwrap_or_else(|| panic!("no {name:?} in {line:?}"));
+        let digits = behind.split(['/', ' ']).next().unwrap_or_default().replace(',', "");
+        digits.parse().unwrap_or_else(|error| panic!("{digits:?} in {line:?}: {error}"))
+    };
+    let names = ["sent ", "received ", "loss ", "outstanding "];
+    lines.map(|line| names.map(|name| figure(line, name))).collect()
+}
+
+#[test]
+fn interval_shows_every_missing_datagram_as_lost_or_as_outstanding() {
+    let load = |server: SocketAddr| {
+        let flags = ["--clients", "10", "--rate", "1000", "--duration", "3", "--json", "-"];
+        Program::start(&mut turnpike(&[&["load", "udp", &server.to_string()][..], &flags].concat()))
+            .wait(SOON)
+    };
+    // Every tenth datagram: the next one shows that it is missing. The first is the greeting.
+    let run = load(lossy_reflector(|_, count| count % 10 == 2));
+    let found = progress(&run.stderr);
+    assert!(found.len() >= 2, "{}", run.stderr);
+    for [_, _, loss, outstanding] in found {
+        assert!((5.0..15.0).contains(&loss) && outstanding < 100.0, "{}", run.stderr);
+    }
+    let result = run.result();
+    let [sent, lost] = ["sent", "lost"].map(|key| result[key].as_u64().expect("a count"));
+    assert!(lost.abs_diff(sent / 10) <= 10, "{result}");
+
+    // Everything of one client in ten: no later reply shows that anything is missing.
+    let run = load(lossy_reflector(|sender, count| sender == 0 && count > 1));
+    let found = progress(&run.stderr);
+    assert!(found.len() >= 2, "{}", run.stderr);
+    for pair in found.windows(2) {
+        let more = pair[1][3] - pair[0][3];
+        assert!(more > 50.0 && pair[1][2] < 1.0, "outstanding grows by 100/s: {}", run.stderr);
+        assert!((pair[1][0] - pair[1][1]).abs() - more < 50.0, "{}", run.stderr);
+    }
+    let result = run.result();
+    let [sent, lost] = ["sent", "lost"].map(|key| result[key].as_u64().expect("a count"));
+    assert!(lost.abs_diff(sent / 10) <= 1, "final figures are exact: {result}");
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn watch<C>(
     const LOOK: Duration = Duration::from_millis(100);
     let begin = Instant::now();
     let (mut finished, mut last) = (Vec::new(), begin);
-    let (mut lost, mut stopped) = (Losses::default(), false);
+    let (mut losses, mut stopped) = (Losses::default(), false);
     loop {
         if !stopped && stop.is_stopped() {
             stopped = true;
@@ -216,8 +216,12 @@ fn watch<C>(
                 let now = Instant::now();
                 let mut interval = Tallies::default();
                 collect(shared, &mut interval);
-                let lost = lost.note(&interval);
-                progress(&summary(shared, &mut interval, lost, now - begin, now - last));
+                let newly = losses.note(&interval);
+                progress(&Interval {
+                    lost: newly,
+                    outstanding: losses.outstanding(),
+                    ..summary(shared, &mut interval, now - begin, now - last)
+                });
                 total.warmup.merge(&mut interval.warmup);
                 total.measured.merge(&mut interval.measured);
                 last = now;
@@ -253,12 +257,16 @@ impl Losses {
         self.lost = self.lost.max(lost);
         newly
     }
+
+    /// What was sent and is neither answered nor known to be lost.
+    fn outstanding(&self) -> u64 {
+        self.unanswered.saturating_sub(self.lost)
+    }
 }
 
 fn summary<C>(
     shared: &Shared<'_, C>,
     interval: &mut Tallies,
-    lost: u64,
     elapsed: Duration,
     length: Duration,
 ) -> Interval {
@@ -276,7 +284,8 @@ fn summary<C>(
         length,
         sent: both.sent,
         received: both.received,
-        lost,
+        lost: 0,
+        outstanding: 0,
         kind: shared.frame.kind,
         p50_us: both.rtt.quantile(0.50),
         p99_us: both.rtt.quantile(0.99),
