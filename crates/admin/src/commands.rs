@@ -10,6 +10,8 @@ use std::io::{self, Write};
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_wire::escape;
 
+use turnpike_measure::units::{bytes, span};
+
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
 pub use keeper::{Keeper, MadeUp};
@@ -18,7 +20,7 @@ use crate::{
     client::{Client, ClientError, listed},
     model::{Drain, Draining, Problem, Reloaded, Session, SessionPage, Traffic},
     routes::SessionQuery,
-    table::{Table, bytes, span},
+    table::Table,
 };
 
 /// Sessions asked for at a time.

@@ -265,11 +265,11 @@ impl Interface {
             let for_whom = match (listener, self.loopback) {
                 (Listener::Unix(_), _) => "for this user and root",
                 (Listener::Tcp(_, Some(_)), _) => "with a token or a client certificate",
-                (Listener::Tcp(_, None), AdminAccess::Full) => "for everybody on this machine",
-                (Listener::Tcp(_, None), AdminAccess::Read) => "to look at; changes need a token",
+                (Listener::Tcp(_, None), AdminAccess::Full) => "for all users of this machine",
+                (Listener::Tcp(_, None), AdminAccess::Read) => "read-only; changes need a token",
                 (Listener::Tcp(_, None), AdminAccess::None) => "with a token",
             };
-            tracing::info!("admin interface on {shown}, {for_whom}");
+            tracing::info!("admin interface on {shown} ({for_whom})");
         }
     }
 

@@ -50,33 +50,6 @@ fn line<const N: usize>(out: &mut dyn Write, widths: &[usize; N], cells: &[Strin
     writeln!(out, "{}", text.trim_end())
 }
 
-/// Bytes in a unit that leaves three digits.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["KB", "MB", "GB", "TB", "PB"];
-    if count < 1000 {
-        return format!("{count} B");
-    }
-    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-    let mut value = count as f64 / 1000.0;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.digits$} {}", UNITS[unit])
-}
-
-/// Seconds in two units at the most.
-pub(crate) fn span(seconds: u64) -> String {
-    match seconds {
-        ..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,25 +77,6 @@ mod tests {
         for (name, shown) in turnpike_testkit::names::CORPUS {
             let text = written(&[&[["1", name]]]);
             assert_eq!(text, format!("A  LONG\n1  {shown}\n"));
-        }
-    }
-
-    #[test]
-    fn numbers_have_three_digits_and_a_unit() {
-        for (count, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.00 KB"),
-            (12_345, "12.3 KB"),
-            (999_499, "999 KB"),
-            (999_500, "1.00 MB"),
-            (5_000_000_000, "5.00 GB"),
-            (u64::MAX, "18447 PB"),
-        ] {
-            assert_eq!(bytes(count), text);
-        }
-        for (seconds, text) in [(0, "0 s"), (61, "1 min 1 s"), (3661, "1 h 1 min"), (90_000, "1 d 1 h")] {
-            assert_eq!(span(seconds), text);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! `turnpike top`: what the program does at this moment, in a terminal. The same readings as the page has (`/v1/live`), drawn again as they
 //! come; as lines of JSON for programs, or once as text.
 
+mod grid;
 mod screen;
+mod tables;
 mod units;
 
 use std::{

@@ -237,7 +237,7 @@ fn the_commands_show_a_fleet_and_steer_it() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "fleet turnpike in redis://h, as node a sees it");
     assert!(lines[1].starts_with("NODE ") && lines[3].starts_with("b "), "{text}");
-    assert!(lines[3].contains("3 of 100") && lines[3].contains("1.00 MB/s"), "{text}");
+    assert!(lines[3].contains("3 of 100") && lines[3].contains("8.00 Mbit/s"), "{text}");
     assert!(
         lines[5].starts_with("node b takes nobody new") && lines[6] == "node b takes clients again",
         "{text}"

@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
+use turnpike_measure::units::{bits_per_second, span};
 use turnpike_wire::escape;
 
 use super::{CommandError, List, Sessions, each_page, encoded, row, write_json};
 use crate::{
     client::Client,
     model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
-    table::{Table, bytes, span},
+    table::Table,
 };
 
 /// The page has the same words.
@@ -104,6 +105,8 @@ fn row_of_node(node: &FleetNode) -> [String; 9] {
         NodeState::Silent => format!("silent for {}", span(*silent_s as u64)),
     };
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let traffic = bits_per_second(node.bits_per_second as f64);
     let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     [
         name.clone(),
@@ -111,7 +114,7 @@ fn row_of_node(node: &FleetNode) -> [String; 9] {
         or_none(zone),
         percent(*busy),
         format!("{sessions} of {max_sessions}"),
-        format!("{}/s", bytes(node.bits_per_second / 8)),
+        traffic,
         percent(node.cpu),
         if node.relay_ports == 0 { "-".to_owned() } else { node.relay_ports_left.to_string() },
         or_none(version.as_deref().unwrap_or_default()),

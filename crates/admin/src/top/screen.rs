@@ -1,6 +1,6 @@
 //! What `turnpike top` draws: lines of figures, curves of the last minutes, the workers, and one of several tables below.
 
-use std::{collections::VecDeque, iter};
+use std::collections::VecDeque;
 
 use ratatui::{
     buffer::Buffer,
@@ -9,29 +9,24 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Cell, Paragraph, Row, Sparkline, Table, Widget},
 };
-
+use turnpike_measure::units::{per_second, span};
 use turnpike_wire::escape;
 
-use super::units::{NONE, bits, mean, micros, per_second, percent};
+use super::{
+    grid::{Fitting, GAP, Grid, shortened},
+    tables::{certificates, ends, listeners, nodes, reasons, rules, talkers, workers},
+    units::{NONE, bits, micros},
+};
 use crate::{
     live::{refused, total},
-    model::{
-        Certificate, Fleet, FleetNode, History, Job, Live, LiveServer, LiveWorker, NodeState, Quantiles,
-        Reason, Talkers,
-    },
-    table::span,
+    model::{Certificate, Fleet, History, Job, Live, LiveServer, Quantiles, Reason},
 };
 
 /// Points of a curve: the widest terminal has fewer columns.
 const POINTS: usize = 600;
 /// Below so many lines there are no curves.
-const CURVES_FROM: u16 = 22;
+pub(super) const CURVES_FROM: u16 = 22;
 const CURVE: u16 = 3;
-/// A share of a core beyond which a worker is shown as busy, and as full.
-const BUSY: f64 = 0.8;
-const FULL: f64 = 0.95;
-/// Days from which the end of a certificate is near.
-const NEAR_S: i64 = 14 * 86_400;
 
 /// The tables of which one is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +168,7 @@ impl Screen {
         if self.colours { Style::new().fg(colour) } else { Style::new() }
     }
 
-    fn head(&self) -> Line<'_> {
+    fn head(&self, width: u16) -> Line<'_> {
         let Some(live) = &self.live else { return Line::from("turnpike") };
         let status = &live.status;
         let (word, colour) = match (&self.problem, self.paused, status.draining) {
@@ -183,44 +178,58 @@ impl Screen {
             (None, false, false) => ("LIVE", Color::Green),
         };
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
-        let node = status.node.as_ref().map_or_else(String::new, |node| format!("  node {node}"));
+        let name = format!("turnpike {job} {}", status.version);
+        let node = status.node.as_ref().map_or_else(String::new, |node| format!("node {node}"));
+        // In the order in which they are left out of a narrow terminal.
+        let mut more = [Some(self.whom.clone()), Some(format!("up {}", span(status.uptime_s))), Some(node)];
+        let is_there = |text: &&String| !text.is_empty();
+        for at in 0..more.len() {
+            let all = more.iter().flatten().filter(is_there).map(|text| Span::raw(text).width() + 2);
+            if Span::raw(&name).width() + all.sum::<usize>() + 2 + word.len() > width.into() {
+                more[at] = None;
+            }
+        }
+        let [whom, up, node] = more;
+        let more: String =
+            [node, whom, up].iter().flatten().filter(is_there).map(|text| format!("  {text}")).collect();
         Line::from(vec![
-            Span::styled(format!("turnpike {job} {}", status.version), bold()),
-            Span::raw(format!("{node}  {}  up {}  ", self.whom, span(status.uptime_s))),
+            Span::styled(name, bold()),
+            Span::raw(more + "  "),
             Span::styled(word, self.style(colour).add_modifier(Modifier::BOLD)),
         ])
     }
 
-    fn figures(live: &Live) -> Vec<Line<'static>> {
+    /// Groups of figures, each from the beginning of a line.
+    fn figures(live: &Live) -> Vec<Vec<(&'static str, String)>> {
         let cores = live.cores.map_or(NONE.to_owned(), |cores| format!("{cores:.2}"));
         let open = live.status.open;
         let Some(server) = &live.server else {
             let sum = |of: fn(&crate::model::LiveRule) -> f64| total(live.rules.iter().map(of));
             return vec![
-                figures(&[
+                vec![
                     ("connections", open.to_string()),
                     ("new", per_second(sum(|rule| rule.accepted))),
                     ("cores", cores),
-                ]),
-                figures(&[
+                ],
+                vec![
                     ("to targets", bits(sum(|rule| rule.to_target.bytes))),
                     ("to clients", bits(sum(|rule| rule.to_client.bytes))),
-                ]),
+                ],
             ];
         };
         let sum = |reasons: &[Reason]| total(reasons.iter().map(|reason| reason.rate));
         let refused = refused(&server.refusals);
         let (step, why) = live.status.datapath.as_ref().map_or((NONE, ""), |path| (&*path.step, &*path.why));
         vec![
-            figures(&[
+            vec![
                 ("sessions", open.to_string()),
                 ("begin", per_second(server.opened)),
                 ("end", per_second(server.closed)),
                 ("requests", per_second(server.requests)),
                 ("refused", per_second(refused)),
                 ("allocation takes", opening(server.opening.as_ref())),
-            ]),
-            figures(&[
+            ],
+            vec![
                 (
                     "to peers",
                     format!("{} {}", bits(server.to_peer.bytes), per_second(server.to_peer.datagrams)),
@@ -231,12 +240,12 @@ impl Screen {
                 ),
                 ("lost", per_second(sum(&server.drops))),
                 ("cores", cores),
-            ]),
-            figures(&[
+            ],
+            vec![
                 ("data path", format!("{step}: {why}")),
                 ("across the kernel", per_second(server.across.datagrams)),
                 ("a receive call", batch(server)),
-            ]),
+            ],
         ]
     }
 
@@ -255,7 +264,13 @@ impl Screen {
             let most = points.iter().max().copied().unwrap_or(0);
             #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
             let most_text = bits(most as f64 / 8.0);
-            Line::from(format!("{title}, {} s, at the most {most_text}", points.len())).render(head, buffer);
+            let titles = [
+                format!("{title}, {} s, at the most {most_text}", points.len()),
+                format!("{title}, at most {most_text}"),
+                title.to_owned(),
+            ];
+            let fitting = titles.into_iter().find(|title| title.len() <= place.width.into());
+            Line::from(fitting.unwrap_or_default()).render(head, buffer);
             Sparkline::default()
                 .data(&points)
                 .max(most.max(1))
@@ -281,77 +296,51 @@ impl Screen {
         wanted.map(|tab| (tab.title(), of(tab))).collect()
     }
 
-    fn workers(&self, workers: &[LiveWorker]) -> Grid {
-        let row = |worker: &LiveWorker| {
-            let cells = [
-                worker.number.to_string(),
-                percent(worker.load),
-                percent(worker.waiting),
-                micros(worker.event_loop_us),
-                worker.sessions.to_string(),
-                per_second(worker.received),
-                mean(worker.receive_batch),
-                per_second(worker.sent),
-                mean(worker.send_batch),
-                per_second(worker.dropped),
-            ];
-            let colour = match worker.load {
-                Some(load) if load >= FULL => Some(Color::Red),
-                Some(load) if load >= BUSY => Some(Color::Yellow),
-                _ => None,
-            };
-            (cells.to_vec(), colour)
-        };
-        let head = [
-            "WORKER",
-            "LOAD",
-            "WAITS",
-            "EVENT LOOP",
-            "SESSIONS",
-            "RECEIVED",
-            "A CALL",
-            "SENT",
-            "A CALL",
-            "LOST",
-        ];
-        Grid { head: head.to_vec(), rows: workers.iter().map(row).collect() }
-    }
-
     fn show(&self, grid: &Grid, first: usize, area: Rect, buffer: &mut Buffer) {
-        let widths = grid.widths();
-        let rows = grid.rows.iter().skip(first).map(|(cells, colour)| {
+        let Fitting { head, widths, rows } = grid.fit(area.width);
+        let rows = rows.into_iter().skip(first).map(|(cells, colour)| {
             let style = colour.map_or(Style::new(), |colour| self.style(colour));
-            Row::new(cells.iter().map(|cell| Cell::from(shown(cell)))).style(style)
+            Row::new(cells.into_iter().map(Cell::from)).style(style)
         });
-        let head = Row::new(grid.head.iter().copied()).style(Style::new().add_modifier(Modifier::DIM));
-        let table = Table::new(rows, widths).header(head).column_spacing(2);
-        Widget::render(table, area, buffer);
+        let head = Row::new(head).style(Style::new().add_modifier(Modifier::DIM));
+        let table = Table::new(rows, widths.into_iter().map(Constraint::Length)).header(head);
+        Widget::render(table.column_spacing(GAP), area, buffer);
     }
 
-    fn titles(&self, tables: &[(&'static str, Grid)], is_server: bool) -> Line<'static> {
+    fn titles(&self, tables: &[(&'static str, Grid)], is_server: bool, width: u16) -> Line<'static> {
         let all: Vec<&'static str> = if is_server {
             self.tabs().iter().map(|tab| tab.title()).collect()
         } else {
             tables.iter().map(|(title, _)| *title).collect()
         };
+        let is_shown = |title: &str| tables.iter().any(|(shown, _)| *shown == title);
+        // What does not fit is left out, but never the one that is shown.
+        let length = |titles: &[&str]| titles.iter().map(|title| title.len() + 3).sum::<usize>();
+        let mut some = &all[..];
+        while length(some) > width.into() && some.len() > 1 {
+            some = if some.last().is_some_and(|title| is_shown(title)) {
+                &some[1..]
+            } else {
+                &some[..some.len() - 1]
+            };
+        }
         let reversed = Style::new().add_modifier(Modifier::REVERSED);
-        let span = |title: &'static str| {
-            let is_shown = tables.iter().any(|(shown, _)| *shown == title);
-            Span::styled(format!(" {title} "), if is_shown { reversed } else { Style::new() })
+        let span = |title: &str| {
+            Span::styled(format!(" {title} "), if is_shown(title) { reversed } else { Style::new() })
         };
-        Line::from(all.into_iter().flat_map(|title| [span(title), Span::raw(" ")]).collect::<Vec<_>>())
+        Line::from(some.iter().flat_map(|title| [span(title), Span::raw(" ")]).collect::<Vec<_>>())
     }
 }
 
 impl Widget for &Screen {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         let mut pen = Pen { area, buffer };
-        pen.line(self.head());
+        pen.line(self.head(area.width));
         if let Some(why) = &self.problem {
             pen.line(Line::styled(escape::line(why).to_string(), self.style(Color::Red)));
         }
         let Some(live) = &self.live else { return };
-        for line in Screen::figures(live) {
+        for line in Screen::figures(live).iter().flat_map(|group| figures(group, area.width)) {
             pen.line(line);
         }
         if area.height >= CURVES_FROM {
@@ -360,7 +349,7 @@ impl Widget for &Screen {
         }
         if let Some(server) = &live.server {
             pen.skip();
-            let workers = self.workers(&server.workers);
+            let workers = workers(&server.workers);
             // Half of what is left at the most, but on paper.
             let most = if self.whole { u16::MAX } else { pen.area.height / 2 };
             self.show(&workers, 0, pen.take(workers.height().min(most.max(2))), pen.buffer);
@@ -369,7 +358,7 @@ impl Widget for &Screen {
         let keys = u16::from(!self.whole);
         if !self.whole {
             pen.skip();
-            pen.line(self.titles(&tables, live.server.is_some()));
+            pen.line(self.titles(&tables, live.server.is_some(), area.width));
         }
         let each = if self.whole { u16::MAX } else { pen.area.height.saturating_sub(keys) };
         for (title, grid) in &tables {
@@ -387,7 +376,10 @@ impl Widget for &Screen {
         }
         if !self.whole && area.height > 1 {
             let last = Rect { y: area.bottom() - 1, height: 1, ..area };
-            let keys = "q quit   tab next table   up/down scroll   p pause";
+            let mut keys = "q quit   tab next table   up/down scroll   p pause";
+            while keys.len() > area.width.into() {
+                keys = keys.rsplit_once("   ").map_or("", |(fewer, _)| fewer);
+            }
             Paragraph::new(keys).style(Style::new().add_modifier(Modifier::DIM)).render(last, buffer);
         }
     }
@@ -418,49 +410,31 @@ impl Pen<'_> {
     }
 }
 
-/// A table before it is drawn.
-struct Grid {
-    head: Vec<&'static str>,
-    rows: Vec<(Vec<String>, Option<Color>)>,
-}
-
-impl Grid {
-    fn new(head: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Self {
-        Self { head: head.to_vec(), rows: rows.map(|cells| (cells, None)).collect() }
-    }
-
-    fn height(&self) -> u16 {
-        u16::try_from(self.rows.len() + 1).unwrap_or(u16::MAX)
-    }
-
-    /// As wide as what is shown in each column.
-    fn widths(&self) -> Vec<Constraint> {
-        let widest = |(column, head): (usize, &&'static str)| {
-            let cells = self.rows.iter().filter_map(|(cells, _)| cells.get(column));
-            let widths = cells.map(|cell| Span::raw(shown(cell)).width()).chain(iter::once(head.len()));
-            Constraint::Length(widths.max().and_then(|width| u16::try_from(width).ok()).unwrap_or(u16::MAX))
-        };
-        self.head.iter().enumerate().map(widest).collect()
-    }
-}
-
-fn shown(cell: &str) -> String {
-    escape::name(cell).to_string()
-}
-
 fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-fn figures(all: &[(&str, String)]) -> Line<'static> {
-    let spans = all.iter().flat_map(|(name, value)| {
-        [
-            Span::raw(format!("{name} ")),
-            Span::styled(escape::line(value).to_string(), bold()),
-            Span::raw("   "),
-        ]
-    });
-    Line::from(spans.collect::<Vec<_>>())
+/// In as many lines as it takes.
+fn figures(all: &[(&str, String)], width: u16) -> Vec<Line<'static>> {
+    let mut lines: Vec<Vec<Span<'static>>> = Vec::new();
+    let mut left = 0;
+    for (name, value) in all {
+        let name = format!("{name} ");
+        let value =
+            shortened(&escape::line(value).to_string(), usize::from(width).saturating_sub(name.len()));
+        let taken = name.len() + Span::raw(&value).width();
+        match lines.last_mut() {
+            Some(line) if taken + 3 <= left => {
+                line.extend([Span::raw("   "), Span::raw(name), Span::styled(value, bold())]);
+                left -= taken + 3;
+            }
+            _ => {
+                lines.push(vec![Span::raw(name), Span::styled(value, bold())]);
+                left = usize::from(width).saturating_sub(taken);
+            }
+        }
+    }
+    lines.into_iter().map(Line::from).collect()
 }
 
 fn opening(quantiles: Option<&Quantiles>) -> String {
@@ -477,124 +451,6 @@ fn opening(quantiles: Option<&Quantiles>) -> String {
 fn batch(server: &LiveServer) -> String {
     let calls: f64 = server.batches.iter().map(|batch| batch.rate).sum();
     if calls > 0.0 { format!("{:.1} datagrams", server.received / calls) } else { NONE.to_owned() }
-}
-
-fn talkers(talkers: Option<&Talkers>) -> Grid {
-    let rows = talkers.into_iter().flat_map(|talkers| &talkers.talkers).map(|talker| {
-        vec![
-            talker.user.clone(),
-            talker.realm.clone(),
-            talker.client.clone(),
-            talker.transport.clone(),
-            bits(talker.to_peer.bytes),
-            bits(talker.to_client.bytes),
-            per_second(talker.to_peer.datagrams + talker.to_client.datagrams),
-            talker.id.clone(),
-        ]
-    });
-    Grid::new(&["USER", "REALM", "CLIENT", "VIA", "TO PEERS", "TO CLIENT", "DATAGRAMS", "SESSION"], rows)
-}
-
-fn reasons(reasons: &[Reason]) -> Grid {
-    let rows = reasons.iter().map(|reason| {
-        vec![
-            reason.kind.clone(),
-            reason.reason.replace('_', " "),
-            per_second(reason.rate),
-            reason.total.to_string(),
-        ]
-    });
-    Grid::new(&["KIND", "REASON", "NOW", "SINCE THE START"], rows)
-}
-
-fn listeners(server: &LiveServer) -> Grid {
-    let listeners = server.listeners.iter().map(|listener| {
-        let name = listener.server_name.clone().unwrap_or_default();
-        let at = format!("{} {}", listener.transport, listener.address);
-        vec!["listener".to_owned(), at, name, listener.sessions.to_string()]
-    });
-    let realms = server
-        .realms
-        .iter()
-        .map(|realm| vec!["realm".to_owned(), realm.name.clone(), String::new(), realm.sessions.to_string()]);
-    Grid::new(&["", "WHICH", "SERVER NAME", "SESSIONS"], listeners.chain(realms))
-}
-
-fn certificates(certificates: &[Certificate]) -> Grid {
-    let row = |certificate: &Certificate| {
-        let left = certificate.expires_in_s;
-        let text = span(left.unsigned_abs());
-        let left_text = if left < 0 { format!("over for {text}") } else { text };
-        let cells = vec![
-            certificate.names.join(", "),
-            certificate.not_after.clone(),
-            left_text,
-            if certificate.dtls { "yes" } else { "no" }.to_owned(),
-            certificate.file.clone(),
-        ];
-        let colour = match left {
-            ..0 => Some(Color::Red),
-            0..NEAR_S => Some(Color::Yellow),
-            _ => None,
-        };
-        (cells, colour)
-    };
-    let head = vec!["NAMES", "ENDS", "LEFT", "DTLS", "FILE"];
-    Grid { head, rows: certificates.iter().map(row).collect() }
-}
-
-fn nodes(fleet: Option<&Fleet>) -> Grid {
-    let row = |node: &FleetNode| {
-        let (state, colour) = match node.state {
-            NodeState::Serving if node.busy >= FULL => ("serving", Some(Color::Red)),
-            NodeState::Serving if node.busy >= BUSY => ("serving", Some(Color::Yellow)),
-            NodeState::Serving => ("serving", None),
-            NodeState::Full => ("full", Some(Color::Red)),
-            NodeState::Draining => ("draining", Some(Color::Yellow)),
-            NodeState::Silent => ("silent", Some(Color::Red)),
-        };
-        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-        let traffic = bits(node.bits_per_second as f64 / 8.0);
-        let cells = vec![
-            node.name.clone(),
-            state.to_owned(),
-            node.zone.clone(),
-            percent(Some(node.busy)),
-            format!("{} of {}", node.sessions, node.max_sessions),
-            traffic,
-            percent(Some(node.cpu)),
-            node.version.clone().unwrap_or_default(),
-        ];
-        (cells, colour)
-    };
-    let head = vec!["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "VERSION"];
-    Grid { head, rows: fleet.into_iter().flat_map(|fleet| &fleet.nodes).map(row).collect() }
-}
-
-fn rules(live: &Live) -> Grid {
-    let rows = live.rules.iter().map(|rule| {
-        vec![
-            rule.name.clone(),
-            rule.state.name().to_owned(),
-            rule.open.to_string(),
-            per_second(rule.accepted),
-            bits(rule.to_target.bytes),
-            bits(rule.to_client.bytes),
-            per_second(rule.to_target.datagrams + rule.to_client.datagrams),
-            rule.waits_for.clone().unwrap_or_default(),
-        ]
-    });
-    Grid::new(&["RULE", "STATE", "OPEN", "NEW", "TO TARGETS", "TO CLIENTS", "DATAGRAMS", "WAITS FOR"], rows)
-}
-
-fn ends(live: &Live) -> Grid {
-    let rows = live.rules.iter().flat_map(|rule| {
-        rule.ends.iter().map(|end| {
-            let reason = end.reason.replace('_', " ");
-            vec![rule.name.clone(), reason, per_second(end.rate), end.total.to_string()]
-        })
-    });
-    Grid::new(&["RULE", "REASON", "NOW", "SINCE THE START"], rows)
 }
 
 #[expect(

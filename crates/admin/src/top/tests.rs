@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use ratatui::{Terminal, backend::TestBackend};
 
-use super::*;
+use super::{screen::CURVES_FROM, *};
 use crate::model::{
     Batch, Datapath, FleetNode, Job, LiveListener, LiveRealm, LiveRule, LiveServer, LiveWorker, NodeState,
     Quantiles, Rate, Reason, RuleState, Status, Talker, Talkers,
@@ -191,6 +191,48 @@ fn a_node_has_the_table_of_its_fleet_and_others_have_none() {
     holds(&drawn(&screen, 120, 40), &["192.0.2.9:50000"]);
 }
 
+/// Pieces of a line: figures, and cells of a table.
+fn pieces(lines: &[String]) -> Vec<String> {
+    let pieces = lines.iter().flat_map(|line| line.split("  ")).map(str::trim);
+    pieces.filter(|piece| !piece.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn narrow_terminal_loses_columns_and_no_part_of_a_figure() {
+    let mut of_node = live();
+    of_node.status.node = Some("one".to_owned());
+    for tab in 0..6 {
+        let mut screen = Screen::new(false, "unix:/run/turnpike/turnpike.sock".to_owned());
+        screen.hear(of_node.clone());
+        screen.join(fleet());
+        screen.certify(vec![certificate(90_000)]);
+        (0..tab).for_each(|_| screen.turn(1));
+        // Without curves, whose titles depend on the width.
+        let whole = pieces(&drawn(&screen, 400, CURVES_FROM - 1));
+        let mut shown = Vec::new();
+        for columns in [40, 60, 80, 120] {
+            let lines = drawn(&screen, columns, 60);
+            let page = lines.join("\n");
+            assert!(lines[0].ends_with("LIVE") && page.contains("sessions 1234"), "{page}");
+            for title in pieces(&lines).iter().filter(|piece| piece.contains("at most")) {
+                assert!(title.ends_with("bit/s"), "{page}");
+            }
+            let tables = pieces(&drawn(&screen, columns, CURVES_FROM - 1));
+            let broken = tables.iter().find(|piece| !piece.contains('…') && !whole.contains(piece));
+            assert_eq!(broken, None, "{columns} columns:\n{page}");
+            let shortened = tables.iter().filter(|piece| piece.contains('…')).count();
+            assert!(columns < 60 || shortened <= 1, "{columns} columns:\n{page}");
+            shown.push(tables.len());
+        }
+        assert!(shown.is_sorted() && shown[0] < shown[3], "wider ones show more: {shown:?}");
+    }
+    // The most important ones stay.
+    let mut screen = Screen::new(false, String::new());
+    screen.hear(live());
+    holds(&drawn(&screen, 40, 60), &["WORKER  LOAD", "LOST", "USER", "TO PEERS"]);
+    holds(&drawn(&screen, 60, 60), &["192.0.2.9:50000"]);
+}
+
 #[test]
 fn a_terminal_may_be_as_small_as_it_likes() {
     let mut screen = Screen::new(true, "unix:/run/a.sock".to_owned());
@@ -239,7 +281,7 @@ fn on_paper_stand_all_tables() {
             "Listeners and realms",
             "tls 192.0.2.1:5349",
             "Certificates",
-            "over for 1 d 1 h",
+            "over for 1 day 1 h",
         ],
     );
     assert!(!lines.concat().contains("q quit"));

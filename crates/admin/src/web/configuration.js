@@ -24,8 +24,10 @@ export function parse(toml) {
   return rows;
 }
 
-export function configuration() {
+// `words` may name a key to begin with.
+export function configuration(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false" });
+  wanted.value = words.get("key") ?? "";
   const changed = h("input", { id: "changed", type: "checkbox" });
   const found = h("p", { class: "note", role: "status" }, "Looking.");
   const problem = h("p", { class: "warning", hidden: true, role: "alert" });
@@ -34,7 +36,7 @@ export function configuration() {
     { title: "Key", heads: true, cell: (row) => row.key },
     { title: "Value", cell: (row) => row.value },
     { title: "From", cell: (row) => row.origin },
-  ], "No key fits.");
+  ], "No matching keys.");
   let rows = [];
   let current = true;
 

@@ -23,7 +23,28 @@ function fill(element, attributes, children) {
 }
 
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  if (element.textContent !== text) element.replaceChildren(...unbroken(text));
+}
+
+// An IPv4 address with its port or prefix length; the last group and the port of an IPv6 address.
+const TOGETHER = /(?:\d{1,3}\.){3}\d{1,3}(?:[:/]\d+)?|(?<=\[[0-9a-f:.]*[:[])[0-9a-f.]*(?:%\w+)?\](?::\d+)?/gi;
+
+// Text of which lines do not break within addresses, but between the groups of IPv6.
+function unbroken(text) {
+  const nodes = [];
+  let end = 0;
+  for (const { 0: whole, index } of text.matchAll(TOGETHER)) {
+    nodes.push(...grouped(text.slice(end, index)), h("span", { class: "together" }, whole));
+    end = index + whole.length;
+  }
+  return [...nodes, ...grouped(text.slice(end))];
+}
+
+// The groups of an IPv6 address that stands at the end.
+function grouped(text) {
+  const groups = text.match(/\[[0-9a-f:.]*$/i)?.[0].split(/(?<=:)/) ?? [];
+  const before = text.slice(0, text.length - groups.join("").length);
+  return [before, ...groups.flatMap((group) => [group, h("wbr")])].filter((node) => node !== "");
 }
 
 export function setAttribute(element, name, value) {
@@ -35,13 +56,15 @@ export function announce(text) {
   setText(document.getElementById("announcement"), text);
 }
 
-// A table. A column has a title, and `cell` makes of a row: text, or {text, href, share, title, note}. `share` draws a bar below the text.
-// Columns with `number` are right-aligned. Where there are no rows stands `empty`.
+// A table. A column has a title, and `cell` makes of a row: text, or {text, href, share, title, note, links}. `share` draws a bar below the text.
+// Columns with `number` are right-aligned. Where there are no rows stands `empty`. On a phone each row is a card, which takes the roles of
+// tables from elements: they are named.
 export function table(caption, columns, empty = "Nothing so far.") {
-  const head = columns.map((column) => h("th", { scope: "col", class: column.number ? "number" : null }, column.title));
-  const body = h("tbody");
+  const head = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.title));
+  const body = h("tbody", { role: "rowgroup" });
   const frame = h("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": caption },
-    h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, head)), body));
+    h("table", { role: "table" }, h("caption", { class: "unseen" }, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), body));
   const nothing = h("p", { class: "nothing" }, empty);
   const element = h("div", {}, frame, nothing);
 
@@ -50,8 +73,11 @@ export function table(caption, columns, empty = "Nothing so far.") {
     nothing.hidden = rows.length > 0;
     while (body.rows.length > rows.length) body.deleteRow(-1);
     while (body.rows.length < rows.length) {
-      body.append(h("tr", {}, columns.map((column) => h(column.heads ? "th" : "td", {
-        scope: column.heads ? "row" : null, class: column.number ? "number" : null,
+      body.append(h("tr", { role: "row" }, columns.map((column) => h(column.heads ? "th" : "td", {
+        scope: column.heads ? "row" : null,
+        role: column.heads ? "rowheader" : "cell",
+        class: column.number ? "number" : null,
+        "data-title": column.title,
       }))));
     }
     rows.forEach((row, at) => columns.forEach((column, place) => show(body.rows[at].cells[place], column.cell(row))));
@@ -63,22 +89,16 @@ export function table(caption, columns, empty = "Nothing so far.") {
 
 function show(cell, value) {
   const wanted = typeof value === "object" && value !== null ? value : { text: value };
-  const text = wanted.text ?? "";
-  if (wanted.href === undefined && wanted.share === undefined && wanted.note === undefined) {
-    if (cell.childElementCount > 0) cell.replaceChildren();
-    setText(cell, text);
-  } else {
-    showParts(cell, text, wanted);
-  }
+  showParts(cell, wanted.text ?? "", wanted);
   if (wanted.title !== undefined) setAttribute(cell, "title", wanted.title);
 }
 
-// A link or text, then a bar, then a second line.
-function showParts(cell, text, { href, share, note }) {
-  const kinds = [href === undefined ? "SPAN" : "A", share === undefined ? null : "I", note === undefined ? null : "SMALL"];
-  const names = kinds.filter((kind) => kind !== null);
+// A link or text, then a bar, a second line, and further links.
+function showParts(cell, text, { href, share, note, links }) {
+  const kinds = [[href === undefined ? "SPAN" : "A", true], ["I", share !== undefined], ["SMALL", note !== undefined], ["P", links?.length > 0]];
+  const names = kinds.filter(([, wanted]) => wanted).map(([name]) => name);
   if ([...cell.children].map((child) => child.nodeName).join() !== names.join()) {
-    cell.replaceChildren(...names.map((name) => (name === "I" ? h("i", { class: "bar", "aria-hidden": "true" }, h("b")) : h(name))));
+    cell.replaceChildren(...names.map((name) => (name === "I" ? h("i", { class: "bar", "aria-hidden": "true" }, h("b")) : h(name, { class: name === "P" ? "links" : null }))));
   }
   const [first] = cell.children;
   setText(first, text);
@@ -88,6 +108,12 @@ function showParts(cell, text, { href, share, note }) {
     bar.style.width = `${Math.round(Math.min(1, Math.max(0, share)) * 100)}%`;
   }
   if (note !== undefined) setText(cell.querySelector("small"), note);
+  if (links?.length > 0) showLinks(cell.querySelector("p"), links);
+}
+
+function showLinks(element, links) {
+  const same = [...element.children].map((link) => link.getAttribute("href")).join() === links.map((link) => link.href).join();
+  if (!same) element.replaceChildren(...links.flatMap((link) => [h("a", { href: link.href }, link.text), " "]));
 }
 
 // A part of a page with a heading of its own.

@@ -1,4 +1,4 @@
-// Numbers with units, as people read them. The same units as in the commands and in docs/web.md.
+// Figures with units, as people read them: those of crates/measure/src/units.rs.
 
 const GROUPED = new Intl.NumberFormat("en");
 
@@ -14,7 +14,7 @@ export const user = (text) => (text === "" ? "(no user)" : named(text));
 
 // Three digits and a prefix: 1.23 k.
 function prefixed(value, unit) {
-  const prefixes = ["", "k", "M", "G", "T", "P"];
+  const prefixes = ["", "k", "M", "G", "T", "P", "E"];
   let at = 0;
   while (value >= 999.5 && at + 1 < prefixes.length) {
     value /= 1000;
@@ -40,15 +40,24 @@ export function micros(us) {
   return us < 1e6 ? `${(us / 1000).toFixed(us < 9950 ? 1 : 0)} ms` : `${(us / 1e6).toFixed(1)} s`;
 }
 
+const MINUTE = 60;
+const HOUR = 60 * MINUTE;
+const DAY = 24 * HOUR;
+const YEAR = 365 * DAY;
+
 // Two units at the most.
 export function span(seconds) {
   if (!known(seconds)) return NONE;
   const whole = Math.floor(Math.abs(seconds));
   const sign = seconds < 0 ? "-" : "";
-  if (whole < 60) return `${sign}${whole} s`;
-  if (whole < 3600) return `${sign}${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86400) return `${sign}${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${sign}${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+  const of = (length) => Math.floor(whole / length);
+  const two = (large, rest, length, unit) => (rest < length ? `${sign}${large}` : `${sign}${large} ${Math.floor(rest / length)} ${unit}`);
+  const days = `${of(DAY)} day${of(DAY) === 1 ? "" : "s"}`;
+  if (whole < MINUTE) return `${sign}${whole} s`;
+  if (whole < HOUR) return two(`${of(MINUTE)} min`, whole % MINUTE, 1, "s");
+  if (whole < DAY) return two(`${of(HOUR)} h`, whole % HOUR, MINUTE, "min");
+  if (whole < 10 * DAY) return two(days, whole % DAY, HOUR, "h");
+  return `${sign}${whole < 2 * YEAR ? days : `${of(YEAR)} years`}`;
 }
 
 export const clock = (date) => date.toTimeString().slice(0, 8);

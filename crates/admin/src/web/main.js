@@ -24,7 +24,7 @@ function page(path, words) {
   switch (path) {
     case "/sessions": return sessions(words);
     case "/refusals": return refusals(words);
-    case "/configuration": return configuration();
+    case "/configuration": return configuration(words);
     default: return overview(job ?? "serve");
   }
 }

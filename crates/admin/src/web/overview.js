@@ -158,7 +158,7 @@ function server() {
   ], "No certificate is configured.");
   const expiry = h("p", { class: "warning", hidden: true });
   const limits = table("Limits", [
-    { title: "Limit", heads: true, cell: (row) => row.key },
+    { title: "Limit", heads: true, cell: (row) => ({ text: row.key, href: `#/configuration?${new URLSearchParams({ key: row.key })}` }) },
     { title: "Taken", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
   ]);
 
@@ -207,7 +207,7 @@ function server() {
     load.show(percent(busiest), `${decimal(live.cores)} cores in all`, busiest > 0.95 ? "bad" : busiest > 0.8 ? "warn" : "");
     loop.show(micros(slowest), many(now.workers.length, "worker"), slowest > 50000 ? "bad" : slowest > 5000 ? "warn" : "");
     const { p50_s: half, p99_s: nearly, count: recent } = now.opening ?? { count: 0 };
-    opening.show(recent ? atMost(nearly) : NONE, recent ? `half of ${count(recent)}: ${atMost(half)}` : "none in the last minute");
+    opening.show(recent ? atMost(nearly) : NONE, recent ? `median of ${count(recent)}: ${atMost(half)}` : "none in the last minute");
 
     workers.update(now.workers);
     const { step, why } = live.status.datapath ?? { step: NONE, why: "" };

@@ -11,6 +11,9 @@ const V6 = /^\[?[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*\]?([:/]\d+)?$/i;
 // An address, with its port perhaps, or a prefix; all else is a part of a username.
 export const isAddress = (text) => V4.test(text) || V6.test(text);
 
+const also = (names) => (names.length === 0 ? "" : `also ${names.map(named).join(", ")}`);
+const both = (one, other) => [one, other].filter((text) => text !== "").join("; ");
+
 export function refusals(words) {
   const wanted = h("input", { id: "wanted", type: "search", autocomplete: "off", spellcheck: "false", "aria-describedby": "wanted-help" });
   wanted.value = words.get("of") ?? "";
@@ -30,10 +33,14 @@ export function refusals(words) {
   const list = table("Refusals", [
     { title: "Last", heads: true, cell: (row) => ({ text: dateTime(row.last_at), note: row.count > 1 ? `${count(row.count)} times since ${dateTime(row.first_at)}` : "once" }) },
     { title: "Client", cell: (row) => row.client },
-    { title: "User", cell: (row) => (row.realm === null ? named(row.user ?? "") : { text: user(row.user ?? ""), note: named(row.realm) }) },
+    { title: "User", cell: (row) => ({ text: row.realm === null ? named(row.user ?? "") : user(row.user ?? ""), note: both(named(row.realm ?? ""), also(row.other_users)) }) },
     { title: "Asked for", cell: (row) => ({ text: row.asked.replaceAll("_", " "), note: row.code === null ? "" : `answer ${row.code}` }) },
-    { title: "Why", cell: (row) => ({ text: row.reason, note: row.remedy }) },
-  ], "Nobody was refused lately who fits. What was longer ago is forgotten, and so is what there was before a restart.");
+    { title: "Why", cell: (row) => ({
+      text: row.reason,
+      note: both(also(row.other_peers), row.remedy),
+      links: row.keys.map((key) => ({ text: key, href: `#/configuration?${new URLSearchParams({ key })}` })),
+    }) },
+  ], "No matching refusals. The server remembers the last ones since it was started.");
   let current = true;
   let timer = null;
 
@@ -59,7 +66,7 @@ export function refusals(words) {
   load();
   return {
     element: h("div", {}, h("h1", { tabindex: "-1" }, "Why was this client refused?"), form,
-      h("p", { class: "note", id: "wanted-help" }, "An address such as 192.0.2.7 or 2001:db8::/32, or a part of a username; nothing for all."),
+      h("p", { class: "note", id: "wanted-help" }, "Address, prefix or part of a username. Leave empty to list all."),
       problem, found, list.element),
     title: "Why refused?",
     close: () => {

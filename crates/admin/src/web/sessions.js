@@ -49,7 +49,7 @@ export function sessions(words) {
     { title: "To peers", number: true, cell: (row) => bytes(row.to_peer.bytes) },
     { title: "To client", number: true, cell: (row) => bytes(row.to_client.bytes) },
     { title: "Worker", number: true, cell: (row) => ({ text: String(row.worker), note: place(row) || undefined }) },
-  ], "No session fits.");
+  ], "No matching sessions.");
   const back = h("button", { type: "button", onclick: () => history.back() }, "Previous page");
   const onward = h("button", { type: "button" }, "Next page");
   const pages = h("nav", { "aria-label": "Pages of sessions", class: "pages" }, back, onward);
@@ -77,7 +77,8 @@ export function sessions(words) {
       const silent = answer.silent ?? [];
       setText(problem, `Some sessions are missing. ${silent.join("; ")}`);
       problem.hidden = silent.length === 0;
-      setText(found, `Page ${page}: ${many(answer.sessions.length, "session")}${next === null ? ", and no more." : ", and there are more."}`);
+      const sessions = many(answer.sessions.length, "session");
+      setText(found, page === 1 && next === null ? sessions : `${sessions}, page ${page}${next === null ? " (the last)" : ""}`);
     } catch (error) {
       if (!current) return;
       list.update([]);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use turnpike_measure::units;
 use turnpike_testkit::tests;
 
 use super::driver::{Devtools, Driver, Marionette};
@@ -309,7 +310,125 @@ fn every_stop_of_the_keyboard_has_a_name<D: Driver>() {
     }
 }
 
+/// Waits for a view, and shows it on a phone.
+fn on_a_phone(page: &mut impl Driver, place: &str, there: &str, dark: bool) {
+    page.run(&format!("location.hash = '{place}'"));
+    until(page, place, there);
+    page.show(360, 740, dark);
+}
+
+fn fits_a_phone<D: Driver>() {
+    need!(D::available());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new(3);
+    let mut stranger = Stun::new(world.serve.address(V4));
+    let (_, _, challenge) = stranger.challenge();
+    assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
+    let mut page = D::start();
+    page.go(&world.url());
+    until(&mut page, "the stream", "return document.getElementById('state').textContent === 'Live'");
+    let one = page.run("return (await (await fetch('/v1/sessions?limit=1')).json()).sessions[0].id");
+    let session = format!("#/sessions/{}", one.as_str().expect("an id"));
+    for (place, caption) in [
+        ("#/", "Sessions that relay the most"),
+        ("#/sessions", "Sessions"),
+        (&session, "Channels"),
+        ("#/refusals", "Refusals"),
+        ("#/configuration", "Configuration"),
+    ] {
+        for dark in [false, true] {
+            let there = format!("return {}.length > 0", rows(caption));
+            on_a_phone(&mut page, place, &there, dark);
+            let name = place.split('/').nth(1).unwrap_or_default();
+            let kind = if place == session { "session" } else { name };
+            keep(&mut page, D::NAME, &format!("phone-{kind}-{}", if dark { "dark" } else { "light" }));
+            let wider = page.run(
+                "return [document.documentElement, ...document.querySelectorAll('.scroll, header nav')]\
+                 .filter((it) => it.scrollWidth > it.clientWidth).map((it) => it.className || it.nodeName)",
+            );
+            assert_eq!(wider, json!([]), "{} {place}: nothing is wider than the screen", D::NAME);
+            let outside = page.run(
+                "const width = document.documentElement.clientWidth; return [...document.querySelectorAll('tbody th, tbody td')]\
+                 .filter((it) => it.getBoundingClientRect().width > 0 && it.textContent !== '')\
+                 .filter((it) => it.getBoundingClientRect().right > width || it.scrollWidth > it.clientWidth + 1).map((it) => it.textContent)",
+            );
+            assert_eq!(outside, json!([]), "{} {place}: each cell is to be seen", D::NAME);
+            let broken = page.run(
+                "return [...document.querySelectorAll('.together')].filter((it) => it.getClientRects().length > 1).map((it) => it.textContent)",
+            );
+            assert_eq!(broken, json!([]), "{} {place}: no address is broken", D::NAME);
+            let head = page.run(
+                "const box = (it) => document.querySelector(it).getBoundingClientRect(); \
+                 const [brand, state, tabs] = ['.brand', '.state', 'header nav'].map(box); \
+                 const tops = new Set([...document.querySelectorAll('header nav li:not([hidden])')].map((it) => it.getBoundingClientRect().top)); \
+                 return [state.top < brand.bottom && brand.top < state.bottom && state.height < 60, tabs.top >= brand.bottom, tops.size]",
+            );
+            assert_eq!(head, json!([true, true, 1]), "{} {place}: one row, and one of tabs", D::NAME);
+        }
+    }
+    let addresses = "return document.querySelectorAll('td .together').length > 0";
+    on_a_phone(&mut page, "#/sessions", addresses, false);
+
+    // From the reason to the key that decides it.
+    on_a_phone(&mut page, "#/refusals", "return document.querySelector('td .links a') !== null", false);
+    let why = page.run(
+        "const it = [...document.querySelectorAll('td')].find((cell) => cell.textContent.includes('no such user')); \
+         const box = it.getBoundingClientRect(); return [it.dataset.title, getComputedStyle(it, '::before').display, box.width > 100, box.height > 0]",
+    );
+    assert_eq!(why, json!(["Why", "block", true, true]), "{}", D::NAME);
+    page.run("document.querySelector('td .links a').click()");
+    let found = until(
+        &mut page,
+        "the key",
+        &format!(
+            "const found = {}; return location.hash.includes('key=') && found.length > 0 && found",
+            rows("Configuration")
+        ),
+    );
+    let all = found.as_array().expect("rows").iter();
+    assert!(all.clone().all(|row| row.as_str().is_some_and(|row| row.contains("auth.users"))), "{found}");
+}
+
+/// The page has its own functions for what the commands show by `turnpike_measure::units`, and breaks no address within its port.
+fn writes_as_the_commands_do<D: Driver>() {
+    need!(D::available());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new(1);
+    let mut page = D::start();
+    page.go(&world.url());
+    let seconds = [0, 59, 60, 61, 3661, 7200, 90_000, 863_999, 1_126_800, 63_071_999, 95_926_150];
+    let told =
+        page.run(&format!("const it = await import('/web/format.js'); return {seconds:?}.map(it.span)"));
+    assert_eq!(told, json!(seconds.map(units::span)));
+    let counts = [0, 999, 1000, 12_345, 999_499, 999_500, 5_000_000_000];
+    let told =
+        page.run(&format!("const it = await import('/web/format.js'); return {counts:?}.map(it.bytes)"));
+    assert_eq!(told, json!(counts.map(units::bytes)));
+    let rates = [0.0, 0.25, 12.34, 999.0, 1500.0, 999_500.0];
+    let told = page.run(&format!(
+        "const it = await import('/web/format.js'); return {rates:?}.flatMap((rate) => [it.perSecond(rate), it.bits(rate)])"
+    ));
+    assert_eq!(
+        told,
+        json!(rates.map(|rate| [units::per_second(rate), units::bits_per_second(rate)]).concat())
+    );
+
+    let text = "from [2001:db8:1111:2222:3333:4444:5555:6666]:50000 to 192.0.2.9:50000, [::1]:7 and 10.0.0.0/8 at 12:34:56";
+    let told = page.run(&format!(
+        "const {{ h, setText }} = await import('/web/dom.js'); const it = h('p', {{ id: 'narrow' }}); document.body.append(it); \
+         it.style.width = '9em'; setText(it, '{text}'); const parts = [...it.querySelectorAll('.together')]; \
+         return [it.textContent, parts.map((part) => part.textContent), parts.every((part) => part.getClientRects().length === 1), \
+         it.scrollWidth <= it.clientWidth]"
+    ));
+    let together = ["6666]:50000", "192.0.2.9:50000", "1]:7", "10.0.0.0/8"];
+    assert_eq!(told, json!([text, together, true, true]), "{}", D::NAME);
+}
+
 tests! {
+    chromium_page_fits_a_phone: fits_a_phone::<Devtools>();
+    firefox_page_fits_a_phone: fits_a_phone::<Marionette>();
+    chromium_page_writes_as_the_commands_do: writes_as_the_commands_do::<Devtools>();
+    firefox_page_writes_as_the_commands_do: writes_as_the_commands_do::<Marionette>();
     chromium_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Devtools>();
     firefox_shows_ten_thousand_sessions: shows_ten_thousand_sessions::<Marionette>();
     axe_finds_nothing_in_chromium: axe_finds_nothing::<Devtools>();

@@ -1,0 +1,122 @@
+//! A table before it is drawn. Where a terminal is too narrow it loses columns, never a part of a figure or an address.
+
+use ratatui::{style::Color, text::Span};
+
+use turnpike_wire::escape;
+
+/// Columns between two columns.
+pub(super) const GAP: u16 = 2;
+/// So much of the text of a table's main column is worth more than another column.
+const TEXT: u16 = 20;
+
+/// What stands above a column, and how early it is left out: the last one first, and the one with 0 never. That one holds text, which may
+/// be shortened.
+pub(super) type Column = (&'static str, u8);
+
+/// Rows as text, with a colour where they are to be noticed.
+pub(super) struct Grid {
+    pub(super) head: &'static [Column],
+    pub(super) rows: Vec<(Vec<String>, Option<Color>)>,
+}
+
+/// What fits into a width.
+pub(super) struct Fitting {
+    pub(super) head: Vec<&'static str>,
+    pub(super) widths: Vec<u16>,
+    pub(super) rows: Vec<(Vec<String>, Option<Color>)>,
+}
+
+impl Grid {
+    pub(super) fn new(head: &'static [Column], rows: impl Iterator<Item = Vec<String>>) -> Self {
+        Self { head, rows: rows.map(|cells| (cells, None)).collect() }
+    }
+
+    pub(super) fn height(&self) -> u16 {
+        u16::try_from(self.rows.len() + 1).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn fit(&self, width: u16) -> Fitting {
+        let rows: Vec<(Vec<String>, Option<Color>)> = self
+            .rows
+            .iter()
+            .map(|(cells, colour)| {
+                (cells.iter().map(|cell| escape::name(cell).to_string()).collect(), *colour)
+            })
+            .collect();
+        let widest = |at: usize| {
+            let cells = rows.iter().filter_map(|(cells, _)| cells.get(at));
+            let widths = cells.map(|cell| Span::raw(cell).width()).chain([self.head[at].0.len()]);
+            widths.max().and_then(|width| u16::try_from(width).ok()).unwrap_or(u16::MAX)
+        };
+        let all: Vec<u16> = (0..self.head.len()).map(widest).collect();
+        let is_text = |at: usize| self.head[at].1 == 0;
+        let mut kept: Vec<usize> = (0..self.head.len()).collect();
+        let taken = |kept: &[usize]| {
+            let columns =
+                kept.iter().map(|at| u32::from(if is_text(*at) { all[*at].min(TEXT) } else { all[*at] }));
+            columns.sum::<u32>() + u32::from(GAP) * (kept.len() as u32).saturating_sub(1)
+        };
+        while taken(&kept) > width.into()
+            && let Some(next) =
+                kept.iter().copied().filter(|at| !is_text(*at)).max_by_key(|at| self.head[*at].1)
+        {
+            kept.retain(|at| *at != next);
+        }
+        let others: u16 = kept.iter().filter(|at| !is_text(**at)).map(|at| all[*at] + GAP).sum();
+        let widths: Vec<u16> = kept
+            .iter()
+            .map(|at| if is_text(*at) { all[*at].min(width.saturating_sub(others)) } else { all[*at] })
+            .collect();
+        let cells = |cells: &[String]| {
+            let kept = kept.iter().zip(&widths);
+            kept.map(|(at, width)| {
+                cells.get(*at).map_or_else(String::new, |cell| shortened(cell, (*width).into()))
+            })
+            .collect()
+        };
+        Fitting {
+            head: kept.iter().map(|at| self.head[*at].0).collect(),
+            rows: rows.iter().map(|(row, colour)| (cells(row), *colour)).collect(),
+            widths,
+        }
+    }
+}
+
+/// Text without its middle, where it is too long: the end of an address is its port.
+pub(super) fn shortened(text: &str, width: usize) -> String {
+    if Span::raw(text).width() <= width {
+        return text.to_owned();
+    }
+    let mut front = String::new();
+    let mut back = String::new();
+    let fits = |front: &str, back: &str, more: char| {
+        Span::raw(front).width() + Span::raw(back).width() + Span::raw(more.to_string()).width() < width
+    };
+    let (mut from_front, mut from_back) = (text.chars(), text.chars().rev());
+    loop {
+        let Some(next) = from_front.next().filter(|next| fits(&front, &back, *next)) else { break };
+        front.push(next);
+        let Some(next) = from_back.next().filter(|next| fits(&front, &back, *next)) else { break };
+        back.insert(0, next);
+    }
+    if width == 0 { String::new() } else { format!("{front}…{back}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_is_too_long_loses_its_middle() {
+        for (text, width, short) in [
+            ("alice", 5, "alice"),
+            ("alice", 4, "al…e"),
+            ("tls [2001:db8:1:2:3:4:5:6]:5349", 20, "tls [2001:…5:6]:5349"),
+            ("alice", 1, "…"),
+            ("alice", 0, ""),
+        ] {
+            assert_eq!(shortened(text, width), short, "{text} {width}");
+            assert!(Span::raw(shortened(text, width)).width() <= width);
+        }
+    }
+}

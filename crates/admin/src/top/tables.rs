@@ -1,0 +1,203 @@
+//! The tables of `turnpike top`: columns, rows, and colours of rows that are to be noticed.
+
+use ratatui::style::Color;
+use turnpike_measure::units::{bits_per_second, per_second, span};
+
+use super::{
+    grid::{Column, Grid},
+    units::{bits, mean, micros, percent},
+};
+use crate::model::{Certificate, Fleet, FleetNode, Live, LiveServer, LiveWorker, NodeState, Reason, Talkers};
+
+/// A share of a core beyond which a worker is shown as busy, and as full.
+const BUSY: f64 = 0.8;
+const FULL: f64 = 0.95;
+/// Days from which the end of a certificate is near.
+const NEAR_S: i64 = 14 * 86_400;
+
+pub(super) fn workers(workers: &[LiveWorker]) -> Grid {
+    let row = |worker: &LiveWorker| {
+        let cells = [
+            worker.number.to_string(),
+            percent(worker.load),
+            percent(worker.waiting),
+            micros(worker.event_loop_us),
+            worker.sessions.to_string(),
+            per_second(worker.received),
+            mean(worker.receive_batch),
+            per_second(worker.sent),
+            mean(worker.send_batch),
+            per_second(worker.dropped),
+        ];
+        let colour = match worker.load {
+            Some(load) if load >= FULL => Some(Color::Red),
+            Some(load) if load >= BUSY => Some(Color::Yellow),
+            _ => None,
+        };
+        (cells.to_vec(), colour)
+    };
+    const HEAD: &[Column] = &[
+        ("WORKER", 0),
+        ("LOAD", 1),
+        ("WAITS", 7),
+        ("EVENT LOOP", 6),
+        ("SESSIONS", 3),
+        ("RECEIVED", 4),
+        ("A CALL", 8),
+        ("SENT", 5),
+        ("A CALL", 9),
+        ("LOST", 2),
+    ];
+    Grid { head: HEAD, rows: workers.iter().map(row).collect() }
+}
+
+pub(super) fn talkers(talkers: Option<&Talkers>) -> Grid {
+    let rows = talkers.into_iter().flat_map(|talkers| &talkers.talkers).map(|talker| {
+        vec![
+            talker.user.clone(),
+            talker.realm.clone(),
+            talker.client.clone(),
+            talker.transport.clone(),
+            bits(talker.to_peer.bytes),
+            bits(talker.to_client.bytes),
+            per_second(talker.to_peer.datagrams + talker.to_client.datagrams),
+            talker.id.clone(),
+        ]
+    });
+    Grid::new(
+        &[
+            ("USER", 0),
+            ("REALM", 6),
+            ("CLIENT", 3),
+            ("VIA", 5),
+            ("TO PEERS", 1),
+            ("TO CLIENT", 2),
+            ("DATAGRAMS", 4),
+            ("SESSION", 7),
+        ],
+        rows,
+    )
+}
+
+pub(super) fn reasons(reasons: &[Reason]) -> Grid {
+    let rows = reasons.iter().map(|reason| {
+        vec![
+            reason.kind.clone(),
+            reason.reason.replace('_', " "),
+            per_second(reason.rate),
+            reason.total.to_string(),
+        ]
+    });
+    Grid::new(&[("KIND", 3), ("REASON", 0), ("NOW", 1), ("SINCE THE START", 2)], rows)
+}
+
+pub(super) fn listeners(server: &LiveServer) -> Grid {
+    let listeners = server.listeners.iter().map(|listener| {
+        let name = listener.server_name.clone().unwrap_or_default();
+        let at = format!("{} {}", listener.transport, listener.address);
+        vec!["listener".to_owned(), at, name, listener.sessions.to_string()]
+    });
+    let realms = server
+        .realms
+        .iter()
+        .map(|realm| vec!["realm".to_owned(), realm.name.clone(), String::new(), realm.sessions.to_string()]);
+    Grid::new(&[("", 2), ("WHICH", 0), ("SERVER NAME", 3), ("SESSIONS", 1)], listeners.chain(realms))
+}
+
+pub(super) fn certificates(certificates: &[Certificate]) -> Grid {
+    let row = |certificate: &Certificate| {
+        let left = certificate.expires_in_s;
+        let text = span(left.unsigned_abs());
+        let left_text = if left < 0 { format!("over for {text}") } else { text };
+        let cells = vec![
+            certificate.names.join(", "),
+            certificate.not_after.clone(),
+            left_text,
+            if certificate.dtls { "yes" } else { "no" }.to_owned(),
+            certificate.file.clone(),
+        ];
+        let colour = match left {
+            ..0 => Some(Color::Red),
+            0..NEAR_S => Some(Color::Yellow),
+            _ => None,
+        };
+        (cells, colour)
+    };
+    const HEAD: &[Column] = &[("NAMES", 0), ("ENDS", 2), ("LEFT", 1), ("DTLS", 3), ("FILE", 4)];
+    Grid { head: HEAD, rows: certificates.iter().map(row).collect() }
+}
+
+pub(super) fn nodes(fleet: Option<&Fleet>) -> Grid {
+    let row = |node: &FleetNode| {
+        let (state, colour) = match node.state {
+            NodeState::Serving if node.busy >= FULL => ("serving", Some(Color::Red)),
+            NodeState::Serving if node.busy >= BUSY => ("serving", Some(Color::Yellow)),
+            NodeState::Serving => ("serving", None),
+            NodeState::Full => ("full", Some(Color::Red)),
+            NodeState::Draining => ("draining", Some(Color::Yellow)),
+            NodeState::Silent => ("silent", Some(Color::Red)),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let traffic = bits_per_second(node.bits_per_second as f64);
+        let cells = vec![
+            node.name.clone(),
+            state.to_owned(),
+            node.zone.clone(),
+            percent(Some(node.busy)),
+            format!("{} of {}", node.sessions, node.max_sessions),
+            traffic,
+            percent(Some(node.cpu)),
+            node.version.clone().unwrap_or_default(),
+        ];
+        (cells, colour)
+    };
+    const HEAD: &[Column] = &[
+        ("NODE", 0),
+        ("STATE", 1),
+        ("ZONE", 6),
+        ("BUSY", 2),
+        ("SESSIONS", 3),
+        ("TRAFFIC", 4),
+        ("CPU", 5),
+        ("VERSION", 7),
+    ];
+    Grid { head: HEAD, rows: fleet.into_iter().flat_map(|fleet| &fleet.nodes).map(row).collect() }
+}
+
+pub(super) fn rules(live: &Live) -> Grid {
+    let rows = live.rules.iter().map(|rule| {
+        vec![
+            rule.name.clone(),
+            rule.state.name().to_owned(),
+            rule.open.to_string(),
+            per_second(rule.accepted),
+            bits(rule.to_target.bytes),
+            bits(rule.to_client.bytes),
+            per_second(rule.to_target.datagrams + rule.to_client.datagrams),
+            rule.waits_for.clone().unwrap_or_default(),
+        ]
+    });
+    Grid::new(
+        &[
+            ("RULE", 0),
+            ("STATE", 3),
+            ("OPEN", 1),
+            ("NEW", 5),
+            ("TO TARGETS", 2),
+            ("TO CLIENTS", 4),
+            ("DATAGRAMS", 6),
+            ("WAITS FOR", 7),
+        ],
+        rows,
+    )
+}
+
+pub(super) fn ends(live: &Live) -> Grid {
+    let rows = live.rules.iter().flat_map(|rule| {
+        rule.ends.iter().map(|end| {
+            let reason = end.reason.replace('_', " ");
+            vec![rule.name.clone(), reason, per_second(end.rate), end.total.to_string()]
+        })
+    });
+    Grid::new(&[("RULE", 2), ("REASON", 0), ("NOW", 1), ("SINCE THE START", 3)], rows)
+}
