@@ -5,7 +5,10 @@ mod fleet;
 mod health;
 mod keeper;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use serde::{Serialize, de::DeserializeOwned};
 use turnpike_wire::escape;
@@ -155,7 +158,8 @@ pub fn drain(
         write_json(out, &draining)?;
     } else {
         let Draining { open, deadline_s } = draining;
-        writeln!(out, "draining: {open} open, for {deadline_s:.0} s at the most")?;
+        let most = span(Duration::try_from_secs_f64(deadline_s.round()).unwrap_or(Duration::MAX).as_secs());
+        writeln!(out, "draining: {open} open, for {most} at the most")?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use tokio::{
     runtime::Handle,
     time::{Instant, sleep, sleep_until, timeout},
 };
+use turnpike_measure::units::span;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -679,7 +680,7 @@ async fn probe_until_it_answers<B: Backend>(weak: Weak<Inner<B>>, mut fault: Fau
         match inner.ask("", "").await {
             Ok(_) => {
                 lock(&inner.breaker).close();
-                tracing::info!("{} answers again, after {} s", inner.name, since.elapsed().as_secs());
+                tracing::info!("{} answers again, after {}", inner.name, span(since.elapsed().as_secs()));
                 inner.refresh().await;
                 return;
             }

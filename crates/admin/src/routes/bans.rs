@@ -9,6 +9,7 @@ use axum::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use turnpike_fleet::{self as fleet, Ordered, Subject};
+use turnpike_measure::units::span;
 use utoipa::IntoParams;
 
 use super::{App, Json, body, query, running::seconds};
@@ -80,8 +81,9 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     let ban = fleet::Ban::new(subject, now.saturating_add(seconds), reason);
     let Ordered { here: ended, is_announced: announced } = app.fleet()?.ban(ban.clone()).await?;
     let audit = Audit(format!(
-        "{:?} is banned for {seconds} s; sessions ended here: {ended}{}",
+        "{:?} is banned for {}; sessions ended here: {ended}{}",
         ban.subject.to_string(),
+        span(seconds),
         later(announced)
     ));
     let status = if announced { StatusCode::CREATED } else { StatusCode::ACCEPTED };

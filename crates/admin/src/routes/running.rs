@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use jiff::Timestamp;
+use turnpike_measure::units::span;
 
 use super::{App, Json, body};
 use crate::{
@@ -186,7 +187,8 @@ pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Re
     }
     let patience = deadline_s.map(|seconds| Duration::from_secs(seconds.into()));
     let (open, left) = app.program.drain(patience).await.ok_or_else(Problem::stopping)?;
-    let audit = Audit(format!("{open} open, for {:.0} s at most", left.as_secs_f64()));
+    let audit =
+        Audit(format!("{open} open, for {} at most", span((left + Duration::from_millis(500)).as_secs())));
     let draining = Draining { open, deadline_s: left.as_secs_f64() };
     Ok((StatusCode::ACCEPTED, Extension(audit), Json(draining)).into_response())
 }

@@ -51,10 +51,10 @@ impl Grid {
         let all: Vec<u16> = (0..self.head.len()).map(widest).collect();
         let is_text = |at: usize| self.head[at].1 == 0;
         let mut kept: Vec<usize> = (0..self.head.len()).collect();
-        let taken = |kept: &[usize]| {
-            let columns =
-                kept.iter().map(|at| u32::from(if is_text(*at) { all[*at].min(TEXT) } else { all[*at] }));
-            columns.sum::<u32>() + u32::from(GAP) * (kept.len() as u32).saturating_sub(1)
+        let taken = |kept: &[usize]| -> usize {
+            let length = |at: &usize| if is_text(*at) { all[*at].min(TEXT) } else { all[*at] };
+            let gaps = usize::from(GAP) * kept.len().saturating_sub(1);
+            kept.iter().map(|at| usize::from(length(at))).sum::<usize>() + gaps
         };
         while taken(&kept) > width.into()
             && let Some(next) =
@@ -93,8 +93,7 @@ pub(super) fn shortened(text: &str, width: usize) -> String {
         Span::raw(front).width() + Span::raw(back).width() + Span::raw(more.to_string()).width() < width
     };
     let (mut from_front, mut from_back) = (text.chars(), text.chars().rev());
-    loop {
-        let Some(next) = from_front.next().filter(|next| fits(&front, &back, *next)) else { break };
+    while let Some(next) = from_front.next().filter(|next| fits(&front, &back, *next)) {
         front.push(next);
         let Some(next) = from_back.next().filter(|next| fits(&front, &back, *next)) else { break };
         back.insert(0, next);

@@ -179,7 +179,7 @@ fn a_drain_ends_the_server_with_its_last_session_or_at_its_deadline() {
         status.contains("\"open\":1").then_some(())
     });
     let said = login.run(&["drain", "--deadline", "86400"]);
-    assert!(said.stdout.starts_with("draining: 1 open, for 86400 s"), "{}", said.output());
+    assert!(said.stdout.starts_with("draining: 1 open, for 1 day at"), "{}", said.output());
     let refused = login.run(&["reload"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("drains"), "{}", refused.stderr);
@@ -227,7 +227,7 @@ fn health_is_told_by_the_exit_code_and_a_drain_may_wait_for_the_end() {
     let _next = login.serve(&["--user", "alice:secret"]);
     let waited = waiting.wait(SOON);
     assert_eq!(waited.code, Some(0), "{}", waited.output());
-    assert!(waited.stdout.starts_with("draining: 1 open, for 86400 s"), "{}", waited.output());
+    assert!(waited.stdout.starts_with("draining: 1 open, for 1 day at"), "{}", waited.output());
     drop(session);
 }
 
