@@ -266,7 +266,7 @@ function server() {
   };
 }
 
-const atMost = (seconds) => (seconds === null || seconds === undefined ? "over 2 s" : `≤ ${micros(seconds * 1e6)}`);
+const atMost = (seconds) => (seconds === null || seconds === undefined ? "over 2 s" : `≤\u00a0${micros(seconds * 1e6)}`);
 
 function wide(element) {
   element.classList.add("wide");
