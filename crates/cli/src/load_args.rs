@@ -15,7 +15,7 @@ use turnpike_load::{
     LoadError, Profile, Rate, Shaped, reflect,
     turn::{AccessToken, Cidr, Config, Family, Mode, Relayed, Via},
 };
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, ZonedIp, socket_address};
 
 use crate::load_forward_args::{
     LOAD_CONNECT, LOAD_CONNECT_EXAMPLES, LOAD_RR, LOAD_RR_EXAMPLES, LOAD_TCP, LOAD_TCP_EXAMPLES, LOAD_UDP,
@@ -337,12 +337,12 @@ fn address_of(server: &ServerUri, transport: Transport) -> Result<SocketAddr, Lo
 pub(crate) struct ReflectArgs {
     /// UDP address to reflect on; repeat for several [default, without --tcp too: port 3480 of all addresses, IPv6 where
     /// there is any]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     listen: Vec<SocketAddr>,
 
     /// TCP address to serve load tcp, rr and connect on, and an echo to any other client; repeat for several [default,
     /// without --listen too: as for UDP]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = socket_address)]
     tcp: Vec<SocketAddr>,
 
     /// Threads, 1 to 1024, for UDP and as many for TCP [default: one per core]
@@ -408,14 +408,20 @@ fn relayed(text: &str) -> Result<Relayed, &'static str> {
 }
 
 fn resolve(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = socket_address(text) {
+        return Ok(address);
+    }
     let mut found = text.to_socket_addrs().map_err(|error| format!("expected ADDR:PORT: {error}"))?;
     found.next().ok_or_else(|| "the name has no address".to_owned())
 }
 
 /// HOST or HOST:PORT, the port being the reflector's by default.
 pub(crate) fn server(text: &str) -> Result<SocketAddr, String> {
-    let found = match text.parse::<IpAddr>() {
-        Ok(address) => return Ok((address, reflect::DEFAULT_PORT).into()),
+    if let Ok(address) = socket_address(text) {
+        return Ok(address);
+    }
+    let found = match text.parse::<ZonedIp>() {
+        Ok(address) => return Ok(address.at(reflect::DEFAULT_PORT)),
         Err(_) if text.contains(':') => text.to_socket_addrs(),
         Err(_) => (text, reflect::DEFAULT_PORT).to_socket_addrs(),
     };

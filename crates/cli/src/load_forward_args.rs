@@ -8,7 +8,7 @@ use turnpike_load::{
     stream::{self, Close, Direction, Workload},
     udp,
 };
-use turnpike_net::Datapath;
+use turnpike_net::{Datapath, socket_address};
 
 use crate::load_args::{BurstArgs, LimitArgs, ShapeArgs, TimeArgs, server};
 
@@ -177,7 +177,7 @@ pub(crate) struct LoadUdpArgs {
 
     /// With --profile: where the generator's own peers listen, an address of this machine to which the forwarder leads
     /// [default: SERVER itself, with nothing between]
-    #[arg(long, value_name = "ADDR:PORT", requires = "profile")]
+    #[arg(long, value_name = "ADDR:PORT", requires = "profile", value_parser = socket_address)]
     peer: Option<SocketAddr>,
 
     /// How datagrams enter and leave: auto, basic, mmsg or gso

@@ -9,6 +9,7 @@ use super::{
         Kind, named, settings,
         show::{list, quoted},
     },
+    keys::without_zone,
     realm_keys::server_name,
     tables::Place,
 };
@@ -58,10 +59,10 @@ const WHEN: Kind<AlternateWhen> = named!(
     "always" => AlternateWhen::Always,
 );
 
-fn unicast(text: &str) -> Result<SocketAddr, &'static str> {
-    let address: SocketAddr = text.trim().parse().map_err(|_| "")?;
+fn unicast(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = without_zone(text.trim())?.parse().map_err(|_| "")?;
     if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-        return Err("no client could connect there");
+        return Err("no client could connect there".to_owned());
     }
     Ok(address)
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr};
 
-use turnpike_turn::server::{Bandwidth, Rates};
+use turnpike_turn::server::{Alternate, Bandwidth, Rates, Transport};
 
 use super::{
     AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
@@ -182,6 +182,13 @@ impl Judge<'_> {
             );
         }
         let discovery = &settings.discovery;
+        if !settings.udp && !discovery.addresses.is_empty() {
+            self.refuse(
+                "nat_discovery.addresses",
+                "clients find out about their NAT by UDP, and server.udp is false",
+                "server.udp = true, or [] for no NAT discovery",
+            );
+        }
         if discovery.families().any(|of| of.len() != 2 || of[0].bind == of[1].bind) {
             self.refuse(
                 "nat_discovery.addresses",
@@ -463,9 +470,9 @@ fn collide(admin: SocketAddr, listener: SocketAddr) -> bool {
         && (admin.ip() == listener.ip() || any && (same_family || admin.is_ipv6()) || all && same_family)
 }
 
-/// Whether one of our listeners is here, as far as settings tell: a wildcard one is on every address that they name, and on
-/// loopback.
-fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
+/// Whether clients that are sent to an alternate come to one of our listeners, as far as settings tell: a wildcard one is on every
+/// address that they name, and on loopback.
+fn is_ours(settings: &Settings, Alternate { address, transports, .. }: &Alternate) -> bool {
     let ip = address.ip();
     let discovery = settings.discovery.addresses.iter().copied().map(RelayPlace::At);
     let mut named = settings
@@ -475,11 +482,25 @@ fn is_ours(settings: &Settings, address: SocketAddr) -> bool {
         .chain(discovery)
         .flat_map(|place| place.named().collect::<Vec<_>>());
     let here = ip.is_loopback() || named.any(|named| named == ip);
-    let mut listeners = settings.listen.iter().chain(&settings.tls_listen).chain(&settings.dtls_listen);
-    listeners.any(|listener| {
+    listeners(settings).any(|(transport, listener)| {
         let everywhere = listener.ip().is_unspecified() && listener.is_ipv4() == address.is_ipv4();
-        listener.port() == address.port() && (listener.ip() == ip || everywhere && here)
+        let is_here = listener.port() == address.port() && (listener.ip() == ip || everywhere && here);
+        is_here && (transports.is_empty() || transports.contains(&transport))
     })
+}
+
+/// Each listener for each transport that it serves.
+fn listeners(settings: &Settings) -> impl Iterator<Item = (Transport, SocketAddr)> + '_ {
+    let has_certificate = settings.tls_cert.is_some() || !settings.tls_certificates.is_empty();
+    let lists = [
+        (Transport::Udp, settings.udp, &settings.listen),
+        (Transport::Tcp, settings.tcp, &settings.listen),
+        (Transport::Tls, settings.tcp && has_certificate, &settings.listen),
+        (Transport::Tls, true, &settings.tls_listen),
+        (Transport::Dtls, true, &settings.dtls_listen),
+    ];
+    let served = lists.into_iter().filter(|(_, is_served, _)| *is_served);
+    served.flat_map(|(transport, _, list)| list.iter().map(move |address| (transport, *address)))
 }
 
 /// Appends what is wrong with the `[[alternate]]`s beside the rest.
@@ -489,7 +510,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
             problems.push(Mistake::new(&place.0, "alternate.address", problem, expected));
         };
         let address = alternate.address;
-        if is_ours(settings, address) {
+        if is_ours(settings, alternate) {
             refuse(format!("{address} is this server: clients would go in a circle"), "another server");
         }
         if !settings.auth_required {
@@ -504,11 +525,7 @@ fn alternates(settings: &Settings, problems: &mut Vec<Mistake>) {
 /// Appends what is wrong with one `[[realm]]` beside the rest.
 fn one_realm(settings: &Settings, index: usize, realm: &RealmSettings, problems: &mut Vec<Mistake>) {
     let name = &realm.name;
-    let listens = |address: &SocketAddr| {
-        [&settings.listen, &settings.tls_listen, &settings.dtls_listen]
-            .iter()
-            .any(|all| all.contains(address))
-    };
+    let listens = |address: &SocketAddr| listeners(settings).any(|(_, listener)| listener == *address);
     let mut refuse = |key: &str, problem: String, expected: &str| {
         problems.push(Mistake::new(&realm.place.0, key, problem, expected));
     };

@@ -142,7 +142,7 @@ impl Firewall {
     fn open_rule(&mut self, rule: &Rule) {
         let what = format!("rule {}", rule.id.0);
         let ip = match &rule.bind {
-            Bind::Ip(ip) => *ip,
+            Bind::Ip(ip) => ip.ip(),
             Bind::Name(name) => {
                 return self
                     .notes

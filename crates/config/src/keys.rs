@@ -1,11 +1,8 @@
 //! What the keys of `serve` may hold: the kinds in the table of [`Settings`](crate::Settings).
 
-use std::{
-    net::{Ipv6Addr, SocketAddr, ToSocketAddrs as _},
-    ops::RangeInclusive,
-    path::Path,
-};
+use std::{net::SocketAddr, ops::RangeInclusive, path::Path};
 
+use turnpike_net::{AddressError, socket_address, split_zone};
 use turnpike_relay::RelayAddress;
 use turnpike_turn::server::{AllowRule, Cidr};
 
@@ -27,18 +24,21 @@ pub(super) const ADDRESSES: Kind<Vec<SocketAddr>> =
         address(text.trim())
     });
 
-/// `ADDR:PORT`; an IPv6 address may have a zone, such as `[fe80::1%eth0]:3478` (RFC 4007 section 11).
+/// `ADDR:PORT`, perhaps with a zone.
 pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    if let Ok(address) = text.parse() {
-        return Ok(address);
+    socket_address(text).map_err(|error| match error {
+        AddressError::Form => "",
+        AddressError::NoSuchInterface => "this machine has no interface of that name",
+    })
+}
+
+/// The text, unless it is an address with a zone. Messages and patterns of addresses have none.
+pub(super) fn without_zone(text: &str) -> Result<&str, String> {
+    let address = text.split(['/', ']']).next().unwrap_or_default().trim_start_matches('[');
+    if let Some((address, zone)) = split_zone(address) {
+        return Err(format!("only this machine knows the interface %{zone}: write {address} without it"));
     }
-    let (host, port) = text.strip_prefix('[').and_then(|rest| rest.split_once("]:")).ok_or("")?;
-    let (ip, _) = host.split_once('%').ok_or("")?;
-    ip.parse::<Ipv6Addr>().map_err(|_| "")?;
-    let port: u16 = port.parse().map_err(|_| "")?;
-    // The standard library knows numbers of zones only, the resolver names too. It asks no name server about an address.
-    let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
-    found.ok_or("this machine has no interface of that name")
+    Ok(text)
 }
 
 /// How datagrams enter and leave.
@@ -146,13 +146,13 @@ pub(super) const SECRETS: Kind<Vec<Secret>> = Kind::list(
 
 pub(super) const CIDRS: Kind<Vec<Cidr>> =
     list_of!("a list of prefixes such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\"]", |text| {
-        text.trim().parse::<Cidr>()
+        without_zone(text.trim())?.parse::<Cidr>()
     });
 
 pub(super) const ALLOW_RULES: Kind<Vec<AllowRule>> = list_of!(
     "a list of prefixes, or of addresses with ports, such as [\"10.0.0.0/8\", \"2001:db8::/32\", \"192.0.2.7\", \
      \"192.0.2.7:5060\", \"[2001:db8::7]:5000-5100\"]",
-    |text| text.trim().parse::<AllowRule>()
+    |text| without_zone(text.trim())?.parse::<AllowRule>()
 );
 
 fn certificate_files(reader: &mut Reader<'_>, node: &Node) -> Option<CertificateFiles> {
@@ -250,18 +250,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_may_name_the_interface_of_a_link() {
-        let zone = |text: &str| match address(text) {
-            Ok(SocketAddr::V6(at)) => Ok((at.port(), at.scope_id())),
-            other => Err(other),
-        };
-        assert_eq!(zone("[fe80::1%7]:3478"), Ok((3478, 7)));
-        assert_eq!(zone("[fe80::1%lo]:0"), Ok((0, 1)));
-        assert_eq!(zone("[fe80::1]:3478"), Ok((3478, 0)));
-        let unknown = Err("this machine has no interface of that name");
-        assert_eq!(address("[fe80::1%nowhere9]:3478"), unknown);
-        for text in ["[fe80::1%lo]", "fe80::1%lo:3478", "[a%lo]:1", "[::1%lo]:70000", "[%lo]:1"] {
-            assert_eq!(address(text), Err(""), "{text}");
+    fn addresses_that_others_see_have_no_zone() {
+        let told = "only this machine knows the interface %eth0: write fe80::1 without it".to_owned();
+        for text in ["fe80::1%eth0", "[fe80::1%eth0]:3478", "fe80::1%eth0/64"] {
+            assert_eq!(without_zone(text), Err(told.clone()), "{text}");
+        }
+        for text in ["fe80::1", "[2001:db8::1]:3478", "10.0.0.0/8", "100%"] {
+            assert_eq!(without_zone(text), Ok(text));
         }
     }
 }

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use turnpike_relay::RelayAddress;
 
-use crate::key::{Kind, list_of};
+use crate::{
+    key::{Kind, list_of},
+    keys::without_zone,
+};
 
 /// An entry of `relay.addresses`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +126,7 @@ pub(crate) fn address(text: &str) -> Result<RelayAddress, String> {
 }
 
 fn unicast(text: &str) -> Result<IpAddr, String> {
+    without_zone(text.trim())?;
     let ip: IpAddr = text.trim().parse().map_err(|_| format!("{text:?} is not an IP address"))?;
     if ip.is_unspecified() || ip.is_multicast() {
         return Err("peers cannot send to an unspecified or multicast address".to_owned());

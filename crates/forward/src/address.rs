@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use turnpike_net::{ConnectOptions, TcpSocket, UnixName, unix};
+use turnpike_net::{ConnectOptions, TcpSocket, UnixName, ZonedIp, unix};
 
 use crate::Host;
 
@@ -67,8 +67,8 @@ impl From<SocketAddr> for Address {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Bind {
     /// An address of this machine.
-    Ip(IpAddr),
-    /// A name of this machine. A rule in force has the first address of the name in its place.
+    Ip(ZonedIp),
+    /// A name of this machine, or an address whose interface is looked up by name. A rule in force has the first address of the name in its place.
     Name(String),
     /// A Unix stream socket, for rules from TCP to TCP; the rule's ports mean nothing then.
     Unix(UnixName),
@@ -78,8 +78,9 @@ pub enum Bind {
 impl fmt::Display for Bind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ip(ip) => Host::Ip(*ip).fmt(f),
-            Self::Name(name) => f.write_str(name),
+            Self::Ip(ip) if ip.ip().is_ipv6() => write!(f, "[{ip}]"),
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => Host::Name(name.clone()).fmt(f),
             Self::Unix(name) => write!(f, "unix:{name}"),
         }
     }
@@ -89,7 +90,7 @@ impl fmt::Display for Bind {
 impl From<Host> for Bind {
     fn from(host: Host) -> Self {
         match host {
-            Host::Ip(ip) => Self::Ip(ip),
+            Host::Ip(ip) => ip.into(),
             Host::Name(name) => Self::Name(name),
             Host::Unix(name) => Self::Unix(name),
         }
@@ -98,6 +99,6 @@ impl From<Host> for Bind {
 
 impl<T: Into<IpAddr>> From<T> for Bind {
     fn from(ip: T) -> Self {
-        Self::Ip(ip.into())
+        Self::Ip(ZonedIp::from(ip))
     }
 }

@@ -1,7 +1,6 @@
 //! The rules in force, and those that wait until they can be bound. All of it is the control thread's.
 
 use std::{
-    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,7 +9,7 @@ use hashbrown::HashMap;
 use turnpike_net::{Datapath, SocketFile, passed::Transport};
 
 use crate::{
-    Address, Bind, Rule, Settings, StartError,
+    Address, Bind, Rule, Settings, StartError, ZonedIp,
     kernel::Loaded,
     listen::{self, Bound, BoundRule, Held, Kind},
     preflight,
@@ -32,7 +31,7 @@ pub(crate) struct Rules {
     /// Those that could not be bound, with [`Settings::keep_going`].
     pub(crate) waiting: Vec<Waiting>,
     /// Last known addresses of the names that rules listen on.
-    pub(crate) names: HashMap<String, IpAddr>,
+    pub(crate) names: HashMap<String, ZonedIp>,
     /// The listeners are closed.
     pub(crate) drained: bool,
 }
@@ -72,7 +71,7 @@ impl Waiting {
 pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
-    known: &mut HashMap<String, IpAddr>,
+    known: &mut HashMap<String, ZonedIp>,
 ) -> Vec<Rule> {
     let names: Vec<_> =
         rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
@@ -99,9 +98,9 @@ fn host_of(rule: &Rule) -> Option<&str> {
     }
 }
 
-fn with_address(rule: &Rule, address: Option<IpAddr>) -> Rule {
+fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
     match (&rule.bind, address) {
-        (Bind::Name(_), Some(address)) => Rule { bind: address.into(), ..rule.clone() },
+        (Bind::Name(_), Some(address)) => Rule { bind: Bind::Ip(address), ..rule.clone() },
         _ => rule.clone(),
     }
 }

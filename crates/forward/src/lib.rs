@@ -50,6 +50,6 @@ pub use runtime::{
     StartError,
 };
 pub use tally::{CONNECT_BOUNDS, Failure, Slot, Tally, TargetSnapshot};
-pub use turnpike_net::{TcpTimers, UnixName};
+pub use turnpike_net::{TcpTimers, UnixName, ZonedIp};
 pub use turnpike_offload::{Count as KernelCount, Hook, Kernel, OffloadError, Snapshot as KernelSnapshot};
 pub use turnpike_wire::proxy_protocol::ProxyVersion;

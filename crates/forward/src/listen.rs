@@ -169,7 +169,7 @@ pub(crate) fn bind(
         // Rules in force have addresses in place of names.
         (Bind::Name(_), _) => return Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
     };
-    let wanted = (rule.ports.first..=rule.ports.last).map(|port| SocketAddr::new(ip, port));
+    let wanted = (rule.ports.first..=rule.ports.last).map(|port| ip.at(port));
     if kind == Kind::Tcp {
         let (addresses, bound) = bind_tcp(rule, wanted, workers, held, passed)?;
         return Ok((addresses, None, bound));

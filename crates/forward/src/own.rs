@@ -33,7 +33,7 @@ impl Own {
         let is_own = match (&rule.bind, target) {
             (Bind::Unix(own), Address::Unix(target)) => own == target,
             (Bind::Ip(own), Address::Ip(target)) if may_lead_back(rule, target.port()) => {
-                let (own, target) = (own.to_canonical(), target.ip().to_canonical());
+                let (own, target) = (own.ip().to_canonical(), target.ip().to_canonical());
                 if own.is_unspecified() {
                     let is_heard = own.is_ipv4() == target.is_ipv4() || own.is_ipv6() && !rule.ipv6_only;
                     self.learn(asked().map(|asked| asked.to_canonical()), now);

@@ -3,15 +3,18 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use crate::sync::{
-    RwLock, RwLockReadGuard,
-    atomic::{AtomicU32, Ordering},
+use crate::{
+    ZonedIp,
+    sync::{
+        RwLock, RwLockReadGuard,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 /// Lookups under way at a time: a name server that does not answer holds up no more than these.
@@ -35,7 +38,7 @@ pub(crate) struct Name {
 #[derive(Default)]
 struct Answer {
     /// Those of the last good answer, empty if there was none.
-    addresses: Vec<IpAddr>,
+    addresses: Vec<ZonedIp>,
     /// Why the last lookup failed, if it did.
     error: Option<String>,
 }
@@ -52,7 +55,7 @@ impl Name {
     }
 
     /// At most [`MOST_ADDRESSES`].
-    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+    pub(crate) fn addresses(&self) -> Vec<ZonedIp> {
         self.read().addresses.clone()
     }
 
@@ -69,7 +72,7 @@ impl Name {
     }
 
     /// Takes the result of a lookup. The log has a line when the addresses change, when lookups begin to fail and when they succeed again.
-    pub(crate) fn set(&self, found: io::Result<Vec<IpAddr>>) {
+    pub(crate) fn set(&self, found: io::Result<Vec<ZonedIp>>) {
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
         let failed_before = answer.error.is_some();
         let is_new = match found {
@@ -92,7 +95,7 @@ impl Name {
     }
 
     /// Puts found addresses in place of those of the last answer; true if they differ.
-    fn take(&self, addresses: &mut Vec<IpAddr>, found: Vec<IpAddr>, failed_before: bool) -> bool {
+    fn take(&self, addresses: &mut Vec<ZonedIp>, found: Vec<ZonedIp>, failed_before: bool) -> bool {
         let all = found.len();
         let found = if self.any_route { found } else { reachable(found) };
         let next = settled(addresses, &found);
@@ -113,7 +116,7 @@ impl Name {
 
 /// The new answer. What was in use stays, in its place: name servers give the addresses of a name in an order that changes
 /// from answer to answer, and which of them go first, or at all, should not.
-fn settled(before: &[IpAddr], found: &[IpAddr]) -> Vec<IpAddr> {
+fn settled(before: &[ZonedIp], found: &[ZonedIp]) -> Vec<ZonedIp> {
     let stay = before.iter().filter(|ip| found.contains(ip));
     let come = found.iter().filter(|ip| !before.contains(ip));
     stay.chain(come).take(MOST_ADDRESSES).copied().collect()
@@ -121,8 +124,8 @@ fn settled(before: &[IpAddr], found: &[IpAddr]) -> Vec<IpAddr> {
 
 /// Those that are a host's. The unspecified address is not, with which lists of blocked names answer: connect(2) would take it for this
 /// machine.
-fn of_hosts(mut found: Vec<IpAddr>) -> io::Result<Vec<IpAddr>> {
-    found.retain(|ip| match ip.to_canonical() {
+fn of_hosts(mut found: Vec<ZonedIp>) -> io::Result<Vec<ZonedIp>> {
+    found.retain(|address| match address.ip().to_canonical() {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
         IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast(),
     });
@@ -131,20 +134,20 @@ fn of_hosts(mut found: Vec<IpAddr>) -> io::Result<Vec<IpAddr>> {
 
 /// Those that this machine has a route to, or all if it has none to any: on a machine without IPv6 half of the addresses of most
 /// names lead nowhere.
-fn reachable(found: Vec<IpAddr>) -> Vec<IpAddr> {
-    let routed: Vec<IpAddr> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
+fn reachable(found: Vec<ZonedIp>) -> Vec<ZonedIp> {
+    let routed: Vec<ZonedIp> = found.iter().copied().filter(|ip| has_route(*ip)).collect();
     if routed.is_empty() { found } else { routed }
 }
 
 /// Asked of the kernel by a connect(2) of UDP, which sends nothing.
-fn has_route(ip: IpAddr) -> bool {
+fn has_route(address: ZonedIp) -> bool {
     use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, Unsupported};
-    let any = match ip {
+    let any = match address.ip() {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     let port = 9;
-    let tried = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| socket.connect((ip, port)));
+    let tried = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| socket.connect(address.at(port)));
     // Out of descriptors, say, is no answer.
     !tried.is_err_and(|error| {
         matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | Unsupported)
@@ -153,7 +156,7 @@ fn has_route(ip: IpAddr) -> bool {
     })
 }
 
-type Lookup = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
+type Lookup = dyn Fn(&str) -> io::Result<Vec<ZonedIp>> + Send + Sync;
 
 struct Entry {
     name: Arc<Name>,
@@ -184,7 +187,7 @@ impl Resolver {
     /// `lookup` answers for a name, `changed` is called from another thread after a name got its answer.
     pub(crate) fn start(
         every: Duration,
-        lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+        lookup: impl Fn(&str) -> io::Result<Vec<ZonedIp>> + Send + Sync + 'static,
         changed: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let names: Names = Names::default();
@@ -233,17 +236,6 @@ impl Drop for Resolver {
             let _ = thread.join();
         }
     }
-}
-
-/// The addresses of a name, by getaddrinfo(3), in its order (RFC 6724), each once.
-pub(crate) fn system_lookup(host: &str) -> io::Result<Vec<IpAddr>> {
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for address in (host, 0).to_socket_addrs()? {
-        if !addresses.contains(&address.ip()) {
-            addresses.push(address.ip());
-        }
-    }
-    Ok(addresses)
 }
 
 struct Keeper {
@@ -326,7 +318,7 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    fn addresses(all: &[&str]) -> Vec<IpAddr> {
+    fn addresses(all: &[&str]) -> Vec<ZonedIp> {
         all.iter().map(|ip| ip.parse().unwrap()).collect()
     }
 
@@ -348,7 +340,7 @@ mod tests {
 
     #[test]
     fn no_more_addresses_are_used_than_the_limit_and_those_in_use_first() {
-        let all: Vec<IpAddr> = (0..100).map(|last| [10, 0, 0, last].into()).collect();
+        let all: Vec<ZonedIp> = (0..100).map(|last| [10, 0, 0, last].into()).collect();
         assert_eq!(settled(&[], &all), all[..MOST_ADDRESSES]);
         let last = &all[99..];
         assert_eq!(settled(last, &all)[0], last[0]);
@@ -358,12 +350,12 @@ mod tests {
     #[test]
     fn an_address_without_a_route_is_left_out_where_another_has_one() {
         // Never an address of a host: the kernel routes it nowhere (RFC 6890).
-        let nowhere: IpAddr = "100::1".parse().unwrap();
+        let nowhere: ZonedIp = "100::1".parse().unwrap();
         if has_route(nowhere) {
             // A default route of IPv6 takes all; the other half of the rule can still be seen.
             return assert_eq!(reachable(vec![nowhere]), [nowhere]);
         }
-        let here: IpAddr = "127.0.0.1".parse().unwrap();
+        let here: ZonedIp = "127.0.0.1".parse().unwrap();
         assert_eq!(reachable(vec![nowhere, here]), [here]);
         assert_eq!(reachable(vec![nowhere]), [nowhere]);
     }

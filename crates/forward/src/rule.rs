@@ -52,7 +52,7 @@ pub struct PortRange {
 pub enum Host {
     /// An address.
     Ip(IpAddr),
-    /// A name, resolved again when its answer is older than [`crate::Settings::resolve_every`]. Each of its addresses, of both
+    /// A name, or an address with a zone such as `fe80::1%eth0`, resolved again when its answer is older than [`crate::Settings::resolve_every`]. Each of its addresses, of both
     /// families and 16 at most, is balanced as a target of its own.
     Name(String),
     /// A Unix stream socket; the endpoint's ports mean nothing then.
@@ -102,6 +102,7 @@ impl fmt::Display for Host {
         match self {
             Self::Ip(IpAddr::V6(address)) => write!(f, "[{address}]"),
             Self::Ip(address) => write!(f, "{address}"),
+            Self::Name(name) if name.contains(':') => write!(f, "[{name}]"),
             Self::Name(name) => f.write_str(name),
             Self::Unix(name) => write!(f, "unix:{name}"),
         }

@@ -15,14 +15,14 @@ use turnpike_net::{
 use turnpike_offload::{Hook, Kernel, OffloadError};
 
 use crate::{
-    Access, Address, Rule, RuleId,
+    Access, Address, Rule, RuleId, ZonedIp,
     binder::{self, Active, Binder, NewRules, Rules, Waiting},
     circles::Circles,
     common::Common,
     gauge::Gauge,
     kernel::Loaded,
     listen::{Held, Kind},
-    resolver::{Resolver, system_lookup},
+    resolver::Resolver,
     tally::TargetSnapshot,
     upgrade::{Inheritance, Matched},
     worker::{Change, Command, Heir, Snapshots, Worker},
@@ -319,7 +319,7 @@ impl Forwarder {
             .collect::<io::Result<_>>()?;
         let of_resolver = senders.clone();
         let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::Resolved));
-        let resolver = Resolver::start(settings.resolve_every, system_lookup, resolved)?;
+        let resolver = Resolver::start(settings.resolve_every, ZonedIp::look_up, resolved)?;
         let mut forwarder = Self {
             workers: Workers::default(),
             datapath: settings.datapath,

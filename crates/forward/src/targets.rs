@@ -11,7 +11,7 @@ use std::{
 use slab::Slab;
 
 use crate::{
-    Address, Balance, Endpoint, Host, Rule, UnixName,
+    Address, Balance, Endpoint, Host, Rule, UnixName, ZonedIp,
     balance::{self, Weighed},
     resolver::Name,
     sync::{
@@ -78,7 +78,7 @@ pub(crate) struct Member {
 /// Where a member is, ports aside.
 #[derive(Clone, PartialEq, Eq)]
 enum Place {
-    Ip(IpAddr),
+    Ip(ZonedIp),
     Unix(UnixName),
 }
 
@@ -310,7 +310,7 @@ impl Members {
 impl Configured {
     fn places(&self) -> Vec<Place> {
         match (&self.endpoint.host, &self.name) {
-            (Host::Ip(ip), _) => vec![Place::Ip(*ip)],
+            (Host::Ip(ip), _) => vec![Place::Ip((*ip).into())],
             (Host::Unix(name), _) => vec![Place::Unix(name.clone())],
             (Host::Name(_), Some(name)) => name.addresses().into_iter().map(Place::Ip).collect(),
             (Host::Name(_), None) => Vec::new(),
@@ -321,12 +321,12 @@ impl Configured {
 impl Place {
     /// Whether nobody gets there from that address, by its family.
     fn is_foreign_to(&self, from: IpAddr) -> bool {
-        matches!(self, Self::Ip(ip) if ip.is_ipv4() != from.is_ipv4())
+        matches!(self, Self::Ip(address) if address.ip().is_ipv4() != from.is_ipv4())
     }
 
     fn key(&self, port: u16) -> u64 {
         match self {
-            Self::Ip(ip) => balance::key(*ip, port),
+            Self::Ip(address) => balance::key(address.ip(), port),
             Self::Unix(name) => balance::key_of_name(&name.to_string()),
         }
     }
@@ -350,12 +350,12 @@ impl Member {
     /// Where a client of the listener at this place of its range goes.
     pub(crate) fn address(&self, offset: u16) -> Address {
         let ip = match &self.place {
-            Place::Ip(ip) => *ip,
+            Place::Ip(address) => *address,
             Place::Unix(name) => return Address::Unix(name.clone()),
         };
         let ports = self.endpoint.ports;
         let port = if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
-        SocketAddr::new(ip, port).into()
+        ip.at(port).into()
     }
 
     /// It took a connection, or sent something.

@@ -53,7 +53,7 @@ use loom::{
 use turnpike_turn::server::{Bandwidth, RelayTransport, Way};
 
 use limit::{BYTE, Limit, gained, needed_ms};
-pub use turnpike_forward::{Address, Balance, Endpoint, Host, PortRange, Rule, UnixName};
+pub use turnpike_forward::{Address, Balance, Endpoint, Host, PortRange, Rule, UnixName, ZonedIp};
 
 /// One part, so that it is no matter of chance who meets in it: loom wants every run alike.
 const SHARDS: usize = 1;
@@ -211,14 +211,14 @@ pub fn a_bucket_gives_each_byte_once_whoever_fills_it() {
 pub fn the_version_of_a_name_is_never_ahead_of_its_answer() {
     loom::model(|| {
         let name = Arc::new(resolver::Name::new("name.example", true));
-        let answer = |last: u8| vec![IpAddr::from([192, 0, 2, last])];
+        let answer = |last: u8| vec![ZonedIp::from([192, 0, 2, last])];
         let writer = with(&name, move |name| {
             name.set(Ok(answer(1)));
             name.set(Ok(answer(2)));
         });
         // As a rule takes the answer: the version first.
         let version = name.version();
-        let last = name.addresses().first().map_or(0, |ip| match ip {
+        let last = name.addresses().first().map_or(0, |ip| match ip.ip() {
             IpAddr::V4(ip) => u32::from(ip.octets()[3]),
             IpAddr::V6(_) => 0,
         });
@@ -393,8 +393,8 @@ fn targets_of_a_name() -> (std::sync::Arc<resolver::Name>, Arc<targets::Targets>
     (name, Arc::new(targets))
 }
 
-fn answer(last: u8) -> IpAddr {
-    IpAddr::from([192, 0, 2, last])
+fn answer(last: u8) -> ZonedIp {
+    [192, 0, 2, last].into()
 }
 
 fn addresses(targets: &targets::Targets) -> Vec<Address> {
@@ -402,7 +402,7 @@ fn addresses(targets: &targets::Targets) -> Vec<Address> {
 }
 
 fn at(last: u8) -> Vec<Address> {
-    vec![std::net::SocketAddr::new(answer(last), 80).into()]
+    vec![answer(last).at(80).into()]
 }
 
 pub fn a_choice_is_made_of_an_answer_no_older_than_the_version() {

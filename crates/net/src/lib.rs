@@ -30,6 +30,7 @@ pub mod tcp;
 pub mod tx;
 pub mod unix;
 pub mod worker;
+mod zoned_ip;
 
 pub use channel::{Channel, Message};
 pub use coalesce::Coalescer;
@@ -42,3 +43,4 @@ pub use splice::Pipe;
 pub use tcp::{ConnectOptions, ListenOptions, TcpListener, TcpSocket, TcpTimers};
 pub use tx::{Route, Tx};
 pub use unix::{SocketFile, UnixListener, UnixName};
+pub use zoned_ip::{AddressError, ZonedIp, socket_address, split_zone};

@@ -58,8 +58,15 @@ impl RawAddress {
         }
     }
 
-    /// The address, canonical: an IPv4-mapped one is IPv4, scope and flow label are dropped.
+    /// The address, canonical: an IPv4-mapped one is IPv4, zone and flow label are dropped.
+    #[inline]
     pub(crate) fn get(&self) -> Option<SocketAddr> {
+        self.read::<false>()
+    }
+
+    /// With the zone, if it is wanted.
+    #[inline]
+    fn read<const ZONE: bool>(&self) -> Option<SocketAddr> {
         // SAFETY: every member begins with the family, and all bytes were initialised by `empty`.
         match c_int::from(unsafe { self.family }) {
             libc::AF_INET => {
@@ -75,7 +82,9 @@ impl RawAddress {
                 let port = u16::from_be(a.sin6_port);
                 Some(match ip.to_ipv4_mapped() {
                     Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
-                    None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, 0)),
+                    None => {
+                        SocketAddr::V6(SocketAddrV6::new(ip, port, 0, if ZONE { a.sin6_scope_id } else { 0 }))
+                    }
                 })
             }
             _ => None,
@@ -129,13 +138,13 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::R
     Ok(value)
 }
 
-/// The address that a socket is bound to.
+/// The address that a socket is bound to, with its zone: others may be bound there too.
 pub(crate) fn local_address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = RawAddress::empty();
     let mut len = RawAddress::SIZE;
     // SAFETY: the pointer and length describe `raw`; the kernel writes no more than `len`.
     check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
-    raw.get().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+    raw.read::<true>().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
 }
 
 /// Bytes for control messages, aligned as `cmsghdr` wants it.

@@ -58,3 +58,4 @@ mod top;
 mod transports;
 mod upgrade;
 mod upgrade_forward;
+mod zones;

@@ -287,13 +287,17 @@ pub(crate) fn together(drafts: &[Draft], problems: &mut Vec<Mistake>) {
 /// are asked to.
 fn collide(a: &Rule, b: &Rule) -> bool {
     let transport = |rule: &Rule| matches!(rule.protocol, Protocol::Tcp | Protocol::TcpToUdp { .. });
-    let (from, other) = match (&a.bind, &b.bind) {
-        (Bind::Ip(from), Bind::Ip(other)) => (from.to_canonical(), other.to_canonical()),
-        (from, other) => return from == other,
-    };
     let both_families = |rule: &Rule, ip: IpAddr| ip.is_ipv6() && !rule.ipv6_only;
-    let same_family = from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
-    let same_address = from == other || same_family && (from.is_unspecified() || other.is_unspecified());
+    let same_address = match (&a.bind, &b.bind) {
+        (Bind::Ip(from), Bind::Ip(other)) => {
+            let (from, other) = (from.ip().to_canonical(), other.ip().to_canonical());
+            let same_family =
+                from.is_ipv4() == other.is_ipv4() || both_families(a, from) || both_families(b, other);
+            from == other || same_family && (from.is_unspecified() || other.is_unspecified())
+        }
+        (Bind::Unix(from), Bind::Unix(other)) => return from == other,
+        (from, other) => from == other,
+    };
     transport(a) == transport(b)
         && same_address
         && a.ports.first != 0

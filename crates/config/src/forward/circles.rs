@@ -97,6 +97,7 @@ impl<'a> Map<'a> {
         let mut own = Vec::new();
         for (at, Draft { rule, .. }) in drafts.iter().enumerate() {
             let Bind::Ip(ip) = &rule.bind else { continue };
+            let ip = &ip.ip();
             own.extend((!ip.is_unspecified()).then(|| ip.to_canonical()));
             for port in (rule.ports.first..=rule.ports.last).filter(|port| *port != 0) {
                 listeners.entry((hears_udp(rule), port)).or_default().push(at);
@@ -160,6 +161,7 @@ fn hears_udp(rule: &Rule) -> bool {
 /// Whether a rule's listener is what is reached at this address of this machine.
 fn hears(rule: &Rule, host: &Host) -> bool {
     let (Bind::Ip(bind), Host::Ip(ip)) = (&rule.bind, host) else { return false };
+    let bind = bind.ip();
     let (bind, ip) = (bind.to_canonical(), ip.to_canonical());
     let same_family = bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !rule.ipv6_only;
     // connect(2) takes the unspecified address for the loopback one.

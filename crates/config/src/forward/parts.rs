@@ -9,9 +9,10 @@ use std::{
 };
 
 use turnpike_forward::{Bind, Endpoint, Host, MOST_WEIGHT, Pattern, PortRange, Proxy, UnixName};
+use turnpike_net::split_zone;
 use turnpike_turn::server::Cidr;
 
-use crate::key::show::quoted;
+use crate::{key::show::quoted, keys::without_zone};
 
 /// Completes "expected ..." for [`endpoint`].
 pub(crate) const TARGET_FORM: &str = "HOST:PORT or HOST:FIRST-LAST, IPv6 in brackets, or unix:/PATH, *WEIGHT behind it if not 1, \
@@ -59,11 +60,15 @@ pub(crate) fn host(text: &str) -> Result<Host, String> {
     if let Some(inner) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         return match inner.parse::<IpAddr>() {
             Ok(address @ IpAddr::V6(_)) => Ok(Host::Ip(address)),
+            _ if split_zone(inner).is_some() => Ok(Host::Name(inner.to_owned())),
             _ => Err(format!("{text} is no IPv6 address in brackets")),
         };
     }
     if let Ok(address) = text.parse() {
         return Ok(Host::Ip(address));
+    }
+    if split_zone(text).is_some() {
+        return Ok(Host::Name(text.to_owned()));
     }
     if is_host_name(text) {
         return Ok(Host::Name(text.to_ascii_lowercase()));
@@ -184,6 +189,7 @@ fn resolve(name: &str) -> io::Result<Option<IpAddr>> {
 
 /// An allow or deny pattern.
 pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
+    without_zone(text)?;
     if text.contains('/') {
         return text.parse::<Cidr>().map(|cidr| Pattern::Prefix(cidr.base, cidr.bits));
     }
@@ -244,7 +250,9 @@ pub(crate) fn did_you_mean(meant: Option<impl std::fmt::Display>) -> String {
 pub(crate) fn proxy(text: &str) -> Result<Proxy, String> {
     match text.trim() {
         "unix:" => Ok(Proxy::Unix),
-        text => text.parse::<Cidr>().map(|cidr| Proxy::Network(Pattern::Prefix(cidr.base, cidr.bits))),
+        text => without_zone(text)?
+            .parse::<Cidr>()
+            .map(|cidr| Proxy::Network(Pattern::Prefix(cidr.base, cidr.bits))),
     }
 }
 
@@ -357,6 +365,7 @@ mod tests {
             "a:1",
             "unix:/run/app.sock",
             "unix:@app*3",
+            "[fe80::2%eth0]:80",
         ] {
             assert_eq!(endpoint(text).map(|endpoint| show_target(&endpoint)), Ok(text.to_owned()));
         }
@@ -412,6 +421,8 @@ mod tests {
         ] {
             assert_eq!(pattern(text).map(|pattern| show_pattern(&pattern)), Ok(shown.to_owned()), "{text}");
         }
+        let zoned = pattern("fe80::1%eth0").expect_err("clients have no zone");
+        assert!(zoned.ends_with("write fe80::1 without it"), "{zoned}");
         for text in ["", "example.org", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1 "] {
             assert!(pattern(text).is_err(), "{text}");
         }

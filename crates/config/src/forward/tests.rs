@@ -553,6 +553,7 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
         ),
         ("udp://[::1]:7=a:1", "udptotcp://[::1]:7=b:1", "[::1]:7 is already listened on"),
         ("tcp://0.0.0.0:1=a:1", "tcp://127.0.0.1:1=b:1", "127.0.0.1:1 is already listened on"),
+        ("tcp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:1=b:1", "[fe80::1%e0]:1 is already listened on"),
         ("tcp://0.0.0.0:1=a:1?name=x", "tcp://0.0.0.0:2=a:1?name=x", "is also named \"x\""),
     ] {
         let found = from_arguments(&[one, two]).expect_err("they collide").to_string();
@@ -560,6 +561,8 @@ fn two_rules_cannot_share_a_listener_or_a_name() {
     }
     let together = ["tcp://0.0.0.0:1=a:1", "udp://0.0.0.0:1=a:1", "tcp://[::]:1=a:1"];
     assert_eq!(from_arguments(&together).map(|loaded| loaded.settings.rules.len()), Ok(3));
+    let on_a_link = ["tcp://[fe80::1%e0]:1=a:1", "udp://[fe80::1%e0]:1=a:1", "tcp://[fe80::1%e0]:2=a:1"];
+    assert_eq!(from_arguments(&on_a_link).map(|loaded| loaded.settings.rules.len()), Ok(3));
     let any_port = ["tcp://127.0.0.1:0=a:1", "tcp://127.0.0.1:0=a:2"];
     assert_eq!(from_arguments(&any_port).map(|loaded| loaded.settings.rules.len()), Ok(2));
 }

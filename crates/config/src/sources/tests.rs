@@ -549,6 +549,29 @@ fn alternates_are_read_and_shown() {
     assert_eq!(values_of(settings(&read.to_toml())).alternates, read.alternates);
 }
 
+/// Another server may have the port of a transport that this one does not serve.
+#[test]
+fn an_alternate_is_this_server_only_by_a_transport_that_it_serves() {
+    let is_refused = |switches: &str, transports: &str| {
+        let text = format!(
+            "[server]\nlisten = [\"192.0.2.1:3478\"]\n{switches}\n[tls]\nlisten = [\"192.0.2.1:5349\"]\n\
+             [[alternate]]\naddress = \"192.0.2.1:3478\"\n{transports}"
+        );
+        let mistakes = load_text(&text).err().map_or_else(Vec::new, |mistakes| mistakes.0);
+        mistakes.iter().any(|mistake| mistake.to_string().contains("clients would go in a circle"))
+    };
+    for (switches, transports, refused) in [
+        ("", "", true),
+        ("udp = false", "", true),
+        ("udp = false", "transports = [\"tcp\"]", true),
+        ("udp = false", "transports = [\"udp\"]", false),
+        ("tcp = false", "transports = [\"tcp\", \"tls\"]", false),
+        ("udp = false\ntcp = false", "", false),
+    ] {
+        assert_eq!(is_refused(switches, transports), refused, "{switches:?} {transports:?}");
+    }
+}
+
 #[test]
 fn the_example_names_every_key_of_tables_that_repeat() {
     let names = |table: &str, keys: Vec<&str>| {

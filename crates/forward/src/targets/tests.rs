@@ -149,7 +149,7 @@ fn addresses_of_the_other_family_than_the_source_s_are_left_out() {
 
 /// A name whose answers the test gives, none for a lookup that fails.
 struct Named {
-    answer: Arc<Mutex<Option<Vec<IpAddr>>>>,
+    answer: Arc<Mutex<Option<Vec<ZonedIp>>>>,
     lookups: Arc<AtomicU32>,
     _resolver: Resolver,
     targets: Targets,
@@ -157,7 +157,7 @@ struct Named {
 
 impl Named {
     fn start(all: &[&str], balance: Balance) -> Self {
-        let answer: Arc<Mutex<Option<Vec<IpAddr>>>> = Arc::default();
+        let answer: Arc<Mutex<Option<Vec<ZonedIp>>>> = Arc::default();
         let lookups = Arc::new(AtomicU32::new(0));
         let (given, counted) = (Arc::clone(&answer), Arc::clone(&lookups));
         let lookup = move |_: &str| {

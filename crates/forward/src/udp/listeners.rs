@@ -42,7 +42,7 @@ impl Listeners {
             return Err((nowhere, io::ErrorKind::Unsupported.into()));
         };
         let ports = rule.ports.first..=rule.ports.last;
-        Self::bind_all(rule, ports.map(|port| SocketAddr::new(ip, port)), datapath, reuse_port, (passed, 0))
+        Self::bind_all(rule, ports.map(|port| ip.at(port)), datapath, reuse_port, (passed, 0))
     }
 
     /// Binds the same ports for one more worker, those included that the kernel chose; `passed` has the number of that worker.

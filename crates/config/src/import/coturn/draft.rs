@@ -453,6 +453,9 @@ impl Draft {
         if !self.rfc5780 {
             return;
         }
+        if self.no_udp {
+            return note("rfc5780", "NAT discovery is over UDP alone, and no-udp is set".to_owned());
+        }
         let mut addresses = Vec::new();
         for is_v4 in [true, false] {
             let of_family: Vec<IpAddr> = self

@@ -253,6 +253,9 @@ fn listeners_are_where_coturns_are() {
         (2, [3478, 3500]),
         "{notes:?}"
     );
+    let (settings, notes) =
+        translated("listening-ip=10.0.0.5\nlistening-ip=10.0.0.6\nrfc5780\nno-udp\nuser=a:b");
+    assert!(settings.discovery.addresses.is_empty() && told(&notes, "no-udp is set"), "{notes:?}");
     let (_, notes) = translated("rfc5780\nuser=a:b");
     assert!(told(&notes, "two listening-ip"), "{notes:?}");
     let (_, notes) = translated("cert=cert.pem\npkey=/k.pem\nuser=a:b");
