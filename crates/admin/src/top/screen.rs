@@ -14,7 +14,7 @@ use turnpike_wire::escape;
 
 use super::{
     grid::{Fitting, GAP, Grid, shortened},
-    tables::{certificates, ends, listeners, nodes, reasons, rules, talkers, workers},
+    tables::{certificates, ends, listeners, nodes, reasons, rules, talkers, waiting, workers},
     units::{NONE, bits, micros},
 };
 use crate::{
@@ -282,7 +282,12 @@ impl Screen {
     /// Tables of what is shown below, each with its title.
     fn tables(&self, live: &Live) -> Vec<(&'static str, Grid)> {
         let Some(server) = &live.server else {
-            return vec![("Rules", rules(live)), ("Ends", ends(live))];
+            let waiting = Some(("Waiting", waiting(live))).filter(|(_, grid)| !grid.rows.is_empty());
+            return [("Rules", rules(live))]
+                .into_iter()
+                .chain(waiting)
+                .chain([("Ends", ends(live))])
+                .collect();
         };
         let of = |tab: Tab| match tab {
             Tab::Talkers => talkers(server.talkers.as_ref()),

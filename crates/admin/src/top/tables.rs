@@ -174,7 +174,6 @@ pub(super) fn rules(live: &Live) -> Grid {
             bits(rule.to_target.bytes),
             bits(rule.to_client.bytes),
             per_second(rule.to_target.datagrams + rule.to_client.datagrams),
-            rule.waits_for.clone().unwrap_or_default(),
         ]
     });
     Grid::new(
@@ -186,10 +185,15 @@ pub(super) fn rules(live: &Live) -> Grid {
             ("TO TARGETS", 2),
             ("TO CLIENTS", 4),
             ("DATAGRAMS", 6),
-            ("WAITS FOR", 7),
         ],
         rows,
     )
+}
+
+/// Reasons of rules that wait; each begins with the name of its rule.
+pub(super) fn waiting(live: &Live) -> Grid {
+    let rows = live.rules.iter().filter_map(|rule| Some(vec![rule.waits_for.clone()?]));
+    Grid::new(&[("REASON", 0)], rows)
 }
 
 pub(super) fn ends(live: &Live) -> Grid {

@@ -306,7 +306,15 @@ fn a_forwarder_has_its_rules() {
     screen.hear(live);
     holds(
         &drawn(&screen, 100, 30),
-        &["turnpike forward", "connections 1234", "to targets 8.00 kbit/s", "web", "waiting", "target reset"],
+        &[
+            "turnpike forward",
+            "connections 1234",
+            "to targets 8.00 kbit/s",
+            "web",
+            "waiting",
+            "cannot listen",
+            "target reset",
+        ],
     );
 }
 

@@ -38,7 +38,9 @@ fn appear() {
     };
     let top = |forward: &Forward| {
         let admin = forward.admin.to_string();
-        Program::start(&mut turnpike(&["top", "--once", "--admin", &admin])).wait(SOON).stdout
+        Program::start(turnpike(&["top", "--once", "--admin", &admin]).env("COLUMNS", "250"))
+            .wait(SOON)
+            .stdout
     };
     assert_eq!(state(&forward), (Some(1), [0, 0]));
     eventually("top gives the reason", || {
