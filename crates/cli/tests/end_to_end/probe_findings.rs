@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use super::harness::{
-    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, USER, V4, V6, eventually, free_port,
-    has_ipv6, namespace, need, turnpike,
+    Certificate, Dir, Finished, PASSWORD, Program, REALM, Serve, Stun, USER, V4, V6, eventually, fetch,
+    free_port, has_ipv6, namespace, need, turnpike,
 };
 
 const NAME: &str = "turn.example.org";
@@ -287,6 +287,41 @@ fn a_private_relayed_address_of_a_public_server_is_bad_and_the_remedy_names_the_
         let text = report["relayed"][0].as_str().expect("an address");
         assert!(relay_ip.ends_with(text.split(':').next().expect("an address")), "{report}");
     }
+}
+
+#[test]
+fn probe_does_not_bury_refusals_of_others() {
+    let serve = Serve::start_bare(&[
+        "--realm",
+        REALM,
+        "--user",
+        &format!("{USER}:{PASSWORD}"),
+        "--relay-ip",
+        "127.0.0.1",
+    ]);
+    let mut stranger = Stun::new(serve.address(V4));
+    let (_, _, challenge) = stranger.challenge();
+    assert_eq!(stranger.forge("mallory", REALM.as_bytes(), &challenge.nonce), Some(401));
+    let run = probe(&format!("turn:{}", serve.address(V4)), &[]);
+    assert!(run.result()["peers"].as_array().is_some_and(|peers| peers.len() > 10), "{}", run.output());
+    let found = eventually("the probe's peers are told", || {
+        let (_, text) = fetch(serve.admin(), "/v1/refusals").ok()?;
+        let found: Value = serde_json::from_str(&text).expect("JSON");
+        let rows = found["refusals"].as_array().expect("a list").clone();
+        rows.iter()
+            .any(|row| row["other_peers"].as_array().is_some_and(|peers| peers.len() > 5))
+            .then_some(rows)
+    });
+    assert!(found.len() <= 6, "{found:#?}");
+    let real = found.iter().find(|row| row["user"] == "mallory").unwrap_or_else(|| panic!("{found:#?}"));
+    assert_eq!((&real["reason"], &real["keys"][0]), (&"no such user".into(), &"auth.users".into()), "{real}");
+    let peers = found.iter().find(|row| row["asked"] == "peer").unwrap_or_else(|| panic!("{found:#?}"));
+    assert_eq!(
+        (&peers["user"], &peers["keys"]),
+        (&USER.into(), &serde_json::json!(["peers.allow"])),
+        "{peers}"
+    );
+    assert!(peers["count"].as_u64() > peers["others"].as_u64(), "{peers}");
 }
 
 /// In a namespace of its own, where port 443 is free.
