@@ -1,7 +1,7 @@
 //! Why clients were refused lately, for whoever asks about one of them. Kept in memory by the control thread, which hears of refusals
 //! anyway; bounded, and without secrets.
 //!
-//! What one client is refused for again and again is one entry with a count. Each kind of refusal has a store of its own, and a full one
+//! A client's repeated refusals for one reason are one entry with a count. Each kind of refusal has a store of its own, and a full one
 //! forgets of the client that has the most in it, so that neither strangers nor a probe push out what users were told.
 //!
 //! Entries are per user and peer; readers get them by client and reason ([`RefusalGroup`]).
@@ -137,7 +137,7 @@ impl Refusals {
         kept.push_back(refusal);
     }
 
-    /// By client and reason: the last ones first, and those that belong to a normal session behind all others.
+    /// Groups refusals by client and reason: the last ones first, and those of a normal session behind all others.
     pub(crate) fn find(&self, wanted: &RefusalFilter, most: usize) -> Vec<RefusalGroup> {
         let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kinds.iter().flat_map(|kept| kept.iter().rev());
@@ -243,7 +243,7 @@ impl Why {
         matches!(self, Self::Request(_, 300 | 438, _) | Self::Unproved(_, 438, _))
     }
 
-    /// Without what differs each time.
+    /// Drops times and ports, which differ between repeated refusals.
     fn without_changes(self) -> Self {
         use CredentialRefusal::{Expired, Token, TooFarAhead};
         match self {
@@ -257,7 +257,7 @@ impl Why {
         }
     }
 
-    /// The reason alone: the same for each peer, request and attribute.
+    /// Reason without peer, request and attribute.
     fn in_general(self) -> Self {
         use RequestRefusal::UnknownAttribute;
         let in_general = |why| if matches!(why, UnknownAttribute(_)) { UnknownAttribute(0) } else { why };
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!((probe.last.first_ms, probe.last.last_ms), (1, 30));
         let names: Vec<String> = (14..30).rev().map(|last| format!("10.0.1.{last}:9")).collect();
         assert_eq!(probe.peer_names(), names, "the last ones but the very last");
-        // What is asked for is grouped, and nothing else.
+        // The filter comes before the grouping.
         assert_eq!(groups(&refusals, None, Some("bob")).len(), 1);
     }
 

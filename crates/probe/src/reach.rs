@@ -20,10 +20,10 @@ use crate::{
     session::{Answer, Session},
 };
 
-/// Lets out what strict firewalls stop everywhere else.
+/// Strict firewalls let TLS out on this port alone.
 const HTTPS: u16 = 443;
 
-/// What came of one transport at one address and port.
+/// Result for one transport at one address and port.
 struct Attempt {
     transport: Transport,
     server: SocketAddr,
@@ -31,7 +31,7 @@ struct Attempt {
     software: Option<String>,
 }
 
-/// What came of one transport at one address.
+/// Results for one transport at one address.
 struct Tried {
     /// At the port that the name leads to.
     named: Attempt,
@@ -112,7 +112,7 @@ impl Probe<'_> {
         })
     }
 
-    /// Of one transport at several ports.
+    /// Sorts the attempts of one transport: at the port that the name leads to, and on port 443.
     fn choose(&self, mut attempts: Vec<Attempt>) -> Tried {
         let is_named = attempts[0].transport.is_secure() == self.config.server.is_secure();
         let works = attempts.iter().position(|attempt| attempt.facts.reachable);
@@ -303,7 +303,7 @@ impl Probe<'_> {
         }
     }
 
-    /// What to do for clients behind strict firewalls, by what port 443 has now.
+    /// Advice for clients behind strict firewalls: it depends on the service that port 443 has now.
     fn advice_on_https(&self, chosen: &[Tried]) -> &'static str {
         let tcp = chosen.iter().find(|tried| tried.transport() == Transport::Tcp);
         let https = tcp.and_then(|tried| {

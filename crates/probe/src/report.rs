@@ -173,7 +173,7 @@ pub struct Report {
     pub realm: Option<String>,
     /// By transport: `udp`, `tcp`, `tls`, `dtls`.
     pub transports: BTreeMap<String, TransportFacts>,
-    /// The same on port 443, where the name leads to another one.
+    /// By transport: port 443, if the name leads to another one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub port_443: BTreeMap<String, TransportFacts>,
     /// The same at the name's address of the other family, where it has one.

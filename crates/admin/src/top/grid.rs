@@ -6,20 +6,19 @@ use turnpike_wire::escape;
 
 /// Columns between two columns.
 pub(super) const GAP: u16 = 2;
-/// So much of the text of a table's main column is worth more than another column.
+/// Width of the main column up to which other columns give way to it.
 const TEXT: u16 = 20;
 
-/// What stands above a column, and how early it is left out: the last one first, and the one with 0 never. That one holds text, which may
-/// be shortened.
+/// Title and rank. Columns with a higher rank are left out first; the one with rank 0 stays, and its text may be shortened.
 pub(super) type Column = (&'static str, u8);
 
-/// Rows as text, with a colour where they are to be noticed.
+/// Rows as text, with a colour for those that need attention.
 pub(super) struct Grid {
     pub(super) head: &'static [Column],
     pub(super) rows: Vec<(Vec<String>, Option<Color>)>,
 }
 
-/// What fits into a width.
+/// The columns that fit into a width.
 pub(super) struct Fitting {
     pub(super) head: Vec<&'static str>,
     pub(super) widths: Vec<u16>,
@@ -82,7 +81,7 @@ impl Grid {
     }
 }
 
-/// Text without its middle, where it is too long: the end of an address is its port.
+/// Drops the middle of text that is too long: the end of an address is its port.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if Span::raw(text).width() <= width {
         return text.to_owned();

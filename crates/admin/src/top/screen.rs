@@ -180,7 +180,7 @@ impl Screen {
         let job = if status.job == Job::Serve { "serve" } else { "forward" };
         let name = format!("turnpike {job} {}", status.version);
         let node = status.node.as_ref().map_or_else(String::new, |node| format!("node {node}"));
-        // In the order in which they are left out of a narrow terminal.
+        // A narrow terminal drops them in this order.
         let mut more = [Some(self.whom.clone()), Some(format!("up {}", span(status.uptime_s))), Some(node)];
         let is_there = |text: &&String| !text.is_empty();
         for at in 0..more.len() {
@@ -199,7 +199,7 @@ impl Screen {
         ])
     }
 
-    /// Groups of figures, each from the beginning of a line.
+    /// Groups of figures; each group begins a line.
     fn figures(live: &Live) -> Vec<Vec<(&'static str, String)>> {
         let cores = live.cores.map_or(NONE.to_owned(), |cores| format!("{cores:.2}"));
         let open = live.status.open;
@@ -319,7 +319,7 @@ impl Screen {
             tables.iter().map(|(title, _)| *title).collect()
         };
         let is_shown = |title: &str| tables.iter().any(|(shown, _)| *shown == title);
-        // What does not fit is left out, but never the one that is shown.
+        // Titles that do not fit are left out, but never the one that is shown.
         let length = |titles: &[&str]| titles.iter().map(|title| title.len() + 3).sum::<usize>();
         let mut some = &all[..];
         while length(some) > width.into() && some.len() > 1 {
@@ -419,7 +419,7 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-/// In as many lines as it takes.
+/// Wraps figures into as many lines as they take.
 fn figures(all: &[(&str, String)], width: u16) -> Vec<Line<'static>> {
     let mut lines: Vec<Vec<Span<'static>>> = Vec::new();
     let mut left = 0;

@@ -1,4 +1,4 @@
-//! The tables of `turnpike top`: columns, rows, and colours of rows that are to be noticed.
+//! The tables of `turnpike top`: columns, rows, and colours of rows that need attention.
 
 use ratatui::style::Color;
 use turnpike_measure::units::{bits_per_second, per_second, span};

@@ -9,7 +9,7 @@ use turnpike_wire::stun::kind;
 use super::Why;
 
 impl Why {
-    /// What was wrong.
+    /// Cause of the refusal.
     #[must_use]
     pub fn reason(self) -> String {
         match self {
@@ -27,7 +27,7 @@ impl Why {
         }
     }
 
-    /// What to do about it.
+    /// Remedy for the operator.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl Why {
         }
     }
 
-    /// Keys of the configuration that decide it; empty where no key does.
+    /// Configuration keys that control it; empty if none does.
     #[must_use]
     pub fn keys(self) -> &'static [&'static str] {
         match self {
@@ -381,7 +381,7 @@ mod tests {
         let closes = CloseReason::VARIANTS.iter().map(<&'static str>::from);
         let handshakes = HandshakeFailure::VARIANTS.iter().map(<&'static str>::from);
         let dtls = DtlsFailure::VARIANTS.iter().map(<&'static str>::from);
-        // What turns nobody away.
+        // Reasons that turn no client away.
         let none = ["client", "broken", "idle", "data_connection", "handed_over", "shutdown"];
         for reason in closes.chain(handshakes).chain(dtls).filter(|reason| !none.contains(reason)) {
             assert_ne!(connection_reason(reason), reason);

@@ -258,7 +258,7 @@ impl Losses {
         newly
     }
 
-    /// What was sent and is neither answered nor known to be lost.
+    /// Datagrams sent and neither answered nor known to be lost.
     fn outstanding(&self) -> u64 {
         self.unanswered.saturating_sub(self.lost)
     }
