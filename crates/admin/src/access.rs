@@ -34,6 +34,7 @@ use crate::{
     connections::Progress,
     hosts,
     model::Problem,
+    problem,
     program::Program,
     refusal_log::RefusalLog,
     routes::{path_at_node, whole},
@@ -287,6 +288,10 @@ pub(crate) async fn admit(
         Err(refused) => guard.refuse(&via, request, refused).await,
     };
     COUNTS.count(response.status());
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        // Answers of health and of other nodes come without one.
+        response.headers_mut().entry(header::RETRY_AFTER).or_insert(problem::RETRY_AFTER);
+    }
     keep_from_being_kept(response.headers_mut());
     response
 }

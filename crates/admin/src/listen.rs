@@ -32,6 +32,9 @@ use crate::{
     tls::{Tls, TlsError},
 };
 
+/// Bytes that the kernel keeps for a client that reads nothing. Its own limit is megabytes, which would look as if they were taken.
+const UNSENT: u32 = 4096;
+
 /// This user and root.
 const MODE: u32 = 0o600;
 
@@ -372,7 +375,10 @@ impl Bound {
         let listener = match lent {
             Some(lent) => turnpike_net::TcpListener::take_over(lent)?,
             // IPV6_V6ONLY, so that 0.0.0.0 and [::] can have one port.
-            None => turnpike_net::TcpListener::bind(address, &ListenOptions::default())?,
+            None => {
+                let options = ListenOptions { unsent_limit: Some(UNSENT), ..ListenOptions::default() };
+                turnpike_net::TcpListener::bind(address, &options)?
+            }
         };
         let listener = StdTcpListener::from(listener.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;

@@ -11,8 +11,11 @@ use crate::model::Problem;
 /// Media type of such an answer.
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
+/// Whole seconds (RFC 9110 section 10.2.3).
+pub(crate) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
 /// Every code, with the statuses that it comes with.
-pub(crate) const CODES: [(&str, &[u16]); 54] = [
+pub(crate) const CODES: [(&str, &[u16]); 56] = [
     ("bad_request", &[400]),
     ("body", &[413]),
     ("busy", &[503]),
@@ -50,7 +53,9 @@ pub(crate) const CODES: [(&str, &[u16]); 54] = [
     ("predecessor_silent", &[504]),
     ("rate_exceeded", &[429]),
     ("read_only", &[403]),
+    ("realm_configured", &[409]),
     ("realm_exists", &[409]),
+    ("realm_not_served", &[409]),
     ("secret_exists", &[409]),
     ("stopping", &[503]),
     ("store_refuses", &[502]),
@@ -114,8 +119,7 @@ impl IntoResponse for Problem {
         let body = escape::json(&serde_json::to_string(&self).unwrap_or_default()).into_owned();
         let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], body).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
-            // Whole seconds (RFC 9110 section 10.2.3).
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer realm=\"turnpike\"");

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::{Semaphore, watch},
     time::timeout,
 };
@@ -21,6 +21,7 @@ use turnpike_config::{AdminAccess, AdminSettings, Settings};
 use super::*;
 use crate::{
     changes::Changes,
+    listen::Bound,
     model::Job,
     program::{Later, NotReloaded, Program, Refusal, RefusalFilter, Reloaded, Rule, Server},
     routes,
@@ -160,6 +161,7 @@ async fn health_turns_from_ok_to_draining() {
     draining.store(true, Ordering::Relaxed);
     let answer = get_page(page, "/healthz").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("draining\n"), "{answer}");
+    assert!(answer.contains("retry-after: 1"), "{answer}");
 }
 
 /// Its address stands in the log, and people follow it.
@@ -523,5 +525,27 @@ async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
     // The events of some 20 s fit into the buffers on the way.
     let seconds = begun.elapsed().as_secs();
     assert!((10..35).contains(&seconds), "{seconds} s");
+    drop(client);
+}
+
+/// The kernel takes what the client does not: a little, and no more.
+#[tokio::test(start_paused = true)]
+async fn a_watcher_over_tcp_that_takes_nothing_is_closed_after_ten_seconds() {
+    let limits = Limits::of_one(1);
+    let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+    let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("the kernel takes a small one");
+    let mut client = socket.connect(bound.address().expect("bound")).await.expect("it listens");
+    client.write_all(b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("it is open");
+    let Ok(Stream::Tcp(server, from, _)) = bound.listener.accept().await else { panic!("a client over TCP") };
+    let begun = tokio::time::Instant::now();
+    let before = closed_for("slow");
+    speak(&http(limits), server, router, Via::Loopback(from), limits, Progress::new(place), &ADMIN).await;
+    assert!(closed_for("slow") > before);
+    // A small reading a second fills the buffers first; the kernel's own limit would take hours.
+    let seconds = begun.elapsed().as_secs();
+    assert!((10..120).contains(&seconds), "{seconds} s");
     drop(client);
 }
