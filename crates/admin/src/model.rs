@@ -13,12 +13,12 @@ pub enum Job {
     Forward,
 }
 
-/// How the program is.
+/// State of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// Which program it is.
     pub job: Job,
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
     /// Process ID.
     pub pid: u32,
@@ -26,25 +26,25 @@ pub struct Status {
     pub started_at: String,
     /// Seconds since then.
     pub uptime_s: u64,
-    /// Whether nothing new is taken, and the program ends with the last session or connection.
+    /// Nothing new is taken; the program ends with the last session or connection.
     pub draining: bool,
     /// Sessions of a server, connections of a forwarder, those of a previous process included. At most 1 s old.
     pub open: u64,
-    /// How datagrams enter and leave, of a server.
+    /// Path of datagrams, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<Datapath>,
-    /// What it is called in its fleet; not there of a program that is in none.
+    /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// What is left to the process; none where it has given up nothing (`sandbox.mode`).
+    /// Rights left to the process; null where it has given up nothing (`sandbox.mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
 }
 
-/// What is left to a process in its sandbox. A part that is none is not restricted, for a reason in `missing`.
+/// Rights left to a process in its sandbox. A part that is null is not restricted, for a reason in `missing`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
-    /// How many system calls can be made.
+    /// Number of system calls that can be made.
     pub system_calls: Option<u64>,
     /// Directories and files that can be read.
     pub read: Option<Vec<String>>,
@@ -56,7 +56,7 @@ pub struct Sandbox {
     pub missing: Vec<String>,
 }
 
-/// How datagrams enter and leave.
+/// Path of datagrams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Datapath {
     /// The step of the ladder, such as `gso`.
@@ -65,12 +65,12 @@ pub struct Datapath {
     pub why: String,
 }
 
-/// What was built.
+/// Build of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Build {
     /// Always `turnpike`.
     pub name: String,
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
     /// Architecture and system, such as `x86_64-linux`.
     pub target: String,
@@ -111,15 +111,15 @@ pub struct Session {
     pub relayed: Vec<Relayed>,
     /// Between the server and peers: `udp` or `tcp`.
     pub relayed_transport: String,
-    /// Whether it follows its client to another address (RFC 8016).
+    /// Follows its client to another address (RFC 8016).
     pub mobile: bool,
-    /// Whether its client has gone, and may come back.
+    /// Its client has gone, and may come back.
     pub away: bool,
     /// Seconds since it began.
     pub age_s: f64,
-    /// What was relayed to peers.
+    /// Traffic relayed to peers.
     pub to_peer: Traffic,
-    /// What was relayed to the client.
+    /// Traffic relayed to the client.
     pub to_client: Traffic,
     /// Connections to peers (RFC 6062).
     pub peer_connections: u64,
@@ -131,7 +131,7 @@ pub struct Session {
     /// The node of the fleet that has it, where another one than the one that was asked might.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Who may send to it; told of one session, not in lists.
+    /// Peers that may send to it; of one session, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Vec<Permission>>,
     /// Channels; told of one session, not in lists.
@@ -192,7 +192,7 @@ pub struct FleetSessions {
 /// Servers that are one service, as one of them sees them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fleet {
-    /// What the fleet is called: `fleet.name`.
+    /// Name of the fleet: `fleet.name`.
     pub name: String,
     /// The node that was asked.
     pub node: String,
@@ -200,7 +200,7 @@ pub struct Fleet {
     pub store: String,
     /// Why the node that was asked knows nothing of the others as of late, where it does not: then what follows is old.
     pub alone: Option<String>,
-    /// Whether the store is new, was emptied or is another server: until it knows what all nodes have, each serves its equal share of quotas.
+    /// The store is new, was emptied or is another server. Until it knows what all nodes have, each serves its equal share of quotas.
     #[serde(default)]
     pub recovering: bool,
     /// The version of the keys that all nodes share.
@@ -214,15 +214,15 @@ pub struct Fleet {
 pub struct FleetNode {
     /// Its name: `fleet.node`.
     pub name: String,
-    /// What CONNECTION-IDs and mobility tickets hold of it.
+    /// Number of the node in CONNECTION-IDs and mobility tickets.
     pub number: u16,
-    /// Whether it takes clients.
+    /// State towards new clients.
     pub state: NodeState,
     /// Seconds for which it has said nothing.
     pub silent_s: f64,
     /// `fleet.zone`; empty if nobody says.
     pub zone: String,
-    /// Of the program; none before that is known.
+    /// Version of the program; null before it is known.
     pub version: Option<String>,
     /// The largest of its loads: 0 is idle, 1 is as much as it can take.
     pub busy: f64,
@@ -232,19 +232,19 @@ pub struct FleetNode {
     pub max_sessions: u64,
     /// Payload both ways, in bits.
     pub bits_per_second: u64,
-    /// What it can carry of that, where somebody has said so.
+    /// Capacity for that, where it is configured.
     pub max_bits_per_second: Option<u64>,
     /// The share of a core that its busiest worker took lately, 0 to 1.
     pub cpu: f64,
     /// Relay ports that are free.
     pub relay_ports_left: u64,
-    /// Of so many.
+    /// Relay ports in all.
     pub relay_ports: u64,
     /// Where clients reach it, such as `tls://203.0.113.5:5349`.
     pub addresses: Vec<String>,
 }
 
-/// Whether a node takes clients.
+/// State of a node towards new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
@@ -258,16 +258,16 @@ pub enum NodeState {
     Silent,
 }
 
-/// What a node was told.
+/// Order to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeOrder {
     /// Which.
     pub node: String,
-    /// Whether it is to take nobody new.
+    /// The node takes no new clients.
     pub drains: bool,
 }
 
-/// Who is banned.
+/// Bans in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bans {
     /// Those first whose ban ends first.
@@ -295,6 +295,7 @@ pub struct Ban {
 /// A ban to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "user": "alice", "seconds": 3600, "reason": "abuse" }))]
 pub struct NewBan {
     /// The username, or the id of a time-limited one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -320,7 +321,7 @@ pub struct Banned {
     pub ban: Ban,
     /// Sessions that it has ended, on the node that was asked.
     pub ended: u64,
-    /// Whether the other nodes of the fleet know. If not, they are told when its store answers again.
+    /// The other nodes of the fleet know. If not, they are told when the store answers again.
     pub announced: bool,
 }
 
@@ -329,7 +330,7 @@ pub struct Banned {
 pub struct Unbanned {
     /// Bans that are left, those first whose ban ends first.
     pub bans: Vec<Ban>,
-    /// Whether the other nodes of the fleet know. If not, they are told when its store answers again.
+    /// The other nodes of the fleet know. If not, they are told when the store answers again.
     pub announced: bool,
 }
 
@@ -376,6 +377,7 @@ pub enum Origin {
 /// A user to be made, or one that gets another password. Its `Debug` would show that, so there is none.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "alice", "password": "correct horse" }))]
 pub struct NewUser {
     /// The username: 1 to 508 bytes without control characters and colons.
     pub name: String,
@@ -384,7 +386,7 @@ pub struct NewUser {
     pub realm: Option<String>,
     /// The password. Keys are made of it; it is not kept.
     pub password: String,
-    /// Whether one that is there already stays as it is; then the answer is 409.
+    /// An existing one stays as it is; the answer is 409 then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -405,7 +407,7 @@ pub struct SharedSecret {
     pub fingerprint: String,
     /// Where it stands.
     pub from: Origin,
-    /// Whether new credentials are made with it.
+    /// Makes new credentials.
     pub signs: bool,
     /// The last second in which it counts, once another one has taken its place (RFC 3339).
     pub until: Option<String>,
@@ -414,13 +416,14 @@ pub struct SharedSecret {
 /// A secret to be taken. Its `Debug` would show it, so there is none.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "secret": "b835b34458676107ba09b78bc9a22be5" }))]
 pub struct NewSecret {
     /// The secret.
     pub secret: String,
     /// The realm; `server.realm` if it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub realm: Option<String>,
-    /// Whether one that is there already stays as it is; then the answer is 409.
+    /// An existing one stays as it is; the answer is 409 then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -428,6 +431,7 @@ pub struct NewSecret {
 /// Another secret for a realm. Its `Debug` would show it, so there is none.
 #[derive(Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "overlap_s": 3600 }))]
 pub struct Rotation {
     /// The realm; `server.realm` if it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -441,7 +445,7 @@ pub struct Rotation {
     pub overlap_s: Option<u32>,
 }
 
-/// What a rotation has come to.
+/// Result of a rotation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rotated {
     /// The realm.
@@ -452,7 +456,7 @@ pub struct Rotated {
     pub store: String,
     /// The last second in which the others count (RFC 3339); none if there were no others.
     pub until: Option<String>,
-    /// What somebody should know.
+    /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -480,6 +484,7 @@ pub struct Key {
 /// A key to be taken. Whoever makes it keeps it: only its hash is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "shop", "sha256": "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865", "max_ttl": 3600 }))]
 pub struct NewKey {
     /// Its name: 1 to 64 small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
     pub name: String,
@@ -498,11 +503,12 @@ pub struct NewKey {
     pub rate: Option<u32>,
 }
 
-/// What an application wants. All of it may be left out.
+/// Wishes of an application. All of it may be left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "user": "alice", "ttl": 600 }))]
 pub struct CredentialsRequest {
-    /// Whose the credential is: 1 to 256 bytes. Quotas count by it, and log lines name it. Somebody else each time, if it is not there.
+    /// Owner of the credential: 1 to 256 bytes. Quotas count by it, and log lines name it; absent, it is generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Seconds for which it is good; `credentials.ttl` if it is not there.
@@ -517,7 +523,7 @@ pub struct CredentialsRequest {
     pub kid: Option<String>,
 }
 
-/// What a browser needs: an `RTCConfiguration` for `new RTCPeerConnection`.
+/// Configuration for a browser: an `RTCConfiguration` for `new RTCPeerConnection`.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct Credentials {
     /// This server.
@@ -538,7 +544,7 @@ pub struct IceServer {
     pub urls: Vec<String>,
     /// USERNAME: of a token its kid.
     pub username: String,
-    /// What proves it.
+    /// Password or token.
     pub credential: IceCredential,
     /// `oauth` for a token (W3C webrtc-extensions).
     #[serde(rename = "credentialType", default, skip_serializing_if = "Option::is_none")]
@@ -566,7 +572,7 @@ pub struct IceToken {
     pub access_token: String,
 }
 
-/// The same as the draft of a TURN REST API has it (draft-uberti-behave-turn-rest).
+/// Credential in the form of the draft of a TURN REST API (draft-uberti-behave-turn-rest).
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct RestCredentials {
     /// USERNAME: when it ends, and whose it is.
@@ -588,9 +594,9 @@ pub struct Change {
     pub realm: String,
     /// The store, without its password.
     pub store: String,
-    /// Whether it was there before.
+    /// It existed before.
     pub existed: bool,
-    /// What somebody should know.
+    /// Note about the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -600,7 +606,7 @@ pub struct Change {
 pub struct Realms {
     /// Those that clients are served in.
     pub realms: Vec<Realm>,
-    /// What the store says of realms.
+    /// Realms of the store.
     pub stored: Vec<StoredRealm>,
 }
 
@@ -617,9 +623,9 @@ pub struct Realm {
     pub max_sessions_per_user: u64,
     /// Bits per second, each way, of all its sessions together.
     pub bits_per_second: Option<u64>,
-    /// The same of each of its users.
+    /// Bits per second of each of its users.
     pub bits_per_second_per_user: Option<u64>,
-    /// The same of each session.
+    /// Bits per second of each session.
     pub bits_per_second_per_session: Option<u64>,
     /// Seconds that a session may last, however often it is refreshed.
     pub session_length: Option<u32>,
@@ -635,7 +641,7 @@ pub struct Realm {
     pub server_names: Vec<String>,
 }
 
-/// What a store says of a realm; where the configuration says something else, that is in force.
+/// Realm of a store; a limit of the configuration comes before its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredRealm {
     /// REALM.
@@ -653,6 +659,7 @@ pub struct StoredRealm {
 /// A realm to be served beside those of the configuration, or to get other limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "blue.example", "max_sessions": 100 }))]
 pub struct NewRealm {
     /// REALM: 1 to 127 characters, without control characters, `"` and `\`.
     pub name: String,
@@ -666,9 +673,9 @@ pub struct NewRealm {
     pub max_sessions_per_user: Option<u64>,
     /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1000)]
+    #[schema(minimum = 1000, maximum = 1000000000000u64)]
     pub bits_per_second_per_session: Option<u64>,
-    /// Whether one that is there already stays as it is; then the answer is 409.
+    /// An existing one stays as it is; the answer is 409 then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -688,7 +695,7 @@ pub struct Limit {
     /// The most that there may be; of times, in seconds (of `limits.burst`, in milliseconds), of rates, in bits per second (of refusals, in
     /// refusals per second), of buffers, in bytes. Without it there is no limit.
     pub most: Option<u64>,
-    /// How much of it is taken, where that is one number.
+    /// Amount in use, where that is one number.
     pub used: Option<u64>,
 }
 
@@ -708,13 +715,13 @@ pub struct Listener {
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// Whether it takes no new clients, because a reload has taken it away; it is shown as long as there are sessions of it.
+    /// Takes no new clients, because a reload has taken it away; shown as long as it has sessions.
     pub closing: bool,
     /// Sessions that came in here and exist now.
     pub sessions: u64,
-    /// What these have relayed to peers.
+    /// Traffic that these have relayed to peers.
     pub to_peer: Traffic,
-    /// What these have relayed to clients.
+    /// Traffic that these have relayed to clients.
     pub to_client: Traffic,
 }
 
@@ -749,14 +756,14 @@ pub struct Certificate {
     pub not_after: String,
     /// Seconds until then; below zero afterwards.
     pub expires_in_s: i64,
-    /// Whether DTLS can use it, too.
+    /// DTLS can use it, too.
     pub dtls: bool,
 }
 
 /// All workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Workers {
-    /// By number.
+    /// Workers by number.
     pub workers: Vec<Worker>,
 }
 
@@ -771,7 +778,7 @@ pub struct Worker {
     pub load: Option<f64>,
     /// The share of the time that it was ready to run lately and did not, because others had its core.
     pub waiting: Option<f64>,
-    /// What a datagram would have waited for it just now, in microseconds; none if it did not answer.
+    /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
     pub event_loop_us: Option<u64>,
     /// Times that it woke up.
     pub wakeups: u64,
@@ -783,9 +790,9 @@ pub struct Worker {
     pub send_calls: u64,
     /// Datagrams sent.
     pub sent: u64,
-    /// What was relayed to peers.
+    /// Traffic relayed to peers.
     pub to_peer: Traffic,
-    /// What was relayed to clients.
+    /// Traffic relayed to clients.
     pub to_client: Traffic,
     /// Datagrams that the kernel dropped because the worker was too slow.
     pub kernel_drops: u64,
@@ -793,33 +800,44 @@ pub struct Worker {
     pub dropped: u64,
 }
 
-/// What the program does at this moment. Rates are of the last second or so: see `interval_s`.
+/// An event of `/v1/live/events`.
+#[derive(ToSchema)]
+#[serde(tag = "event", content = "data", rename_all = "lowercase")]
+#[schema(example = json!({ "event": "live", "data": { "at": "2026-11-29T12:00:00Z" } }))]
+pub enum LiveEvent {
+    /// The first one: the last minutes.
+    History(History),
+    /// One each second.
+    Live(Live),
+}
+
+/// State of the program at this moment. Rates are of the last second or so: see `interval_s`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Live {
     /// When (RFC 3339, with milliseconds).
     pub at: String,
     /// Seconds that the rates are of.
     pub interval_s: f64,
-    /// How the program is.
+    /// State of the program.
     pub status: Status,
     /// Cores that it took, 1.0 being one of them.
     pub cores: Option<f64>,
-    /// What the TURN server does.
+    /// Activity of the TURN server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<LiveServer>,
-    /// What each rule of a forwarder does.
+    /// Activity of each rule of a forwarder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<LiveRule>,
 }
 
-/// What the TURN server does at this moment.
+/// Activity of the TURN server at this moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveServer {
     /// Payload relayed to peers, a second.
     pub to_peer: Rate,
     /// Payload relayed to clients, a second.
     pub to_client: Rate,
-    /// What the kernel relayed of both without waking a worker, a second.
+    /// Traffic of both that the kernel relayed without waking a worker, a second.
     pub across: Rate,
     /// Datagrams that workers received, a second.
     pub received: f64,
@@ -831,15 +849,15 @@ pub struct LiveServer {
     pub opened: f64,
     /// Sessions that ended, a second.
     pub closed: f64,
-    /// How long allocations of the last minute took to be there; none if there was none.
+    /// Time that allocations of the last minute took; null if there were none.
     pub opening: Option<Quantiles>,
-    /// What was lost or dropped since the start, by reason; reasons that have not happened are left out.
+    /// Losses and drops since the start, by reason; reasons that have not happened are left out.
     pub drops: Vec<Reason>,
-    /// What was refused since the start, by reason, likewise.
+    /// Refusals since the start, by reason, likewise.
     pub refusals: Vec<Reason>,
-    /// By number.
+    /// Workers by number.
     pub workers: Vec<LiveWorker>,
-    /// How many datagrams came with one receive call.
+    /// Datagrams of one receive call.
     pub batches: Vec<Batch>,
     /// Sessions by where and how their clients come in.
     pub listeners: Vec<LiveListener>,
@@ -861,7 +879,7 @@ pub struct Rate {
 /// Upper bounds: so long or less it took for that share.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Quantiles {
-    /// Of how many.
+    /// Number of allocations.
     pub count: u64,
     /// Seconds for half of them; none if it is more than can be told.
     pub p50_s: Option<f64>,
@@ -872,7 +890,7 @@ pub struct Quantiles {
 /// Something that happens for several reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reason {
-    /// What kind of thing, such as `packet` or `limit`.
+    /// Kind, such as `packet` or `limit`.
     pub kind: String,
     /// Why, as `/metrics` calls it.
     pub reason: String,
@@ -882,7 +900,7 @@ pub struct Reason {
     pub rate: f64,
 }
 
-/// What a worker does at this moment.
+/// Activity of a worker at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveWorker {
     /// From 0 on.
@@ -893,7 +911,7 @@ pub struct LiveWorker {
     pub load: Option<f64>,
     /// The share of the time that it was ready to run and did not, because others had its core.
     pub waiting: Option<f64>,
-    /// What a datagram would have waited for it just now, in microseconds; none if it did not answer.
+    /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
     pub event_loop_us: Option<u64>,
     /// Times that it woke up, a second.
     pub wakeups: f64,
@@ -912,9 +930,9 @@ pub struct LiveWorker {
 /// Receive calls that brought so many datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Batch {
-    /// So many at the least.
+    /// Lower bound.
     pub from: u64,
-    /// So many at the most; none of the last, which has no bound.
+    /// Upper bound; null for the last.
     pub to: Option<u64>,
     /// Calls a second.
     pub rate: f64,
@@ -972,7 +990,7 @@ pub struct Talker {
     pub to_client: Rate,
 }
 
-/// Whether a rule of a forwarder takes clients.
+/// State of a rule of a forwarder towards clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleState {
@@ -996,12 +1014,12 @@ impl RuleState {
     }
 }
 
-/// What a rule of a forwarder does at this moment.
+/// Activity of a rule of a forwarder at this moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveRule {
     /// Its name.
     pub name: String,
-    /// Whether it takes clients.
+    /// State towards clients.
     pub state: RuleState,
     /// Why it waits, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -1059,21 +1077,21 @@ pub struct Refusal {
     pub first_at: String,
     /// For the last time.
     pub last_at: String,
-    /// How often, as far as it is known: beyond some a second of one address they are counted in `/metrics` only.
+    /// Number of times, as far as it is known: beyond some a second of one address they are counted in `/metrics` only.
     pub count: u64,
     /// Where it came from the last time.
     pub client: String,
-    /// Who it said it was, where it came as far as that.
+    /// Username that the client gave, if it came as far as that.
     pub user: Option<String>,
     /// The realm of a user who had proved it.
     pub realm: Option<String>,
-    /// What was refused: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
+    /// Refused thing: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
     pub asked: String,
     /// The STUN error code of the answer, if there was one.
     pub code: Option<u16>,
-    /// What was wrong.
+    /// Reason.
     pub reason: String,
-    /// What to do about it.
+    /// Remedy.
     pub remedy: String,
     /// Keys of the configuration that decide it, such as `limits.allocations_per_user`; none where no key does.
     pub keys: Vec<String>,
@@ -1085,25 +1103,26 @@ pub struct Refusal {
     pub other_peers: Vec<String>,
 }
 
-/// What whoever asks may do.
+/// Rights of the client that asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
-    /// Whether changes are allowed: ending sessions, reload, drain, log level.
+    /// Changes are allowed: ending sessions, reload, drain, log level.
     pub may_change: bool,
 }
 
-/// How log lines are filtered.
+/// Filter of log lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "level": "info" }))]
 pub struct LogLevel {
     /// `error`, `warn`, `info`, `debug`, `trace`, `off`, or directives such as `info,turnpike_relay=debug`.
-    #[schema(example = "info")]
     pub level: String,
 }
 
-/// How to drain.
+/// Limit of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "deadline_s": 300 }))]
 pub struct Drain {
     /// Seconds that sessions may live on, at most a day; what `shutdown.deadline` says if it is not there. 0 ends them at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -1120,7 +1139,7 @@ pub struct Draining {
     pub deadline_s: f64,
 }
 
-/// What a reload has changed.
+/// Changes made by a reload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reloaded {
     /// One line for each key, realm, rule or certificate, such as `auth.users: 1 added`.
@@ -1143,7 +1162,7 @@ pub struct Problem {
     pub title: Box<str>,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong here, and what to do instead.
+    /// Description of the problem, and the remedy.
     pub detail: String,
     /// Which problem it is, for programs.
     #[schema(value_type = String, example = "no_such_session")]

@@ -3,6 +3,7 @@
 mod accounts;
 mod bans;
 mod credentials;
+mod errors;
 mod fleet;
 mod health;
 mod input;
@@ -26,12 +27,7 @@ use serde::Serialize;
 use turnpike_wire::escape;
 use utoipa::{
     Modify, OpenApi,
-    openapi::{
-        Object, RefOr, Required, Schema, Type,
-        header::HeaderBuilder,
-        request_body::RequestBody,
-        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
-    },
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
 use crate::{
@@ -41,13 +37,13 @@ use crate::{
     live::Feed,
     model::{Job, Problem},
     predecessor::Predecessor,
-    problem::CODES,
     program::{Program, Server},
     threads::Threads,
     web,
 };
 pub(crate) use accounts::{RealmQuery, UserQuery};
 use credentials::Desk;
+use errors::Errors;
 pub(crate) use fleet::path_at_node;
 pub(crate) use input::whole;
 use input::{body, bytes, form, query};
@@ -197,57 +193,11 @@ pub(crate) fn router(
         bans::put_ban,
         bans::remove_ban,
     ),
+    components(schemas(Problem)),
     modifiers(&Token, &Errors),
     security((), ("token" = [])),
 )]
 pub(crate) struct Document;
-
-/// All codes of problems, and the headers that they come with.
-struct Errors;
-
-impl Modify for Errors {
-    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
-        let components = document.components.get_or_insert_default();
-        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
-            && let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code")
-        {
-            code.enum_values = Some(CODES.iter().map(|(code, _)| (*code).into()).collect());
-        }
-        let header = |description: &str| {
-            HeaderBuilder::new()
-                .schema(Object::with_type(Type::String))
-                .description(Some(description))
-                .build()
-        };
-        let headers = [
-            ("Retry-After", header("Seconds until it is worth asking again; with 503 and 429.")),
-            ("WWW-Authenticate", header("`Bearer`; with 401.")),
-            ("Allow", header("Methods of this path; with 405.")),
-        ];
-        for item in document.paths.paths.values_mut() {
-            let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.delete];
-            for operation in operations.into_iter().flatten() {
-                operation.request_body.iter_mut().for_each(without_null);
-                if let Some(RefOr::T(default)) = operation.responses.responses.get_mut("default") {
-                    let named = headers.clone().map(|(name, header)| (name.to_owned(), header));
-                    default.headers.extend(named);
-                }
-            }
-        }
-    }
-}
-
-/// A body that may be left out is an object all the same.
-fn without_null(body: &mut RequestBody) {
-    for content in body.content.values_mut() {
-        if let Some(RefOr::T(Schema::OneOf(one))) = &mut content.schema
-            && let Some(object) = one.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
-        {
-            content.schema = Some(object.clone());
-            body.required = Some(Required::False);
-        }
-    }
-}
 
 /// How tokens are sent.
 struct Token;

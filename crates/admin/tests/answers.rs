@@ -26,7 +26,8 @@ impl Document {
         assert!(operation.is_object(), "{method} {path} is not described");
         let responses = &operation["responses"];
         let named = &responses[answer.status.to_string()];
-        let response = if named.is_object() { named } else { &responses["default"] };
+        let shared = named["$ref"].as_str().and_then(|place| self.0.pointer(place.trim_start_matches('#')));
+        let response = shared.unwrap_or(named);
         assert!(response.is_object(), "{method} {path}: {} is not described", answer.status);
         let media = answer.header("content-type").split(';').next().unwrap().trim();
         let schema = &response["content"][media]["schema"];

@@ -20,6 +20,31 @@ fn the_committed_document_is_the_one_that_the_program_gives() {
     assert_eq!(given["openapi"], "3.1.0");
 }
 
+/// Somebody who tries an operation begins with its example.
+#[test]
+fn each_request_body_has_an_example_that_the_server_takes() {
+    let running = Running::server(1);
+    let document = running.get("/openapi.json").ok();
+    let mut tried = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let Some(place) =
+                operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].as_str()
+            else {
+                continue;
+            };
+            let example = &document.pointer(place.trim_start_matches('#')).unwrap()["example"];
+            assert!(example.is_object(), "{method} {path}: {place} has no example");
+            let answer = running.ask(&method.to_uppercase(), path, Some(&example.to_string()));
+            // There may be no secret or listener yet to make a credential with.
+            let is_taken = answer.status < 300 || (path == "/v1/credentials" && answer.status == 409);
+            assert!(is_taken, "{method} {path} with {example}: {answer:?}");
+            tried += 1;
+        }
+    }
+    assert_eq!(tried, 9, "of all operations with a body");
+}
+
 /// Programs that are made of the document call their functions so.
 #[test]
 fn each_operation_has_a_name_of_its_own() {

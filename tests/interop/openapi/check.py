@@ -49,7 +49,10 @@ def main():
         status, media, text = ask(path, method, target)
         tried += 1
         responses = document["paths"][described][method.lower()]["responses"]
-        content = responses.get(str(status), responses.get("default", {})).get("content", {})
+        response = responses.get(str(status), {})
+        if "$ref" in response:
+            response = document["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
+        content = response.get("content", {})
         if media not in content:
             wrong.append(f"{method} {target}: {status} {media} is not described")
         elif media.endswith("json"):

@@ -55,7 +55,6 @@ pub(crate) struct RealmQuery {
     params(UserQuery),
     responses(
         (status = 200, description = "Counts over all realms, and a page of users; the last one has no `next`.", body = Users),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users>, Problem> {
@@ -88,7 +87,6 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
     responses(
         (status = 200, description = "It has another password.", body = Change),
         (status = 201, description = "It is there.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -107,7 +105,6 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     params(("name" = String, Path, description = "The username."), RealmQuery),
     responses(
         (status = 200, description = "It is gone.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
@@ -127,7 +124,6 @@ pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -
     params(RealmQuery),
     responses(
         (status = 200, description = "Those of the configuration and of the store.", body = Secrets),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Secrets>, Problem> {
@@ -144,7 +140,6 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
     responses(
         (status = 200, description = "It was there already.", body = Change),
         (status = 201, description = "It is there.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -162,7 +157,6 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     params(("fingerprint" = String, Path, description = "As the list has it."), RealmQuery),
     responses(
         (status = 200, description = "It is gone.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_secret(
@@ -186,7 +180,6 @@ pub(super) async fn remove_secret(
     request_body(content = Option<Rotation>),
     responses(
         (status = 200, description = "It makes new credentials.", body = Rotated),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -207,7 +200,6 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     tag = "accounts",
     responses(
         (status = 200, description = "All of them.", body = Keys),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> {
@@ -222,7 +214,6 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> 
     request_body = NewKey,
     responses(
         (status = 201, description = "It is there.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -240,7 +231,6 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
     params(("name" = String, Path, description = "As the list has it.")),
     responses(
         (status = 200, description = "It is gone.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Response, Problem> {
@@ -257,7 +247,6 @@ pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Re
     tag = "accounts",
     responses(
         (status = 200, description = "All realms.", body = Realms),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Problem> {
@@ -302,7 +291,6 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
     responses(
         (status = 200, description = "It has other limits.", body = Change),
         (status = 201, description = "It is served within a second.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -320,7 +308,6 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     params(("name" = String, Path, description = "REALM.")),
     responses(
         (status = 200, description = "It is gone.", body = Change),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: Named) -> Result<Response, Problem> {

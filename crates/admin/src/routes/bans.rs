@@ -46,7 +46,6 @@ pub(crate) struct BanQuery {
     tag = "bans",
     responses(
         (status = 200, description = "All bans.", body = Bans),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> {
@@ -64,7 +63,6 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     responses(
         (status = 201, description = "The ban is in force on all nodes.", body = Banned),
         (status = 202, description = "The ban is in force on the node that was asked; the others are told when the fleet's store answers again.", body = Banned),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -99,7 +97,6 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     responses(
         (status = 200, description = "The ban is over on all nodes.", body = Unbanned),
         (status = 202, description = "The ban is over on the node that was asked; the others are told when the fleet's store answers again.", body = Unbanned),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_ban(State(app): State<App>, uri: Uri) -> Result<Response, Problem> {

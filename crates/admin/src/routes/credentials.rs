@@ -77,7 +77,6 @@ pub(crate) struct RestQuery {
     request_body(content = Option<CredentialsRequest>),
     responses(
         (status = 200, description = "The credential, and all ways to this server.", body = Credentials),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn make(
@@ -101,7 +100,6 @@ pub(crate) async fn make(
             description = "What there is to look at; or the credential, and all ways to this server.",
             content((String = "text/plain"), (String = "text/html"), (RestCredentials = "application/json")),
         ),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Request) -> Response {
@@ -120,7 +118,6 @@ pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Reque
     request_body(content = Option<RestQuery>, content_type = "application/x-www-form-urlencoded"),
     responses(
         (status = 200, description = "The credential, and all ways to this server.", body = RestCredentials),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn rest(

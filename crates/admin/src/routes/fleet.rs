@@ -48,7 +48,6 @@ impl From<FleetRefusal> for Problem {
     tag = "fleet",
     responses(
         (status = 200, description = "All nodes.", body = Fleet),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem> {
@@ -63,7 +62,6 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem
     params(("node" = String, Path, description = "Its name.")),
     responses(
         (status = 202, description = "It is told.", body = NodeOrder),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn drain_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
@@ -78,7 +76,6 @@ pub(super) async fn drain_node(State(app): State<App>, node: Node) -> Result<Res
     params(("node" = String, Path, description = "Its name.")),
     responses(
         (status = 202, description = "It is told.", body = NodeOrder),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
@@ -96,7 +93,6 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<
     ),
     responses(
         (status = 200, description = "As that node answers.", body = Object),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn of_node(
@@ -116,7 +112,8 @@ pub(super) async fn of_node(
     if method == Method::DELETE && !path.starts_with("/v1/sessions/") {
         let detail =
             format!("of another node only sessions can be ended: ask {node} itself for DELETE {path}");
-        return Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail));
+        let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail);
+        return Ok(([(header::ALLOW, "GET")], problem).into_response());
     }
     let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
     let path = format!("{path}{query}");
@@ -136,7 +133,6 @@ pub(super) async fn of_node(
     ),
     responses(
         (status = 200, description = "As that node answers.", body = Object),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 #[expect(dead_code, reason = "describes a method that another handler answers")]
@@ -150,7 +146,6 @@ pub(super) fn end_of_node() {}
     params(SessionQuery),
     responses(
         (status = 200, description = "A page; the last one has no `next`.", body = FleetSessions),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn fleet_sessions(

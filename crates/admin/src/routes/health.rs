@@ -91,7 +91,6 @@ pub(super) fn health() {}
             description = "Text in one of the two formats of Prometheus.",
             content((String = "application/openmetrics-text"), (String = "text/plain")),
         ),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
@@ -168,7 +167,6 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     tag = "health",
     responses(
         (status = 200, description = "OpenAPI 3.1.", body = Object),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn openapi() -> super::Json<utoipa::openapi::OpenApi> {

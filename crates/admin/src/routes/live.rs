@@ -20,7 +20,7 @@ use crate::{
     access::Grant,
     connections::Progress,
     live::{WATCHERS, Watched},
-    model::{Access, History, Live, Problem},
+    model::{Access, History, Live, LiveEvent, Problem},
 };
 
 /// How many events are wanted.
@@ -39,7 +39,6 @@ pub(super) struct EventQuery {
     tag = "program",
     responses(
         (status = 200, description = "What is allowed.", body = Access),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<Access> {
@@ -54,7 +53,6 @@ pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<G
     tag = "live",
     responses(
         (status = 200, description = "At most a second or two old.", body = Live),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem> {
@@ -69,7 +67,6 @@ pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem
     tag = "live",
     responses(
         (status = 200, description = "Lists of the same length, the oldest first.", body = History),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn history(State(app): State<App>) -> Json<History> {
@@ -83,8 +80,7 @@ pub(super) async fn history(State(app): State<App>) -> Json<History> {
     tag = "live",
     params(EventQuery),
     responses(
-        (status = 200, description = "Server-sent events.", body = String, content_type = "text/event-stream"),
-        (status = "default", description = "It was not done; 503 where as many watch as may.", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "Server-sent events: `event` is the name, `data` one line of JSON.", body = LiveEvent, content_type = "text/event-stream"),
     ),
 )]
 pub(super) async fn events(

@@ -42,7 +42,6 @@ pub(super) struct RefusalQuery {
     params(RefusalQuery),
     responses(
         (status = 200, description = "Those that fit.", body = Refusals),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Refusals>, Problem> {

@@ -28,7 +28,6 @@ const LONGEST: u32 = 86_400;
     tag = "program",
     responses(
         (status = 200, description = "How it is.", body = Status),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn status(State(app): State<App>) -> Json<Status> {
@@ -70,7 +69,6 @@ pub(super) fn seconds(at: Timestamp) -> String {
     tag = "program",
     responses(
         (status = 200, description = "What was built.", body = Build),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn build() -> Json<Build> {
@@ -89,7 +87,6 @@ pub(super) async fn build() -> Json<Build> {
     tag = "program",
     responses(
         (status = 200, description = "TOML.", body = String, content_type = "application/toml"),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn config(State(app): State<App>) -> Response {
@@ -103,7 +100,6 @@ pub(super) async fn config(State(app): State<App>) -> Response {
     tag = "program",
     responses(
         (status = 200, description = "The filter in force.", body = LogLevel),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
@@ -118,7 +114,6 @@ pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
     request_body = LogLevel,
     responses(
         (status = 200, description = "The filter in force now.", body = LogLevel),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -138,7 +133,6 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
     tag = "program",
     responses(
         (status = 200, description = "What has changed.", body = Reloaded),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> {
@@ -177,7 +171,6 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     request_body(content = Option<Drain>),
     responses(
         (status = 202, description = "It drains.", body = Draining),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn drain(State(app): State<App>, request: Request) -> Result<Response, Problem> {

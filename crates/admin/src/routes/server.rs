@@ -23,7 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
     tag = "server",
     responses(
         (status = 200, description = "All that have a number.", body = Limits),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Problem> {
@@ -74,7 +73,6 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     tag = "server",
     responses(
         (status = 200, description = "All of them, with real ports.", body = Listeners),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>, Problem> {
@@ -106,7 +104,6 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
     tag = "server",
     responses(
         (status = 200, description = "All of them.", body = Certificates),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certificates>, Problem> {
@@ -132,7 +129,6 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     tag = "server",
     responses(
         (status = 200, description = "All of them.", body = Workers),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn workers(State(app): State<App>) -> Result<Json<Workers>, Problem> {

@@ -130,7 +130,6 @@ impl Default for Place {
     params(SessionQuery),
     responses(
         (status = 200, description = "A page; the last one has no `next`.", body = SessionPage),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn list(
@@ -149,7 +148,6 @@ pub(super) async fn list(
     params(("id" = String, Path, description = "Its name: 32 hex digits.")),
     responses(
         (status = 200, description = "The session.", body = Session),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn one(
@@ -174,7 +172,6 @@ pub(super) async fn one(
     params(("id" = String, Path, description = "Its name: 32 hex digits.")),
     responses(
         (status = 200, description = "The session as it was.", body = Session),
-        (status = "default", description = "It was not done.", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn end(

@@ -1,5 +1,6 @@
 //! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
 
+mod document;
 pub(crate) mod log;
 mod together;
 
@@ -470,7 +471,9 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> Answer
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     assert!(!chunked, "answers are short, and come whole");
-    Answer { status, head: head.to_owned(), body: body.to_owned() }
+    let answer = Answer { status, head: head.to_owned(), body: body.to_owned() };
+    document::check(bytes, &answer);
+    answer
 }
 
 /// By TLS, as this client.
