@@ -9,7 +9,7 @@ use std::{
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_config::{
-    RealmSettings, Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
+    Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
     realms::{self, RealmView},
     restapi_credentials::{fingerprint, random_secret},
 };
@@ -17,6 +17,7 @@ use turnpike_stores::{
     ApiKey, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys,
     UserRow,
 };
+use turnpike_wire::escape;
 use zeroize::Zeroizing;
 
 use crate::{
@@ -42,6 +43,8 @@ const SKEW: u32 = 60;
 pub struct Accounts {
     settings: Arc<Settings>,
     store: Option<Store>,
+    /// The settings are those of the server that uses the store.
+    is_complete: bool,
 }
 
 /// Some users, and where to go on.
@@ -82,7 +85,13 @@ impl Accounts {
     /// Of these settings, with what a store adds to them where that is known, and of that store.
     #[must_use]
     pub fn new(settings: Arc<Settings>, store: Option<Store>) -> Self {
-        Self { settings, store }
+        Self { settings, store, is_complete: true }
+    }
+
+    /// Of a store whose servers may have a configuration that is not known here.
+    #[must_use]
+    pub fn of_store(settings: Arc<Settings>, store: Store) -> Self {
+        Self { settings, store: Some(store), is_complete: false }
     }
 
     /// Users of one realm or of all: those of the configuration first. Their number is 1 to [`PAGE`].
@@ -316,6 +325,8 @@ impl Accounts {
             user_quota: limit(max_sessions_per_user),
             max_bps: limit(rate) / 8,
         };
+        let wanted = [max_sessions.is_some(), max_sessions_per_user.is_some(), rate.is_some()];
+        self.check_limits(&name, wanted)?;
         let edit = Edit::PutRealm { realm: name.clone(), options };
         self.put(edit, REALM, existing(only_new), name.clone(), name).await
     }
@@ -346,16 +357,10 @@ impl Accounts {
         })
     }
 
-    /// The configuration has this realm. Realms of a store are among the settings too, but have nothing but a name and limits there.
+    /// The configuration has this realm. Realms of a store are among the settings too.
     fn configures_realm(&self, realm: &str) -> bool {
-        let has_more = |own: &RealmSettings| {
-            !(own.users.is_empty()
-                && own.secrets.is_empty()
-                && own.listen.is_empty()
-                && own.server_names.is_empty())
-        };
         let mut realms = self.settings.realms.iter();
-        realm == self.settings.realm || realms.any(|own| own.name == realm && has_more(own))
+        realm == self.settings.realm || realms.any(|own| own.name == realm && own.is_configured())
     }
 
     /// What the configuration defines comes before the store, so a change there would do nothing.
@@ -366,6 +371,50 @@ impl Accounts {
             kind.what
         );
         Err(Problem::new(StatusCode::CONFLICT, "user_configured", detail))
+    }
+
+    /// A limit of a `[[realm]]` comes before the store's, so one given here would do nothing. The order is that of
+    /// [`turnpike_config::RealmSettings::limits`].
+    fn check_limits(&self, realm: &str, wanted: [bool; 3]) -> Result<(), Problem> {
+        let Some(own) = self.settings.realms.iter().find(|own| own.name == realm && own.is_configured())
+        else {
+            return Ok(());
+        };
+        let of_store = &self.settings.stored.realm_limits;
+        let in_vain = own.limits().zip(wanted).filter_map(|((key, is_set), wanted)| {
+            let counts = is_set && !of_store.contains(&(realm.to_owned(), key));
+            (counts && wanted).then_some(key)
+        });
+        let keys = in_vain.collect::<Vec<_>>().join(", ");
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let detail = format!(
+            "realm {realm:?} has {keys} in the configuration, which comes before the store: change it there"
+        );
+        Err(Problem::new(StatusCode::CONFLICT, "realm_configured", detail))
+    }
+
+    /// The servers of this store serve this realm, where their configuration is known; with a word on it where it is not.
+    async fn check_served(&self, store: &Store, realm: &str) -> Result<Option<String>, Problem> {
+        let names_it = |store: &Store| {
+            store.rules().is_some_and(|rules| rules.realms.get(realm).is_some_and(|realm| realm.named))
+        };
+        let mut configured = self.settings.realms.iter().map(|own| &own.name).chain([&self.settings.realm]);
+        if configured.any(|own| own == realm) || names_it(store) {
+            return Ok(None);
+        }
+        self.read().await?;
+        if names_it(store) {
+            return Ok(None);
+        }
+        let shown = escape::name(realm);
+        let remedy = format!("name it in server.realm or a [[realm]], or run `turnpike realm add {shown}`");
+        if self.is_complete {
+            let detail = format!("realm {realm:?} is not served: {remedy} first");
+            return Err(Problem::new(StatusCode::CONFLICT, "realm_not_served", detail));
+        }
+        Ok(Some(format!("if no server of this store has realm {realm:?} yet, {remedy}")))
     }
 
     /// The answer to a removal, with a word on what the configuration still has.
@@ -437,6 +486,9 @@ impl Accounts {
         if store.rules().is_none() {
             store.read().await.map_err(told)?;
         }
+        // A key may be good for all realms.
+        let note =
+            if kind == REALM || realm.is_empty() { None } else { self.check_served(store, &realm).await? };
         let existed = store.apply(&edit, existing).await.map_err(told)?;
         if existed && existing == Existing::Keep {
             let detail = format!(
@@ -445,16 +497,6 @@ impl Accounts {
             );
             return Err(Problem::new(StatusCode::CONFLICT, kind.exists, detail));
         }
-        let named =
-            store.rules().is_some_and(|rules| rules.realms.get(&*realm).is_some_and(|realm| realm.named));
-        // A key may be good for all of them.
-        let is_served = named
-            || realm.is_empty()
-            || self.settings.realm == realm
-            || self.settings.realms.iter().any(|configured| configured.name == realm);
-        let note = (!is_served).then(|| {
-            format!("realm {realm:?} is served where server.realm or a [[realm]] names it, or after `turnpike realm add {realm}`")
-        });
         Ok(Change { name, realm, store: store.name().to_owned(), existed, note })
     }
 

@@ -806,9 +806,9 @@ pub struct Worker {
 #[schema(example = json!({ "event": "live", "data": { "at": "2026-11-29T12:00:00Z" } }))]
 pub enum LiveEvent {
     /// The first one: the last minutes.
-    History(History),
+    History(Box<History>),
     /// One each second.
-    Live(Live),
+    Live(Box<Live>),
 }
 
 /// State of the program at this moment. Rates are of the last second or so: see `interval_s`.

@@ -1,14 +1,15 @@
 //! Users, secrets, realms and keys of a store: listed and changed over the interface, and by the same commands where no server runs.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use serde_json::{Value, json};
 use turnpike_admin::{
+    Accounts,
     client::{Client, Target},
     commands::{CommandError, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
-use turnpike_config::{Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
+use turnpike_config::{RealmSettings, Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
 use turnpike_stores::Known;
 use turnpike_wire::integrity::{Key, KeyAlgorithm};
 
@@ -179,7 +180,8 @@ fn keepers(running: &Running) -> [Keeper; 2] {
     let client = Client::new(Some(Target::Unix(running.dir.path("a.sock"))), None).unwrap();
     assert!(client.finds_somebody().unwrap());
     let here = Keeper::here(|| {
-        Ok::<_, io::Error>((running.program.settings().clone(), store(&running.dir.path(STATE))))
+        let settings = Arc::new(running.program.settings().clone());
+        Ok::<_, io::Error>(Accounts::new(settings, Some(store(&running.dir.path(STATE)))))
     });
     [Keeper::Running(client), here.unwrap()]
 }
@@ -206,10 +208,21 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let made_up = || MadeUp { what: "password", text: "0123" };
         let text = shown(|out| keeper.add_user(user(None, "0123"), Some(made_up()), false, out));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
+        let error = keeper.add_user(user(Some("blue"), "pw"), None, false, &mut Vec::new());
+        let told = error.expect_err("it is not served").to_string();
+        assert!(told.contains("not served") && told.contains("turnpike realm add blue"), "{told}");
+        let blue = |max_sessions, rate| NewRealm {
+            name: "blue".to_owned(),
+            max_sessions,
+            max_sessions_per_user: None,
+            bits_per_second_per_session: rate,
+            only_new: false,
+        };
+        let text = shown(|out| keeper.add_realm(blue(Some(5), Some(64_000)), false, out));
+        assert_eq!(text, format!("added realm blue ({place})\n"));
         let text = shown(|out| keeper.add_user(user(Some("blue"), "pw"), Some(made_up()), true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
-        assert!(told["note"].as_str().unwrap().contains("turnpike realm add blue"), "{told}");
         let text = shown(|out| keeper.add_user(user(None, "pw"), None, false, out));
         assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
         let table = list(false);
@@ -251,7 +264,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let first = format!(
             "secret {one} makes new credentials in realm blue ({place})\nthere was no other\nsecret: one\n"
         );
-        assert!(text.starts_with(&first) && text.contains("turnpike realm add blue"), "{text}");
+        assert_eq!(text, first);
         let text = shown(|out| keeper.rotate_secret(rotate("two"), None, true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
@@ -289,25 +302,10 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let error = keeper.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let realm = NewRealm {
-            name: "blue".to_owned(),
-            max_sessions: Some(5),
-            max_sessions_per_user: None,
-            bits_per_second_per_session: Some(64_000),
-            only_new: false,
-        };
-        let text = shown(|out| keeper.add_realm(realm, false, out));
-        assert_eq!(text, format!("added realm blue ({place})\n"));
         let text = shown(|out| keeper.list_realms(false, out));
         assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
-        let slow = NewRealm {
-            name: "blue".to_owned(),
-            max_sessions: None,
-            max_sessions_per_user: None,
-            bits_per_second_per_session: Some(999),
-            only_new: false,
-        };
-        assert!(keeper.add_realm(slow, false, &mut Vec::new()).expect_err("no rate").is_usage());
+        let slow = keeper.add_realm(blue(None, Some(999)), false, &mut Vec::new());
+        assert!(slow.expect_err("no rate").is_usage());
         let text = shown(|out| keeper.remove_realm("blue", false, out));
         assert_eq!(text, format!("removed realm blue ({place})\n"));
 
@@ -324,6 +322,37 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
 }
 
 #[test]
+fn a_change_for_a_realm_that_is_not_served_or_limits_that_do_not_count_are_conflicts() {
+    let running = Running::server(1);
+    let own = RealmSettings {
+        name: "own".to_owned(),
+        server_names: vec!["own.example".to_owned()],
+        max_allocations: Some(7),
+        ..RealmSettings::default()
+    };
+    running.program.settings().realms = vec![own];
+    let post = |path: &str, body: Value| running.ask("POST", path, Some(&body.to_string()));
+    let hash = "ab".repeat(32);
+    for (path, body) in [
+        ("/v1/users", json!({ "name": "alice", "password": "pw", "realm": "gone" })),
+        ("/v1/secrets", json!({ "secret": "north", "realm": "gone" })),
+        ("/v1/secrets/rotation", json!({ "realm": "gone" })),
+        ("/v1/keys", json!({ "name": "shop", "sha256": hash, "realm": "gone" })),
+    ] {
+        assert_eq!(post(path, body).problem(409), "realm_not_served", "{path}");
+    }
+    assert_eq!(running.get("/v1/users?realm=gone").ok()["users"], json!([]), "nothing was written");
+    assert_eq!(post("/v1/users", json!({ "name": "a", "password": "pw", "realm": "own" })).status, 201);
+
+    let limit = |key: &str| post("/v1/realms", json!({ "name": "own", key: 5_000 }));
+    let refused = limit("max_sessions");
+    assert_eq!(refused.problem(409), "realm_configured");
+    assert!(refused.body.contains("realm.allocations"), "{refused:?}");
+    assert_eq!(limit("max_sessions_per_user").status, 201);
+    assert_eq!(limit("bits_per_second_per_session").status, 200);
+}
+
+#[test]
 fn more_than_a_page_of_users_is_listed_page_by_page() {
     let dir = Dir::new();
     let user = |number: usize| User {
@@ -331,7 +360,8 @@ fn more_than_a_page_of_users_is_listed_page_by_page() {
         secret: UserSecret::Password(Secret::new("pw")),
     };
     let settings = Settings { users: (0..1500).map(user).collect(), ..Settings::default() };
-    let keeper = Keeper::here(|| Ok::<_, io::Error>((settings, store(&dir.path(STATE))))).unwrap();
+    let accounts = || Accounts::of_store(Arc::new(settings), store(&dir.path(STATE)));
+    let keeper = Keeper::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
     keeper.add_user(new, None, false, &mut Vec::new()).unwrap();
     let text = shown(|out| keeper.list_users(None, true, out));

@@ -30,7 +30,8 @@ use std::{
 };
 
 use clap::Parser;
-use turnpike_admin::commands::CommandError;
+use serde_json::{Map, Value};
+use turnpike_admin::{commands::CommandError, model::Problem};
 use turnpike_config::{Mistakes, Sources, forward::ForwardSources, readable_by_all};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
@@ -64,7 +65,11 @@ const BAD_USAGE: u8 = 2;
 const LIMIT_EXCEEDED: u8 = 3;
 
 fn main() -> ExitCode {
-    match Cli::try_parse().unwrap_or_else(|error| usage::exit(&error)).command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage::show(&error),
+    };
+    match cli.command {
         Command::Serve(args) => run_server(*args),
         Command::Forward(args) => run_forwarder(*args),
         Command::Upgrade(args) => upgrade(&args),
@@ -156,7 +161,8 @@ fn managed(ask: impl FnOnce(&mut dyn Write) -> Result<(), ManageError>) -> ExitC
         Err(
             error @ (ManageError::Store(DaemonError::NoStore)
             | ManageError::Address(_)
-            | ManageError::OtherRealm { .. }),
+            | ManageError::OtherRealm { .. }
+            | ManageError::NoRealm),
         ) => fail(BAD_USAGE, &error),
         Err(error) => fail(FAILED, &error),
     }
@@ -223,8 +229,11 @@ fn told(ask: impl FnOnce(&mut dyn Write) -> Result<(), CommandError>) -> ExitCod
 fn refused(error: &CommandError) -> ExitCode {
     match error {
         CommandError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        error if error.is_usage() => fail(BAD_USAGE, error),
-        error => fail(FAILED, error),
+        error => {
+            let code = if error.is_usage() { BAD_USAGE } else { FAILED };
+            let problem = if let CommandError::Refused(problem) = error { Some(problem) } else { None };
+            fail_as(code, error, problem)
+        }
     }
 }
 
@@ -420,10 +429,24 @@ fn fail_load(error: &LoadError) -> ExitCode {
     fail(if matches!(error, LoadError::Config(_)) { BAD_USAGE } else { FAILED }, error)
 }
 
-/// One line per mistake, each told from which program it comes.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
-    for line in error.to_string().lines() {
-        tell(format_args!("turnpike: {line}"));
+    fail_as(code, error, None)
+}
+
+/// Prints one line per mistake, or one object if the command was to print JSON: the problem of a program or a store, if it is one.
+fn fail_as(code: u8, error: &dyn Display, problem: Option<&Problem>) -> ExitCode {
+    if usage::wants_json() {
+        let detail = error.to_string();
+        let mut object = match problem.map(serde_json::to_value) {
+            Some(Ok(Value::Object(problem))) => problem,
+            _ => Map::from_iter([("detail".to_owned(), detail.trim_end().into())]),
+        };
+        object.insert("exit_code".to_owned(), code.into());
+        let _ = writeln!(io::stderr(), "{}", escape::json(&Value::Object(object).to_string()));
+    } else {
+        for line in error.to_string().lines() {
+            tell(format_args!("turnpike: {line}"));
+        }
     }
     ExitCode::from(code)
 }

@@ -4,10 +4,12 @@ use std::{
     env, fs,
     io::{self, Write},
     path::PathBuf,
+    sync::Arc,
 };
 
 use clap::{Args, Subcommand};
 use turnpike_admin::{
+    Accounts,
     client::{Client, Target},
     commands::{CommandError, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
@@ -316,11 +318,18 @@ impl StoreArgs {
     /// The keeper for a change in one realm. Without --realm that has to be the realm of the server that uses the store.
     fn keeper_of_realm(self) -> Result<Keeper, ManageError> {
         let is_named = self.realm.is_some();
-        self.open(|settings| match turnpike_daemon::realm_of_another(settings).filter(|_| !is_named) {
-            Some((server, file)) => {
-                Err(ManageError::OtherRealm { server, file, realm: settings.realm.clone() })
+        self.open(|settings| {
+            if is_named {
+                return Ok(());
             }
-            None => Ok(()),
+            if let Some((server, file)) = turnpike_daemon::realm_of_another(settings) {
+                return Err(ManageError::OtherRealm { server, file, realm: settings.realm.clone() });
+            }
+            // Servers of a shared store may have any realm.
+            if settings.store.url.is_some() && !settings.is_explicit("server.realm") {
+                return Err(ManageError::NoRealm);
+            }
+            Ok(())
         })
     }
 
@@ -349,11 +358,17 @@ impl StoreArgs {
         let mut flags = Flags::new();
         flags.set("store.url", "--store", self.store);
         flags.set("store.state", "--state", self.state);
+        let has_file = self.config.is_some();
         let sources = Sources::from_process(self.config, flags);
         Keeper::here(|| {
             let (settings, store) = turnpike_daemon::open_store(&sources)?;
             check(&settings)?;
-            Ok((settings, store))
+            let settings = Arc::new(settings);
+            Ok(if has_file {
+                Accounts::new(settings, Some(store))
+            } else {
+                Accounts::of_store(settings, store)
+            })
         })
     }
 }
@@ -389,6 +404,11 @@ pub(crate) enum ManageError {
         /// The realm of this command's configuration.
         realm: String,
     },
+    /// A shared store, and nothing that says which realm its servers have.
+    #[error(
+        "a shared store does not say which realm its servers have: name the realm with --realm, or the server's configuration with -c"
+    )]
+    NoRealm,
     /// TURNPIKE_ADMIN.
     #[error("TURNPIKE_ADMIN: {0}")]
     Address(String),

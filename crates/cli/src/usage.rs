@@ -1,25 +1,40 @@
 //! Wrong usage: clap's own words, and a hint for options of coturn.
 
-use std::env;
+use std::{env, process::ExitCode};
 
 use clap::{CommandFactory as _, Error, error::ErrorKind};
 use turnpike_config::import::coturn;
 
 use crate::args::Cli;
 
-/// Exits with clap's code; options of coturn get a line that names the way to translate them.
-pub(crate) fn exit(error: &Error) -> ! {
-    let arguments: Vec<String> = env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    match coturns(&arguments).filter(|_| error.kind() == ErrorKind::UnknownArgument) {
-        Some(option) => {
-            crate::tell(format_args!(
-                "turnpike: {option} is an option of coturn: `turnpike import coturn FILE` translates a turnserver.conf, and \
+/// Shows what clap says, with its exit code; options of coturn get a line that names the way to translate them.
+pub(crate) fn show(error: &Error) -> ExitCode {
+    if let Some(option) = coturns(&arguments()).filter(|_| error.kind() == ErrorKind::UnknownArgument) {
+        return crate::fail(
+            crate::BAD_USAGE,
+            &format_args!(
+                "{option} is an option of coturn: `turnpike import coturn FILE` translates a turnserver.conf, and \
                  `turnpike import coturn -- ARGUMENTS` a command line"
-            ));
-            std::process::exit(crate::BAD_USAGE.into());
-        }
-        None => error.exit(),
+            ),
+        );
     }
+    let code = u8::try_from(error.exit_code()).unwrap_or(crate::BAD_USAGE);
+    if error.use_stderr() && wants_json() {
+        let text = error.render().to_string();
+        return crate::fail(code, &text.strip_prefix("error: ").unwrap_or(&text));
+    }
+    let _ = error.print();
+    ExitCode::from(code)
+}
+
+/// The command line asks for JSON, whether or not the rest of it is right.
+pub(crate) fn wants_json() -> bool {
+    let mut words = env::args_os().skip(1).take_while(|word| word != "--");
+    words.any(|word| word.to_str().is_some_and(|word| word == "--json" || word.starts_with("--json=")))
+}
+
+fn arguments() -> Vec<String> {
+    env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// An option of coturn among the arguments of `serve` or `check-config`; those two have none of its name, or clap would know it.

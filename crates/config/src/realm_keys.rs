@@ -9,7 +9,7 @@ use super::{
     limit_keys::{REALM_RATE, REALM_SESSION_LENGTH},
     tables::Place,
 };
-use crate::Secret;
+use crate::{Origin, Secret};
 
 settings! {
     /// A realm with users, secrets and limits of its own.
@@ -46,6 +46,25 @@ settings! {
 }
 
 impl RealmSettings {
+    /// The keys of limits that a store may have too, and whether they are set.
+    pub fn limits(&self) -> impl Iterator<Item = (&'static str, bool)> + use<> {
+        let set = [
+            ("realm.allocations", self.max_allocations.is_some()),
+            ("realm.allocations_per_user", self.max_allocations_per_user.is_some()),
+            ("realm.bits_per_second_per_allocation", self.rate_per_allocation.is_some()),
+        ];
+        set.into_iter()
+    }
+
+    /// True for a `[[realm]]` of the configuration; a store's realm has a name and limits alone.
+    pub fn is_configured(&self) -> bool {
+        let has_more = !(self.users.is_empty()
+            && self.secrets.is_empty()
+            && self.listen.is_empty()
+            && self.server_names.is_empty());
+        has_more || !matches!(self.place.0, Origin::Default)
+    }
+
     /// Keys whose value differs in `new`.
     pub fn changed(&self, new: &Self) -> Vec<Change> {
         key::changes(REALM_KEYS, self, new)

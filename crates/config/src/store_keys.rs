@@ -85,6 +85,8 @@ pub struct Stored {
     pub allocations_per_user: Option<usize>,
     /// Its limit of bits per second for each allocation of `server.realm`.
     pub rate_per_allocation: Option<u64>,
+    /// Limits of `[[realm]]`s that are its own, by realm and key of the configuration.
+    pub realm_limits: BTreeSet<(String, &'static str)>,
     /// Realms in which it has users without a SHA-256 key, where it can tell.
     pub md5_only: Option<BTreeSet<String>>,
 }

@@ -299,6 +299,9 @@ impl Merged {
                 settings.stored.allocations_per_user = realm.user_quota;
                 settings.stored.rate_per_allocation = rate;
             } else if let Some(own) = settings.realms.iter_mut().find(|own| own.name == **name) {
+                let added =
+                    own.limits().filter(|(_, is_set)| !is_set).map(|(key, _)| (own.name.clone(), key));
+                settings.stored.realm_limits.extend(added);
                 own.max_allocations = own.max_allocations.or(realm.total_quota);
                 own.max_allocations_per_user = own.max_allocations_per_user.or(realm.user_quota);
                 own.rate_per_allocation = own.rate_per_allocation.or(rate.map(Some));

@@ -1,18 +1,14 @@
 //! `turnpike user`, `secret`, `realm` and `key`: the same questions to a running server, or to a store where none runs.
 
-use std::{
-    io::{self, Write},
-    sync::Arc,
-};
+use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
-use turnpike_config::Settings;
 use turnpike_wire::escape;
 
 use super::{CommandError, List, encoded, write_json};
 use crate::{
-    accounts::{Accounts, Place, Store},
+    accounts::{Accounts, Place},
     client::Client,
     model::{
         Change, Key, Keys, NewKey, NewRealm, NewSecret, NewUser, Origin, Realms, Rotated, Rotation, Secrets,
@@ -52,12 +48,12 @@ impl Keeper {
     ///
     /// # Errors
     /// Those of `open`, or there is no runtime.
-    pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<(Settings, Store), E>) -> Result<Self, E> {
+    pub fn here<E: From<io::Error>>(open: impl FnOnce() -> Result<Accounts, E>) -> Result<Self, E> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
-        let (settings, store) = open()?;
+        let accounts = open()?;
         drop(inside);
-        Ok(Self::Here(runtime, Accounts::new(Arc::new(settings), Some(store))))
+        Ok(Self::Here(runtime, accounts))
     }
 
     /// Lists users of one realm or of all, page by page as they come. As JSON it is one array.

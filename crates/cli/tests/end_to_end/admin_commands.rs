@@ -28,6 +28,11 @@ impl Login {
         serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
     }
 
+    /// A directory for the embedded store.
+    fn state(&self) -> String {
+        self.0.path().join("state").display().to_string()
+    }
+
     fn socket(&self) -> std::path::PathBuf {
         self.0.path().join("turnpike/admin.sock")
     }
@@ -42,6 +47,121 @@ impl Login {
         assert!(line.contains(&self.socket().display().to_string()), "{line}");
         program
     }
+}
+
+/// One object, whatever is wrong: the command line, the way to the program, or the answer of the program or the store.
+#[test]
+fn errors_are_json_where_json_was_asked_for() {
+    let Some(login) = login() else { return };
+    let error = |arguments: &[&str]| {
+        let ended = login.run(&[arguments, &["--json"]].concat());
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        let told: Value =
+            serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {}", ended.output()));
+        assert_eq!(told["exit_code"].as_i64(), ended.code.map(i64::from), "{arguments:?}: {told}");
+        assert!(ended.stdout.is_empty(), "{arguments:?}: {}", ended.stdout);
+        (ended.code, told)
+    };
+    for usage in [
+        &["sessions", "--limit", "0"][..],
+        &["sessions", "--colour", "red"],
+        &["user", "add"],
+        &["secret", "rotate", "r", "--overlap", "-1"],
+        &["probe"],
+        &["top", "--interval", "0"],
+        &["health", "--live", "x"],
+    ] {
+        let (code, told) = error(usage);
+        assert_eq!(code, Some(2), "{told}");
+        let detail = told["detail"].as_str().unwrap_or_default();
+        assert!(!detail.is_empty() && !detail.starts_with("error: "), "{usage:?}: {told}");
+    }
+    for unheard in [
+        &["sessions"][..],
+        &["session", "show", "x"],
+        &["drain"],
+        &["reload"],
+        &["health"],
+        &["fleet", "status"],
+    ] {
+        let (code, told) = error(unheard);
+        assert!(code == Some(1) && told["detail"].is_string(), "{unheard:?}: {told}");
+    }
+    let _serve = login.serve(&["--state", &login.state()]);
+    for (refused, exit, status, code) in [
+        (&["session", "show", "00000000000000000000000000000000"][..], 1, 404, "no_such_session"),
+        (&["sessions", "--client", "x"], 2, 400, "bad_request"),
+        (&["fleet", "status"], 1, 404, "no_fleet"),
+        (&["user", "remove", "nobody"], 1, 404, "no_such_user"),
+        (&["user", "add", "a:b"], 2, 400, "bad_request"),
+        (&["key", "add", "Shop"], 2, 400, "bad_request"),
+        (&["user", "add", "a", "--realm", "elsewhere"], 1, 409, "realm_not_served"),
+    ] {
+        let (ended, told) = error(refused);
+        assert_eq!(ended, Some(exit), "{told}");
+        assert_eq!((&told["status"], &told["code"]), (&status.into(), &code.into()), "{refused:?}");
+        assert!(told["detail"].is_string(), "{told}");
+    }
+}
+
+/// What docs/admin.md promises of `--json`.
+#[test]
+fn what_commands_print_as_json_is_of_the_schema_that_the_documentation_names() {
+    let Some(login) = login() else { return };
+    let read = |file: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(file);
+        fs::read_to_string(path).expect("it is in the repository")
+    };
+    let schemas =
+        &serde_json::from_str::<Value>(&read("openapi.json")).expect("JSON")["components"]["schemas"];
+    let documented = read("admin.md");
+    let (_, documented) = documented.split_once("| command | prints |").expect("a table");
+    let documented = documented.split("\n\n").next().unwrap_or_default();
+    let is_of = |value: &Value, schema: &str, more: &str, what: &str| {
+        assert!(documented.contains(&format!("`{schema}`")), "docs/admin.md does not name {schema}");
+        let (properties, value) = (&schemas[schema]["properties"], value.as_object().expect("an object"));
+        assert!(properties.is_object(), "{schema} is in the document");
+        for name in value.keys() {
+            assert!(properties.get(name).is_some() || name == more, "{what}: {schema} has no {name}");
+        }
+        for name in schemas[schema]["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            assert!(value.contains_key(name), "{what}: {schema} has {name}");
+        }
+    };
+    let state = login.state();
+    let mut serve = login.serve(&["--user", "alice:secret", "--realm", "example.org", "--state", &state]);
+    let reflect = Reflect::start(V4, &[]);
+    let at = listening(&mut serve);
+    let _session = Load::new(at).to(reflect.address).with(&["--rate", "30", "--duration", "600"]).start();
+    let id = eventually("a session", || login.json(&["sessions"])[0]["id"].as_str().map(str::to_owned));
+    for (arguments, schema, more) in [
+        (&["user", "add", "bob"][..], "Change", "password"),
+        (&["secret", "add"], "Change", "secret"),
+        (&["secret", "rotate", "example.org"], "Rotated", "secret"),
+        (&["key", "add", "shop"], "Change", "key"),
+        (&["realm", "add", "blue"], "Change", ""),
+        (&["session", "show", &id], "Session", ""),
+        (&["user", "remove", "bob"], "Change", ""),
+        (&["top", "--once"], "Live", ""),
+        (&["reload"], "Reloaded", ""),
+    ] {
+        is_of(&login.json(arguments), schema, more, &arguments.join(" "));
+    }
+    for (arguments, schema) in [
+        (&["sessions"][..], "Session"),
+        (&["user", "list"], "User"),
+        (&["secret", "list"], "SharedSecret"),
+        (&["key", "list"], "Key"),
+        (&["realm", "list"], "StoredRealm"),
+    ] {
+        let list = login.json(arguments);
+        let list = list.as_array().expect("an array");
+        assert!(!list.is_empty(), "{arguments:?}");
+        list.iter().for_each(|one| is_of(one, schema, "", &arguments.join(" ")));
+    }
+    assert_eq!(login.json(&["health"]), serde_json::json!({ "well": true, "state": "ok" }));
+    is_of(&login.json(&["session", "end", &id]), "Session", "", "session end");
+    is_of(&login.json(&["drain", "--deadline", "0"]), "Draining", "", "drain");
 }
 
 /// In a container neither a service manager nor a session has a directory for the socket.

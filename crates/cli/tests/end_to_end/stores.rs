@@ -269,6 +269,13 @@ fn lists_are_tables_for_people_and_json_for_programs() {
     assert!(again.starts_with("changed user alice in realm turnpike") && !again.contains("pw"), "{again}");
     let elsewhere = said(&with(&["user", "add", "al", "--realm", "blue", "--password", "pw"], &state));
     assert!(elsewhere.contains("turnpike realm add blue"), "{elsewhere}");
+    let config = dir.file("served.toml", "[server]\nrealm = \"turnpike\"\n");
+    let unserved = ["user", "add", "al", "--realm", "red", "--password", "pw", "-c", path(&config)];
+    let ended = Program::run(&mut turnpike(&with(&unserved, &state)));
+    assert!(ended.code == Some(1) && ended.stderr.contains("\"red\" is not served"), "{}", ended.output());
+    let shared = format!("sqlite://{}", path(&dir.path().join("shared.sqlite")));
+    let nowhere = Program::run(&mut turnpike(&["user", "add", "al", "--store", &shared]));
+    assert!(nowhere.code == Some(2) && nowhere.stderr.contains("--realm"), "{}", nowhere.output());
     let table = said(&with(&["user", "list"], &state));
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(
