@@ -6,7 +6,6 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use rustls::{
@@ -19,6 +18,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use turnpike_config::{AdminAccess, AdminSettings, CertificateFiles, certificates};
+use turnpike_relay::Identity;
 use turnpike_wire::pem::with_markers_on_lines;
 use x509_cert::der::Decode as _;
 
@@ -167,7 +167,14 @@ type Stamp = [Option<(u64, i64, i64, u64)>; 2];
 impl Shown {
     fn new(files: CertificateFiles, whose: &'static str) -> Result<Self, TlsError> {
         let stamp = stamp(&files);
-        let (key, names) = read(&files)?;
+        let identity = read(&files)?;
+        if let Err(fault) = identity.check_time(certificates::now_unix()) {
+            tracing::error!(
+                "the certificate of {whose}: {fault}, by the clock of this machine ({}): clients refuse it",
+                jiff::Timestamp::now()
+            );
+        }
+        let (key, names) = (identity.certified_key(), identity.names().to_vec());
         Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names }) })
     }
 
@@ -179,9 +186,13 @@ impl Shown {
             return;
         }
         now.stamp = stamp;
-        match read(&self.files) {
-            Ok((key, names)) => {
-                (now.key, now.names) = (key, names);
+        let timely = |identity: Identity| match identity.check_time(certificates::now_unix()) {
+            Ok(()) => Ok(identity),
+            Err(fault) => Err(TlsError::new(&self.files.cert, fault)),
+        };
+        match read(&self.files).and_then(timely) {
+            Ok(identity) => {
+                (now.key, now.names) = (identity.certified_key(), identity.names().to_vec());
                 tracing::info!("the certificate of {} is read again", self.whose);
             }
             Err(error) => tracing::error!("the certificate of {} stays what it was: {error}", self.whose),
@@ -202,11 +213,10 @@ fn stamp(files: &CertificateFiles) -> Stamp {
     })
 }
 
-fn read(files: &CertificateFiles) -> Result<(Arc<CertifiedKey>, Vec<String>), TlsError> {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let identity = certificates::read(files, unix).map_err(|(file, problem)| TlsError { file, problem })?;
+fn read(files: &CertificateFiles) -> Result<Identity, TlsError> {
+    let identity = certificates::read(files).map_err(|(file, problem)| TlsError { file, problem })?;
     if let Some(warning) = certificates::chain_warning(&files.cert, &identity) {
         tracing::warn!("{warning}");
     }
-    Ok((identity.certified_key(), identity.names().to_vec()))
+    Ok(identity)
 }

@@ -32,7 +32,7 @@ use std::{
 use clap::Parser;
 use serde_json::{Map, Value};
 use turnpike_admin::{commands::CommandError, model::Problem};
-use turnpike_config::{Mistakes, Sources, forward::ForwardSources, readable_by_all};
+use turnpike_config::{Mistakes, Sources, certificates, forward::ForwardSources, readable_by_all};
 use turnpike_daemon::{DaemonError, wait_for_stop};
 use turnpike_load::{
     LoadError, Outcome, Report, Stop,
@@ -189,7 +189,10 @@ fn check_server(sources: &Sources) -> ExitCode {
         mistakes.extend(turnpike_admin::check(&loaded.settings));
         if mistakes.is_empty() { Ok(loaded) } else { Err(Mistakes::sorted(mistakes)) }
     });
-    show_checked(checked.map(|loaded| (loaded.warnings, loaded.settings.to_toml())))
+    show_checked(checked.map(|loaded| {
+        let faults = certificates::time_faults(&loaded.certificates);
+        (loaded.warnings.into_iter().chain(faults).collect(), loaded.settings.to_toml())
+    }))
 }
 
 fn check_forward(sources: &ForwardSources) -> ExitCode {

@@ -37,12 +37,30 @@ pub fn identities(certificates: &[Certificate]) -> Vec<Identity> {
     certificates.iter().map(|certificate| certificate.identity.clone()).collect()
 }
 
-/// Reads all certificates.
+/// The time of this machine's clock, in Unix seconds.
+pub fn now_unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Reads all certificates. One whose time is over or has not come is a problem.
 pub fn load(settings: &Settings) -> Found {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    load_by(settings, |files| {
+        let identity = read(files)?;
+        let timely = identity.check_time(now_unix());
+        timely.map(|()| identity).map_err(|fault| (files.cert.clone(), fault.to_string()))
+    })
+}
+
+/// Reads all certificates, whatever their time. The clock of a machine without a battery is wrong until the network has told the time, and
+/// clients by UDP need no certificate.
+pub fn load_untimely(settings: &Settings) -> Found {
+    load_by(settings, read)
+}
+
+fn load_by(settings: &Settings, read: fn(&CertificateFiles) -> Result<Identity, (PathBuf, String)>) -> Found {
     let Found { mut certificates, mut problems, mut warnings } = Found::default();
     for (key, files) in named(settings) {
-        match read(&files, unix) {
+        match read(&files) {
             Ok(identity) => {
                 warnings.extend(chain_warning(&files.cert, &identity));
                 certificates.push(Certificate { file: files.cert, identity });
@@ -89,11 +107,11 @@ fn named(settings: &Settings) -> Vec<(&'static str, CertificateFiles)> {
     default.into_iter().chain(more).collect()
 }
 
-/// Reads a certificate and its key, which must be valid at this Unix time.
+/// Reads a certificate and its key, whatever its time.
 ///
 /// # Errors
-/// Which of the files cannot be used, and why.
-pub fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, String)> {
+/// The file that cannot be used, and why.
+pub fn read(files: &CertificateFiles) -> Result<Identity, (PathBuf, String)> {
     let content = |path: &Path| match fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Err((path.to_owned(), "the file is empty".to_owned())),
         Ok(bytes) => Ok(bytes),
@@ -103,10 +121,21 @@ pub fn read(files: &CertificateFiles, unix: u64) -> Result<Identity, (PathBuf, S
         Err(error) => Err((path.to_owned(), format!("cannot be read: {error}"))),
     };
     let (cert, key) = (content(&files.cert)?, content(&files.key)?);
-    Identity::from_pem(&cert, &key, unix).map_err(|error| match error {
+    Identity::from_pem(&cert, &key).map_err(|error| match error {
         CertificateError::Mismatch => (files.key.clone(), format!("{error} in {}", files.cert.display())),
         error if error.is_about_key() => (files.key.clone(), error.to_string()),
         error => (files.cert.clone(), error.to_string()),
+    })
+}
+
+/// Sentences about certificates that are not valid now.
+pub fn time_faults(certificates: &[Certificate]) -> impl Iterator<Item = String> {
+    certificates.iter().filter_map(|Certificate { file, identity }| {
+        let fault = identity.check_time(now_unix()).err()?;
+        Some(format!(
+            "{}: {fault}, by the clock of this machine: TLS and DTLS clients refuse it",
+            file.display()
+        ))
     })
 }
 

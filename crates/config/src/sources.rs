@@ -68,12 +68,12 @@ impl Sources {
         self.file.as_deref()
     }
 
-    /// Reads, merges and judges all sources.
+    /// Reads, merges and judges all sources. A certificate may be one whose time is over or has not come.
     ///
     /// # Errors
     /// Everything that is wrong, not only the first.
     pub fn load(&self) -> Result<Loaded, Mistakes> {
-        match self.load_but_certificates()? {
+        match self.load_with(certificates::load_untimely)? {
             (loaded, problems) if problems.is_empty() => Ok(loaded),
             (_, problems) => Err(Mistakes::sorted(problems)),
         }
@@ -85,12 +85,19 @@ impl Sources {
     /// # Errors
     /// Everything that is wrong beside certificates.
     pub fn load_but_certificates(&self) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
+        self.load_with(certificates::load)
+    }
+
+    fn load_with(
+        &self,
+        certificates: fn(&Settings) -> certificates::Found,
+    ) -> Result<(Loaded, Vec<Mistake>), Mistakes> {
         let mut problems = Vec::new();
         let entries = match &self.file {
             Some(path) => file_entries(path, &mut problems)?,
             None => Vec::new(),
         };
-        self.merge(&entries, problems, certificates::load)
+        self.merge(&entries, problems, certificates)
     }
 
     /// Who looks at no files but the one that was read gives a `certificates` of its own.

@@ -26,8 +26,8 @@ pub(crate) struct CertificateExpiry(Mutex<Vec<Shown>>);
 #[derive(Debug)]
 struct Shown {
     file: String,
-    /// Unix time.
-    not_after: u64,
+    /// First and last Unix second in which it is valid.
+    valid: (u64, u64),
     /// What the log has said of its end.
     told: Nearness,
 }
@@ -39,6 +39,8 @@ enum Nearness {
     Soon,
     VerySoon,
     Over,
+    /// It is not valid yet. Rather than the certificate, the clock may be wrong.
+    Early,
 }
 
 impl CertificateExpiry {
@@ -52,21 +54,20 @@ impl CertificateExpiry {
                 date(identity.not_after())
             );
         }
-        self.put(
-            certificates.iter().map(|certificate| {
-                (certificate.file.display().to_string(), certificate.identity.not_after())
-            }),
-        );
+        self.put(certificates.iter().map(|certificate| {
+            let Certificate { file, identity } = certificate;
+            (file.display().to_string(), (identity.not_before(), identity.not_after()))
+        }));
         self.look();
     }
 
-    /// Files, and when their certificates end.
-    pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, u64)>) {
+    /// Files, and the first and last Unix second in which their certificates are valid.
+    pub(crate) fn put(&self, certificates: impl IntoIterator<Item = (String, (u64, u64))>) {
         let mut new: Vec<Shown> = Vec::new();
-        for (file, not_after) in certificates {
+        for (file, valid) in certificates {
             // Named twice it is told once: metrics may not repeat themselves.
             if new.iter().all(|other| other.file != file) {
-                new.push(Shown { file, not_after, told: Nearness::Far });
+                new.push(Shown { file, valid, told: Nearness::Far });
             }
         }
         *self.lock() = new;
@@ -76,7 +77,7 @@ impl CertificateExpiry {
     pub(crate) fn look(&self) {
         for (nearness, warning) in self.due(Timestamp::now().as_second()) {
             match nearness {
-                Nearness::Over => tracing::error!("{warning}"),
+                Nearness::Over | Nearness::Early => tracing::error!("{warning}"),
                 _ => tracing::warn!("{warning}"),
             }
         }
@@ -84,36 +85,46 @@ impl CertificateExpiry {
 
     fn due(&self, unix: i64) -> Vec<(Nearness, String)> {
         let mut due = Vec::new();
-        for shown in &mut *self.lock() {
-            let left = i64::try_from(shown.not_after).unwrap_or(i64::MAX).saturating_sub(unix);
+        let clock = date(unix.unsigned_abs());
+        for Shown { file, valid: (first, last), told } in &mut *self.lock() {
+            let signed = |unix: u64| i64::try_from(unix).unwrap_or(i64::MAX);
+            let left = signed(*last).saturating_sub(unix);
             let nearness = match left {
+                _ if unix < signed(*first) => Nearness::Early,
                 ..0 => Nearness::Over,
                 0..VERY_SOON => Nearness::VerySoon,
                 VERY_SOON..SOON => Nearness::Soon,
                 SOON.. => Nearness::Far,
             };
-            if nearness > shown.told {
-                let (file, end) = (&shown.file, date(shown.not_after));
-                let warning = if nearness == Nearness::Over {
-                    format!(
-                        "certificate {file} has expired ({end}): clients refuse it; renew it, the new one is read by itself"
-                    )
-                } else {
-                    format!(
-                        "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
-                        span(left.unsigned_abs())
-                    )
-                };
-                due.push((nearness, warning));
+            if nearness > *told {
+                let end = date(*last);
+                due.push((
+                    nearness,
+                    match nearness {
+                        Nearness::Early => format!(
+                            "certificate {file} is valid from {} on, and this machine's clock says {clock}: clients with a right clock refuse a \
+                             certificate that is early; set the clock if that is wrong",
+                            date(*first)
+                        ),
+                        Nearness::Over => format!(
+                            "certificate {file} has expired ({end}; this machine's clock says {clock}): clients refuse it; renew it, the new one is \
+                             read by itself"
+                        ),
+                        _ => format!(
+                            "certificate {file} expires in {} ({end}); renew it, the new one is read by itself",
+                            span(left.unsigned_abs())
+                        ),
+                    },
+                ));
             }
-            shown.told = nearness;
+            *told = nearness;
         }
         due
     }
 
     /// Files and the Unix times at which their certificates end.
     pub(crate) fn ends(&self) -> Vec<(String, u64)> {
-        self.lock().iter().map(|shown| (shown.file.clone(), shown.not_after)).collect()
+        self.lock().iter().map(|shown| (shown.file.clone(), shown.valid.1)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Shown>> {
@@ -150,7 +161,9 @@ mod tests {
         let expiry = CertificateExpiry::default();
         // 2027-01-15 08:00:00 UTC.
         let end = 1_800_000_000_i64;
-        expiry.put([("a.pem".to_owned(), end.unsigned_abs()), ("far.pem".to_owned(), u64::MAX)]);
+        let begin = end - 90 * DAY;
+        let valid = (begin.unsigned_abs(), end.unsigned_abs());
+        expiry.put([("a.pem".to_owned(), valid), ("far.pem".to_owned(), (0, u64::MAX))]);
         let told = |left: i64| {
             let mut due = expiry.due(end - left);
             assert!(due.len() <= 1, "{due:?}");
@@ -165,14 +178,18 @@ mod tests {
         assert_eq!(told(0), None, "its last second counts (RFC 5280 section 4.1.2.5)");
         assert!(told(-1).expect("over").starts_with("certificate a.pem has expired"));
         // A new one in the same file begins anew.
-        expiry.put([("a.pem".to_owned(), end.unsigned_abs())]);
+        expiry.put([("a.pem".to_owned(), valid)]);
         assert!(told(10).expect("10 s").contains("expires in 10 s"));
+        // The clock is set back, and then to the right time.
+        let text = told(end).expect("the year 1970");
+        assert!(text.contains("is valid from 2026-10-17") && text.contains("1970-01-01"), "{text}");
+        assert_eq!(told(SOON), None);
     }
 
     #[test]
     fn a_file_that_is_named_twice_is_shown_once() {
         let expiry = CertificateExpiry::default();
-        expiry.put([("a.pem".to_owned(), 1), ("a.pem".to_owned(), 1), ("b.pem".to_owned(), 2)]);
+        expiry.put([("a.pem", 1), ("a.pem", 1), ("b.pem", 2)].map(|(file, end)| (file.to_owned(), (0, end))));
         assert_eq!(expiry.ends(), [("a.pem".to_owned(), 1), ("b.pem".to_owned(), 2)]);
     }
 }

@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use turnpike_config::{
@@ -31,8 +31,13 @@ pub(crate) struct Certificates {
     pub(crate) tls: Option<Arc<TlsContext>>,
     pub(crate) dtls: Option<Arc<DtlsContext>>,
     watch: CertificateWatch,
+    /// Time of the last attempt to read certificates that could not be used: one may become valid, or readable, while its file stays.
+    refused: Option<Instant>,
     told: Arc<Told>,
 }
+
+/// Pause between attempts to read certificates that could not be used.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// What others tell of them.
 #[derive(Debug, Default)]
@@ -66,7 +71,8 @@ impl Certificates {
     /// What TLS and DTLS show from the start.
     pub(crate) fn new(settings: &Settings, loaded: Vec<Certificate>) -> Result<Self, DaemonError> {
         let told = Arc::new(Told { in_use: Mutex::new(loaded.into()), ..Told::default() });
-        let mut new = Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), told };
+        let mut new =
+            Self { tls: None, dtls: None, watch: CertificateWatch::new(settings), refused: None, told };
         (new.tls, new.dtls) = new.contexts(settings, &new.told.in_use(), &[])?;
         Ok(new)
     }
@@ -111,12 +117,17 @@ impl Certificates {
         Arc::clone(&self.told)
     }
 
-    /// Reads them again if one of their files has changed, and warns of ends that have come nearer.
+    /// Reads them again if one of their files has changed, or could not be used a while ago, and warns of ends that have come nearer.
     pub(crate) fn look(&mut self, settings: &Settings) {
-        if self.watch.has_changed() {
+        let has_changed = self.watch.has_changed();
+        if has_changed || self.refused.is_some_and(|at| at.elapsed() >= RETRY) {
             let Found { certificates, problems, warnings } = certificates::load(settings);
-            say_warnings(&warnings);
-            self.take(certificates, &problems, &mut Reloaded::default());
+            if has_changed || problems.is_empty() {
+                say_warnings(&warnings);
+                self.take(certificates, &problems, &mut Reloaded::default());
+            } else {
+                self.refused = Some(Instant::now());
+            }
         }
         self.told.expiry.look();
     }
@@ -135,6 +146,7 @@ impl Certificates {
 
     /// Shows them, if all of them can be used.
     fn take(&mut self, loaded: Vec<Certificate>, problems: &[Mistake], reloaded: &mut Reloaded) {
+        self.refused = (!problems.is_empty()).then(Instant::now);
         if !problems.is_empty() {
             let kept = "certificates not reloaded: the old ones stay in force";
             let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();

@@ -682,7 +682,7 @@ mod tests {
     #[test]
     fn certificates_and_reloads_are_told() {
         let mut scrape = scrape();
-        scrape.certificates.expiry.put([("turn.pem".to_owned(), 1_900_000_000)]);
+        scrape.certificates.expiry.put([("turn.pem".to_owned(), (0, 1_900_000_000))]);
         scrape.common.reloads[0].1 = 1;
         let samples = parse(&encode(scrape).expect("encodes"));
         for (series, value) in [

@@ -222,7 +222,9 @@ fn a_hello_that_grows_without_end_is_cut_off() {
 fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     let [Certificate { pem: cert, key }, other] = [(); 2].map(|()| Certificate::new(&["a.example"]));
     let other = other.key;
-    let read = |cert: &str, key: &str, at: u64| Identity::from_pem(cert.as_bytes(), key.as_bytes(), at).err();
+    let read = |cert: &str, key: &str, at: u64| {
+        Identity::from_pem(cert.as_bytes(), key.as_bytes()).and_then(|it| it.check_time(at)).err()
+    };
     assert_eq!(read(&cert, &key, now()), None);
     assert_eq!(read("", &key, now()), Some(CertificateError::NoCertificate));
     assert_eq!(read(&key, &key, now()), Some(CertificateError::NoCertificate));
@@ -256,9 +258,10 @@ fn certificates_that_cannot_be_used_are_refused_with_the_reason() {
     assert!(matches!(read(&old.pem, &old.key, now()), Some(CertificateError::Expired(_))));
     let year_2019 = 1_560_000_000;
     assert!(matches!(read(&old.pem, &old.key, year_2019), Some(CertificateError::NotYetValid(_))));
-    let then = Identity::from_pem(old.pem.as_bytes(), old.key.as_bytes(), 1_600_000_000).unwrap();
-    // 2021-01-01 00:00:00 UTC.
-    assert_eq!(then.not_after(), 1_609_459_200, "in its time it was good");
+    assert_eq!(read(&old.pem, &old.key, 1_600_000_000), None, "in its time it was good");
+    let then = Identity::from_pem(old.pem.as_bytes(), old.key.as_bytes()).unwrap();
+    // The first of January of 2020 and of 2021.
+    assert_eq!((then.not_before(), then.not_after()), (1_577_836_800, 1_609_459_200));
 }
 
 #[test]

@@ -24,7 +24,6 @@ fn run(command: &str, flags: &[&str]) -> Finished {
 fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
     let good = Certificate::new(&[NAME]);
     let other = Certificate::new(&[NAME]);
-    let expired = Certificate::expired(&[NAME]);
     let dir = Dir::new();
     let (empty, nowhere) = (dir.file("empty.pem", ""), dir.path().join("nowhere.pem"));
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -36,7 +35,6 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
         (good.cert(), other.key(), ["key.pem", "does not belong to the certificate"]),
         (good.key(), good.key(), ["key.pem", "no certificate in it"]),
         (good.cert(), good.cert(), ["cert.pem", "no private key in it"]),
-        (expired.cert(), expired.key(), ["cert.pem", "the certificate expired"]),
     ] {
         for command in ["serve", "check-config"] {
             let ended = run(command, &["--tls-cert", &text(&cert), "--tls-key", &text(&key)]);
@@ -47,6 +45,27 @@ fn certificates_that_cannot_be_used_are_named_before_anything_starts() {
         }
     }
     assert_eq!(run("check-config", &good.flags()).code, Some(0));
+}
+
+/// A machine without a battery clock boots in the past, and clients by UDP need no certificate.
+#[test]
+fn a_certificate_out_of_its_time_is_served_and_named_as_an_error() {
+    for (certificate, told, checked) in [
+        (Certificate::expired(&[NAME]), "has expired (2021-01-01", "the certificate expired"),
+        (Certificate::early(&[NAME]), "is valid from 2090-01-01", "not valid yet"),
+    ] {
+        let mut serve = Serve::start(&certificate.flags());
+        let line = serve.program.line_with(told);
+        assert!(line.contains("ERROR") && line.contains("this machine's clock says 20"), "{line}");
+        assert_eq!(shown_by(serve.address(V4), NAME), certificate.der());
+        assert_eq!(
+            Load::new(serve.address(V4)).with(&["--mode", "allocate", "--rate", "20"]).run().code,
+            Some(0)
+        );
+        let ended = run("check-config", &certificate.flags());
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        assert!(ended.stderr.contains("warning: ") && ended.stderr.contains(checked), "{}", ended.stderr);
+    }
 }
 
 /// ring makes no RSA keys, so openssl does.

@@ -14,7 +14,6 @@ mod tests;
 use std::{
     net::{IpAddr, UdpSocket},
     path::Path,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use super::{Imported, Note};
@@ -82,8 +81,7 @@ fn is_own(ip: IpAddr) -> bool {
 }
 
 fn can_dtls(files: &CertificateFiles) -> Option<bool> {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    certificates::read(files, unix).ok().map(|identity| identity.can_dtls())
+    certificates::read(files).ok().map(|identity| identity.can_dtls())
 }
 
 /// Translates settings; `name` is the place that the result names as their source.

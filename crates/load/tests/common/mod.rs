@@ -113,7 +113,7 @@ pub(crate) struct Certificate {
 
 pub(crate) fn certificate(name: &str) -> Certificate {
     let certificates::Certificate { pem, key } = certificates::Certificate::new(&[name]);
-    let identity = Identity::from_pem(pem.as_bytes(), key.as_bytes(), unix()).unwrap();
+    let identity = Identity::from_pem(pem.as_bytes(), key.as_bytes()).unwrap();
     Certificate { identity, pem }
 }
 

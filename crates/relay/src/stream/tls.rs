@@ -95,15 +95,16 @@ pub enum ChainFault {
 pub struct Identity {
     key: Arc<CertifiedKey>,
     names: Vec<String>,
+    not_before: u64,
     not_after: u64,
 }
 
 impl Identity {
-    /// From PEM, at this time (Unix seconds). Whether clients will trust it is not asked.
+    /// Parses PEM. Neither the time nor the trust of clients is checked.
     ///
     /// # Errors
-    /// [`CertificateError`].
-    pub fn from_pem(chain: &[u8], key: &[u8], unix: u64) -> Result<Self, CertificateError> {
+    /// [`CertificateError`], but for [`Identity::check_time`]'s.
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, CertificateError> {
         let (chain, key) = (&with_markers_on_lines(chain), &with_markers_on_lines(key));
         if let Some(label) = foreign_label(chain) {
             return Err(CertificateError::ForeignLabel(label));
@@ -116,12 +117,12 @@ impl Identity {
             pem::Error::NoItemsFound => CertificateError::NoKey,
             error => CertificateError::KeyPem(pem_fault(&error)),
         })?;
-        let (names, not_after) = {
+        let (names, not_before, not_after) = {
             let own = chain.first().ok_or(CertificateError::NoCertificate)?;
             let parsed = EndEntityCert::try_from(own)
                 .map_err(|error| CertificateError::Malformed(der_fault(&error).to_owned()))?;
-            check_time(&parsed, unix)?;
-            (parsed.valid_dns_names().map(str::to_ascii_lowercase).collect(), not_after(&parsed))
+            let names = parsed.valid_dns_names().map(str::to_ascii_lowercase).collect();
+            (names, not_before(&parsed), not_after(&parsed))
         };
         let signing = provider().key_provider.load_private_key(key).map_err(|error| {
             CertificateError::UnusableKey(match error {
@@ -135,9 +136,23 @@ impl Identity {
                 Err(CertificateError::Mismatch)
             }
             Ok(()) | Err(rustls::Error::InconsistentKeys(_)) => {
-                Ok(Self { key: Arc::new(key), names, not_after })
+                Ok(Self { key: Arc::new(key), names, not_before, not_after })
             }
             Err(error) => Err(CertificateError::Malformed(error.to_string())),
+        }
+    }
+
+    /// Checks the time of validity at this Unix time.
+    ///
+    /// # Errors
+    /// [`CertificateError::Expired`] or [`CertificateError::NotYetValid`].
+    pub fn check_time(&self, unix: u64) -> Result<(), CertificateError> {
+        if unix > self.not_after {
+            Err(CertificateError::Expired(Duration::from_secs(unix - self.not_after)))
+        } else if unix < self.not_before {
+            Err(CertificateError::NotYetValid(Duration::from_secs(self.not_before - unix)))
+        } else {
+            Ok(())
         }
     }
 
@@ -165,6 +180,11 @@ impl Identity {
         }
         let stranger = chain.windows(2).position(|pair| pair[0].issuer() != pair[1].subject())?;
         Some(ChainFault::NotIssuer(stranger + 2))
+    }
+
+    /// First Unix second in which it is valid.
+    pub fn not_before(&self) -> u64 {
+        self.not_before
     }
 
     /// The last second, as Unix time, in which it is valid.
@@ -325,17 +345,11 @@ fn time_fault(certificate: &EndEntityCert<'_>, now: UnixTime) -> Option<webpki::
     certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).err()
 }
 
-fn check_time(certificate: &EndEntityCert<'_>, unix: u64) -> Result<(), CertificateError> {
-    let now = UnixTime::since_unix_epoch(Duration::from_secs(unix));
-    let apart = |a: UnixTime, b: UnixTime| Duration::from_secs(a.as_secs().abs_diff(b.as_secs()));
-    match time_fault(certificate, now) {
-        Some(webpki::Error::CertExpired { time, not_after }) => {
-            Err(CertificateError::Expired(apart(time, not_after)))
-        }
-        Some(webpki::Error::CertNotValidYet { time, not_before }) => {
-            Err(CertificateError::NotYetValid(apart(time, not_before)))
-        }
-        _ => Ok(()),
+/// Asks for the fault at the beginning of Unix time.
+fn not_before(certificate: &EndEntityCert<'_>) -> u64 {
+    match time_fault(certificate, UnixTime::since_unix_epoch(Duration::ZERO)) {
+        Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
+        _ => 0,
     }
 }
 

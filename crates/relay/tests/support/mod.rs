@@ -323,7 +323,7 @@ pub(crate) fn identity(names: &[&str]) -> Identity {
 }
 
 pub(crate) fn identity_of(certificate: &Certificate) -> Identity {
-    Identity::from_pem(certificate.pem.as_bytes(), certificate.key.as_bytes(), now()).unwrap()
+    Identity::from_pem(certificate.pem.as_bytes(), certificate.key.as_bytes()).unwrap()
 }
 
 pub(crate) fn now() -> u64 {
