@@ -408,13 +408,6 @@ mod tests {
     }
 
     #[test]
-    fn a_users_share_of_connections_is_each_workers() {
-        let settings = Settings { workers: Some(4), ..Settings::default() };
-        let config = server_config(&Merged::of(&settings), &Layout::default(), &[], alone());
-        assert_eq!((config.max_total_connections, config.max_user_connections), (1024, 256));
-    }
-
-    #[test]
     fn an_alternate_that_is_this_very_machine_is_noticed() {
         let to = |address: &str| {
             let mut named = AlternateSettings::default();

@@ -292,7 +292,8 @@ impl Ledger {
         let share = self.shares.entry(bucket).or_default();
         share.limit = limit;
         if terms.enforced && !share.allows(level, terms) {
-            let (is_unused, is_denied) = (share.used == 0 && !share.is_known(), share.is_denied);
+            let is_unused = share.used == 0 && !share.is_known();
+            let is_denied = share.is_denied || share.used >= limit;
             if is_unused {
                 self.forget(&bucket);
             } else if level != Level::Full {

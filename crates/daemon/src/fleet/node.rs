@@ -675,7 +675,8 @@ mod tests {
         node.hear_era(era(2, false));
         assert!(node.is_recovering() && node.recovery.is_to_clear());
         node.quotas.set_levels(&[], node.recovery.books());
-        assert_eq!([node.acquire(asked(10)), node.acquire(asked(10))], [Ok(()), Err(QuotaRefusal::User)]);
+        let undecided = QuotaRefusal::Undecided { is_user: true };
+        assert_eq!([node.acquire(asked(10)), node.acquire(asked(10))], [Ok(()), Err(undecided)]);
         node.recovery.cleared(era(2, false).era);
         node.tell_all_anew();
         assert!(node.quotas.lost() > 0 && node.rereads.load(Ordering::Relaxed));
@@ -694,7 +695,7 @@ mod tests {
         node.set_nodes(3);
         node.hear_era(era(1, false));
         assert_eq!((0..60).filter(|_| node.acquire(asked(30)).is_ok()).count(), 10);
-        assert_eq!(node.acquire(asked(30)), Err(QuotaRefusal::User));
+        assert_eq!(node.acquire(asked(30)), Err(QuotaRefusal::Undecided { is_user: true }));
     }
 
     fn asked(of_user: usize) -> SharedQuota<'static> {
