@@ -4,7 +4,8 @@ usage: echo.py HOST PORT USERNAME PASSWORD COUNT udp|tcp|tls
 
 The peer is a plain UDP socket of this program, on IPv4: aioice asks for no other address family. Every payload must come
 back unchanged, once, from the peer's own address. aioice binds a channel to each peer, so what goes through here is
-ChannelData. Over TLS the certificate must be trusted (SSL_CERT_FILE) and good for HOST. Exit status: 0 all echoed, 1 not,
+ChannelData. With STALE in the environment the nonce becomes one of another server half way, and the second half goes to another peer,
+for which aioice binds another channel. Over TLS the certificate must be trusted (SSL_CERT_FILE) and good for HOST. Exit status: 0 all echoed, 1 not,
 4 the server refused (the JSON then has `refused`, the error code), 5 its certificate is not trusted (`untrusted`, why).
 """
 
@@ -44,8 +45,11 @@ class Client(asyncio.DatagramProtocol):
 
 async def run(host, port, username, password, count, over):
     loop = asyncio.get_running_loop()
-    peer_transport, peer = await loop.create_datagram_endpoint(Peer, local_addr=(os.environ.get("PEER", "127.0.0.1"), 0))
-    peer_address = peer_transport.get_extra_info("sockname")[:2]
+    stale = "STALE" in os.environ
+    peers = [
+        await loop.create_datagram_endpoint(Peer, local_addr=(os.environ.get("PEER", "127.0.0.1"), 0))
+        for _ in range(2 if stale else 1)
+    ]
     transport, client = await turn.create_turn_endpoint(
         Client,
         server_addr=(host, port),
@@ -57,6 +61,11 @@ async def run(host, port, username, password, count, over):
     relayed = transport.get_extra_info("sockname")
     echoed = 0
     for number in range(count):
+        if stale and number == count // 2:
+            # A server does not know it from one whose time is over.
+            transport._TurnTransport__inner_protocol.nonce = b"obMatJos2gAAAAAAAAAAAAAA"
+        peer_transport, _ = peers[number * len(peers) // count]
+        peer_address = peer_transport.get_extra_info("sockname")[:2]
         payload = bytes((number + i) % 256 for i in range(SIZES[number % len(SIZES)]))
         transport.sendto(payload, peer_address)
         try:
@@ -66,9 +75,10 @@ async def run(host, port, username, password, count, over):
         if data != payload or tuple(source[:2]) != peer_address:
             break
         echoed += 1
-    heard_from = sorted(list(address[:2]) for address in peer.heard_from)
+    heard_from = sorted({address[:2] for _, peer in peers for address in peer.heard_from})
     transport.close()
-    peer_transport.close()
+    for peer_transport, _ in peers:
+        peer_transport.close()
     print(json.dumps({"sent": count, "echoed": echoed, "relayed": list(relayed), "heard_from": heard_from}))
     return 0 if echoed == count else 1
 

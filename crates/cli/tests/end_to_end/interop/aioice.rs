@@ -21,6 +21,16 @@ fn echo(
     trusted: Option<PathBuf>,
     password: &str,
 ) -> Result<Finished, String> {
+    Ok(Program::run(&mut command(serve, family, over, trusted, password)?))
+}
+
+fn command(
+    serve: &Serve,
+    family: IpAddr,
+    over: &str,
+    trusted: Option<PathBuf>,
+    password: &str,
+) -> Result<Command, String> {
     let python = interop_program("interop-aioice", "venv/bin/python")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/interop/aioice/echo.py");
     let server = serve.address(family);
@@ -31,7 +41,7 @@ fn echo(
         Some(file) => command.env("SSL_CERT_FILE", file),
         None => command.env_remove("SSL_CERT_FILE"),
     };
-    Ok(Program::run(&mut command))
+    Ok(command)
 }
 
 fn relays_an_echo(over: &str, family: IpAddr) {
@@ -69,6 +79,20 @@ fn aioice_relays_an_echo_over_tcp() {
 fn aioice_relays_an_echo_over_tls() {
     relays_an_echo("tls", V4);
     relays_an_echo("tls", V6);
+}
+
+/// It binds a channel with a nonce that is not good any more, and deletes its allocation.
+#[test]
+fn aioice_goes_on_with_the_nonce_of_a_438() {
+    for over in ["udp", "tcp"] {
+        let serve = Serve::start(&[]);
+        let ended = Program::run(need!(command(&serve, V4, over, None, PASSWORD)).env("STALE", "1"));
+        assert_eq!(ended.code, Some(0), "{}", ended.output());
+        assert_eq!(super::report(&ended)["echoed"], COUNT, "{}", ended.output());
+        let stale = || serve.metrics().sum("turnpike_error_responses_total", "code=\"438\"");
+        eventually("the 438 is counted", || (stale() == 1).then_some(()));
+        serve.wait_for_allocations(0);
+    }
 }
 
 #[test]
