@@ -449,7 +449,7 @@ impl<B: Backend> Inner<B> {
     }
 
     fn probe(self: &Arc<Self>, error: &StoreError) {
-        tracing::error!("{error}; users who are known stay known, it is asked again and again");
+        tracing::error!("{error}; cached users keep working; retrying");
         self.runtime.spawn(probe_until_it_answers(Arc::downgrade(self), error.fault));
     }
 
