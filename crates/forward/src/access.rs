@@ -29,7 +29,7 @@ impl Pattern {
         }
     }
 
-    /// Whether there is an address that fits. A wildcard such as `127.0.0` fits none, and a list that has it means something else.
+    /// True if an address fits. A wildcard such as `127.0.0` fits none, and a list that has it means something else.
     pub fn fits_some_address(&self) -> bool {
         match self {
             Self::Prefix(..) => true,

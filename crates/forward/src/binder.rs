@@ -19,7 +19,7 @@ use crate::{
     upgrade::Matched,
 };
 
-/// How long a start or a reload waits for the addresses of listeners that are names.
+/// Longest wait of a start or a reload for the addresses of listeners that are names.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The rules in force.
@@ -40,15 +40,15 @@ pub(crate) struct Rules {
 pub(crate) struct Active {
     pub(crate) state: Arc<RuleState>,
     pub(crate) addresses: Vec<Address>,
-    /// Of a Unix socket; gone with the rule.
+    /// File of a Unix socket; gone with the rule.
     pub(crate) file: Option<SocketFile>,
 }
 
 /// A rule that could not be bound.
 pub(crate) struct Waiting {
-    /// As configured.
+    /// The rule as configured.
     pub(crate) rule: Rule,
-    /// Why it cannot be bound.
+    /// Reason for which it cannot be bound.
     pub(crate) error: String,
     /// The name that it listens on, looked up for as long as it waits.
     name: Option<Arc<Name>>,
@@ -60,7 +60,7 @@ impl Waiting {
         Self { rule, error: error.to_string(), name }
     }
 
-    /// With the address that its name has by now.
+    /// The rule with the current address of its name.
     fn resolved(&self) -> Rule {
         let address = self.name.as_ref().and_then(|name| name.addresses().first().copied());
         with_address(&self.rule, address)
@@ -108,7 +108,7 @@ fn with_address(rule: &Rule, address: Option<ZonedIp>) -> Rule {
 /// Rules that a start or a reload adds, with their listeners bound.
 pub(crate) struct NewRules {
     pub(crate) active: Vec<Active>,
-    /// What each worker gets.
+    /// Share of each worker.
     pub(crate) of_workers: Vec<Vec<(Arc<RuleState>, Bound)>>,
     /// Those that could not be bound, and why.
     pub(crate) failed: Vec<StartError>,
@@ -121,10 +121,10 @@ pub(crate) struct Binder<'a> {
     pub(crate) datapath: Datapath,
     pub(crate) resolver: &'a Resolver,
     pub(crate) workers: usize,
-    /// Of the next rule.
+    /// Key of the next rule.
     pub(crate) key: u32,
     pub(crate) held: Held,
-    /// What another process has listened on.
+    /// Listeners of another process.
     pub(crate) matched: Matched,
 }
 

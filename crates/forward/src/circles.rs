@@ -180,7 +180,7 @@ mod tests {
         let circles = Arc::<Circles>::default();
         circles.set_listening([(Transport::Udp, 53)].into_iter());
         for (transport, target) in [(Transport::Tcp, "127.0.0.1:53"), (Transport::Udp, "127.0.0.1:54")] {
-            assert!(circles.link(transport, at(target), || panic!("nobody asks"), 0).is_none());
+            assert!(circles.link(transport, at(target), || panic!("not wanted"), 0).is_none());
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-/// How long to rest. At 2 GB/s 600 kB arrive meanwhile, of all streams together, far less than their receive buffers hold.
+/// Length of a pause. At 2 GB/s 600 kB arrive meanwhile, of all streams together, far less than their receive buffers hold.
 pub(crate) const REST: Duration = Duration::from_micros(300);
 /// For so long after anything else was served, nobody rests.
 const ALERT_MS: u64 = 10;

@@ -39,7 +39,7 @@ pub(crate) struct Name {
 struct Answer {
     /// Those of the last good answer, empty if there was none.
     addresses: Vec<ZonedIp>,
-    /// Why the last lookup failed, if it did.
+    /// Error of the last lookup, if it failed.
     error: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Name {
         self.read().addresses.clone()
     }
 
-    /// Why the last lookup failed, if it did.
+    /// Error of the last lookup, if it failed.
     pub(crate) fn error(&self) -> Option<String> {
         self.read().error.clone()
     }

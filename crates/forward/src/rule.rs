@@ -132,7 +132,7 @@ pub enum Balance {
     Source,
 }
 
-/// What to ask a target, and the answer that makes it a healthy one.
+/// Question to a target, and the answer that makes it healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// A datagram's payload, or the first bytes of a connection: none where the target speaks first.
@@ -187,7 +187,7 @@ pub struct Rule {
     pub balance: Balance,
     /// Health checks of the targets this often, a TCP connect or, where they speak UDP, a datagram; `None` for none.
     pub health_check: Option<Duration>,
-    /// What a check asks. Without it a target that speaks TCP is healthy if it accepts; one that speaks UDP gets an empty datagram, and is
+    /// Question of a check. Without it a target that speaks TCP is healthy if it accepts; one that speaks UDP gets an empty datagram, and is
     /// healthy unless ICMP reports that its port is closed.
     pub health_question: Option<Question>,
     /// Source address of outgoing connections and datagrams.

@@ -28,7 +28,7 @@ use crate::{
     worker::{Change, Command, Heir, Snapshots, Worker},
 };
 
-/// What holds for all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
+/// Settings of all rules. `workers`, `datapath`, the three of the kernel and `busy_poll` are fixed at the start.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Threads; at least 1.
@@ -132,7 +132,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Whether it is only counted: neither a client beyond its limits nor a circle of rules must fill the log.
+    /// True if it is only counted: neither a client beyond its limits nor a circle of rules must fill the log.
     pub(crate) fn is_quiet(self) -> bool {
         matches!(self, Self::ClientLimit | Self::ClientRate | Self::Circle)
     }
@@ -180,12 +180,12 @@ impl ByKernel {
     }
 }
 
-/// Whether a rule takes clients.
+/// State of a rule's listeners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RuleStanding {
-    /// It does.
+    /// Bound.
     Listening,
-    /// It could not be bound, for this reason, and is tried again ([`Settings::keep_going`]).
+    /// Not bound yet, for this reason, and is tried again ([`Settings::keep_going`]).
     Waiting(String),
     /// Its last connections end.
     #[default]
@@ -195,7 +195,7 @@ pub enum RuleStanding {
 /// Counters of one rule, over all workers, at most 100 ms old; what the kernel moves itself at most a second more.
 #[derive(Clone, Debug, Default)]
 pub struct RuleSnapshot {
-    /// Whether it takes clients.
+    /// State of its listeners.
     pub standing: RuleStanding,
     /// Connections and sessions now.
     pub active: u64,

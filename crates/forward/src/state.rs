@@ -91,12 +91,12 @@ impl RuleState {
         }
     }
 
-    /// Whether targets are known to answer. Those of a one-way protocol such as syslog never do.
+    /// True if targets are known to answer. Those of a one-way protocol such as syslog never do.
     pub(crate) fn answers(&self) -> bool {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Whether a session is to find out which targets answer, where none has answered yet.
+    /// True if a session is to find out which targets answer, where none has answered yet.
     pub(crate) fn explores(&self, now: u64) -> bool {
         let last = self.explored.load(Ordering::Relaxed);
         (last == 0 || now.saturating_sub(last) > EXPLORE_MS)

@@ -145,17 +145,7 @@ impl Surroundings for WorkerRules {
     }
 
     /// A name without an answer is passed over: a datagram cannot wait for it.
-    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice> {
-        self.choose_other(rule, client, port, &[])
-    }
-
-    fn choose_other(
-        &mut self,
-        rule: RuleKey,
-        client: SocketAddr,
-        port: u16,
-        tried: &[Slot],
-    ) -> Option<Choice> {
+    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice> {
         match self.targets(rule)?.pick(Some(client.ip()), port, tried, false) {
             Pick::At(seat, Address::Ip(address)) => Some(Choice { target: seat.keep(), address }),
             // Datagrams do not go to a stream.

@@ -211,14 +211,14 @@ impl Targets {
         fails && members.current.iter().any(healthy)
     }
 
-    /// Whether some connection or session has a target that [`Targets::is_former`].
+    /// True if a connection or session has a target that [`Targets::is_former`].
     pub(crate) fn has_former(&self) -> bool {
         let members = self.up_to_date();
         let mut busy = members.slots.iter().filter(|(_, member)| member.active.load(Ordering::Relaxed) > 0);
         busy.any(|(_, member)| members.is_former(member))
     }
 
-    /// Whether a member gets nothing new: its name has lost the address, or its weight is 0.
+    /// True if a member gets nothing new: its name has lost the address, or its weight is 0.
     pub(crate) fn is_former(&self, slot: Slot) -> bool {
         let members = self.read();
         let member = members.slots.get(slot.at as usize).filter(|member| member.slot == slot);

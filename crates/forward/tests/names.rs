@@ -164,7 +164,7 @@ fn a_udp_session_leaves_an_address_that_its_name_has_lost() {
     alone::in_namespaces(name, "m", &probe, leave);
 }
 
-/// Answers everything while it is told to.
+/// Answers everything while the flag is set.
 fn moody(address: &str, port: u16, answers: &Arc<AtomicBool>) -> bool {
     let Ok(socket) = UdpSocket::bind((address, port)) else { return false };
     let answers = Arc::clone(answers);

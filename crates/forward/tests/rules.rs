@@ -155,7 +155,7 @@ fn a_rule_that_could_not_be_bound_is_served_once_its_address_is_free() {
         } else {
             assert_eq!(ask(&udp_client(taken), b"x"), b"ax");
         }
-        // As it is in force, a reload leaves it alone.
+        // A reload leaves the bound rule alone.
         assert!(forwarder.reload(&settings, &rules).unwrap().is_empty());
         assert_eq!(forwarder.listeners().len(), 2);
     }

@@ -262,7 +262,7 @@ fn a_tcp_target_is_healthy_while_it_answers_as_expected() {
     }
 }
 
-/// Sends until somebody answers.
+/// Sends until an answer arrives.
 fn served(running: &Running) -> String {
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(running.address("r")).unwrap();

@@ -4,7 +4,7 @@
 
 use hashbrown::HashSet;
 
-/// Whether some address has a text that fits.
+/// True if the text of an address fits.
 pub(super) fn some_address_fits(pattern: &[u8]) -> bool {
     search(pattern, [V4::default()], V4::after, V4::is_address)
         || search(pattern, V6::starts(), V6::after, V6::is_address)
@@ -49,7 +49,7 @@ fn search<S: Copy + Eq + std::hash::Hash>(
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct V4 {
     octet: u8,
-    /// Of this octet, so far.
+    /// Digits of this octet so far.
     value: Option<u8>,
 }
 
@@ -77,7 +77,7 @@ impl V4 {
 struct V6 {
     /// First of the groups that `::` stands for.
     first: u8,
-    /// How many they are; 0 without `::`.
+    /// Number of them; 0 without `::`.
     count: u8,
     /// Group, from 0 to 8.
     group: u8,

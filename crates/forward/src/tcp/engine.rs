@@ -91,7 +91,7 @@ struct Listener {
 
 pub(super) struct Connection {
     pub(super) rule: usize,
-    /// Where it leads to another rule of this process. In front of the target's socket, so that it is dropped before that port is free.
+    /// Set if it leads to another rule of this process. Stands in front of the target's socket, so that it is dropped before that port is free.
     pub(super) link: Option<Box<Link>>,
     pub(super) client: TcpSocket,
     pub(super) target: Option<TcpSocket>,

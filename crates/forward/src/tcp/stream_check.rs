@@ -15,7 +15,7 @@ const READ: usize = 1024;
 
 pub(super) struct StreamCheck {
     socket: TcpSocket,
-    /// What is still to be sent.
+    /// Bytes still to be sent.
     unsent: Vec<u8>,
     heard: Vec<u8>,
 }

@@ -142,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Moves a session to a target that it has not tried, or to any other one after it has tried them all. False where there is none.
+    /// Moves a session to a target that it has not tried, or to any other one after it has tried them all. Returns false if there is none.
     fn choose_another(&mut self, look: &mut Look, tick: &mut Tick<'_>) -> bool {
         let Some(session) = self.sessions.get(look.at) else { return false };
         let (rule, client, port, hops) = (session.rule, session.client, session.port, session.hops);
@@ -150,11 +150,11 @@ impl Engine {
         let key = self.rules[rule as usize].key;
         let silent = session.choice.map(|choice| choice.target);
         look.tried.extend(silent);
-        let choice = tick.worker.choose_other(key, client, port, &look.tried).or_else(|| {
+        let choice = tick.worker.choose(key, client, port, &look.tried).or_else(|| {
             // After a round without an answer: back to where it would have been.
             look.explores = false;
             look.tried = silent.into_iter().collect();
-            tick.worker.choose_other(key, client, port, &look.tried)
+            tick.worker.choose(key, client, port, &look.tried)
         });
         let Some(choice) = choice else { return false };
         let arrival = Arrival { rule, client, port, hops };

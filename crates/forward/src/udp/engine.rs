@@ -283,7 +283,7 @@ impl Engine {
         self.sessions.touch(at, tick.now, &mut state.lists);
     }
 
-    /// `ANY_PORT`: the socket is connected to nobody, and other ports of the target's address are the target as well.
+    /// `ANY_PORT`: the socket is not connected, and other ports of the target's address are the target as well.
     fn receive_from_target<const ANY_PORT: bool>(
         &mut self,
         at: u32,
@@ -469,7 +469,7 @@ impl Engine {
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {
-            let choice = tick.worker.choose(key, client, port)?;
+            let choice = tick.worker.choose(key, client, port, &[])?;
             match self.open_towards(arrival, choice, next, asked, tick) {
                 Ok(outward) => return Some((outward, choice)),
                 Err(error) => {
@@ -513,7 +513,7 @@ impl Engine {
         Ok(addressed(self.sockets.insert(socket), any_port, header))
     }
 
-    /// What goes in front of each datagram to a target that wants to hear of its client; empty for others. `asked` as in [`Engine::reach`].
+    /// PROXY header for each datagram to the target; empty if the rule sends none. `asked` as in [`Engine::reach`].
     pub(super) fn header(
         &self,
         Arrival { rule, client, port, .. }: Arrival,
@@ -664,7 +664,7 @@ pub(super) fn socket_of(listeners: &Slab<Listener>, sessions: &Table, token: u64
     }
 }
 
-/// The side of a target that is reached by this socket: at `any_port` if the socket is connected to nobody.
+/// The side of a target that is reached by this socket: at `any_port` if the socket is not connected.
 pub(super) fn addressed(socket: SocketId, any_port: Option<SocketAddr>, header: Vec<u8>) -> Outward {
     if any_port.is_none() && header.is_empty() {
         return Outward::Datagrams(socket);

@@ -127,7 +127,7 @@ fn udp_options(address: SocketAddr, rule: &Rule, datapath: Datapath, reuse_port:
     }
 }
 
-/// Of a TCP listener.
+/// Options of a TCP listener.
 pub(crate) fn tcp_options(rule: &Rule, reuse_port: bool) -> ListenOptions {
     ListenOptions {
         reuse_port,

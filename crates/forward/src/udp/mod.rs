@@ -92,26 +92,15 @@ pub trait Surroundings {
         let _ = (rule, client, port, target);
         None
     }
-    /// A target for a new session; `port` is the place of the client's port in the rule's range. `None` where no address
-    /// is known.
-    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16) -> Option<Choice>;
-    /// Another target for a session that has tried these.
-    fn choose_other(
-        &mut self,
-        rule: RuleKey,
-        client: SocketAddr,
-        port: u16,
-        tried: &[Slot],
-    ) -> Option<Choice> {
-        let _ = (rule, client, port, tried);
-        None
-    }
-    /// Whether targets of a rule are known to answer. Those of a one-way protocol never do.
+    /// A target for a session, none of those it has `tried`; `port` is the place of the client's port in the rule's range. `None` where no
+    /// address is known.
+    fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice>;
+    /// True if targets of a rule are known to answer. Those of a one-way protocol never do.
     fn answers(&mut self, rule: RuleKey) -> bool {
         let _ = rule;
         false
     }
-    /// Whether a session is to find out, by trying all targets once. Few are.
+    /// True if a session is to try all targets once, to find out. Few do.
     fn explores(&mut self, rule: RuleKey, now: u64) -> bool {
         let _ = (rule, now);
         false

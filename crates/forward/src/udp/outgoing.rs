@@ -13,8 +13,8 @@ use crate::Rule;
 /// A few super-packets of 64 KiB each way; the kernel takes memory only for what waits.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// A UDP socket connected to the target: the kernel finds the route once, and lets nobody else answer. One whose target may answer from any
-/// port is connected to nobody.
+/// A UDP socket connected to the target: the kernel finds the route once, and drops what others send. One whose target may answer from any
+/// port is not connected.
 pub(super) fn datagrams(
     rule: &Rule,
     client: SocketAddr,

@@ -44,7 +44,7 @@ pub(super) struct Arrival {
     pub(super) hops: u8,
 }
 
-/// What a target has sent to a session at the last look, and when that was more than before.
+/// Amount that a target had sent to a session at the last look, and when it last grew.
 pub(super) struct Heard {
     pub(super) bytes: u64,
     pub(super) at: u64,
@@ -75,7 +75,7 @@ pub(super) struct Session {
     pub(super) stage: Stage,
     /// As [`Arrival::hops`].
     pub(super) hops: u8,
-    /// Where it leads to another rule of this process.
+    /// Set if it leads to another rule of this process.
     pub(super) link: Option<Box<Link>>,
     /// Kept once the target is one no longer.
     pub(super) heard: Heard,
@@ -104,16 +104,16 @@ impl Inward {
 /// The side of the target.
 pub(super) enum Outward {
     Datagrams(SocketId),
-    /// The same where each datagram needs more than a connected socket has.
+    /// Sockets whose datagrams need more than a connected socket gives.
     Addressed(Box<Addressed>),
     Stream(Box<Stream>),
 }
 
-/// How datagrams go to a target that wants PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
+/// Way of datagrams to a target that wants PROXY headers ([`crate::Rule::send_proxy`]), or may answer from any port
 /// ([`crate::Rule::any_port`]).
 pub(super) struct Addressed {
     pub(super) route: Route,
-    /// In front of each datagram.
+    /// Header of each datagram.
     pub(super) header: Vec<u8>,
 }
 

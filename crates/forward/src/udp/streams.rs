@@ -229,7 +229,7 @@ impl Engine {
             tick.worker.release(state.key, failed, true);
         }
         while session.attempts < ATTEMPTS {
-            let Some(choice) = tick.worker.choose(state.key, client, port) else { break };
+            let Some(choice) = tick.worker.choose(state.key, client, port, &[]) else { break };
             if failed.is_some_and(|failed| failed.address == choice.address) {
                 // There is no other.
                 tick.worker.release(state.key, choice, false);

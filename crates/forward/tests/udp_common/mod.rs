@@ -76,7 +76,7 @@ impl Surroundings for Shared {
         *self.0.lock().unwrap().active.get_mut(&rule).unwrap() -= 1;
     }
 
-    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16) -> Option<Choice> {
+    fn choose(&mut self, rule: RuleKey, _: SocketAddr, port: u16, _: &[Slot]) -> Option<Choice> {
         let mut world = self.0.lock().unwrap();
         let turn = world.turn;
         world.turn += 1;
