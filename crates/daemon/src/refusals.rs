@@ -287,7 +287,7 @@ impl Why {
             Self::Credentials(CredentialRefusal::WrongUser) => Some(441),
             Self::Credentials(_) => Some(401),
             Self::Peer(..) => Some(403),
-            Self::Request(_, code, _) | Self::Unproved(_, code, _) => Some(code),
+            Self::Request(_, code, _) | Self::Unproved(_, code, _) => (code != 0).then_some(code),
             Self::Connection(..) => None,
         }
     }

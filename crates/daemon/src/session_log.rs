@@ -17,7 +17,7 @@ use crate::{
     log_queue::{BACKLOG, LogReceiver, LogSender, log_queue},
     logging::seconds,
     refusals::{
-        Refusals,
+        Refusals, Why,
         reasons::{connection_reason, credentials_reason, peer_name, peer_reason, request_reason},
     },
     session_totals::SessionTotals,
@@ -210,19 +210,26 @@ fn write_sums(summary: &Summary<User>) {
 
 fn write_closed(turned: &TurnedAway, suppressed: u64) {
     let TurnedAway { client, transport, user, stage, reason, count } = turned;
+    let keys = keys_of(Why::Connection(stage, reason));
     let (transport, reason) = (<&str>::from(*transport), connection_reason(reason));
     match user {
         Some((realm, user)) => tracing::warn!(
             target: "turnpike::session",
-            realm = &**realm, user = &**user, %client, transport, reason, count, suppressed,
+            realm = &**realm, user = &**user, %client, transport, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
         None => tracing::debug!(
             target: "turnpike::session",
-            %client, transport, stage, reason, count, suppressed,
+            %client, transport, stage, reason, keys, count, suppressed,
             "connection closed by the server"
         ),
     }
+}
+
+/// Configuration keys that decide a refusal.
+fn keys_of(why: Why) -> Option<String> {
+    let keys = why.keys();
+    (!keys.is_empty()).then(|| keys.join(" "))
 }
 
 fn write(worker: usize, effect: &Effect) {
@@ -274,7 +281,8 @@ fn write(worker: usize, effect: &Effect) {
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, client = %client.address, peer = peer_name(*peer),
-                other_peers = (*others > 0).then_some(others), by = peer_reason(*by), suppressed, worker,
+                other_peers = (*others > 0).then_some(others), by = peer_reason(*by),
+                keys = keys_of(Why::Peer(*peer, *by, *others)), suppressed, worker,
                 "peer refused"
             );
         }
@@ -282,7 +290,8 @@ fn write(worker: usize, effect: &Effect) {
             tracing::debug!(
                 target: "turnpike::session",
                 realm = &**realm, user = &**username, proved = (!proved).then_some(false), client = %client.address,
-                request = <&str>::from(*method), code, reason = &*request_reason(*code, *why), suppressed, worker,
+                request = <&str>::from(*method), code = (*code > 0).then_some(code),
+                reason = &*request_reason(*code, *why), keys = keys_of(Why::Request(*method, *code, *why)), suppressed, worker,
                 "request refused"
             );
         }
@@ -311,8 +320,8 @@ mod tests {
     };
 
     use turnpike_turn::server::{
-        AllocationId, BadRequest, Client, CredentialRefusal, Fault, ListenerId, PeerDenial, RelayTransport,
-        RequestRefusal, TokenProblem, Transport, request::Method,
+        AllocationId, BadRequest, Client, CredentialRefusal, DropReason, Fault, ListenerId, PeerDenial,
+        RelayTransport, RequestRefusal, TokenProblem, Transport, request::Method,
     };
 
     use super::*;
@@ -438,7 +447,7 @@ mod tests {
         assert_eq!(
             line.trim(),
             "DEBUG turnpike::session: peer refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
-             peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" suppressed=3 worker=0"
+             peer=\"10.1.2.3\" by=\"peers.deny 10.1.0.0/16\" keys=\"peers.deny\" suppressed=3 worker=0"
         );
         assert!(by(PeerDenial::Special, "10.1.2.3:9").contains("by=\"default: "));
         assert!(by(PeerDenial::Special, "10.1.2.4:0").contains("peer=\"10.1.2.4\" other_peers=2 by="));
@@ -466,8 +475,28 @@ mod tests {
         assert_eq!(
             line(true, 486, RequestRefusal::UserQuota).trim(),
             "DEBUG turnpike::session: request refused realm=\"example.org\" user=\"alice\" client=192.0.2.9:50000 \
-             request=\"allocate\" code=486 reason=\"the user has as many allocations as each may have\" suppressed=0 worker=0"
+             request=\"allocate\" code=486 reason=\"the user has as many allocations as each may have\" \
+             keys=\"limits.allocations_per_user\" suppressed=0 worker=0"
         );
+    }
+
+    #[test]
+    fn a_request_without_an_answer_names_the_limit_and_no_code() {
+        let line = lines_of(&[Effect::RequestRefused {
+            client: client(),
+            realm: Arc::default(),
+            username: Box::default(),
+            proved: false,
+            method: Method::Allocate,
+            code: 0,
+            why: RequestRefusal::Unanswered(DropReason::RefusalLimit),
+            suppressed: 0,
+        }]);
+        assert!(
+            line.contains("reason=\"no answer: ") && line.contains("keys=\"limits.refusals_per_prefix\""),
+            "{line}"
+        );
+        assert!(!line.contains("code="), "{line}");
     }
 
     #[test]

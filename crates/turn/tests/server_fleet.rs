@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Alternate, AlternateWhen, Destination, DropReason, NonceKey, NonceKeys, Occasion, ServerConfig,
+    Alternate, AlternateWhen, Destination, DropReason, Effect, NonceKey, NonceKeys, Occasion, RequestRefusal,
+    ServerConfig,
 };
 
 const OTHER: &str = "198.51.100.7:3478";
@@ -103,6 +104,11 @@ fn an_allocate_beyond_the_share_of_a_node_waits_for_the_fleet_where_its_client_r
         for _ in 0..2 {
             assert_eq!(world.feed(&request), Outcome::Drop(DropReason::QuotaPending));
         }
+        let is_told = |effect: &Effect| {
+            let wanted = RequestRefusal::Unanswered(DropReason::QuotaPending);
+            matches!(effect, Effect::RequestRefused { code: 0, why, .. } if *why == wanted)
+        };
+        assert_eq!(world.all_effects().iter().filter(|effect| is_told(effect)).count(), 2);
         let errors = world.server.stats().errors_with(code);
         world.client = stream(3);
         assert_eq!(allocate(&mut world, "alice").code(), Some(code), "over a stream nothing is repeated");

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, net::SocketAddr};
 
 use turnpike_measure::units::span;
-use turnpike_turn::server::{CredentialRefusal, PeerDenial, RequestRefusal, TokenProblem};
+use turnpike_turn::server::{CredentialRefusal, DropReason, PeerDenial, RequestRefusal, TokenProblem};
 use turnpike_wire::stun::kind;
 
 use super::Why;
@@ -187,6 +187,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
             "no relay port or file descriptor is left, or no such port is reserved for this user"
         }
         (RequestRefusal::Store, _) => "the credential store does not answer",
+        (RequestRefusal::Unanswered(bound), _) => unanswered_reason(bound),
         (RequestRefusal::Code, 300) => "the client was sent to another server",
         (RequestRefusal::Code, 400) => "the request is malformed",
         (RequestRefusal::Code, 401) => "no credential, or a wrong one",
@@ -209,8 +210,31 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
     reason.into()
 }
 
+fn unanswered_reason(bound: DropReason) -> &'static str {
+    match bound {
+        DropReason::RefusalLimit => "no answer: its address prefix got as many refusals a second as it may",
+        DropReason::QuotaPending => "no answer yet: the fleet's store is asked whether the limit has room",
+        DropReason::LookupLimit => "no answer: as many requests wait for the credential store as may",
+        DropReason::LookupOver => "no answer: the credential store did not tell in time",
+        _ => "no answer",
+    }
+}
+
+fn unanswered_remedy(bound: DropReason) -> &'static str {
+    match bound {
+        DropReason::RefusalLimit => {
+            "Each new client needs one refusal. Raise limits.refusals_per_prefix, or take it out."
+        }
+        DropReason::QuotaPending => {
+            "Nothing to do: the client repeats its request, and gets its answer then."
+        }
+        _ => "The store is slow: the log and the store's metrics tell more.",
+    }
+}
+
 fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
     match (why, code) {
+        (RequestRefusal::Unanswered(bound), _) => unanswered_remedy(bound),
         (RequestRefusal::UserQuota, _) => {
             "Raise limits.allocations_per_user, or that of the realm; or find out why the client makes so many."
         }
@@ -280,6 +304,14 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
             "limits.peer_connections_per_allocation",
         ],
         RequestRefusal::NoRelay => &["relay.ports", "relay.addresses"],
+        RequestRefusal::Unanswered(DropReason::RefusalLimit) => &["limits.refusals_per_prefix"],
+        RequestRefusal::Unanswered(DropReason::QuotaPending) => {
+            &["limits.allocations_per_user", "fleet.allocations"]
+        }
+        RequestRefusal::Unanswered(DropReason::LookupLimit | DropReason::LookupOver) => {
+            &["store.unavailable"]
+        }
+        RequestRefusal::Unanswered(_) => &[],
         RequestRefusal::BadRequest(_)
         | RequestRefusal::UnknownAttribute(_)
         | RequestRefusal::AllocationExists
@@ -322,6 +354,7 @@ pub(crate) fn connection_reason(reason: &'static str) -> &'static str {
         "alpn" => "ALPN with foreign protocols only",
         "alert" => "the client gave up the handshake",
         "misbehaved" => "the client broke the protocol",
+        "busy" => "more handshakes began than a worker does at a time; the client tries again",
         other => other,
     }
 }
@@ -341,6 +374,9 @@ fn connection_remedy(reason: &'static str) -> &'static str {
         "duplicate" => {
             "Two clients behind the proxies have the same address and port: the proxies must send the clients' public addresses."
         }
+        "busy" => {
+            "Raise limits.half_open or limits.half_open_per_network, or find out who begins so many handshakes."
+        }
         "evicted" => "Raise limits.idle_connections, or find out who keeps so many open.",
         "limit_address" => "Many clients behind one address: raise limits.idle_connections_per_address.",
         "not_stun" | "garbage" | "length" | "too_long" => {
@@ -359,6 +395,7 @@ fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
         "no_certificate" => &["tls.cert", "tls.key"],
         "plain_refused" => &["tls.only"],
         "proxy_header" | "duplicate" => &["server.proxy_protocol_from"],
+        "busy" => &["limits.half_open", "limits.half_open_per_network"],
         "evicted" => &["limits.idle_connections"],
         "limit_address" => &["limits.idle_connections_per_address"],
         "no_message" | "timeout" => &["limits.first_message"],
@@ -430,6 +467,9 @@ mod tests {
             RequestRefusal::SharedPeer,
             RequestRefusal::Connections,
             RequestRefusal::NoRelay,
+            RequestRefusal::Unanswered(DropReason::RefusalLimit),
+            RequestRefusal::Unanswered(DropReason::QuotaPending),
+            RequestRefusal::Unanswered(DropReason::LookupLimit),
         ];
         let codes = [405, 438, 440, 442, 486];
         let connections =

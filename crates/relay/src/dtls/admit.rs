@@ -183,6 +183,7 @@ impl Associations {
         let crowded = self.half_open.is_crowded(network, now_ms) || self.idle.is_crowded(network, now_ms);
         if self.admissions_left == 0 || crowded && !self.by_client.contains_key(&client) {
             self.count_drop(DtlsDrop::Busy);
+            self.noted.note(client.address, Transport::Dtls, None, ("dtls_handshake", DtlsDrop::Busy.into()));
             return None;
         }
         self.admissions_left -= 1;

@@ -85,27 +85,43 @@ impl<G: Gate> Server<G> {
         let arrival = Cell::new(None);
         let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
         if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
-            return self.dropped(DropReason::RefusalRepeated);
+            return self.unanswered(now, source, request, DropReason::RefusalRepeated);
         }
         if let (Delivery::Forwarded { via, .. }, Answer::Reply) = (delivery, &answer) {
             let (arrival, reply) = (arrival.take(), self.reply.as_slice().into());
             self.effects.push_back(Effect::Answer { via, source: *source, arrival, reply });
             return Verdict::Drop(None);
         }
-        self.verdict(now, source, answer)
+        self.verdict(now, source, request, answer)
     }
 
-    fn verdict(&mut self, now: Now, source: &Source, answer: Answer) -> Verdict<'_> {
+    fn verdict(&mut self, now: Now, source: &Source, request: &Request<'_>, answer: Answer) -> Verdict<'_> {
         let Source { client, link } = *source;
         match answer {
             Answer::Reply => match self.may_answer(now, &client) {
                 Ok(()) => Verdict::Reply { client, link, bytes: &self.reply },
-                Err(reason) => self.dropped(reason),
+                Err(reason) => self.unanswered(now, source, request, reason),
             },
             Answer::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
             Answer::Later => Verdict::Drop(None),
-            Answer::Drop(reason) => self.dropped(reason),
+            Answer::Drop(reason) => self.unanswered(now, source, request, reason),
         }
+    }
+
+    /// Drops a request, and tells of it if that is for a bound on requests.
+    fn unanswered(
+        &mut self,
+        now: Now,
+        source: &Source,
+        request: &Request<'_>,
+        reason: DropReason,
+    ) -> Verdict<'_> {
+        if reason.is_bound_on_requests() {
+            let username = user_of(request).map_or("", claimed);
+            let why = RequestRefusal::Unanswered(reason);
+            self.tell_stranger_refused(now, &source.client, (username, request.method), 0, why);
+        }
+        self.dropped(reason)
     }
 
     fn answer(&mut self, mut context: Context<'_>) -> Answer {
@@ -163,14 +179,14 @@ impl<G: Gate> Server<G> {
         let Source { client, link } = source;
         let envelope = Envelope::unsigned(request);
         if let Some(answer) = self.discover(now, client, request, &envelope) {
-            return self.verdict(now, source, answer);
+            return self.verdict(now, source, request, answer);
         }
         let unknown = unknown_in_plain_binding(request);
         if !unknown.is_empty() {
             let why = RequestRefusal::UnknownAttribute(unknown[0]);
             self.tell_stranger_refused(now, client, ("", request.method), 420, why);
             let answer = self.unknown_attributes(&envelope, &unknown);
-            return self.verdict(now, source, answer);
+            return self.verdict(now, source, request, answer);
         }
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);

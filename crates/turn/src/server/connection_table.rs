@@ -211,7 +211,10 @@ mod tests {
             assert!(connections.agrees());
         }
         assert_eq!((connections.len(), connections.held.len()), (0, 0));
-        assert_eq!((connections.counts.lock().total, connections.counts.lock().held.len()), (0, 0));
+        {
+            let counts = connections.counts.lock();
+            assert_eq!((counts.total, counts.held.len()), (0, 0));
+        }
     }
 
     #[test]

@@ -81,3 +81,11 @@ pub enum DropReason {
     /// An ICMP error of a type that is not passed on (RFC 8656 section 11.5).
     IcmpType,
 }
+
+impl DropReason {
+    /// Whether a request that another time would be answered is dropped for this: operators ask why. Of repeated refusals the refusal itself is
+    /// told, and requests too short to be granted are no client's.
+    pub(super) fn is_bound_on_requests(self) -> bool {
+        matches!(self, Self::RefusalLimit | Self::QuotaPending | Self::LookupLimit | Self::LookupOver)
+    }
+}

@@ -11,8 +11,9 @@ use strum::IntoStaticStr;
 use turnpike_wire::channel_data::ChannelNumber;
 
 use super::{
-    AllocationId, Arrival, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, Family, Link,
-    MoveRequest, PeerDenial, RelayId, SessionId, SharedPort, Source, Transport, request::Method,
+    AllocationId, Arrival, BadRequest, Client, ConnectRequest, ConnectionId, CredentialQuery, DropReason,
+    Family, Link, MoveRequest, PeerDenial, RelayId, SessionId, SharedPort, Source, Transport,
+    request::Method,
 };
 
 /// Relay sockets to open for a new allocation.
@@ -327,7 +328,7 @@ pub enum Effect {
         /// The client has proved that it is that user. If not, its address over UDP may be forged.
         proved: bool,
         method: Method,
-        /// The error code of the answer.
+        /// The error code of the answer; 0 for a request that got none ([`RequestRefusal::Unanswered`]).
         code: u16,
         why: RequestRefusal,
         /// How many more were refused without an effect.
@@ -370,6 +371,8 @@ pub enum RequestRefusal {
     NoRelay,
     /// The credential store did not answer: nobody has proved who the client is.
     Store,
+    /// A bound on requests is reached. There is no answer, so that the client repeats the request.
+    Unanswered(DropReason),
 }
 
 /// Why an allocation ended.
