@@ -229,7 +229,7 @@ fn write_closed(turned: &TurnedAway, suppressed: u64) {
 /// Configuration keys that decide a refusal.
 fn keys_of(why: Why) -> Option<String> {
     let keys = why.keys();
-    (!keys.is_empty()).then(|| keys.join(" "))
+    (!keys.is_empty()).then(|| keys.join(", "))
 }
 
 fn write(worker: usize, effect: &Effect) {
