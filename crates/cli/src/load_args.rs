@@ -11,6 +11,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use turnpike_client::{ServerUri, TlsOptions, Transport};
+use turnpike_config::restapi_credentials;
 use turnpike_load::{
     LoadError, Profile, Rate, Shaped, reflect,
     turn::{AccessToken, Cidr, Config, Family, Mode, Relayed, Via},
@@ -430,12 +431,11 @@ pub(crate) fn server(text: &str) -> Result<SocketAddr, String> {
 }
 
 pub(crate) fn user(text: &str) -> Result<(String, String), &'static str> {
-    // Time-limited names hold a colon themselves (expiry:id), and their passwords, being base64, hold none; so a name that
-    // begins with a number and a colon takes the last one.
-    let is_timed = text.split_once(':').is_some_and(|(expiry, rest)| {
-        !expiry.is_empty() && expiry.bytes().all(|byte| byte.is_ascii_digit()) && rest.contains(':')
-    });
-    let parts = if is_timed { text.rsplit_once(':') } else { text.split_once(':') };
+    // A time-limited name holds a colon itself; its password, being base64, holds none.
+    let parts = text
+        .rsplit_once(':')
+        .filter(|(name, _)| name.contains(':') && restapi_credentials::parse(name).is_some())
+        .or_else(|| text.split_once(':'));
     match parts {
         None => Err("there is no colon, and so no password: expected NAME:PASSWORD"),
         Some(("", _)) => Err("there is no name in front of the colon: expected NAME:PASSWORD"),
@@ -582,6 +582,8 @@ mod tests {
         assert_eq!(user("a:b"), pair("a", "b"));
         assert_eq!(user("a:b:c"), pair("a", "b:c"));
         assert_eq!(user("1700000000:alice:c2VjcmV0"), pair("1700000000:alice", "c2VjcmV0"));
+        assert_eq!(user("alice:1700000000:c2VjcmV0"), pair("alice:1700000000", "c2VjcmV0"));
+        assert_eq!(user(":1700000000:c2VjcmV0"), pair(":1700000000", "c2VjcmV0"));
         assert_eq!(user("1700000000:pw"), pair("1700000000", "pw"));
         for (text, why) in
             [("a", "no colon"), (":b", "no name"), ("a:", "password behind the colon is empty")]

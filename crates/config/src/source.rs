@@ -59,7 +59,7 @@ impl Entry {
     pub(crate) fn unknown(&self, table: &str, names: &[&str]) -> Mistake {
         let (key, expected) = (format!("{table}.{}", self.key), format!("one of {}", names.join(", ")));
         Mistake::new(&self.origin, key, "unknown key", expected)
-            .suggesting(nearest(&self.key, names.iter().copied()))
+            .suggesting_instead(nearest(&self.key, names.iter().copied()))
     }
 }
 

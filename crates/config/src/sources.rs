@@ -275,7 +275,7 @@ fn unknown_section<S>(table: &'static [KeySpec<S>], tables: &[&'static str], sec
         if is_table { "unknown section" } else { "unknown key outside of any section" },
         format!("one of the sections {}", sections.join(", ")),
     )
-    .suggesting(elsewhere.or_else(|| nearest(&section.key, sections)))
+    .suggesting_instead(elsewhere.or_else(|| nearest(&section.key, sections)))
 }
 
 fn unknown_key<S>(
@@ -287,7 +287,7 @@ fn unknown_key<S>(
     let names: Vec<&str> = keys.iter().map(|spec| spec.name()).collect();
     let problem = member.unknown(&section.key, &names);
     match table.iter().find(|spec| spec.name() == member.key) {
-        Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting(Some(elsewhere.path)),
+        Some(elsewhere) if problem.suggestion.is_none() => problem.suggesting_instead(Some(elsewhere.path)),
         _ => problem,
     }
 }

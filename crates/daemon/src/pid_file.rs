@@ -37,12 +37,12 @@ fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(flags);
     let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => refused("it is a symbolic link, which is not followed; name the file itself"),
+        Some(libc::ELOOP) => refused("it is a symbolic link, which is not followed"),
         _ => error,
     })?;
     let found = file.metadata()?;
     if !found.is_file() || found.nlink() != 1 {
-        return Err(refused("it is not a regular file with one name; choose another path"));
+        return Err(refused("it is not a regular file with one name"));
     }
     file.set_len(0)?;
     writeln!(file, "{}", std::process::id())?;

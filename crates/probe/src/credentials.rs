@@ -236,9 +236,11 @@ fn alternate(answer: &Answer) -> String {
 fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, String) {
     let user = &credentials.user;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let expiry =
-        user.split(':').next().and_then(|digits| digits.parse::<u64>().ok()).filter(|_| user.contains(':'));
-    match expiry {
+    match expiry(user) {
+        Some(expiry) if expiry > now.saturating_add(TEN_YEARS) => (
+            format!("refuses {user:?}: it expires in {}", span(expiry - now)),
+            "the time in a username is in seconds since 1970; this one looks like milliseconds".to_owned(),
+        ),
         Some(expiry) if expiry <= now => (
             format!("refuses {user:?}: by this machine's clock the credential expired {} ago", span(now - expiry)),
             "fetch a new one; if it is fresh, compare the clocks of whoever made it, of the server, and of this machine".to_owned(),
@@ -256,6 +258,14 @@ fn refusal(credentials: &Credentials, realm: &str, now: SystemTime) -> (String, 
         ),
     }
 }
+
+/// The time in a time-limited username: `TIME:ID`, `ID:TIME` or `:TIME`, as servers take it.
+fn expiry(user: &str) -> Option<u64> {
+    let (first, rest) = user.split_once(':')?;
+    first.parse().ok().or_else(|| rest.parse().ok().filter(|_| rest.len() >= 10))
+}
+
+const TEN_YEARS: u64 = 10 * 366 * 86_400;
 
 fn hint(code: u16) -> &'static str {
     match code {
@@ -295,5 +305,7 @@ mod tests {
         assert!(told("1500:alice").contains("another 8 min 20 s"));
         assert!(told("alice").contains("another password"));
         assert!(told("1500").contains("another password"));
+        assert!(told("1700000000000:alice").contains(": it expires in 5"));
+        assert!(told("alice:1700000000000").contains(": it expires in 5"));
     }
 }

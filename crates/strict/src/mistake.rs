@@ -97,6 +97,14 @@ impl Mistake {
     pub fn suggesting(self, meant: Option<&str>) -> Self {
         Self { suggestion: meant.map(str::to_owned), ..self }
     }
+
+    /// Suggests the word that was most likely meant, in place of the list of all words.
+    pub fn suggesting_instead(self, meant: Option<&str>) -> Self {
+        match meant {
+            Some(meant) => Self { expected: String::new(), ..self }.suggesting(Some(meant)),
+            None => self,
+        }
+    }
 }
 
 impl fmt::Display for Mistake {

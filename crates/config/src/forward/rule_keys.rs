@@ -212,7 +212,7 @@ fn unknown_key(entry: &Entry) -> Mistake {
     let names: Vec<&str> = RULE_KEYS.iter().map(KeySpec::name).collect();
     let unknown = entry.unknown("rule", &names);
     match SYNONYMS.iter().find(|(other, _)| *other == entry.key) {
-        Some((_, ours)) => unknown.suggesting(Some(ours)),
+        Some((_, ours)) => unknown.suggesting_instead(Some(ours)),
         None => unknown,
     }
 }

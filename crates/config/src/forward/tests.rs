@@ -231,7 +231,7 @@ fn mistakes_in_the_table_of_a_target_are_told_at_their_place() {
     assert!(told("weight = 3").starts_with("f.conf:3:11: rule.target: found a table: it has no address; "));
     let found = told("address = \"a:1\", weigth = 3");
     assert!(
-        found.starts_with("f.conf:3:30: rule.target.weigth: unknown key; expected one of address, weight"),
+        found.starts_with("f.conf:3:30: rule.target.weigth: unknown key; did you mean \"weight\"?"),
         "{found}"
     );
     let found = told("address = \"a:1\", weight = 300");
@@ -534,13 +534,12 @@ fn a_wrong_argument_is_quoted_with_column_and_form() {
 #[test]
 fn an_unknown_option_names_the_nearest_one() {
     let found = from_arguments(&["tcp://0.0.0.0:1=a:1?idel=5"]).expect_err("a typing mistake").to_string();
-    assert!(
-        found.starts_with(
-            "argument tcp://0.0.0.0:1=a:1?idel=5, column 21: rule.idel: unknown key; expected one of name, "
-        ),
-        "{found}"
+    assert_eq!(
+        found,
+        "argument tcp://0.0.0.0:1=a:1?idel=5, column 21: rule.idel: unknown key; did you mean \"idle\"?"
     );
-    assert!(found.ends_with("did you mean \"idle\"?"), "{found}");
+    let found = from_arguments(&["tcp://0.0.0.0:1=a:1?colour=5"]).expect_err("a mistake").to_string();
+    assert!(found.contains(": rule.colour: unknown key; expected one of name, "), "{found}");
 }
 
 #[test]
@@ -619,11 +618,7 @@ fn mistakes_in_the_file_name_line_column_key_and_form() {
     let found = from_file(text).expect_err("wrong").to_string();
     let lines: Vec<&str> = found.lines().collect();
     assert_eq!(lines.len(), 6, "{found}");
-    assert!(
-        lines[0].starts_with("f.conf:2:1: forward.workes: unknown key; expected one of workers, "),
-        "{found}"
-    );
-    assert!(lines[0].ends_with("did you mean \"workers\"?"), "{found}");
+    assert_eq!(lines[0], "f.conf:2:1: forward.workes: unknown key; did you mean \"workers\"?");
     assert!(
         lines[1].starts_with("f.conf:4:10: rule.listen: found the string \"0.0.0.0\": it has no port; "),
         "{found}"
