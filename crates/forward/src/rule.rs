@@ -71,6 +71,14 @@ pub struct Endpoint {
     pub weight: u16,
 }
 
+impl Endpoint {
+    /// True if only the weights differ.
+    #[must_use]
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        (&self.host, self.ports) == (&other.host, other.ports)
+    }
+}
+
 /// Highest weight of a target.
 pub const MOST_WEIGHT: u16 = 256;
 

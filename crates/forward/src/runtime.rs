@@ -318,7 +318,7 @@ impl Forwarder {
             .map(|number| Worker::new((number, began), settings.datapath, settings.busy_poll, &common))
             .collect::<io::Result<_>>()?;
         let of_resolver = senders.clone();
-        let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::Resolved));
+        let resolved = move || of_resolver.iter().for_each(|sender| sender.tell(Command::TargetsChanged));
         let resolver = Resolver::start(settings.resolve_every, ZonedIp::look_up, resolved)?;
         let mut forwarder = Self {
             workers: Workers::default(),
@@ -349,7 +349,7 @@ impl Forwarder {
             }
         }
         let key = |rule: &Rule| {
-            active.iter().find(|active| active.state.rule == *rule).map(|active| active.state.key)
+            active.iter().find(|active| active.state.is_like(rule)).map(|active| active.state.key)
         };
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
         // A rule that was offered has been taken over, or all has failed.
@@ -401,7 +401,8 @@ impl Forwarder {
     }
 
     /// Adds, changes and removes rules; connections of unchanged rules live on, those of removed and changed ones are left to
-    /// finish, their listeners close. A TCP address that an old and a new rule share is handed over, so that no client
+    /// finish, their listeners close. Where only targets change, the listeners stay, and so do connections and sessions; a session
+    /// leaves a target that is removed, or has weight 0 now, when it is silent. A TCP address that an old and a new rule share is handed over, so that no client
     /// waiting there is lost. On error the old rules stay in force. With [`Settings::keep_going`] rules that cannot be bound are
     /// left out and returned, unless no rule would be in force any more, and [`Forwarder::retry`] tries them again.
     ///
@@ -412,9 +413,9 @@ impl Forwarder {
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
         let mut in_force = self.rules();
         let resolved = binder::resolved(rules, &self.resolver, &mut in_force.names);
-        let is_kept = |active: &Active| resolved.contains(&active.state.rule);
+        let is_kept = |active: &Active| resolved.iter().any(|rule| active.state.is_like(rule));
         let is_new =
-            |(_, rule): &(&Rule, &Rule)| !in_force.active.iter().any(|active| active.state.rule == **rule);
+            |(_, rule): &(&Rule, &Rule)| !in_force.active.iter().any(|active| active.state.is_like(rule));
         let mut held = Held::default();
         for active in in_force.active.iter().filter(|active| !is_kept(active)) {
             let kind = Kind::of(active.state.rule.protocol);
@@ -433,10 +434,21 @@ impl Forwarder {
         let next_key = binder.key;
         let (failed, waiting) = (std::mem::take(&mut new.failed), std::mem::take(&mut new.waiting));
         self.put_in_force(&mut in_force, settings, new, is_kept)?;
+        self.change_targets(&in_force.active, &resolved);
         (in_force.next_key, in_force.waiting) = (next_key, waiting);
         drop(in_force);
         self.resolver.refresh(settings.resolve_every);
         Ok(failed)
+    }
+
+    fn change_targets(&self, active: &[Active], rules: &[Rule]) {
+        for Active { state, .. } in active {
+            let rule = rules.iter().find(|rule| state.is_like(rule));
+            if let Some(rule) = rule.filter(|rule| !state.targets.are_of(rule)) {
+                state.targets.change(rule, |host, any_route| self.resolver.name(host, any_route));
+            }
+        }
+        self.workers.senders().for_each(|worker| worker.tell(Command::TargetsChanged));
     }
 
     /// Tries the rules again that could not be bound, since an address, a name or a device may appear later. Returns those that are in

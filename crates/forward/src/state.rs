@@ -12,7 +12,7 @@ use std::{
 use turnpike_net::{ConnectOptions, passed::Transport};
 
 use crate::{
-    EndReason, Rule, RuleSnapshot,
+    Balance, EndReason, Rule, RuleSnapshot,
     circles::{Circles, Link},
     clients::Clients,
     gauge::Gauge,
@@ -28,6 +28,7 @@ const EXPLORE_MS: u64 = 3_600_000;
 pub(crate) struct RuleState {
     /// Unique in the life of the forwarder: a changed rule has a new one.
     pub(crate) key: u32,
+    /// Without its targets: those can change, and are in `targets`.
     pub(crate) rule: Rule,
     pub(crate) targets: Targets,
     /// How outgoing sockets of this rule are made; [`Rule::transparent`] sets the source per client.
@@ -62,7 +63,7 @@ impl RuleState {
             active: Gauge::new(rule.max_connections),
             clients: Clients::new(&rule.limits),
             rates: Rates::new(&rule.limits),
-            rule,
+            rule: without_targets(rule),
             targets,
             connect,
             unreachable: AtomicBool::new(false),
@@ -71,6 +72,11 @@ impl RuleState {
             explored: AtomicU64::new(0),
             in_circle: AtomicBool::new(false),
         }
+    }
+
+    /// True if this is how `rule` is served, its targets aside.
+    pub(crate) fn is_like(&self, rule: &Rule) -> bool {
+        self.rule.id == rule.id && self.rule == without_targets(rule.clone())
     }
 
     /// A health check found something new.
@@ -141,6 +147,10 @@ impl RuleState {
         // Read alone first: this is asked for each connection, by all workers.
         self.unreachable.load(Ordering::Relaxed) && self.unreachable.swap(false, Ordering::Relaxed)
     }
+}
+
+fn without_targets(rule: Rule) -> Rule {
+    Rule { targets: Vec::new(), balance: Balance::default(), ..rule }
 }
 
 /// A place under the limits of a rule and of the process; dropping it gives the place back.

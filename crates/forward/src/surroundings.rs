@@ -153,6 +153,10 @@ impl Surroundings for WorkerRules {
         }
     }
 
+    fn has_choice(&mut self, rule: RuleKey) -> bool {
+        self.targets(rule).is_some_and(Targets::has_choice)
+    }
+
     fn answers(&mut self, rule: RuleKey) -> bool {
         self.rules.get(&rule).is_some_and(|entry| entry.state.answers())
     }

@@ -82,8 +82,8 @@ pub struct TargetSnapshot {
 }
 
 impl TargetSnapshot {
-    pub(crate) fn new(target: &Endpoint, address: Address, up: bool) -> Self {
-        Self { target: target.clone(), address, up, counts: Tally::default() }
+    pub(crate) fn new(target: Endpoint, address: Address, up: bool) -> Self {
+        Self { target, address, up, counts: Tally::default() }
     }
 
     pub(crate) fn with(mut self, counts: &Tally) -> Self {
@@ -93,7 +93,8 @@ impl TargetSnapshot {
 
     /// Adds what another worker counted to its like in `all`.
     pub(crate) fn merge_into(self, all: &mut Vec<Self>) {
-        let same = |other: &&mut Self| other.address == self.address && other.target == self.target;
+        let same =
+            |other: &&mut Self| other.address == self.address && other.target.is_same_place(&self.target);
         match all.iter_mut().find(same) {
             Some(other) => other.counts.add(&self.counts),
             None => all.push(self),

@@ -15,7 +15,7 @@ use crate::{
     balance::{self, Weighed},
     resolver::Name,
     sync::{
-        RwLock, RwLockReadGuard,
+        RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     tally::{Slot, Tallies, TargetSnapshot},
@@ -28,11 +28,9 @@ const SUSPECT_MS: u64 = 1000;
 /// connections live on.
 const MOST_SHOWN_FORMER: usize = 64;
 
-/// All targets of one rule; shared by all workers.
+/// All targets of one rule; shared by all workers. A reload can change them, and sessions with a target that is left go on.
 pub(crate) struct Targets {
-    configured: Vec<Configured>,
     members: RwLock<Members>,
-    balance: Balance,
     /// Addresses of the other family than this one cannot be reached from there.
     source: Option<IpAddr>,
     /// The same, by the client's address.
@@ -51,6 +49,8 @@ struct Configured {
 
 #[derive(Default)]
 struct Members {
+    configured: Vec<Configured>,
+    balance: Balance,
     /// In the order of the configuration, the addresses of a name in that of its answer.
     current: Vec<Arc<Member>>,
     /// Those, and others that have lost their address and still have connections.
@@ -61,10 +61,10 @@ struct Members {
 /// One address of a target.
 pub(crate) struct Member {
     pub(crate) slot: Slot,
-    /// Which of the rule's targets.
-    configured: usize,
     place: Place,
+    /// Its configuration, but for the weight.
     endpoint: Endpoint,
+    weight: AtomicU32,
     key: u64,
     active: AtomicU64,
     /// As health checks have it.
@@ -98,7 +98,20 @@ pub(crate) enum Pick {
 
 impl Targets {
     /// `name` has the names that are looked up, by host and whether addresses without a route are wanted too.
-    pub(crate) fn new(rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
+    pub(crate) fn new(rule: &Rule, name: impl FnMut(&str, bool) -> Arc<Name>) -> Self {
+        let targets = Self {
+            members: RwLock::default(),
+            source: rule.source,
+            transparent: rule.transparent,
+            turn: AtomicU64::new(0),
+            began: Instant::now(),
+        };
+        targets.change(rule, name);
+        targets
+    }
+
+    /// Takes the targets of `rule`, which is otherwise the same as before. Members that stay keep what is known of them.
+    pub(crate) fn change(&self, rule: &Rule, mut name: impl FnMut(&str, bool) -> Arc<Name>) {
         // Another table of routes may serve these; our own look at the routes would be wrong.
         let any_route = rule.mark.is_some() || rule.device.is_some() || rule.transparent;
         let configured = rule.targets.iter().map(|endpoint| Configured {
@@ -109,17 +122,24 @@ impl Targets {
             },
             seen: AtomicU32::new(0),
         });
-        let targets = Self {
-            configured: configured.collect(),
-            members: RwLock::default(),
-            balance: rule.balance,
-            source: rule.source,
-            transparent: rule.transparent,
-            turn: AtomicU64::new(0),
-            began: Instant::now(),
-        };
-        targets.rebuild();
-        targets
+        let configured = configured.collect();
+        let mut members = self.write();
+        members.configured = configured;
+        members.balance = rule.balance;
+        members.rebuild(self.source);
+    }
+
+    /// True if these are the targets of `rule`, chosen as it wants them chosen.
+    pub(crate) fn are_of(&self, rule: &Rule) -> bool {
+        let members = self.read();
+        members.balance == rule.balance
+            && members.configured.iter().map(|target| &target.endpoint).eq(&rule.targets)
+    }
+
+    /// True if there may be more than one address.
+    pub(crate) fn has_choice(&self) -> bool {
+        let configured = &self.read().configured;
+        configured.len() > 1 || configured.iter().any(|target| target.name.is_some())
     }
 
     /// A member for a client, other than those in `tried`; `offset` is the listener's port less the first of its range. With
@@ -129,13 +149,13 @@ impl Targets {
         let members = self.up_to_date();
         let client = client.map(|client| client.to_canonical());
         let usable = |member: &&Member| {
-            member.endpoint.weight > 0
+            member.weight() > 0
                 && !(self.transparent && client.is_some_and(|client| member.place.is_foreign_to(client)))
                 && !tried.contains(&member.slot)
         };
         let all = members.current.iter().map(Arc::as_ref).filter(usable);
-        let chosen = self.choose(client.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), all);
-        if wait && self.has_to_wait(chosen) {
+        let chosen = self.choose(members.balance, client.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), all);
+        if wait && members.has_to_wait(chosen) {
             return Pick::Pending;
         }
         let member = chosen.and_then(|chosen| members.slots.get(chosen.slot.at as usize));
@@ -145,12 +165,13 @@ impl Targets {
     /// With none healthy all count as healthy: a check that fails must not turn away clients that a target would serve.
     fn choose<'a>(
         &self,
+        balance: Balance,
         client: IpAddr,
         all: impl Iterator<Item = &'a Member> + Clone,
     ) -> Option<&'a Member> {
         let healthy = all.clone().filter(|member| self.is_healthy(member));
         let turn = || self.turn.fetch_add(1, Ordering::Relaxed);
-        match self.balance {
+        match balance {
             Balance::RoundRobin => {
                 let turn = turn();
                 balance::in_turn(turn, healthy).or_else(|| balance::in_turn(turn, all))
@@ -163,18 +184,6 @@ impl Targets {
             Balance::Source => {
                 balance::by_source(client, healthy).or_else(|| balance::by_source(client, all))
             }
-        }
-    }
-
-    /// Whether a name without an answer could change the choice. For taking turns it does not matter who is missing.
-    fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
-        let mut pending = (0..).zip(&self.configured).filter(|(_, target)| {
-            target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
-        });
-        match (self.balance, chosen) {
-            (Balance::Failover, Some(chosen)) => pending.any(|(at, _)| at < chosen.configured),
-            (Balance::RoundRobin | Balance::LeastConnections, Some(_)) => false,
-            (Balance::Source, _) | (_, None) => pending.next().is_some(),
         }
     }
 
@@ -253,32 +262,42 @@ impl Targets {
         self.members.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn up_to_date(&self) -> RwLockReadGuard<'_, Members> {
-        let is_old = |target: &Configured| {
-            let seen = target.seen.load(Ordering::Acquire);
-            target.name.as_ref().is_some_and(|name| name.version() != seen)
-        };
-        if self.configured.iter().any(is_old) {
-            self.rebuild();
-        }
-        self.read()
+    fn write(&self) -> RwLockWriteGuard<'_, Members> {
+        self.members.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn up_to_date(&self) -> RwLockReadGuard<'_, Members> {
+        let members = self.read();
+        if members.configured.iter().all(Configured::is_up_to_date) {
+            return members;
+        }
+        drop(members);
+        self.write().rebuild(self.source);
+        self.read()
+    }
+}
+
+impl Members {
     /// Takes the answers of names as they are now. A member that stays keeps what is known of it; one whose address is gone gets
-    /// no new connection and is forgotten with its last one.
-    fn rebuild(&self) {
-        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
-        let Members { current, slots, next_serial } = &mut *members;
-        let before = std::mem::take(current);
-        for (at, target) in self.configured.iter().enumerate() {
+    /// no new connection and is forgotten with its last one. Those of another family than `source` are left out.
+    fn rebuild(&mut self, source: Option<IpAddr>) {
+        let Self { configured, current, slots, next_serial, .. } = self;
+        current.clear();
+        for target in configured.iter() {
             // The version first: an answer that comes in between is read now, and once more next time.
             let version = target.name.as_ref().map_or(0, |name| name.version());
             for place in target.places() {
-                if self.source.is_some_and(|source| place.is_foreign_to(source)) {
+                if source.is_some_and(|source| place.is_foreign_to(source)) {
                     continue;
                 }
-                let known = slots.iter().find(|(_, member)| member.configured == at && member.place == place);
-                let member = known.map(|(_, member)| Arc::clone(member)).unwrap_or_else(|| {
+                let is_taken =
+                    |member: &Arc<Member>| current.iter().any(|current| Arc::ptr_eq(current, member));
+                let known = slots.iter().map(|(_, member)| member).find(|member| {
+                    member.place == place
+                        && member.endpoint.is_same_place(&target.endpoint)
+                        && !is_taken(member)
+                });
+                let member = known.map(Arc::clone).unwrap_or_else(|| {
                     *next_serial = next_serial.wrapping_add(1);
                     let entry = slots.vacant_entry();
                     #[expect(
@@ -286,28 +305,48 @@ impl Targets {
                         reason = "members have connections, which have descriptors"
                     )]
                     let slot = Slot { at: entry.key() as u32, serial: *next_serial };
-                    Arc::clone(entry.insert(Arc::new(Member::new(slot, at, place, &target.endpoint))))
+                    Arc::clone(entry.insert(Arc::new(Member::new(slot, place, &target.endpoint))))
                 });
+                member.weight.store(target.endpoint.weight.into(), Ordering::Relaxed);
                 current.push(member);
             }
             target.seen.store(version, Ordering::Release);
         }
-        drop(before);
         // Seats are taken under the read lock: nobody comes meanwhile.
         slots.retain(|_, member| {
             member.active.load(Ordering::Relaxed) > 0
                 || current.iter().any(|current| Arc::ptr_eq(current, member))
         });
     }
-}
 
-impl Members {
+    /// Whether a name without an answer could change the choice. For taking turns it does not matter who is missing.
+    fn has_to_wait(&self, chosen: Option<&Member>) -> bool {
+        let is_pending = |target: &Configured| {
+            target.endpoint.weight > 0 && target.name.as_ref().is_some_and(|name| name.version() == 0)
+        };
+        match (self.balance, chosen) {
+            (Balance::Failover, Some(chosen)) => self
+                .configured
+                .iter()
+                .take_while(|target| !chosen.endpoint.is_same_place(&target.endpoint))
+                .any(is_pending),
+            (Balance::RoundRobin | Balance::LeastConnections, Some(_)) => false,
+            (Balance::Source, _) | (_, None) => self.configured.iter().any(is_pending),
+        }
+    }
+
     fn is_former(&self, member: &Arc<Member>) -> bool {
-        member.endpoint.weight == 0 || !self.current.iter().any(|current| Arc::ptr_eq(current, member))
+        member.weight() == 0 || !self.current.iter().any(|current| Arc::ptr_eq(current, member))
     }
 }
 
 impl Configured {
+    /// True if the members are made of the latest answer of the name.
+    fn is_up_to_date(&self) -> bool {
+        let seen = self.seen.load(Ordering::Acquire);
+        self.name.as_ref().is_none_or(|name| name.version() == seen)
+    }
+
     fn places(&self) -> Vec<Place> {
         match (&self.endpoint.host, &self.name) {
             (Host::Ip(ip), _) => vec![Place::Ip((*ip).into())],
@@ -333,10 +372,10 @@ impl Place {
 }
 
 impl Member {
-    fn new(slot: Slot, configured: usize, place: Place, endpoint: &Endpoint) -> Self {
+    fn new(slot: Slot, place: Place, endpoint: &Endpoint) -> Self {
         Self {
             slot,
-            configured,
+            weight: AtomicU32::new(endpoint.weight.into()),
             key: place.key(endpoint.ports.first),
             place,
             endpoint: endpoint.clone(),
@@ -374,13 +413,15 @@ impl Member {
 
     /// As it is, with nothing counted.
     pub(crate) fn describe(&self) -> TargetSnapshot {
-        TargetSnapshot::new(&self.endpoint, self.address(0), self.up.load(Ordering::Relaxed))
+        let weight = u16::try_from(self.weight()).unwrap_or(u16::MAX);
+        let target = Endpoint { weight, ..self.endpoint.clone() };
+        TargetSnapshot::new(target, self.address(0), self.up.load(Ordering::Relaxed))
     }
 }
 
 impl Weighed for Member {
     fn weight(&self) -> u64 {
-        self.endpoint.weight.into()
+        self.weight.load(Ordering::Relaxed).into()
     }
 
     fn active(&self) -> u64 {

@@ -43,8 +43,8 @@ const RAISED: u64 = u64::MAX - 2;
 /// What the control thread asks of a worker.
 pub(crate) enum Command {
     Change(Box<Change>),
-    /// Some name has a new answer.
-    Resolved,
+    /// Some name has a new answer, or a rule has other targets.
+    TargetsChanged,
     /// Take nothing new; what lives goes on.
     Drain(mpsc::Sender<()>),
     /// Close the listeners; only after [`Command::Drain`].
@@ -279,7 +279,7 @@ impl Worker {
     fn carry_out(&mut self, command: Command, now: u64) -> bool {
         match command {
             Command::Change(change) => self.change(*change, now),
-            Command::Resolved => {
+            Command::TargetsChanged => {
                 self.tcp.on_resolved(tcp::Tick { now, poller: &self.poller });
                 self.leave_at = Some(now);
             }

@@ -5,6 +5,10 @@ use crate::support;
 use std::{
     io::Write,
     net::{SocketAddr, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -12,7 +16,7 @@ use std::{
 use crate::support::{
     Running, accept, eventually, free_address, greeter, listener, read_exactly, rule, settings,
 };
-use turnpike_forward::{Balance, Protocol, ProxyVersion, Rule, RuleStanding};
+use turnpike_forward::{Balance, EndReason, Endpoint, Protocol, ProxyVersion, Rule, RuleStanding};
 use turnpike_net::Datapath;
 
 /// A UDP server that answers each datagram with its name and the datagram. Ends with the process.
@@ -202,25 +206,98 @@ fn a_stream_crosses_to_udp_and_back() {
     assert_eq!(read_exactly(&mut client, 5), b"\0\x03ehi");
 }
 
+/// Answers as [`udp_echo`] while the flag is set.
+fn moody_echo(name: &'static str) -> (SocketAddr, Arc<AtomicBool>) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (address, answers) = (socket.local_addr().unwrap(), Arc::new(AtomicBool::new(true)));
+    let flag = Arc::clone(&answers);
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+            if flag.load(Ordering::SeqCst) {
+                let _ = socket.send_to(&[name.as_bytes(), &buffer[..n]].concat(), from);
+            }
+        }
+    });
+    (address, answers)
+}
+
 #[test]
-fn a_udp_rule_changes_its_target_by_a_reload() {
+fn a_udp_session_leaves_a_removed_target_or_one_of_weight_0_once_that_is_silent() {
+    for weight in [None, Some(0)] {
+        let (old, answers) = moody_echo("a");
+        let new = udp_echo("b");
+        let before = Rule { idle_timeout: Some(Duration::from_secs(600)), ..of(Protocol::Udp, "u", old) };
+        let running = Running::start(&[before.clone(), of(Protocol::Udp, "other", udp_echo("o"))]);
+        let address = running.address("u");
+        let (answered, unanswered) = (udp_client(address), udp_client(address));
+        assert_eq!(ask(&answered, b"1"), b"a1");
+        answers.store(false, Ordering::SeqCst);
+        unanswered.send(b"1").unwrap();
+        eventually("both sessions", || running.snapshot("u").active == 2);
+        answers.store(true, Ordering::SeqCst);
+
+        let kept = weight.map(|weight| Endpoint { weight, ..before.targets[0].clone() });
+        let targets = kept.into_iter().chain([new.into()]).collect();
+        let after = Rule { targets, ..before };
+        let rules = [after, of(Protocol::Udp, "other", udp_echo("p"))];
+        running.forwarder.reload(&settings(), &rules).unwrap();
+        assert_eq!(running.address("u"), address, "the listener stays");
+        assert_eq!(ask(&udp_client(address), b"2"), b"b2");
+        eventually("the session without an answer to end", || running.log.all().len() == 1);
+        assert_eq!(ask(&unanswered, b"2"), b"b2");
+        // Longer than a former target may be silent.
+        for _ in 0..70 {
+            assert_eq!(ask(&answered, b"3"), b"a3", "a session whose target answers stays");
+            thread::sleep(Duration::from_millis(100));
+        }
+        answers.store(false, Ordering::SeqCst);
+        answered.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut buffer = [0; 8];
+        eventually("the new target, after some silence", || {
+            answered.send(b"4").unwrap();
+            answered.recv(&mut buffer).is_ok_and(|n| &buffer[..n] == b"b4")
+        });
+        assert!(running.log.all().iter().all(|report| report.reason == EndReason::TargetGone));
+    }
+}
+
+#[test]
+fn a_weight_that_a_reload_changes_counts_at_once_and_ends_nothing() {
+    let (one, two) = (udp_echo("a"), udp_echo("b"));
+    let weighted = |weight| {
+        let targets = vec![Endpoint { weight, ..one.into() }, two.into()];
+        Rule { targets, ..of(Protocol::Udp, "u", one) }
+    };
+    let running = Running::start(&[weighted(1)]);
+    let address = running.address("u");
+    let shares = || {
+        let clients: Vec<UdpSocket> = (0..20).map(|_| udp_client(address)).collect();
+        let first = clients.iter().filter(|client| ask(client, b"1") == b"a1").count();
+        (clients, first)
+    };
+    let (before, first) = shares();
+    assert_eq!(first, 10);
+    running.forwarder.reload(&settings(), &[weighted(3)]).unwrap();
+    assert_eq!(shares().1, 15);
+    let stayed = before.iter().filter(|client| ask(client, b"2") == b"a2").count();
+    assert_eq!((stayed, running.log.all().len()), (10, 0));
+}
+
+#[test]
+fn a_udp_rule_that_changes_otherwise_begins_again() {
     let old = of(Protocol::Udp, "u", udp_echo("a"));
-    let running = Running::start(&[old, of(Protocol::Udp, "other", udp_echo("o"))]);
-    let (address, other) = (running.address("u"), running.address("other"));
-    let (client, other_client) = (udp_client(address), udp_client(other));
+    let running = Running::start(std::slice::from_ref(&old));
+    let address = running.address("u");
+    let client = udp_client(address);
     assert_eq!(ask(&client, b"1"), b"a1");
-    assert_eq!(ask(&other_client, b"1"), b"o1");
-    let mut new = of(Protocol::Udp, "u", udp_echo("b"));
+    let mut new = Rule { any_port: true, ..old };
     (new.ports.first, new.ports.last) = (address.port(), address.port());
-    // The other one is unchanged.
-    let mut kept = of(Protocol::Udp, "other", udp_echo("p"));
-    (kept.ports.first, kept.ports.last) = (other.port(), other.port());
-    running.forwarder.reload(&settings(), &[new.clone(), kept.clone()]).unwrap();
-    assert_eq!(ask(&client, b"2"), b"b2");
-    assert_eq!(ask(&other_client, b"2"), b"p2");
-    let changed = running.log.wait(2).len();
-    running.forwarder.reload(&settings(), &[new, kept]).unwrap();
-    assert_eq!(ask(&client, b"3"), b"b3");
+    running.forwarder.reload(&settings(), &[new.clone()]).unwrap();
+    assert_eq!(ask(&client, b"2"), b"a2");
+    let changed = running.log.wait(1).len();
+    running.forwarder.reload(&settings(), &[new]).unwrap();
+    assert_eq!(ask(&client, b"3"), b"a3");
     assert_eq!(running.log.all().len(), changed, "an unchanged rule keeps its sessions");
 }
 

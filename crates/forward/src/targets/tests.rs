@@ -238,7 +238,7 @@ fn the_last_good_answer_stays() {
     let named = Named::start(&["x"], Balance::RoundRobin);
     named.answer(&["10.0.0.1"]);
     named.wait(1, "10.0.0.1");
-    let name = named.targets.configured[0].name.clone().unwrap();
+    let name = named.targets.read().configured[0].name.clone().unwrap();
     let version = name.version();
     *named.answer.lock().unwrap() = None;
     named.look_up();

@@ -106,11 +106,13 @@ impl Engine {
     }
 
     /// Looks after a session that has just begun, until it is answered.
-    pub(super) fn await_answer(&mut self, at: u32, now: u64) {
+    pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
-        if !self.rules[session.rule as usize].has_choice {
+        let state = &self.rules[session.rule as usize];
+        if !state.rule.targets_speak_udp() || !tick.worker.has_choice(state.key) {
             return;
         }
+        let now = tick.now;
         let (due, wait, opened) = (now + FIRST_LOOK_MS, FIRST_LOOK_MS, session.opened);
         let look = Look { due, at, opened, since: now, wait, tried: Vec::new(), explores: false };
         self.unanswered.0.push(Reverse(look));

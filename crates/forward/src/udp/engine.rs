@@ -543,7 +543,7 @@ impl Engine {
         let at = self.sessions.insert(session, &mut state.lists);
         self.expect(rule);
         self.link(at, tick);
-        self.await_answer(at, tick.now);
+        self.await_answer(at, tick);
         at
     }
 

@@ -95,6 +95,11 @@ pub trait Surroundings {
     /// A target for a session, none of those it has `tried`; `port` is the place of the client's port in the rule's range. `None` where no
     /// address is known.
     fn choose(&mut self, rule: RuleKey, client: SocketAddr, port: u16, tried: &[Slot]) -> Option<Choice>;
+    /// True if a rule may have more than one target.
+    fn has_choice(&mut self, rule: RuleKey) -> bool {
+        let _ = rule;
+        false
+    }
     /// True if targets of a rule are known to answer. Those of a one-way protocol never do.
     fn answers(&mut self, rule: RuleKey) -> bool {
         let _ = rule;

@@ -10,7 +10,7 @@ use super::{
     listeners::Bound,
     sessions::{Inward, List, Lists},
 };
-use crate::{EndReason, Failure, Host, Protocol, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
+use crate::{EndReason, Failure, Protocol, Rule, RuleId, RuleSnapshot, rate::Rates, tally::Tallies};
 
 /// As rinetd.
 const DEFAULT_IDLE: Duration = Duration::from_secs(72);
@@ -44,9 +44,6 @@ impl Engine {
             tallies: Tallies::default(),
             rates: None,
             goes_across: false,
-            has_choice: rule.targets_speak_udp()
-                && (rule.targets.len() > 1
-                    || rule.targets.iter().any(|target| matches!(target.host, Host::Name(_)))),
             removed: false,
         }));
         for (port, bound) in (0_u16..).zip(listeners.bound) {
@@ -200,8 +197,6 @@ pub(super) struct RuleState {
     pub(super) rates: Option<Arc<Rates>>,
     /// The kernel forwards its sessions where it can.
     pub(super) goes_across: bool,
-    /// There may be more than one target that speaks UDP.
-    pub(super) has_choice: bool,
     pub(super) removed: bool,
 }
 
