@@ -118,7 +118,7 @@ struct way {
 	u32 bulk, leaving;
 	/* Whether it came, and leaves, with a header of ChannelData; whether it leaves as IPv6. */
 	u32 came_with, leaves_with, out_v6;
-	u32 interface;
+	u32 interface, mtu;
 	/* For XDP. */
 	u32 by_redirection;
 	struct hop hop;
@@ -364,6 +364,25 @@ INLINE int is_leaving(const struct state *state, u64 now) {
 	return (s64)(now - across) < (s64)POLL_TIME && READ_ONCE(state->up) <= across;
 }
 
+/* Whether the kernel has bpf_check_mtu (Linux 5.12). The loader sets it; where it is 0 the verifier never comes to the call. */
+const volatile u32 kernel_tells_mtu = 1;
+
+/* Whether so many bytes of IP fit through the link by which a packet leaves. */
+INLINE int fits(const struct arrival *arrival, const struct way *way, u32 ip_length) {
+	u32 mtu = 0;
+
+	if (!kernel_tells_mtu)
+		return ip_length <= way->mtu;
+	/* What it says of the packet itself takes into account how long link headers are there, which may be longer than Ethernet's (VLAN). */
+	return check_mtu(arrival->context, way->interface, &mtu, 0, 0) >= 0 && ip_length <= mtu;
+}
+
+/* Takes from a word of `routes` by which interface a packet leaves. */
+INLINE void leave_by(struct way *way, u64 word) {
+	way->interface = INTERFACE(word);
+	way->mtu = MTU(word);
+}
+
 /* The peer is a relayed address of ours: leads on to the client behind that. COUNTS if it can. */
 INLINE u32 turn_back(struct way *way) {
 	struct flow_key key = {};
@@ -393,7 +412,7 @@ INLINE u32 turn_back(struct way *way) {
 	reason = settling(emptied, way->next, way->now, 0);
 	if (reason != COUNTS)
 		return reason;
-	way->interface = INTERFACE(READ_ONCE(*route));
+	leave_by(way, READ_ONCE(*route));
 	way->hops = 2;
 	return way->interface ? COUNTS : PASS_NO_ROUTE;
 }
@@ -436,7 +455,7 @@ INLINE int is_from_there(enum place place, const struct arrival *arrival, u32 ba
 /* Why a packet of a flow goes up, or is dropped; else COUNTS. `link_address` is where it was sent to, for XDP. */
 INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_address, const struct packet *packet,
 		 const struct flow *found, struct way *way) {
-	u32 ip_length, mtu = 0, reason;
+	u32 ip_length, reason;
 	u64 *emptied, *route;
 
 	way->state = way->next = 0;
@@ -463,7 +482,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 	if (!is_from_there(place, arrival, way->flow.back, link_address))
 		return PASS_SOURCE;
 	way->came_with = way->flow.kind == TO_PEER ? sizeof(struct channel_data) : 0;
-	way->interface = INTERFACE(READ_ONCE(*route));
+	leave_by(way, READ_ONCE(*route));
 	way->hops = 1;
 	/* A forwarder's sockets send with none. */
 	way->tos = way->flow.kind == FORWARD ? 0 : packet->tos;
@@ -490,10 +509,7 @@ INLINE u32 judge(enum place place, const struct arrival *arrival, u64 link_addre
 		return PASS_NO_CHECKSUM;
 	ip_length = way->length + (way->out_v6 ? IPV6_LEN : IPV4_LEN);
 	/* In IPv6 a sender heeds the path's MTU, which user space knows; this much fits everywhere (RFC 8200 section 5). */
-	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280))
-		return PASS_TOO_BIG;
-	/* What it says of the packet itself takes into account how long link headers are there, which may be longer than Ethernet's (VLAN). */
-	if (check_mtu(arrival->context, way->interface, &mtu, 0, 0) < 0 || ip_length > mtu)
+	if (packet->length > ROOM - 4 || (way->out_v6 && ip_length > 1280) || !fits(arrival, way, ip_length))
 		return PASS_TOO_BIG;
 	return settling(emptied, way->state, way->now, way->leaving);
 }

@@ -70,6 +70,8 @@ struct state {
 /* XDP sends by that interface by redirection also what came by it: a veth does not wake up its far end for XDP_TX unless that has a program
  * (Linux 6.18, veth_xdp_flush). */
 #define BY_REDIRECTION (1ULL << 33)
+/* The MTU of that interface as user space has heard of it, for kernels that do not tell it. */
+#define MTU(route) ((u32)((route) >> 40))
 
 /* The next hop of a route, for XDP: its link address and our own on that link, as they lie in a frame, and two bytes of 0. The first is 0
  * where it is not known, both are where XDP does not send. */

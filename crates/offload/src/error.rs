@@ -30,7 +30,7 @@ pub enum OffloadError {
     },
     /// The verifier did not take the program.
     #[error(
-        "the kernel's verifier refused the program: {said}; this needs Linux 5.12 or later (xdp: 5.18), better 6.6"
+        "the kernel's verifier refused the program: {said}; this needs Linux 5.10 or later (xdp: 5.18), better 6.6"
     )]
     Verifier {
         /// The last line of its log.
@@ -38,7 +38,7 @@ pub enum OffloadError {
     },
     /// Something else is missing.
     #[error(
-        "the kernel has no {what} ({source}): this needs Linux 5.12 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
+        "the kernel has no {what} ({source}): this needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and \
              CONFIG_NET_SCH_INGRESS, better 6.6"
     )]
     Kernel {

@@ -19,6 +19,7 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{Map, MapData, MapError, PerCpuArray},
     programs::Xdp,
+    util::KernelVersion,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/relay.o");
 const PROGRAM: &str = "turnpike";
 /// The program for XDP.
 const XDP_PROGRAM: &str = "turnpike_xdp";
+
+/// The first kernel with bpf_check_mtu.
+const TELLS_MTU: KernelVersion = KernelVersion::new(5, 12, 0);
 
 /// How often the kernel is told which neighbours XDP sends to: before it asks itself whether they are still there.
 const NEIGHBOURS_EVERY: Duration = Duration::from_secs(10);
@@ -679,10 +683,17 @@ impl Watcher {
     }
 }
 
+/// Whether this kernel tells a program how much fits through an interface (bpf_check_mtu). One that does not has [`Routes`] do so, which hear of
+/// a change a moment later.
+fn tells_mtu() -> bool {
+    KernelVersion::current().is_ok_and(|it| it >= TELLS_MTU)
+}
+
 /// The programs, verified and not attached, with maps as large as the settings say; these take the place of maps of the same names.
 fn load_object(settings: &Settings, lent: Option<Vec<OwnedFd>>) -> Result<Ebpf, OffloadError> {
     let mut object = EbpfLoader::new()
         .btf(None)
+        .override_global("kernel_tells_mtu", &u32::from(tells_mtu()), true)
         .map_max_entries("flows", settings.flows.saturating_add(settings.flows / 2))
         .map_max_entries("states", settings.states())
         .map_max_entries("drained", settings.sockets)

@@ -166,6 +166,22 @@ pub const ONLY_FROM_THERE: u64 = 1 << 32;
 /// In a route: XDP sends by this interface by redirection alone.
 pub const BY_REDIRECTION: u64 = 1 << 33;
 
+/// In a route: the MTU of its interface begins at this bit.
+const MTU_SHIFT: u32 = 40;
+
+/// A route by an interface with this MTU, in bytes.
+#[must_use]
+pub fn route_by(interface: u32, mtu: u32) -> u64 {
+    u64::from(interface) | u64::from(mtu) << MTU_SHIFT
+}
+
+/// The interface and the MTU of a route; the interface is 0 where there is no route.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "the low half is the interface")]
+pub fn way_of(route: u64) -> (u32, usize) {
+    (route as u32, (route >> MTU_SHIFT) as usize)
+}
+
 /// A class of ports: those of listeners.
 pub const LISTENER: u64 = 1;
 /// A class of ports: those of relayed transport addresses.
@@ -322,6 +338,7 @@ mod tests {
             "#define BEHIND (1ULL << 63)".to_owned(),
             "#define ONLY_FROM_THERE (1ULL << 32)".to_owned(),
             "#define BY_REDIRECTION (1ULL << 33)".to_owned(),
+            format!("#define MTU(route) ((u32)((route) >> {MTU_SHIFT}))"),
             format!("enum {{ LISTENER = {LISTENER}, RELAY = {RELAY} }};"),
             format!("\tCLIENT = {},", Kind::Client as u8),
             format!("\tTO_PEER = {},", Kind::ToPeer as u8),

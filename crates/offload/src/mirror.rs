@@ -8,7 +8,7 @@ use std::{
 
 use crate::layout::{
     BEHIND, BURST, BURST_NS, CALM_NS, Count, Flow, FlowKey, HOP_WORDS, Kind, LISTENER, ONLY_FROM_THERE,
-    POLL_NS, RELAY, class_of, mapped,
+    POLL_NS, RELAY, class_of, mapped, way_of,
 };
 
 const ETHERNET: usize = 14;
@@ -105,13 +105,11 @@ pub struct State {
 
 /// What is asked of the kernel on the way.
 #[derive(Clone, Copy)]
-pub struct Moment<'a> {
+pub struct Moment {
     /// The monotonic clock, in nanoseconds.
     pub now: u64,
     /// The ID of an IPv4 header: random.
     pub id: [u8; 2],
-    /// The MTU of an interface, if there is one of this number.
-    pub mtu: &'a dyn Fn(u32) -> Option<usize>,
 }
 
 /// What becomes of a frame.
@@ -178,7 +176,7 @@ struct Arrived<'a> {
 
 /// Decides.
 #[must_use]
-pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment<'_>) -> Decision {
+pub fn decide(place: Place, frame: &Frame<'_>, tables: &Tables, moment: &Moment) -> Decision {
     let up = |count| Decision { action: Action::Up(count), state: None };
     if place == Place::Tc && !frame.for_us {
         return up(None);
@@ -283,6 +281,7 @@ struct Way<'t> {
     /// By which it leaves.
     flow: &'t Flow,
     interface: u32,
+    mtu: usize,
     hop: [u64; HOP_WORDS],
     /// One of our relayed addresses sends to another.
     turned_back: bool,
@@ -310,7 +309,7 @@ impl Way<'_> {
     }
 }
 
-fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment<'_>) -> Decision {
+fn forward(arrived: Arrived<'_>, flow: &Flow, tables: &Tables, moment: &Moment) -> Decision {
     let Arrived { place, frame, packet } = arrived;
     let now = moment.now;
     let (Some(mut state), Some(drained)) =
@@ -389,7 +388,7 @@ fn judge<'t>(
     arrived: Arrived<'_>,
     flow: &'t Flow,
     tables: &'t Tables,
-    moment: &Moment<'_>,
+    moment: &Moment,
 ) -> Result<Way<'t>, Count> {
     let Arrived { place, frame, packet } = arrived;
     let now = moment.now;
@@ -404,10 +403,11 @@ fn judge<'t>(
     }
     let to_peer = flow.kind == Kind::ToPeer as u8;
     let taken = UDP + if to_peer { CHANNEL_DATA } else { 0 };
-    let interface = interface_of(route(tables, flow.route));
+    let (interface, mtu) = way_of(route(tables, flow.route));
     let mut way = Way {
         flow,
         interface,
+        mtu,
         hop: [0; HOP_WORDS],
         turned_back: false,
         to_peer,
@@ -418,7 +418,7 @@ fn judge<'t>(
         if !to_peer {
             return Err(Count::NoRoute);
         }
-        (way.flow, way.interface) = turn_back(flow, tables, now)?;
+        (way.flow, way.interface, way.mtu) = turn_back(flow, tables, now)?;
         way.turned_back = true;
     }
     if place == Place::Xdp {
@@ -437,7 +437,7 @@ fn judge<'t>(
     if packet.check() == 0 && (packet.v6 || leaves_by_v6) {
         return Err(Count::NoChecksum);
     }
-    let fits = (moment.mtu)(way.interface).is_some_and(|mtu| way.ip_length() <= mtu)
+    let fits = way.ip_length() <= way.mtu
         && (!leaves_by_v6 || way.ip_length() <= MIN_MTU_V6)
         && packet.udp.len() <= MAX_UDP;
     if !fits {
@@ -450,10 +450,11 @@ fn judge<'t>(
 /// machine's address on the link, and so takes only what comes by the very interface that leads back, to our address there.
 fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) -> bool {
     let word = route(tables, back);
-    if interface_of(word) == 0 {
+    let (interface, _) = way_of(word);
+    if interface == 0 {
         return false;
     }
-    let is_there = interface_of(word) == frame.interface;
+    let is_there = interface == frame.interface;
     match place {
         Place::Tc => word & ONLY_FROM_THERE == 0 || is_there,
         Place::Xdp => {
@@ -464,7 +465,7 @@ fn is_from_there(place: Place, frame: &Frame<'_>, back: u32, tables: &Tables) ->
 }
 
 /// The frame that leaves.
-fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment<'_>) -> Action {
+fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, moment: &Moment) -> Action {
     let (packet, leaving) = (arrived.packet, way.flow);
     let payload = &packet.udp[packet.udp.len() - way.payload..];
     let mut udp = Vec::with_capacity(way.udp_length());
@@ -502,7 +503,7 @@ fn across(arrived: Arrived<'_>, way: &Way<'_>, field: &Field, before: u64, momen
 }
 
 /// What stands before UDP's header: Ethernet's and IP's.
-fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment<'_>) -> Vec<u8> {
+fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment) -> Vec<u8> {
     let Arrived { place, frame, packet } = arrived;
     let leaving = way.flow;
     // A forwarder's sockets send with none.
@@ -534,7 +535,7 @@ fn lower_headers(arrived: Arrived<'_>, way: &Way<'_>, moment: &Moment<'_>) -> Ve
 }
 
 /// The peer is a relayed address of ours: leads on to the client behind that.
-fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32), Count> {
+fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow, u32, usize), Count> {
     let key = FlowKey {
         remote: flow.from,
         local: flow.to,
@@ -556,9 +557,9 @@ fn turn_back<'t>(flow: &Flow, tables: &'t Tables, now: u64) -> Result<(&'t Flow,
     }
     // What user space sent there itself has marked it on its way through loopback.
     state.settling(drained, now, false)?;
-    match interface_of(route(tables, next.route)) {
-        0 => Err(Count::NoRoute),
-        interface => Ok((next, interface)),
+    match way_of(route(tables, next.route)) {
+        (0, _) => Err(Count::NoRoute),
+        (interface, mtu) => Ok((next, interface, mtu)),
     }
 }
 
@@ -592,11 +593,6 @@ fn pseudo_header(from: &[u8; 16], to: &[u8; 16], length: usize) -> u64 {
     // What maps IPv4 addresses into IPv6 is no part of it.
     let skipped = if is_v4 { 12 } else { 0 };
     sum(&from[skipped..]) + sum(&to[skipped..]) + length as u64 + u64::from(PROTOCOL)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is the interface")]
-fn interface_of(route: u64) -> u32 {
-    route as u32
 }
 
 fn be16(bytes: &[u8], at: usize) -> u16 {

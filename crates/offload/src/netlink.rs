@@ -69,6 +69,7 @@ const USE: u8 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Interface {
     pub(crate) number: u32,
+    pub(crate) mtu: u32,
     pub(crate) name: String,
     /// A port of a bridge, a bond or the like, whose traffic is seen again at that.
     pub(crate) is_port: bool,
@@ -137,6 +138,7 @@ impl Netlink {
             }
             let mut interface = Interface {
                 number: u32_at(body, 4),
+                mtu: 0,
                 name: String::new(),
                 is_port: false,
                 is_up: u32_at(body, 8) & UP != 0,
@@ -148,6 +150,7 @@ impl Netlink {
             for (kind, value) in attributes(&body[16..]) {
                 match kind {
                     3 => interface.name = text(value),
+                    4 if value.len() == 4 => interface.mtu = u32_at(value, 0),
                     10 => interface.is_port = true,
                     1 => interface.address = value.try_into().ok(),
                     18 => interface.kind = kind_of(value),

@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     flows::{REST_NS, now_ns},
-    layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped},
+    layout::{BY_REDIRECTION, GATEWAY_WORDS, HOP_WORDS, ONLY_FROM_THERE, mapped, route_by},
     netlink::{LinkAddress, Netlink, NextHop},
     slots::Slots,
     words::Words,
@@ -55,7 +55,8 @@ struct Held {
 /// What routes may lead over.
 #[derive(Clone, Default)]
 struct Links {
-    ethernet: BTreeSet<u32>,
+    /// With their MTU.
+    ethernet: BTreeMap<u32, u32>,
     /// Our link addresses where XDP sends.
     own: BTreeMap<u32, LinkAddress>,
     /// Where it sends by redirection alone.
@@ -75,16 +76,17 @@ impl Links {
             by_redirection: veth.map(|interface| interface.number).collect(),
             strict: interfaces.iter().any(|interface| filters_strictly(&interface.name))
                 || filters_strictly("all"),
-            ethernet: ethernet.map(|interface| interface.number).collect(),
+            ethernet: ethernet.map(|interface| (interface.number, interface.mtu)).collect(),
             own: by_xdp().filter_map(|interface| Some((interface.number, interface.address?))).collect(),
         })
     }
 
     fn word(&self, to: IpAddr, next: Option<NextHop>) -> u64 {
-        let Some(next) = next.filter(|next| self.ethernet.contains(&next.interface)) else { return 0 };
+        let Some(next) = next else { return 0 };
+        let Some(mtu) = self.ethernet.get(&next.interface) else { return 0 };
         let only = if self.strict && to.is_ipv4() { ONLY_FROM_THERE } else { 0 };
         let how = if self.by_redirection.contains(&next.interface) { BY_REDIRECTION } else { 0 };
-        u64::from(next.interface) | only | how
+        route_by(next.interface, *mtu) | only | how
     }
 
     /// What XDP writes into a frame.

@@ -17,7 +17,7 @@ fn flows_that_come_and_go_leave_nothing() {
     if !with_a_link() {
         return;
     }
-    let Some(kernel) = start(Hook::Tcx) else { return };
+    let Some(kernel) = start(Hook::Best) else { return };
     thread::scope(|scope| {
         for worker in 0..WORKERS {
             let mut flows = kernel.flows().expect("a descriptor");
@@ -71,7 +71,7 @@ fn a_full_table_refuses_and_has_room_again() {
     if !with_a_link() {
         return;
     }
-    let Some(kernel) = start(Hook::Tcx) else { return };
+    let Some(kernel) = start(Hook::Best) else { return };
     let mut flows = kernel.flows().expect("a descriptor");
     let local: SocketAddr = "10.78.0.1:3478".parse().expect("an address");
     let state = flows.state().expect("there is room");

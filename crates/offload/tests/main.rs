@@ -3,5 +3,6 @@
 mod agreement;
 mod attached;
 mod churn;
+mod functions;
 mod golden;
 mod program;

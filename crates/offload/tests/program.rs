@@ -10,6 +10,7 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues},
     programs::{SchedClassifier, Xdp},
+    util::KernelVersion,
 };
 use turnpike_offload::{
     Count,
@@ -19,11 +20,35 @@ use turnpike_offload::{
 use turnpike_testkit::alone::skip;
 
 /// The MTU of the only interface that there is.
-pub(crate) const MTU: usize = 1400;
+pub(crate) const MTU: u32 = 1400;
 /// Its number.
 pub(crate) const LOOPBACK: u32 = 1;
 
 pub(crate) const PLACES: u32 = 16;
+
+/// Whether this kernel takes the program for XDP: it has bpf_xdp_load_bytes.
+pub(crate) fn has_xdp() -> bool {
+    KernelVersion::current().expect("a version") >= KernelVersion::new(5, 18, 0)
+}
+
+/// The object with the programs: the one that is committed, or another one to be tested.
+pub(crate) fn object() -> io::Result<Vec<u8>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/relay.o");
+    fs::read(std::env::var("TURNPIKE_BPF_OBJECT").unwrap_or_else(|_| path.to_owned()))
+}
+
+/// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
+const COMPLETE: u32 = 1 << 2;
+
+/// Whether this kernel has bpf_check_mtu.
+pub(crate) fn tells_mtu() -> bool {
+    KernelVersion::current().expect("a version") >= KernelVersion::new(5, 12, 0)
+}
+
+/// The places in which this kernel takes a program.
+pub(crate) fn places() -> &'static [Place] {
+    if has_xdp() { &[Place::Tc, Place::Xdp] } else { &[Place::Tc] }
+}
 
 /// The loaded programs, in a network namespace of this thread's own.
 pub(crate) struct Program {
@@ -58,7 +83,7 @@ pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
                 return;
             }
             set_up_loopback();
-            match Program::load() {
+            match Program::load(tells_mtu()) {
                 Ok(loaded) => *program = Some(loaded),
                 Err(error) if error.contains("Operation not permitted") => {
                     skip(&format!("no permission to load programs: {error}"));
@@ -72,12 +97,12 @@ pub(crate) fn with_program(test: impl FnOnce(&mut Program)) {
 }
 
 impl Program {
-    fn load() -> Result<Self, String> {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/relay.o");
-        let object = std::env::var("TURNPIKE_BPF_OBJECT").unwrap_or_else(|_| path.to_owned());
-        let object = fs::read(object).map_err(|error| error.to_string())?;
+    /// With the program that asks the kernel for MTUs, or with the one for kernels that do not tell them.
+    pub(crate) fn load(kernel_tells_mtu: bool) -> Result<Self, String> {
+        let object = object().map_err(|error| error.to_string())?;
         let mut object = EbpfLoader::new()
             .btf(None)
+            .override_global("kernel_tells_mtu", &u32::from(kernel_tells_mtu), true)
             .map_max_entries("flows", PLACES)
             .map_max_entries("states", PLACES)
             .map_max_entries("drained", PLACES)
@@ -89,9 +114,11 @@ impl Program {
         let program: &mut SchedClassifier =
             object.program_mut("turnpike").expect("it is there").try_into().expect("of this type");
         program.load().map_err(|error| format!("{error:?}"))?;
-        let program: &mut Xdp =
-            object.program_mut("turnpike_xdp").expect("it is there").try_into().expect("of this type");
-        program.load().map_err(|error| format!("{error:?}"))?;
+        if has_xdp() {
+            let program: &mut Xdp =
+                object.program_mut("turnpike_xdp").expect("it is there").try_into().expect("of this type");
+            program.load().map_err(|error| format!("{error:?}"))?;
+        }
         let mut take = |name| object.take_map(name).expect("a map");
         Ok(Self {
             flows: take("flows").try_into().expect("a hash map"),
@@ -103,6 +130,12 @@ impl Program {
             counts: take("counts").try_into().expect("an array"),
             object,
         })
+    }
+
+    /// Whether this kernel's test run can have the sum of a packet (CHECKSUM_COMPLETE).
+    pub(crate) fn knows_complete(&self) -> bool {
+        let frame = [0; 64];
+        test_run(self.descriptor(Place::Tc), &frame, &[], COMPLETE).is_ok()
     }
 
     /// Has the maps hold just this.
@@ -145,8 +178,6 @@ impl Program {
 
     /// Feeds a frame; says what came of it, by what was counted.
     pub(crate) fn run(&mut self, place: Place, frame: &Frame<'_>) -> io::Result<Outcome> {
-        /// BPF_F_TEST_SKB_CHECKSUM_COMPLETE: the kernel itself checks the sum afterwards.
-        const COMPLETE: u32 = 1 << 2;
         /// TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT; XDP_PASS, XDP_DROP, XDP_TX; XDP_REDIRECT.
         const TC: [u32; 3] = [u32::MAX, 2, 7];
         const XDP: [u32; 3] = [2, 1, 3];
