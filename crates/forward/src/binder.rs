@@ -6,12 +6,12 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use turnpike_net::{Datapath, SocketFile, passed::Transport};
+use turnpike_net::{Datapath, SocketFile};
 
 use crate::{
     Address, Bind, Rule, Settings, StartError, ZonedIp,
     kernel::Loaded,
-    listen::{self, Bound, BoundRule, Held, Kind},
+    listen::{self, Bound, BoundRule, Held},
     preflight,
     resolver::{Name, Resolver},
     state::RuleState,
@@ -191,19 +191,6 @@ impl Binder<'_> {
             None => listen::bind(rule, self.workers, self.datapath, &mut self.held, &self.settings.passed),
         }
     }
-}
-
-/// The ports of rules.
-pub(crate) fn listening(rules: &[Active]) -> impl Iterator<Item = (Transport, u16)> {
-    let ports = |rule: &Active| {
-        let transport = Kind::of(rule.state.rule.protocol).speaks();
-        rule.addresses
-            .iter()
-            .filter(|at| !at.is_unix())
-            .map(move |at| (transport, at.port()))
-            .collect::<Vec<_>>()
-    };
-    rules.iter().flat_map(ports)
 }
 
 /// The file of a Unix socket that an old and a new rule share stays, with the new one's permissions.

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{Access, Address, ConnectionLog, Rule, circles::Circles, gauge::Gauge};
+use crate::{Access, Address, ConnectionLog, Rule, circles::Circles, gauge::Gauge, here::Listening};
 
 /// Shared by all workers.
 pub(crate) struct Common {
@@ -11,6 +11,7 @@ pub(crate) struct Common {
     pub(crate) total: Arc<Gauge>,
     pub(crate) log: Arc<dyn ConnectionLog>,
     pub(crate) circles: Arc<Circles>,
+    pub(crate) listening: Listening,
 }
 
 impl Common {

@@ -17,9 +17,9 @@ mod datagram_check;
 mod gather;
 mod gauge;
 mod handover;
+mod here;
 mod kernel;
 mod listen;
-mod own;
 mod preflight;
 mod rate;
 mod resolver;
@@ -41,6 +41,7 @@ use std::sync;
 
 pub use access::{Access, Pattern};
 pub use address::{Address, Bind};
+pub use here::hears;
 pub use rule::{
     Balance, CopyMode, Endpoint, Host, Limits, MOST_WEIGHT, PortRange, Protocol, Proxy, Question, Rule,
     RuleId,

@@ -20,6 +20,7 @@ use crate::{
     circles::Circles,
     common::Common,
     gauge::Gauge,
+    here::Listening,
     kernel::Loaded,
     listen::{Held, Kind},
     resolver::Resolver,
@@ -313,6 +314,7 @@ impl Forwarder {
             total: Arc::clone(&total),
             log: Arc::clone(&log),
             circles: Arc::clone(&circles),
+            listening: Listening::default(),
         });
         let (mut workers, senders): (Vec<_>, Vec<_>) = (0..count)
             .map(|number| Worker::new((number, began), settings.datapath, settings.busy_poll, &common))
@@ -342,7 +344,9 @@ impl Forwarder {
         let states = active.iter().map(|active| &*active.state);
         let before = is_heir.then(|| matched.take_kernel());
         let parts = loaded.provide(settings, count, before, states)?;
+        let common = forwarder.common(settings, &active);
         for ((worker, come), parts) in workers.iter_mut().zip(of_workers).zip(parts) {
+            worker.set_common(&common);
             worker.take(parts)?;
             for (state, bound) in come {
                 worker.add_rule(&state, bound, &mut HashMap::new())?;
@@ -354,7 +358,6 @@ impl Forwarder {
         let keys: Vec<Option<u32>> = resolved.iter().map(key).collect();
         // A rule that was offered has been taken over, or all has failed.
         let keys = matched.keys(&keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        forwarder.circles.set_listening(binder::listening(&active));
         forwarder.rules = Mutex::new(Rules { active, next_key, loaded, waiting, names, drained: false });
         let heirs = is_heir.then(|| (matched.into_channels(), keys));
         forwarder.run(workers.into_iter().zip(senders).collect(), heirs)?;
@@ -492,14 +495,8 @@ impl Forwarder {
         in_force.active = kept;
         binder::hand_files_over(&mut left, &mut newcomers);
         in_force.active.extend(newcomers);
-        self.circles.set_listening(binder::listening(&in_force.active));
         self.total.set_limit(settings.max_connections);
-        let common = Arc::new(Common {
-            access: settings.access.clone(),
-            total: Arc::clone(&self.total),
-            log: Arc::clone(&self.log),
-            circles: Arc::clone(&self.circles),
-        });
+        let common = self.common(settings, &in_force.active);
         let leave: Vec<_> = left.iter().map(|active| Arc::clone(&active.state)).collect();
         let (mut of_workers, mut parts) = (of_workers.into_iter(), parts.into_iter());
         self.tell_all(|done| {
@@ -594,6 +591,16 @@ impl Forwarder {
         let Self { datapath, resolver, .. } = self;
         let (held, matched) = (Held::default(), Matched::default());
         Binder { settings, datapath: *datapath, resolver, workers, key: 0, held, matched }
+    }
+
+    fn common(&self, settings: &Settings, rules: &[Active]) -> Arc<Common> {
+        Arc::new(Common {
+            access: settings.access.clone(),
+            total: Arc::clone(&self.total),
+            log: Arc::clone(&self.log),
+            circles: Arc::clone(&self.circles),
+            listening: Listening::new(rules),
+        })
     }
 
     pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {

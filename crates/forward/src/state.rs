@@ -1,7 +1,6 @@
 //! What the workers share of one rule, and what each of them counts for it.
 
 use std::{
-    io,
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
@@ -12,13 +11,8 @@ use std::{
 use turnpike_net::{ConnectOptions, passed::Transport};
 
 use crate::{
-    Balance, EndReason, Rule, RuleSnapshot,
-    circles::{Circles, Link},
-    clients::Clients,
-    gauge::Gauge,
-    listen::Kind,
-    rate::Rates,
-    targets::Targets,
+    Balance, EndReason, Rule, RuleSnapshot, circles::Circles, clients::Clients, gauge::Gauge, listen::Kind,
+    rate::Rates, targets::Targets,
 };
 
 /// Between two sessions that find out whether targets answer which never have, in milliseconds.
@@ -125,16 +119,9 @@ impl RuleState {
         hops
     }
 
-    /// Remembers a connection or session that may lead to another rule of this process.
-    pub(crate) fn link(
-        &self,
-        circles: &Arc<Circles>,
-        target: SocketAddr,
-        local: impl FnOnce() -> io::Result<SocketAddr>,
-        hops: u8,
-    ) -> Option<Box<Link>> {
-        let transport = if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp };
-        circles.link(transport, target, local, hops)
+    /// Transport towards its targets.
+    pub(crate) fn targets_speak(&self) -> Transport {
+        if self.rule.targets_speak_udp() { Transport::Udp } else { Transport::Tcp }
     }
 
     /// A connection found no target; `true` when that is news.

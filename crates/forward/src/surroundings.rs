@@ -10,8 +10,9 @@ use hashbrown::HashMap;
 
 use crate::{
     Address, ConnectionReport, EndReason, Slot,
-    circles::Link,
+    circles::Circles,
     common::Common,
+    here::Here,
     state::RuleState,
     targets::{Pick, Targets},
     udp::{Admission, Choice, RuleKey, Surroundings},
@@ -21,6 +22,7 @@ use crate::{
 pub(crate) struct WorkerRules {
     pub(crate) common: Arc<Common>,
     rules: HashMap<RuleKey, Entry, foldhash::fast::RandomState>,
+    here: Here,
 }
 
 struct Entry {
@@ -36,7 +38,7 @@ struct Entry {
 
 impl WorkerRules {
     pub(crate) fn new(common: Arc<Common>) -> Self {
-        Self { common, rules: HashMap::default() }
+        Self { common, rules: HashMap::default(), here: Here::default() }
     }
 
     pub(crate) fn add(&mut self, state: &Arc<RuleState>) {
@@ -169,14 +171,19 @@ impl Surroundings for WorkerRules {
         self.rules.get(&rule).map_or(Ok(0), |entry| entry.state.hops(&self.common.circles, client))
     }
 
-    fn link(
+    fn approach(
         &mut self,
         rule: RuleKey,
         target: SocketAddr,
-        local: &dyn Fn() -> io::Result<SocketAddr>,
-        hops: u8,
-    ) -> Option<Box<Link>> {
-        self.rules.get(&rule)?.state.link(&self.common.circles, target, local, hops)
+        asked: Option<IpAddr>,
+        now: u64,
+    ) -> io::Result<bool> {
+        let Some(entry) = self.rules.get(&rule) else { return Ok(false) };
+        self.here.approach(&self.common.listening, &entry.state, &target.into(), || asked, now)
+    }
+
+    fn circles(&mut self) -> Arc<Circles> {
+        Arc::clone(&self.common.circles)
     }
 
     fn answered(&mut self, rule: RuleKey, choice: Choice) {

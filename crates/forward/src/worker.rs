@@ -130,6 +130,11 @@ impl Worker {
         Arc::clone(&self.snapshots)
     }
 
+    pub(crate) fn set_common(&mut self, common: &Arc<Common>) {
+        self.tcp.set_common(common);
+        self.worker_rules.common = Arc::clone(common);
+    }
+
     /// What the rules that come next need of the kernel.
     pub(crate) fn take(&mut self, Parts { flows, waits, sockmap }: Parts) -> io::Result<()> {
         let now = self.now();
@@ -318,8 +323,7 @@ impl Worker {
     }
 
     fn change(&mut self, change: Change, now: u64) {
-        self.tcp.set_common(&change.common);
-        self.worker_rules.common = change.common;
+        self.set_common(&change.common);
         if let Err(error) = self.take(change.parts) {
             tracing::error!(worker = self.number, %error, "cannot watch what the kernel passes on: raise the limit of watches \
                 (fs.epoll.max_user_watches); copy is as auto");

@@ -9,6 +9,7 @@ mod udp_common;
 
 mod balance;
 mod chatter;
+mod circles;
 mod dual_stack;
 mod exhaustion;
 mod idle_crowd;

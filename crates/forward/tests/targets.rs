@@ -16,7 +16,7 @@ use crate::support::{
     Running, eventually, free_address, greeter, listener, read_exactly, rule, serve_greetings,
 };
 use turnpike_forward::{
-    Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, ProxyVersion, Question, Rule, RuleId,
+    Balance, EndReason, Endpoint, Failure, Host, PortRange, Protocol, ProxyVersion, Question, Rule,
 };
 
 fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
@@ -26,7 +26,7 @@ fn between(targets: &[SocketAddr], balance: Balance) -> Rule {
     rule
 }
 
-fn greeting(running: &Running) -> String {
+pub(crate) fn greeting(running: &Running) -> String {
     String::from_utf8(read_exactly(&mut running.connect("r"), 1)).unwrap()
 }
 
@@ -94,7 +94,7 @@ fn a_connect_without_an_answer_goes_to_the_next_target_in_time() {
 }
 
 /// How often a target could not be reached for this reason.
-fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
+pub(crate) fn failures(running: &Running, target: SocketAddr, why: Failure) -> u64 {
     let targets = running.snapshot("r").targets;
     let found = targets.iter().find(|known| known.address == target.into()).expect("it is a target");
     found.counts.failed[why as usize]
@@ -319,36 +319,6 @@ fn udp_sessions_stay_with_their_target_where_none_ever_answers() {
 }
 
 #[test]
-fn rules_that_lead_to_each_other_are_bounded() {
-    for protocol in [Protocol::Udp, Protocol::Tcp] {
-        let [(mut one, first), (mut other, second)] =
-            [(); 2].map(|()| at_a_known_port([127, 0, 0, 1], protocol));
-        (one.targets, one.id) =
-            (vec![SocketAddr::from(([127, 0, 0, 1], second)).into()], RuleId("one".to_owned()));
-        (other.targets, other.id) =
-            (vec![SocketAddr::from(([127, 0, 0, 1], first)).into()], RuleId("other".to_owned()));
-        let settings = turnpike_forward::Settings { workers: 2, ..support::settings() };
-        let running = Running::start_with(&settings, &[one, other]);
-        let accepted = || running.snapshot("one").accepted + running.snapshot("other").accepted;
-        let in_circle = || {
-            let ended = [running.snapshot("one").ended, running.snapshot("other").ended].concat();
-            ended.iter().any(|(reason, _)| *reason == EndReason::Circle)
-        };
-        if protocol == Protocol::Udp {
-            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-            client.send_to(b"?", SocketAddr::from(([127, 0, 0, 1], first))).unwrap();
-            eventually("the circle is found", in_circle);
-        } else {
-            let mut client = running.connect("one");
-            assert!(!matches!(client.read(&mut [0]), Ok(1..)), "the circle ends in nothing");
-            eventually("the circle is found", in_circle);
-        }
-        assert!(accepted() < 100, "{protocol:?}: {}", accepted());
-        assert!(running.log.all().len() < 100);
-    }
-}
-
-#[test]
 fn a_name_is_resolved_and_all_its_addresses_are_tried() {
     // localhost is ::1 and 127.0.0.1 on most machines, in either order; the server has only one of them.
     let mut rule = between(&[greeter("a")], Balance::RoundRobin);
@@ -408,71 +378,4 @@ fn the_source_address_is_the_rule_s() {
     let _client = running.connect("r");
     let peer = support::accept(&server).peer_addr().unwrap();
     assert_eq!(peer.ip().to_string(), "127.0.0.9");
-}
-
-/// A rule that listens at one of loopback's addresses, or at all of them, at a port that is free for streams and datagrams.
-fn at_a_known_port(listen: [u8; 4], protocol: Protocol) -> (Rule, u16) {
-    let port = eventually("a port that both have", || {
-        let port = free_address().port();
-        UdpSocket::bind(("127.0.0.1", port)).ok().map(|_| port)
-    });
-    let mut rule = Rule::new("r", (listen, port).into(), SocketAddr::from((listen, port)).into());
-    rule.protocol = protocol;
-    rule.idle_timeout = (protocol == Protocol::Udp).then_some(Duration::from_secs(60));
-    rule.balance = Balance::Failover;
-    (rule, port)
-}
-
-#[test]
-fn a_rule_does_not_connect_to_its_own_listener() {
-    let (mut rule, port) = at_a_known_port([127, 0, 0, 1], Protocol::Tcp);
-    let running = Running::start(&[rule.clone()]);
-    for turn in 1..=3 {
-        assert_eq!(running.connect("r").read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert_eq!(running.log.wait(turn)[turn - 1].reason, EndReason::ConnectFailed);
-    }
-    let own = SocketAddr::from(([127, 0, 0, 1], port));
-    eventually("they are counted", || failures(&running, own, Failure::Unreachable) == 3);
-    assert_eq!(running.snapshot("r").accepted, 3, "one connection each");
-    drop(running);
-    // Another target is tried in its place.
-    rule.targets.push(greeter("b").into());
-    assert_eq!(greeting(&Running::start(&[rule])), "b");
-}
-
-#[test]
-fn a_rule_that_listens_everywhere_does_not_connect_to_itself_at_any_address() {
-    let (mut rule, port) = at_a_known_port([0; 4], Protocol::Tcp);
-    rule.targets = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)).into()).to_vec();
-    let running = Running::start(&[rule]);
-    for _ in 0..10 {
-        let mut client = support::client(([127, 0, 0, 1], port).into());
-        assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    }
-    eventually("all are counted", || running.snapshot("r").accepted >= 10);
-    eventually("all have ended", || running.forwarder.active() == 0);
-    // Each of the two addresses has to be tried to be known as our own.
-    assert!(running.snapshot("r").accepted <= 12, "{:?}", running.snapshot("r"));
-}
-
-#[test]
-fn a_rule_for_datagrams_has_no_session_with_itself() {
-    for (listen, target, sessions) in [([127, 0, 0, 1], [127, 0, 0, 1], 0), ([0; 4], [127, 0, 0, 2], 1)] {
-        let (mut rule, port) = at_a_known_port(listen, Protocol::Udp);
-        rule.targets = vec![SocketAddr::from((target, port)).into()];
-        let running = Running::start(&[rule]);
-        let refused = || {
-            let ended = running.snapshot("r").ended;
-            ended
-                .iter()
-                .find(|(reason, _)| *reason == EndReason::ConnectFailed)
-                .map_or(0, |(_, count)| *count)
-        };
-        for turn in 1..=3 {
-            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-            client.send_to(b"?", SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
-            eventually("it is refused", || refused() >= turn);
-        }
-        assert_eq!((refused(), running.snapshot("r").accepted), (3, sessions), "{listen:?}");
-    }
 }

@@ -15,13 +15,14 @@ use std::{
 };
 
 use turnpike_forward::{
-    Bind, EndReason, Forwarder, Limits, Protocol, Rule, Settings, UnixName,
+    Balance, Bind, EndReason, Forwarder, Limits, Protocol, Rule, Settings, UnixName,
     upgrade::{Inheritance, Offer},
 };
 use turnpike_net::Datapath;
 use turnpike_testkit::Dir;
 
 use crate::{
+    circles::{chain, circles},
     support::{
         PATIENCE, Reports, Running, accept, client as tcp_client, eventually, greeter, listener, read_all,
         read_exactly, rule, settings,
@@ -323,4 +324,44 @@ fn a_new_one_that_cannot_take_over_leaves_all_as_it_was() {
     assert_eq!(read_exactly(&mut old.connect("t"), 5), b"hello");
     talk.ends();
     eventually("the session is left", || old.forwarder.active() == 1);
+}
+
+#[test]
+fn the_rules_that_a_client_has_come_through_are_still_counted() {
+    let echo = Echo::start(LOCALHOST);
+    let (rules, first) = chain(Protocol::Udp, 9, echo.address);
+    let old = Running::start_with(&with(1, Datapath::Gso), &rules);
+    let client = client(first);
+    client.send(b"?").unwrap();
+    eventually("the ninth refuses", || circles(&old, "8") == 1);
+    let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
+    client.send(b"?").unwrap();
+    eventually("the ninth still refuses", || circles(&new, "8") == 1);
+    assert_eq!(new.snapshot("8").accepted, 0);
+    drop(new);
+}
+
+#[test]
+fn a_session_without_an_answer_finds_another_target_in_the_new_process() {
+    let silent = UdpSocket::bind(LOCALHOST).unwrap();
+    let echo = Echo::start(LOCALHOST);
+    let targets = [silent.local_addr().unwrap(), echo.address];
+    let rule = Rule {
+        balance: Balance::Failover,
+        targets: targets.map(Into::into).to_vec(),
+        idle_timeout: Some(Duration::from_secs(60)),
+        ..udp("u", echo.address)
+    };
+    let rules = [rule];
+    let old = Running::start_with(&with(1, Datapath::Gso), &rules);
+    let client = client(old.address("u"));
+    client.send(b"?").unwrap();
+    eventually("it has a session", || old.snapshot("u").accepted == 1);
+    let new = upgraded(&old, &with(1, Datapath::Gso), &rules).unwrap();
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    eventually("an answer", || {
+        client.send(b"?").unwrap();
+        client.recv(&mut [0; 8]).ok()
+    });
+    drop(new);
 }

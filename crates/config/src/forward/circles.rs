@@ -1,12 +1,18 @@
 //! Rules that lead to each other: a datagram would go round for ever, or connections be opened until no descriptor is left. Only literal
-//! addresses are looked at here; the forwarder itself notices circles through names.
+//! addresses and `localhost` are looked at here; the forwarder itself notices circles through other names.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    cell::LazyCell,
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
-use turnpike_forward::{Bind, Host, Protocol, Rule};
+use turnpike_forward::{Bind, Host, Protocol, Rule, hears};
 
 use super::{parts, rule_keys::Draft};
 use crate::Mistake;
+
+const LOCALHOST: &str = "localhost";
 
 /// A port of a rule: the rule, and the place of the port in its range.
 type Node = (usize, u16);
@@ -82,9 +88,11 @@ fn find(map: &Map<'_>, start: Node, state: &mut HashMap<Node, State>) -> Option<
     circle
 }
 
-/// Who listens where.
+/// Listeners by place.
 struct Map<'a> {
     drafts: &'a [Draft],
+    /// Address on which each rule listens, if it is known.
+    binds: Vec<Option<IpAddr>>,
     /// By transport (UDP or not) and port.
     listeners: HashMap<(bool, u16), Vec<usize>>,
     /// Addresses that are this machine's, as rules listen on them.
@@ -95,15 +103,21 @@ impl<'a> Map<'a> {
     fn new(drafts: &'a [Draft]) -> Self {
         let mut listeners: HashMap<(bool, u16), Vec<usize>> = HashMap::new();
         let mut own = Vec::new();
-        for (at, Draft { rule, .. }) in drafts.iter().enumerate() {
-            let Bind::Ip(ip) = &rule.bind else { continue };
-            let ip = &ip.ip();
-            own.extend((!ip.is_unspecified()).then(|| ip.to_canonical()));
+        let localhost = LazyCell::new(|| parts::local_address(LOCALHOST).ok());
+        let address = |draft: &Draft| match &draft.rule.bind {
+            Bind::Ip(ip) => Some(ip.ip().to_canonical()),
+            Bind::Name(name) if name == LOCALHOST => *localhost,
+            Bind::Name(_) | Bind::Unix(_) => None,
+        };
+        let binds: Vec<_> = drafts.iter().map(address).collect();
+        for (at, (Draft { rule, .. }, bind)) in drafts.iter().zip(&binds).enumerate() {
+            let Some(ip) = *bind else { continue };
+            own.extend((!ip.is_unspecified()).then_some(ip));
             for port in (rule.ports.first..=rule.ports.last).filter(|port| *port != 0) {
                 listeners.entry((hears_udp(rule), port)).or_default().push(at);
             }
         }
-        Self { drafts, listeners, own }
+        Self { drafts, binds, listeners, own }
     }
 
     /// Ports of rules whose targets may be our own listeners.
@@ -124,7 +138,7 @@ impl<'a> Map<'a> {
                 ip.is_loopback() || ip.is_unspecified() || self.own.contains(&ip)
             }
             Host::Unix(_) => true,
-            Host::Name(_) => false,
+            Host::Name(name) => name == LOCALHOST,
         }
     }
 
@@ -147,25 +161,26 @@ impl<'a> Map<'a> {
             let port =
                 if ports.first == ports.last { ports.first } else { ports.first.saturating_add(offset) };
             let Some(listeners) = self.listeners.get(&(speaks_udp, port)) else { continue };
-            let reached = listeners.iter().filter(|at| hears(&self.drafts[**at].rule, &target.host));
+            let reached = listeners.iter().filter(|at| self.hears(**at, &target.host));
             found.extend(reached.map(|at| (*at, port - self.drafts[*at].rule.ports.first)));
         }
         found
+    }
+
+    /// True if a rule's listener is reached at this host. The forwarder leaves out a rule's own listener where a name has other addresses.
+    fn hears(&self, at: usize, host: &Host) -> bool {
+        let Some(bind) = self.binds[at] else { return false };
+        let reached = |ip| hears(bind, self.drafts[at].rule.ipv6_only, ip);
+        match host {
+            Host::Ip(ip) => reached(*ip),
+            Host::Name(_) => reached(Ipv4Addr::LOCALHOST.into()) && reached(Ipv6Addr::LOCALHOST.into()),
+            Host::Unix(_) => false,
+        }
     }
 }
 
 fn hears_udp(rule: &Rule) -> bool {
     matches!(rule.protocol, Protocol::Udp | Protocol::UdpToTcp { .. })
-}
-
-/// Whether a rule's listener is what is reached at this address of this machine.
-fn hears(rule: &Rule, host: &Host) -> bool {
-    let (Bind::Ip(bind), Host::Ip(ip)) = (&rule.bind, host) else { return false };
-    let bind = bind.ip();
-    let (bind, ip) = (bind.to_canonical(), ip.to_canonical());
-    let same_family = bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !rule.ipv6_only;
-    // connect(2) takes the unspecified address for the loopback one.
-    bind == ip || same_family && (bind.is_unspecified() || ip.is_unspecified() && bind.is_loopback())
 }
 
 fn port_of(rule: &Rule, offset: u16) -> String {
@@ -214,6 +229,10 @@ mod tests {
             &["udptotcp://0.0.0.0:1=127.0.0.1:2", "tcptoudp://0.0.0.0:2=127.0.0.1:1"],
             &["unix:///run/a=127.0.0.1:1", "tcp://127.0.0.1:1=unix:/run/a"],
             &["udp://0.0.0.0:1-3=127.0.0.1:2-4", "udp://0.0.0.0:4=0.0.0.0:2"],
+            // Tests know localhost as 127.0.0.1.
+            &["tcp://localhost:80=127.0.0.1:80"],
+            &["tcp://[::]:80=localhost:80?ipv6_only=false"],
+            &["tcp://localhost:80=127.0.0.1:81", "tcp://0.0.0.0:81=127.0.0.1:80"],
         ] {
             assert_eq!(told(rules).len(), 1, "{rules:?}: {:?}", told(rules));
         }
@@ -230,6 +249,12 @@ mod tests {
             &["udp://0.0.0.0:1-3=127.0.0.1:2-4"],
             &["tcp://0.0.0.0:80=127.0.0.1:80*0,10.0.0.2:80"],
             &["tcp://0.0.0.0:80=127.0.0.1:80?mark=7"],
+            &["tcp://localhost:80=[::1]:80"],
+            // The other address of the name may have a server.
+            &["tcp://[::1]:80=localhost:80"],
+            &["tcp://127.0.0.1:80=localhost:80"],
+            &["tcp://nowhere:80=127.0.0.1:80"],
+            &["tcp://127.0.0.1:80=0.0.0.0:81", "tcp://127.0.0.2:81=127.0.0.1:80"],
         ] {
             assert_eq!(told(rules), [""; 0], "{rules:?}");
         }

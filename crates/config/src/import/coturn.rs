@@ -43,14 +43,7 @@ struct Machine {
 pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mistakes> {
     let mut notes = Vec::new();
     let given = read::arguments(arguments, &mut notes);
-    if let Some(named) = path.filter(|_| given.no_file) {
-        let text = format!(
-            "coturn reads no file with it; {} is translated too, since it is named here",
-            named.display()
-        );
-        notes.push(Note { line: 0, option: "-n".to_owned(), text, is_harmless: true });
-    }
-    let path = path.or(given.file.filter(|_| !given.no_file));
+    let path = path.or(given.file).filter(|_| !given.no_file);
     let mut problems = Vec::new();
     let text = match path {
         Some(path) => {
@@ -82,15 +75,9 @@ pub fn is_option(name: &str) -> bool {
     OPTIONS.iter().any(|(known, _)| *known == name)
 }
 
-/// Packets to such an address leave from it. It is not enough that it can be bound: with `ip_nonlocal_bind` every address can.
+/// Such an address can be bound.
 fn is_own(ip: IpAddr) -> bool {
-    let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-    let from = || {
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.connect((ip, 9))?;
-        socket.local_addr()
-    };
-    !ip.is_unspecified() && !ip.is_multicast() && from().is_ok_and(|from| from.ip() == ip)
+    !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok()
 }
 
 fn can_dtls(files: &CertificateFiles) -> Option<bool> {
@@ -163,12 +150,14 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
             }
         }
         Handling::Text(translate) => {
+            // Text in quotes ends with them; without them there is no telling.
+            let text = if has_comment && !raw.starts_with('"') { whole(raw) } else { value };
             if has_comment {
-                let why = "coturn knows no comments behind values: everything up to the end of the line is a part of this one, there and \
-                           in this translation; take the comment out if it is not what clients use";
+                let why = "coturn knows no comments behind values: it takes everything from the # on for a part of this one. Text without \
+                           quotes is translated so; take the comment out if clients do not use it";
                 note(why.to_owned(), false);
             }
-            if let Err(why) = translate(draft, whole(raw)) {
+            if let Err(why) = translate(draft, text) {
                 note(why, false);
             }
         }

@@ -26,8 +26,8 @@ use crate::{
     circles::Link,
     common::Common,
     gather::WakeUp,
+    here::Here,
     listen::Acceptor,
-    own::Own,
     rate::Pace,
     state::{Counters, Place, RuleState},
     tally::{Slot, Tallies},
@@ -187,7 +187,7 @@ pub(crate) struct Engine {
     /// Rules whose targets this worker checks.
     pub(super) watched: Vec<Arc<RuleState>>,
     pub(super) mover: Mover,
-    pub(super) own: Own,
+    pub(super) here: Here,
     /// Flows that had more to move than one turn allows.
     pub(super) again: Vec<(usize, Side)>,
     /// Empty but for its memory, for [`Engine::again`]'s next turn.
@@ -231,7 +231,7 @@ impl Engine {
             checks_health,
             watched: Vec::new(),
             mover: Mover::new(),
-            own: Own::default(),
+            here: Here::default(),
             again: Vec::new(),
             resumed: Vec::new(),
             pacing: Pacing::default(),

@@ -122,12 +122,15 @@ impl Engine {
             };
             let asked = || connection.client.local_addr().ok().map(|asked| asked.ip());
             opening.connecting = Instant::now();
-            let checked = self.own.check(&state.rule, &address, asked, tick.now);
-            let connected = checked.and_then(|()| match &address {
-                Address::Ip(target) => {
-                    self.common.circles.connect(*target, opening.hops, || address.connect(options))
+            let common = &self.common;
+            let approached = self.here.approach(&common.listening, &state, &address, asked, tick.now);
+            let connected = approached.and_then(|leads_here| {
+                let connect = || address.connect(options);
+                if !leads_here {
+                    return Ok((connect()?, None));
                 }
-                Address::Unix(_) => Ok((address.connect(options)?, None)),
+                let (socket, link) = common.circles.connect(opening.hops, connect)?;
+                Ok((socket, Some(link)))
             });
             let begun = connected.and_then(|(socket, link)| {
                 if !address.is_unix() && state.rule.timers != TcpTimers::default() {

@@ -105,11 +105,11 @@ impl Engine {
         remain
     }
 
-    /// Looks after a session that has just begun, until it is answered.
+    /// Looks after a session that has just begun here, until it is answered.
     pub(super) fn await_answer(&mut self, at: u32, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get(at) else { return };
         let state = &self.rules[session.rule as usize];
-        if !state.rule.targets_speak_udp() || !tick.worker.has_choice(state.key) {
+        if session.answered || !state.rule.targets_speak_udp() || !tick.worker.has_choice(state.key) {
             return;
         }
         let now = tick.now;
@@ -160,8 +160,8 @@ impl Engine {
         });
         let Some(choice) = choice else { return false };
         let arrival = Arrival { rule, client, port, hops };
-        let outward = match self.open_towards(arrival, choice, look.at, asked, tick) {
-            Ok(outward) => outward,
+        let (outward, link) = match self.open_towards(arrival, choice, look.at, asked, tick) {
+            Ok(reached) => reached,
             Err(error) => {
                 let is_unreachable = outgoing::is_unreachable(&error);
                 self.rules[rule as usize].failed(choice, is_unreachable.then(|| Failure::of(&error)));
@@ -175,6 +175,7 @@ impl Engine {
         if let (Some(offload), Some(across)) = (&mut self.offload, session.across.take()) {
             state.forwarded_across(session, offload.release(*across));
         }
+        session.link = link;
         self.leaving.extend(std::mem::replace(&mut session.outward, outward).socket());
         if let Some(silent) = session.choice.replace(choice) {
             state.left(silent, Some(Failure::Timeout));
@@ -185,7 +186,6 @@ impl Engine {
         session.tried = choice.address;
         session.attempts = session.attempts.saturating_add(1);
         tracing::debug!(rule = state.rule.id.0, to = %choice.address, "no answer: another target for this session");
-        self.link(look.at, tick);
         self.send_across(look.at, tick.now);
         if self.is_leaving_full() {
             self.send_queued();

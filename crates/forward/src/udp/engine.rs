@@ -11,6 +11,7 @@ use slab::Slab;
 use turnpike_net::{
     Datapath, Route, Rx, SocketId, Sockets, Tx,
     error_queue::{self, IcmpError},
+    passed::Transport,
     poll::{Event, Poller},
     rx::RxStats,
     tcp::is_exhaustion,
@@ -25,11 +26,12 @@ use super::{
     outgoing,
     rules::{Kind, Listener, RuleState},
     sessions::{Addressed, Arrival, Gate, Inward, Key, List, Outward, Session, Stage, Table},
+    streams,
 };
 use crate::{
     ConnectionReport, EndReason, Failure, Protocol, Rule,
+    circles::Link,
     cross::{SCRATCH, Stream},
-    own::Own,
     rate::{DOWN, Pace, UP},
 };
 
@@ -54,6 +56,9 @@ const LISTENER: u64 = 0;
 const OUTWARD: u64 = 1;
 const INWARD: u64 = 2;
 
+/// The side of a target, and its link where it leads to a rule of this process.
+pub(super) type Reached = (Outward, Option<Box<Link>>);
+
 /// UDP sessions of one worker, TCP sides included.
 pub struct Engine {
     pub(super) datapath: Datapath,
@@ -74,7 +79,6 @@ pub struct Engine {
     pub(super) unanswered: Unanswered,
     /// Nothing has to be done on a tick before this; never too late.
     due: Option<u64>,
-    own: Own,
     pub(super) draining: bool,
     complained: bool,
 }
@@ -96,7 +100,6 @@ impl Engine {
             leaving: Vec::with_capacity(LEAVING + 2),
             unanswered: Unanswered::default(),
             due: None,
-            own: Own::default(),
             draining: false,
             complained: false,
         }
@@ -420,7 +423,7 @@ impl Engine {
             tick.worker.dismiss_client(self.rules[rule as usize].key, key.client.ip());
             return None;
         }
-        let Some((outward, choice)) = self.reach(arrival, key.local, tick) else {
+        let Some((reached, choice)) = self.reach(arrival, key.local, tick) else {
             let state = &mut self.rules[rule as usize];
             tick.worker.dismiss_client(state.key, key.client.ip());
             tick.worker.leave(state.key);
@@ -428,7 +431,7 @@ impl Engine {
             return None;
         };
         let inward = Inward::Datagrams { key, reply };
-        let at = self.begin(Session::new(arrival, inward, outward, choice, tick.now), tick);
+        let at = self.begin(Session::new(arrival, inward, reached, choice, tick.now), tick);
         self.send_across(at, tick.now);
         Some(at)
     }
@@ -464,14 +467,14 @@ impl Engine {
         arrival: Arrival,
         asked: Option<IpAddr>,
         tick: &mut Tick<'_>,
-    ) -> Option<(Outward, Choice)> {
+    ) -> Option<(Reached, Choice)> {
         let Arrival { rule, client, port, .. } = arrival;
         let next = self.sessions.next();
         let key = self.rules[rule as usize].key;
         for _ in 0..ATTEMPTS {
             let choice = tick.worker.choose(key, client, port, &[])?;
             match self.open_towards(arrival, choice, next, asked, tick) {
-                Ok(outward) => return Some((outward, choice)),
+                Ok(reached) => return Some((reached, choice)),
                 Err(error) => {
                     let unreachable = outgoing::is_unreachable(&error);
                     let failure = unreachable.then(|| Failure::of(&error));
@@ -494,23 +497,24 @@ impl Engine {
         choice: Choice,
         at: u32,
         asked: Option<IpAddr>,
-        tick: &Tick<'_>,
-    ) -> io::Result<Outward> {
-        let (token, poller) = (token(OUTWARD, at), tick.poller);
+        tick: &mut Tick<'_>,
+    ) -> io::Result<Reached> {
+        let token = token(OUTWARD, at);
         let header = self.header(arrival, asked);
-        let Arrival { rule, client, .. } = arrival;
+        let Arrival { rule, client, hops, .. } = arrival;
         let state = &self.rules[rule as usize];
-        self.own.check(&state.rule, &choice.address.into(), || asked, tick.now)?;
         if let Protocol::UdpToTcp { framed } = state.rule.protocol {
-            let socket = outgoing::stream(&state.rule, client, choice.address)?;
-            poller.add(&socket, token)?;
-            poller.set_interest(&socket, token, true, true)?;
-            return Ok(Outward::Stream(Box::new(Stream::new(socket, framed, true))));
+            let (socket, link) = streams::connect(state, arrival, choice.address, token, tick)?;
+            return Ok((Outward::Stream(Box::new(Stream::new(socket, framed, true))), link));
         }
+        let leads_here = tick.worker.approach(state.key, choice.address, asked, tick.now)?;
         let socket = outgoing::datagrams(&state.rule, client, choice.address, self.datapath)?;
-        poller.add(&socket, token)?;
+        tick.poller.add(&socket, token)?;
+        let local =
+            leads_here.then(|| outgoing::source_of(&socket, &state.rule, choice.address)).transpose()?;
+        let link = local.map(|local| tick.worker.circles().link(Transport::Udp, local, hops));
         let any_port = state.rule.any_port.then_some(choice.address);
-        Ok(addressed(self.sockets.insert(socket), any_port, header))
+        Ok((addressed(self.sockets.insert(socket), any_port, header), link))
     }
 
     /// PROXY header for each datagram to the target; empty if the rule sends none. `asked` as in [`Engine::reach`].
@@ -542,23 +546,8 @@ impl Engine {
         let rule = session.rule;
         let at = self.sessions.insert(session, &mut state.lists);
         self.expect(rule);
-        self.link(at, tick);
         self.await_answer(at, tick);
         at
-    }
-
-    /// Remembers a session that leads to another rule of this process.
-    pub(super) fn link(&mut self, at: u32, tick: &mut Tick<'_>) {
-        let Some(session) = self.sessions.get_mut(at) else { return };
-        let local = || match &session.outward {
-            Outward::Stream(stream) => stream.socket().local_addr(),
-            datagrams => {
-                let socket = datagrams.socket().and_then(|socket| self.sockets.get(socket));
-                socket.ok_or(io::ErrorKind::NotConnected)?.source()
-            }
-        };
-        let key = self.rules[session.rule as usize].key;
-        session.link = tick.worker.link(key, session.tried, &local, session.hops);
     }
 
     /// Lets go of a session, and says so.

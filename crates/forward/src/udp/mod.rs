@@ -22,6 +22,7 @@ mod upgrade;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use turnpike_net::poll::Poller;
@@ -30,7 +31,7 @@ pub use engine::Engine;
 pub use listeners::Listeners;
 pub(crate) use upgrade::Portable;
 
-pub use crate::circles::Link;
+pub use crate::circles::{Circles, Link};
 use crate::{ConnectionReport, EndReason, Slot};
 
 /// The engine watches its sockets under tokens that have this bit; the worker's own must not.
@@ -118,16 +119,24 @@ pub trait Surroundings {
         let _ = (rule, client);
         Ok(0)
     }
-    /// Remembers a session that leads to another rule of this process; `local` is its local address.
-    fn link(
+    /// Returns true if a target leads to a rule of this process; sessions with it are among [`Surroundings::circles`]. `asked` is the
+    /// address that the client came to, `now` as in [`Tick::now`].
+    ///
+    /// # Errors
+    /// `HostUnreachable` where the rule must not go there.
+    fn approach(
         &mut self,
         rule: RuleKey,
         target: SocketAddr,
-        local: &dyn Fn() -> io::Result<SocketAddr>,
-        hops: u8,
-    ) -> Option<Box<Link>> {
-        let _ = (rule, target, local, hops);
-        None
+        asked: Option<IpAddr>,
+        now: u64,
+    ) -> io::Result<bool> {
+        let _ = (rule, target, asked, now);
+        Ok(false)
+    }
+    /// Connections and sessions that lead to rules of this process.
+    fn circles(&mut self) -> Arc<Circles> {
+        Arc::default()
     }
     /// A target has taken the connection, or sent its first datagram to a session.
     fn answered(&mut self, rule: RuleKey, choice: Choice);

@@ -52,6 +52,17 @@ pub(crate) fn to_check(rule: &Rule, target: SocketAddr) -> io::Result<std::net::
     Ok(socket.into())
 }
 
+/// The address that datagrams of such a socket leave from.
+pub(super) fn source_of(socket: &UdpSocket, rule: &Rule, target: SocketAddr) -> io::Result<SocketAddr> {
+    let source = socket.source()?;
+    if !source.ip().is_unspecified() {
+        return Ok(source);
+    }
+    // One that is not connected takes the route's address for each datagram.
+    let route = to_check(rule, target)?.local_addr()?;
+    Ok(SocketAddr::new(route.ip(), source.port()))
+}
+
 /// A TCP socket that has begun to connect.
 pub(super) fn stream(rule: &Rule, client: SocketAddr, target: SocketAddr) -> io::Result<TcpSocket> {
     let mut options = rule.connect_options();

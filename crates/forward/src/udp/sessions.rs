@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use slab::Slab;
 use turnpike_net::{Route, SocketId};
 
-use super::{Choice, offload::Across};
+use super::{Choice, engine::Reached, offload::Across};
 use crate::{circles::Link, cross::Stream, rate::Pace};
 
 const NONE: u32 = u32::MAX;
@@ -211,7 +211,7 @@ impl Session {
     pub(super) fn new(
         Arrival { rule, client, port, hops }: Arrival,
         inward: Inward,
-        outward: Outward,
+        (outward, link): Reached,
         choice: Choice,
         now: u64,
     ) -> Self {
@@ -233,7 +233,7 @@ impl Session {
             across: None,
             stage: if connecting { Stage::Connecting } else { Stage::Active },
             hops,
-            link: None,
+            link,
             heard: Heard { bytes: 0, at: now },
             stamp: now,
             before: NONE,
@@ -418,7 +418,7 @@ mod tests {
         let reply =
             Route { socket: SocketId(0), to: Some(client), from: None, tos: 0, ttl: 0, dont_fragment: false };
         let choice = Choice { target: crate::Slot::default(), address: client };
-        let outward = Outward::Datagrams(SocketId(1));
+        let outward = (Outward::Datagrams(SocketId(1)), None);
         let arrival = Arrival { rule: 0, client, port, hops: 0 };
         Session::new(arrival, Inward::Datagrams { key, reply }, outward, choice, now)
     }

@@ -1,6 +1,6 @@
 //! The TCP sides of sessions: accepting clients, connecting to targets, and what streams bring.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use turnpike_net::{TcpSocket, poll::Event, tcp::is_exhaustion};
 
@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     ConnectionReport, EndReason, Failure,
+    circles::Link,
     cross::Stream,
     rate::{DOWN, UP},
 };
@@ -93,13 +94,13 @@ impl Engine {
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ClientReset, tick);
         }
-        let Some((outward, choice)) = self.reach(arrival, None, tick) else {
+        let Some((reached, choice)) = self.reach(arrival, None, tick) else {
             tick.worker.dismiss_client(key, client.ip());
             tick.worker.leave(key);
             return refuse(&mut self.rules[rule as usize], client, EndReason::ConnectFailed, tick);
         };
         let inward = Inward::Stream(Box::new(Stream::new(stream, framed, false)));
-        self.begin(Session::new(arrival, inward, outward, choice, tick.now), tick);
+        self.begin(Session::new(arrival, inward, reached, choice, tick.now), tick);
     }
 
     /// An event of a TCP target.
@@ -221,7 +222,7 @@ impl Engine {
     /// After a TCP target could not be connected to.
     pub(super) fn try_next_target(&mut self, at: u32, failure: Failure, tick: &mut Tick<'_>) {
         let Some(session) = self.sessions.get_mut(at) else { return };
-        let (rule, client, port) = (session.rule, session.client, session.port);
+        let Session { rule, client, port, hops, .. } = *session;
         let state = &mut self.rules[rule as usize];
         let failed = session.choice.take();
         if let Some(failed) = failed {
@@ -239,14 +240,12 @@ impl Engine {
             session.tried = choice.address;
             session.attempts += 1;
             let token = engine::outward_token(at);
-            let socket = outgoing::stream(&state.rule, client, choice.address).and_then(|socket| {
-                tick.poller.add(&socket, token)?;
-                tick.poller.set_interest(&socket, token, true, true)?;
-                Ok(socket)
-            });
-            match (socket, &mut session.outward) {
-                (Ok(socket), Outward::Stream(stream)) => {
+            let arrival = Arrival { rule, client, port, hops };
+            let connected = connect(state, arrival, choice.address, token, tick);
+            match (connected, &mut session.outward) {
+                (Ok((socket, link)), Outward::Stream(stream)) => {
                     state.took(choice);
+                    session.link = link;
                     stream.reconnect(socket);
                     self.sessions.enter(at, Stage::Connecting, tick.now, &mut state.lists);
                     return self.expect(rule);
@@ -268,6 +267,28 @@ impl Engine {
             self.send_queued();
         }
     }
+}
+
+/// A TCP socket that has begun to connect, watched; and its link where it leads to a rule of this process.
+pub(super) fn connect(
+    state: &RuleState,
+    arrival: Arrival,
+    target: SocketAddr,
+    token: u64,
+    tick: &mut Tick<'_>,
+) -> io::Result<(TcpSocket, Option<Box<Link>>)> {
+    // The rule's own listener speaks UDP: the address that the client asked does not matter.
+    let leads_here = tick.worker.approach(state.key, target, None, tick.now)?;
+    let begin = || outgoing::stream(&state.rule, arrival.client, target);
+    let (socket, link) = if leads_here {
+        let (socket, link) = tick.worker.circles().connect(arrival.hops, begin)?;
+        (socket, Some(link))
+    } else {
+        (begin()?, None)
+    };
+    tick.poller.add(&socket, token)?;
+    tick.poller.set_interest(&socket, token, true, true)?;
+    Ok((socket, link))
 }
 
 /// A TCP client that never became a session.

@@ -7,11 +7,12 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use turnpike_net::{TcpSocket, UdpSocket};
+use turnpike_net::{TcpSocket, UdpSocket, passed::Transport};
 
 use super::{
     Choice, Engine, RuleKey, Tick,
     engine::{addressed, connected, narrow, outward_token},
+    outgoing,
     rules::{Kind, Listener},
     sessions::{Arrival, Inward, Key, Outward, Session},
 };
@@ -42,6 +43,9 @@ pub(crate) struct Portable {
     drops: u32,
     /// Of a TCP target.
     stream: Option<cross::Held>,
+    /// As [`Arrival::hops`]; older processes do not send it.
+    #[serde(default)]
+    hops: u8,
 }
 
 impl Engine {
@@ -114,6 +118,7 @@ impl Engine {
             idle_ms: now.saturating_sub(self.sessions.stamp(at)),
             drops,
             stream,
+            hops: session.hops,
         };
         Some((portable, socket))
     }
@@ -135,18 +140,27 @@ impl Engine {
             Some((at, Listener { rule, kind: Kind::Datagrams(shared), .. })) => (narrow(at), *rule, *shared),
             _ => return Err(unknown()),
         };
-        let Portable { client, local, port, .. } = session;
+        let Portable { client, local, port, hops, .. } = session;
+        let arrival = Arrival { rule, client, port, hops };
         let client_key = Key { listener, client, local };
         if self.sessions.find(&client_key).is_some() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a session that there is already"));
         }
         let token = outward_token(self.sessions.next());
+        // The other process let it begin, so an error does not end it.
+        let leads_here = tick.worker.approach(key, session.target, local, tick.now).unwrap_or(false);
+        let mut end = Err(io::ErrorKind::NotConnected.into());
         let outward = match session.stream {
             None => {
                 let socket = UdpSocket::take_over(socket, session.drops)?;
                 tick.poller.add(&socket, token)?;
-                let any_port = self.rules[rule as usize].rule.any_port.then_some(session.target);
-                let header = self.header(Arrival { rule, client, port, hops: 0 }, local);
+                let rule = &self.rules[rule as usize].rule;
+                if leads_here {
+                    end = outgoing::source_of(&socket, rule, session.target)
+                        .map(|local| (Transport::Udp, local));
+                }
+                let any_port = rule.any_port.then_some(session.target);
+                let header = self.header(arrival, local);
                 addressed(self.sockets.insert(socket), any_port, header)
             }
             Some(held) => {
@@ -156,9 +170,13 @@ impl Engine {
                 tick.poller.add(stream.socket(), token)?;
                 tick.poller.set_interest(stream.socket(), token, readable, writable)?;
                 stream.interest = (readable, writable);
+                if leads_here {
+                    end = stream.socket().local_addr().map(|local| (Transport::Tcp, local));
+                }
                 Outward::Stream(Box::new(stream))
             }
         };
+        let link = end.ok().map(|(transport, local)| tick.worker.circles().link(transport, local, hops));
         let reply = turnpike_net::Route { to: Some(client), from: local, ..connected(shared) };
         let inward = Inward::Datagrams { key: client_key, reply };
         let tried = Choice { target: Slot::default(), address: session.target };
@@ -169,8 +187,7 @@ impl Engine {
         if let Some(choice) = choice {
             state.tallies.of(choice.target).open += 1;
         }
-        let arrival = Arrival { rule, client, port, hops: 0 };
-        let mut resumed = Session::new(arrival, inward, outward, choice.unwrap_or(tried), heard);
+        let mut resumed = Session::new(arrival, inward, (outward, link), choice.unwrap_or(tried), heard);
         resumed.choice = choice;
         resumed.attempts = session.attempts;
         resumed.answered = session.answered;
@@ -178,8 +195,9 @@ impl Engine {
         resumed.opened = tick.now.saturating_sub(session.lived_ms);
         resumed.pace = Pace::of(state.rates.as_ref());
         state.counters.active += 1;
-        self.sessions.insert(resumed, &mut state.lists);
+        let at = self.sessions.insert(resumed, &mut state.lists);
         self.expect(rule);
+        self.await_answer(at, tick);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
 
 use crate::{
     Layout,
-    bounded::{ADDRESS, Bounded, network, share},
+    bounded::{ADDRESS, Bounded, network},
     link::{Generations, Place},
     peers,
     turned_away::{Noted, TurnedAway},
@@ -114,8 +114,6 @@ pub(crate) struct Streams {
     connections: Slab<Connection>,
     /// Those without an allocation.
     idle: Bounded,
-    /// Accepted, and not read from before a place of their address is free or may be taken.
-    waiting: Bounded,
     /// Accepted in this tick, and not read from so far.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -133,7 +131,7 @@ pub(crate) struct Streams {
     /// The first connection that this tick had nothing left for.
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
-    /// When listeners that were paused are watched again, and waiting connections looked at.
+    /// When listeners that were paused are watched again.
     resume_ms: Option<u64>,
     /// Connections of which nothing may pass before this time, with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
@@ -144,12 +142,12 @@ pub(crate) struct Streams {
 impl Streams {
     /// None yet, of one of so many workers.
     pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
-        let share = |limit| share(limit, workers);
+        let workers = workers.max(1);
+        let share = |limit: usize| limit.div_ceil(workers);
         Self {
             layout,
             workers,
             idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
-            waiting: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
             config,
             listeners: Vec::new(),
             connections: Slab::new(),
@@ -173,10 +171,8 @@ impl Streams {
 
     /// Other listeners, server names and limits from now on. Connections keep what they began with.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
-        let share = |limit| share(limit, self.workers);
-        for bounded in [&mut self.idle, &mut self.waiting] {
-            bounded.limit(share(config.max_idle), share(config.max_idle_per_address));
-        }
+        let share = |limit: usize| limit.div_ceil(self.workers);
+        self.idle.limit(share(config.max_idle), share(config.max_idle_per_address));
         (self.layout, self.config) = (layout, config);
         self.set_tls_only();
     }
@@ -216,7 +212,6 @@ impl Streams {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }
             }
-            self.admit(now_ms, poller);
         }
         if self.next_sweep_ms.is_some_and(|due| due <= now_ms) {
             let connections = &self.connections;
@@ -300,10 +295,8 @@ impl Streams {
 
     /// Takes a connection off the limits.
     fn uncount(&mut self, slot: usize) {
-        let connection = &mut self.connections[slot];
-        if let Some(number) = connection.place.take() {
-            let bounded = if connection.waiting { &mut self.waiting } else { &mut self.idle };
-            bounded.leave(number);
+        if let Some(number) = self.connections[slot].place.take() {
+            self.idle.leave(number);
         }
     }
 

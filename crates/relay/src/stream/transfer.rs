@@ -116,7 +116,6 @@ impl Streams {
             allocated: false,
             trusted,
             place: Some(self.idle.enter(slot, Some(network), now_ms)),
-            waiting: false,
             failure: None,
             closing: None,
             listener,

@@ -1,0 +1,341 @@
+//! Targets that are listeners of this process. A name may lead anywhere, here too; then each connection to the target comes in as another
+//! one, until no descriptor is left.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+};
+
+use hashbrown::HashMap;
+use turnpike_net::passed::Transport;
+use turnpike_wire::address::canonical_ip;
+
+use crate::{Address, Bind, binder::Active, listen::Kind, state::RuleState};
+
+/// How long an address counts as asked after a client has come there, in milliseconds: one day it may be another machine's.
+const ASKED_MS: u64 = 10_000;
+/// Age at which the kernel is asked again whether an address is this machine's, in milliseconds.
+const LOCAL_MS: u64 = 1000;
+/// Addresses that are remembered at a time, of each kind.
+const MOST: usize = 64;
+
+/// True if a listener at `bind` takes what is sent to `ip`, an address of this machine.
+#[must_use]
+pub fn hears(bind: IpAddr, ipv6_only: bool, ip: IpAddr) -> bool {
+    let (bind, ip) = (canonical_ip(bind), reached(ip));
+    bind == ip || bind.is_unspecified() && (bind.is_ipv4() == ip.is_ipv4() || bind.is_ipv6() && !ipv6_only)
+}
+
+/// The address that connect(2) makes of this one: the loopback address of the unspecified one.
+fn reached(ip: IpAddr) -> IpAddr {
+    match canonical_ip(ip) {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    }
+}
+
+/// Listeners of the rules in force; replaced as a whole by a reload.
+#[derive(Default)]
+pub(crate) struct Listening(HashMap<(Transport, u16), Vec<Listener>>);
+
+/// A rule's listener at a port.
+#[derive(Clone, Copy)]
+struct Listener {
+    /// [`RuleState::key`].
+    rule: u32,
+    ip: IpAddr,
+    ipv6_only: bool,
+}
+
+impl Listening {
+    pub(crate) fn new(rules: &[Active]) -> Self {
+        let mut all = Self::default();
+        for Active { state, addresses, .. } in rules {
+            for address in addresses {
+                all.add(state, address);
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, state: &RuleState, address: &Address) {
+        if let Address::Ip(address) = address {
+            let transport = Kind::of(state.rule.protocol).speaks();
+            let listener = Listener { rule: state.key, ip: address.ip(), ipv6_only: state.rule.ipv6_only };
+            self.0.entry((transport, address.port())).or_default().push(listener);
+        }
+    }
+
+    fn hear(&self, transport: Transport, target: SocketAddr) -> impl Iterator<Item = &Listener> + Clone {
+        let at_port = self.0.get(&(transport, target.port())).map(Vec::as_slice).unwrap_or_default();
+        at_port.iter().filter(move |listener| hears(listener.ip, listener.ipv6_only, target.ip()))
+    }
+}
+
+/// A worker's knowledge of this machine's addresses. Used when connections and sessions begin, and only the ports of
+/// [`Listening`] cost more than a look at a table.
+#[derive(Default)]
+pub(crate) struct Here {
+    /// Addresses at which clients have come to listeners of all addresses lately, and when.
+    asked: Vec<(IpAddr, u64)>,
+    /// Answers of the kernel, and when it gave them; an address without its port, but with its zone.
+    local: Vec<(SocketAddr, bool, u64)>,
+}
+
+impl Here {
+    /// Returns true if `target` leads to a listener of this process. `asked` is the address that the client came to.
+    ///
+    /// # Errors
+    /// `HostUnreachable` where the rule would go in a circle that nothing else ends: to its own listener, or with its clients' addresses,
+    /// which tell nothing of the rules that they have come through, to any listener for datagrams. A rule that listens on all
+    /// addresses connects to another one of them once, sees a client come there, and does not do it again: before that, something else,
+    /// such as IPVS, may serve the address.
+    pub(crate) fn approach(
+        &mut self,
+        listening: &Listening,
+        state: &RuleState,
+        target: &Address,
+        asked: impl FnOnce() -> Option<IpAddr>,
+        now: u64,
+    ) -> io::Result<bool> {
+        let rule = &state.rule;
+        let target = match (target, &rule.bind) {
+            (Address::Unix(target), Bind::Unix(own)) if own == target => return Err(own_listener()),
+            (Address::Unix(_), _) => return Ok(false),
+            (Address::Ip(target), _) => *target,
+        };
+        let transport = state.targets_speak();
+        let found = listening.hear(transport, target);
+        if found.clone().next().is_none() || !self.is_local(target, now) {
+            return Ok(false);
+        }
+        // By another table of routes the address may be another machine's.
+        if rule.mark.is_some() || rule.device.is_some() {
+            return Ok(true);
+        }
+        if rule.transparent && transport == Transport::Udp {
+            return Err(io::Error::new(
+                io::ErrorKind::HostUnreachable,
+                "a rule of this forwarder listens there, which `transparent` does not allow",
+            ));
+        }
+        if let Some(own) = found.into_iter().find(|listener| listener.rule == state.key) {
+            if !own.ip.is_unspecified() {
+                return Err(own_listener());
+            }
+            self.learn(asked().map(canonical_ip), now);
+            if self.asked.iter().any(|(known, _)| *known == reached(target.ip())) {
+                return Err(own_listener());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Remembers that a client came to an address, and forgets those where none has come for long.
+    fn learn(&mut self, asked: Option<IpAddr>, now: u64) {
+        self.asked.retain(|(known, since)| Some(*known) != asked && now.saturating_sub(*since) < ASKED_MS);
+        if let Some(asked) = asked {
+            self.asked.truncate(MOST - 1);
+            self.asked.insert(0, (asked, now));
+        }
+    }
+
+    fn is_local(&mut self, target: SocketAddr, now: u64) -> bool {
+        if reached(target.ip()).is_loopback() {
+            return true;
+        }
+        let mut address = target;
+        address.set_port(0);
+        self.local.retain(|(_, _, since)| now.saturating_sub(*since) < LOCAL_MS);
+        if let Some((_, is_local, _)) = self.local.iter().find(|(known, ..)| *known == address) {
+            return *is_local;
+        }
+        let is_local = reaches_itself(target);
+        self.local.truncate(MOST - 1);
+        self.local.insert(0, (address, is_local, now));
+        is_local
+    }
+}
+
+fn own_listener() -> io::Error {
+    io::Error::new(io::ErrorKind::HostUnreachable, "the rule itself listens there")
+}
+
+/// Asks the kernel by connect(2) of UDP, which sends nothing. bind(2) alone takes any address with net.ipv4.ip_nonlocal_bind.
+fn reaches_itself(target: SocketAddr) -> bool {
+    match canonical_ip(target.ip()) {
+        // An IPv4 address of this machine is one that it can send from. The route to it may choose another source.
+        IpAddr::V4(ip) => {
+            let socket = UdpSocket::bind((ip, 0));
+            socket.and_then(|socket| socket.connect((ip, target.port()))).is_ok()
+        }
+        // IPv6 does not check the source, but its first choice is the target itself (RFC 6724 section 5, rule 1).
+        IpAddr::V6(ip) => {
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
+            let source = socket.and_then(|socket| {
+                socket.connect(target)?;
+                socket.local_addr()
+            });
+            source.is_ok_and(|source| source.ip() == ip)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use turnpike_net::UnixName;
+
+    use super::*;
+    use crate::{PortRange, Protocol, Rule, targets::Targets};
+
+    const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+    const ALSO_HERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+    const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    fn at_port_80(bind: impl Into<IpAddr>) -> Rule {
+        let target = SocketAddr::from((HERE, 80));
+        Rule::new("r", SocketAddr::new(bind.into(), 80), target.into())
+    }
+
+    fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
+        SocketAddr::new(ip.into(), port)
+    }
+
+    /// Rules and their listeners.
+    fn in_force(rules: impl IntoIterator<Item = Rule>) -> (Vec<RuleState>, Listening) {
+        let mut listening = Listening::default();
+        let states = (0..).zip(rules).map(|(key, rule)| {
+            let targets = Targets::new(&rule, |_, _| unreachable!("no names"));
+            let state = RuleState::new(key, rule, targets, false);
+            if let Bind::Ip(ip) = state.rule.bind {
+                let PortRange { first, last } = state.rule.ports;
+                (first..=last).for_each(|port| listening.add(&state, &ip.at(port).into()));
+            }
+            state
+        });
+        (states.collect(), listening)
+    }
+
+    struct OneRule(Here, RuleState, Listening);
+
+    impl OneRule {
+        fn new(rule: Rule) -> Self {
+            let (mut states, listening) = in_force([rule]);
+            Self(Here::default(), states.remove(0), listening)
+        }
+
+        fn is_refused(&mut self, target: SocketAddr, asked: impl Into<IpAddr>, now: u64) -> bool {
+            let Self(here, state, listening) = self;
+            here.approach(listening, state, &target.into(), || Some(asked.into()), now).is_err()
+        }
+    }
+
+    #[test]
+    fn a_listener_of_one_address_is_its_own_target_there_and_nowhere_else() {
+        let mut rule = OneRule::new(at_port_80(HERE));
+        for (target, expected) in [
+            (at(HERE, 80), true),
+            (at(HERE.to_ipv6_mapped(), 80), true),
+            (at(HERE, 81), false),
+            (at(ALSO_HERE, 80), false),
+            (at(Ipv6Addr::LOCALHOST, 80), false),
+        ] {
+            assert_eq!(rule.is_refused(target, HERE, 0), expected, "{target}");
+        }
+        let across = Rule { protocol: Protocol::UdpToTcp { framed: false }, ..at_port_80(HERE) };
+        assert!(!OneRule::new(across).is_refused(at(HERE, 80), HERE, 0), "another transport");
+        for elsewhere in [
+            Rule { mark: Some(7), ..at_port_80(HERE) },
+            Rule { device: Some("d".to_owned()), ..at_port_80(HERE) },
+        ] {
+            assert!(!OneRule::new(elsewhere).is_refused(at(HERE, 80), HERE, 0), "another table of routes");
+        }
+        let range = Rule { ports: PortRange { first: 80, last: 82 }, ..at_port_80(HERE) };
+        assert!(OneRule::new(range).is_refused(at(HERE, 82), HERE, 0));
+    }
+
+    #[test]
+    fn a_listener_of_all_addresses_is_its_own_target_where_a_client_has_come_lately() {
+        let mut rule = OneRule::new(at_port_80(Ipv4Addr::UNSPECIFIED));
+        assert!(rule.is_refused(at(HERE, 80), HERE, 0));
+        // The connection that the rule makes is what it learns from.
+        assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, 0));
+        assert!(rule.is_refused(at(ALSO_HERE, 80), ALSO_HERE, 1));
+        // A name that leads to both is no way around it.
+        assert!(rule.is_refused(at(HERE, 80), ALSO_HERE, 2));
+        assert!(rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 1));
+        assert!(!rule.is_refused(at(ALSO_HERE, 80), HERE, ASKED_MS + 2));
+        // TPROXY brings clients that ask another machine's address.
+        assert!(!rule.is_refused(at(ELSEWHERE, 80), ELSEWHERE, 0));
+    }
+
+    #[test]
+    fn a_listener_of_all_addresses_of_ipv6_is_the_target_of_ipv4_only_with_both_families() {
+        for (ipv6_only, expected) in [(true, false), (false, true)] {
+            let rule = Rule { ipv6_only, ..at_port_80(Ipv6Addr::UNSPECIFIED) };
+            assert_eq!(OneRule::new(rule).is_refused(at(HERE, 80), HERE, 0), expected);
+        }
+    }
+
+    #[test]
+    fn a_unix_socket_is_its_own_target_by_its_name() {
+        let name = |text: &str| UnixName::new(text).unwrap();
+        let rule = Rule { bind: Bind::Unix(name("@own")), ..at_port_80(HERE) };
+        let OneRule(mut here, state, listening) = OneRule::new(rule);
+        let mut is_refused =
+            |target| here.approach(&listening, &state, &Address::Unix(target), || None, 0).is_err();
+        assert!(is_refused(name("@own")));
+        assert!(!is_refused(name("@other")));
+    }
+
+    #[test]
+    fn a_target_leads_here_by_address_port_and_transport() {
+        let udp = |bind: &str, port| {
+            let rule = Rule::new("r", SocketAddr::new(bind.parse().unwrap(), port), at(ELSEWHERE, 9).into());
+            Rule { protocol: Protocol::Udp, ..rule }
+        };
+        let (states, listening) =
+            in_force([udp("127.0.0.1", 9), udp("0.0.0.0", 53), udp("127.0.0.1", 54), at_port_80(HERE)]);
+        for (target, expected) in [
+            ("127.0.0.9:53", true),
+            ("[::ffff:127.0.0.9]:53", true),
+            ("0.0.0.0:54", true),
+            ("127.0.0.9:54", false),
+            ("127.0.0.1:80", false),
+            ("[::1]:53", false),
+            ("192.0.2.1:53", false),
+        ] {
+            let target: SocketAddr = target.parse().unwrap();
+            let leads_here = Here::default().approach(&listening, &states[0], &target.into(), || None, 0);
+            assert_eq!(leads_here.ok(), Some(expected), "{target}");
+        }
+        let to_udp = Rule { protocol: Protocol::TcpToUdp { framed: false }, ..at_port_80(ALSO_HERE) };
+        let OneRule(mut here, state, _) = OneRule::new(to_udp);
+        assert!(here.approach(&listening, &state, &at(HERE, 54).into(), || None, 0).unwrap());
+    }
+
+    #[test]
+    fn datagrams_with_the_clients_address_are_led_to_no_listener_of_ours() {
+        let udp = |bind| Rule { protocol: Protocol::Udp, ..at_port_80(bind) };
+        let (states, listening) = in_force([Rule { transparent: true, ..udp(ALSO_HERE) }, udp(HERE)]);
+        let approach =
+            |target| Here::default().approach(&listening, &states[0], &Address::Ip(target), || None, 0).ok();
+        assert_eq!(approach(at(HERE, 80)), None);
+        assert_eq!(approach(at(HERE, 81)), Some(false));
+        assert_eq!(approach(at(ELSEWHERE, 80)), Some(false));
+    }
+
+    #[test]
+    fn no_more_addresses_are_remembered_than_the_limit() {
+        let mut here = Here::default();
+        for last in 0..200 {
+            here.learn(Some([127, 0, 1, last].into()), 0);
+            here.is_local(at([192, 0, 2, last], 80), 0);
+        }
+        assert_eq!((here.asked.len(), here.asked[0].0), (MOST, IpAddr::from([127, 0, 1, 199])));
+        assert_eq!((here.local.len(), here.local[0].0), (MOST, at([192, 0, 2, 199], 0)));
+        here.is_local(at(ELSEWHERE, 80), LOCAL_MS);
+        assert_eq!(here.local.len(), 1);
+    }
+}
