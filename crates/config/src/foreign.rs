@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::Path};
 
-use super::{Mistake, Origin, source::Entry};
+use super::{Mistake, Origin, import::coturn::is_option, source::Entry};
 
 /// The command that reads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,15 +181,9 @@ fn is_coturn(line: &str) -> bool {
     if value.is_some_and(|value| value.starts_with(['"', '\'', '[', '{'])) {
         return false;
     }
-    has_word(COTURN, name) || value.is_some() && COTURN_WITH_VALUE.contains(&name)
+    let is_its_own = name.contains('-') || ["fingerprint", "oauth"].contains(&name);
+    is_option(name) && (is_its_own || value.is_some() && COTURN_WITH_VALUE.contains(&name))
 }
-
-const COTURN: &str = "listening-port tls-listening-port alt-listening-port listening-ip listening-device relay-device \
-    relay-ip external-ip relay-threads min-port max-port fingerprint lt-cred-mech no-auth use-auth- \
-    secret static-auth-secret server-name oauth psql-userdb mysql-userdb redis-userdb mongo-userdb user- \
-    quota total-quota max-bps bps-capacity no-udp no-tcp no-tls no-dtls no-udp-relay no-tcp-relay stale- \
-    nonce cipher-list no-stdout-log log-file simple-log no-multicast-peers allow-loopback-peers denied- \
-    peer-ip allowed-peer-ip no-cli cli-password web-admin";
 
 /// Words that other programs have too.
 const COTURN_WITH_VALUE: [&str; 6] = ["realm", "user", "userdb", "cert", "pkey", "pidfile"];
@@ -245,6 +239,19 @@ mod tests {
         for text in ["eturnal:\n  secret: x\n", "stream {\n", "0.0.0.0 80 10.0.0.1 80\n"] {
             let found = told(text, Reader::Coturn).unwrap_or_default();
             assert!(found.ends_with("expected a turnserver.conf of coturn"), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_turnserver_conf_is_known_by_any_option() {
+        for text in [
+            "use-auth-secret\n",
+            "denied-peer-ip=10.0.0.0-10.255.255.255\n",
+            "user-quota=12\n",
+            "stale-nonce=600\n",
+        ] {
+            let found = told(text, Reader::Serve).unwrap_or_default();
+            assert!(found.contains("turnpike import coturn"), "{text}: {found}");
         }
     }
 

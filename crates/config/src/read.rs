@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
             Some(value) => Some(value),
             None => {
                 let text = if let Value::Text(text) = &node.value { text.as_str() } else { "" };
-                let meant = meant_number(text)
+                let meant = meant_number(text, self.expected)
                     .filter(|meant| T::try_from(*meant).is_ok_and(|meant| range.contains(&meant)));
                 self.refuse_suggesting(node, None, meant.map(|meant| meant.to_string()).as_deref())
             }
@@ -146,17 +146,21 @@ fn meant_switch(text: &str) -> Option<&'static str> {
     }
 }
 
-/// A number with a unit behind it, as other programs write times and sizes, in seconds or bytes.
-fn meant_number(text: &str) -> Option<i64> {
+/// A number with a unit behind it, as other programs write times and sizes, in seconds or bytes: those that are expected.
+fn meant_number(text: &str, expected: &str) -> Option<i64> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number: i64 = text.strip_suffix(unit)?.parse().ok()?;
+    let (is_time, is_size) =
+        (expected.contains("seconds"), expected.contains("bytes") || expected.contains("bits"));
     let factor = match unit.trim() {
-        "s" | "sec" | "B" | "b" => 1,
-        "m" | "min" => 60,
-        "h" => 3600,
-        "d" => 86_400,
+        "s" | "sec" if is_time => 1,
+        "m" | "min" if is_time => 60,
+        "h" if is_time => 3600,
+        "d" if is_time => 86_400,
+        _ if !is_size => return None,
+        "B" | "b" => 1,
         "k" | "K" | "kB" | "KB" => 1000,
-        "M" | "MB" => 1_000_000,
+        "m" | "M" | "MB" => 1_000_000,
         "g" | "G" | "GB" => 1_000_000_000,
         "Ki" | "KiB" => 1 << 10,
         "Mi" | "MiB" => 1 << 20,

@@ -69,19 +69,20 @@ impl Credentials {
         timed: Option<Lookup>,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Lookup {
-        if is_time_limited(name) {
-            // A key that fits none of the secrets may have been made with a new one.
-            let may_be_new = store.secrets(realm).is_none() || store.may_have_new_secrets();
-            return match timed {
+        let known = if is_only_time_limited(name) { Known::Nobody } else { store.known(realm, name) };
+        // A key that fits none of the secrets may have been made with a new one.
+        let may_be_new = || {
+            restapi_credentials::parse(name).is_some()
+                && (store.secrets(realm).is_none() || store.may_have_new_secrets())
+        };
+        match known {
+            Known::Ask => Lookup::Later,
+            Known::Nobody => match timed {
                 Some(untimely @ Lookup::TooFarAhead { .. }) => untimely,
-                _ if may_be_new => Lookup::Later,
+                _ if may_be_new() => Lookup::Later,
                 Some(refused) => refused,
                 None => self.nobody(verify),
-            };
-        }
-        match store.known(realm, name) {
-            Known::Ask => Lookup::Later,
-            Known::Nobody => timed.unwrap_or_else(|| self.nobody(verify)),
+            },
             Known::User(keys) => {
                 let key = keys.get(algorithm);
                 let accepted = verify(key.unwrap_or(&self.decoy)) && key.is_some();
@@ -128,34 +129,36 @@ impl CredentialStore for Credentials {
             return answer.answer(Answer::NoSuchUser);
         };
         let known = Arc::clone(known);
-        if is_time_limited(&name) {
-            let again = store.clone();
-            return store.refresh_secrets(&realm.clone(), move |secrets| {
+        let (of_realm, of_name, again) = (realm.clone(), name.clone(), store.clone());
+        let by_secrets = move |answer: PendingLookup| {
+            let then = again.clone();
+            again.refresh_secrets(&of_realm.clone(), move |secrets| {
                 answer.answer(match secrets {
-                    Some(_) => known.time_limited(&name, algorithm, &StoredSecrets::of(&again, &realm)),
+                    Some(_) => known.time_limited(&of_name, algorithm, &StoredSecrets::of(&then, &of_realm)),
                     None => Answer::Unavailable,
                 });
             });
+        };
+        if is_only_time_limited(&name) {
+            return by_secrets(answer);
         }
-        let secrets = StoredSecrets::of(store, &realm);
-        store.look_up(&realm, &name.clone(), move |found| {
-            answer.answer(match found {
-                Found::User(keys) => Answer::Keys {
-                    username: name.clone(),
-                    identity: name,
-                    keys: keys.get(algorithm).into_iter().map(|key| (key.clone(), None)).collect(),
-                },
-                Found::Nobody => known.time_limited(&name, algorithm, &secrets),
-                Found::Unavailable => Answer::Unavailable,
-            });
+        store.look_up(&realm, &name.clone(), move |found| match found {
+            Found::User(keys) => answer.answer(Answer::Keys {
+                username: name.clone(),
+                identity: name,
+                keys: keys.get(algorithm).into_iter().map(|key| (key.clone(), None)).collect(),
+            }),
+            Found::Nobody if restapi_credentials::parse(&name).is_some() => by_secrets(answer),
+            Found::Nobody => answer.answer(Answer::NoSuchUser),
+            Found::Unavailable => answer.answer(Answer::Unavailable),
         });
     }
 }
 
-/// Whether a name can only be a time-limited one. Other names with a colon are those of users, such as `@alice:example.org`; a lone number may
-/// be both: a telephone extension, or a time.
-fn is_time_limited(name: &str) -> bool {
-    name.contains(':') && restapi_credentials::parse(name).is_some()
+/// True for `TIME:ID` and `:TIME`. Other forms can be the names of users, too: `sip:4915112345678@example.org`, or the number of an extension.
+fn is_only_time_limited(name: &str) -> bool {
+    let begins_with_time = |(first, _): (&str, &str)| first.bytes().all(|byte| byte.is_ascii_digit());
+    name.split_once(':').is_some_and(begins_with_time) && restapi_credentials::parse(name).is_some()
 }
 
 impl RealmCredentials {
@@ -571,22 +574,24 @@ mod tests {
         let file = turnpike_stores::SqliteUse::Own;
         let database = turnpike_stores::Database::new(&address, 1, file, &limits);
         let store = Store::new(database, "a store".to_owned(), limits);
-        let name = "@matrix:example.org";
-        let keys = turnpike_stores::UserKeys::new(name, "turnpike", "pw");
-        let put =
-            turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
-        store.edit(&put).await.expect("it can be written");
-        // `settings` has a secret of time-limited credentials, too.
-        let credentials = Credentials::new(&settings(), Some(store.clone()));
-        let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");
-        let check = || {
-            let mut verify = |candidate: &Key| *candidate == key;
-            credentials.check(Named::Name(name), "turnpike", KeyAlgorithm::Sha256, NOW, &mut verify)
-        };
-        assert_eq!(check(), Lookup::Later);
-        let (sender, found) = tokio::sync::oneshot::channel();
-        store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
-        assert!(matches!(found.await, Ok(Found::User(_))));
-        assert_eq!(check(), accepted(name, name));
+        for name in ["@matrix:example.org", "sip:4915112345678@example.org", "4915112345678"] {
+            let keys = turnpike_stores::UserKeys::new(name, "turnpike", "pw");
+            let put =
+                turnpike_stores::Edit::PutUser { realm: "turnpike".to_owned(), name: name.to_owned(), keys };
+            store.edit(&put).await.expect("it can be written");
+            // `settings` has a secret of time-limited credentials, too.
+            let credentials = Credentials::new(&settings(), Some(store.clone()));
+            let key = Key::long_term(KeyAlgorithm::Sha256, name, "turnpike", b"pw");
+            let check = || {
+                let mut verify = |candidate: &Key| *candidate == key;
+                credentials.check(Named::Name(name), "turnpike", KeyAlgorithm::Sha256, NOW, &mut verify)
+            };
+            assert_eq!(check(), Lookup::Later, "{name}");
+            let (sender, found) = tokio::sync::oneshot::channel();
+            store.look_up("turnpike", name, move |found| assert!(sender.send(found).is_ok()));
+            assert!(matches!(found.await, Ok(Found::User(_))));
+            let of_user = Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None };
+            assert_eq!(check(), of_user);
+        }
     }
 }

@@ -130,7 +130,11 @@ impl Plan {
     pub(crate) fn open_files(&self) -> u64 {
         let config = &self.config;
         let listeners = config.streams.listen.len() + config.streams.tls_listen.len();
-        let streams = if listeners == 0 { 0 } else { config.max_allocations + config.streams.max_idle };
+        let streams = if listeners == 0 {
+            0
+        } else {
+            config.max_allocations + config.streams.most_idle(config.workers)
+        };
         // Connections to peers have two ends, and bulk takes pipes of two ends each.
         let peers = if listeners == 0 || !config.server.tcp_relay {
             0

@@ -224,10 +224,17 @@ fn leave() {
     });
     hosts(&path, "127.0.0.2 moving.test\n");
     eventually("new clients at the new address", || hears(&client()).filter(|name| *name == b'b'));
-    for _ in 0..100 {
-        assert_eq!(hears(&answered), Some(b'a'), "a session whose target answers stays");
-        thread::sleep(Duration::from_millis(20));
-    }
+    // On a slow machine an answer may come after the client has stopped waiting for it: none is of another target.
+    let heard: Vec<_> = (0..100)
+        .filter_map(|_| {
+            thread::sleep(Duration::from_millis(20));
+            hears(&answered)
+        })
+        .collect();
+    assert!(
+        heard.len() > 50 && heard.iter().all(|name| *name == b'a'),
+        "a session whose target answers stays: {heard:?}"
+    );
     answers.store(false, Ordering::SeqCst);
     eventually("the new address, after some silence", || hears(&answered).filter(|name| *name == b'b'));
     let gone = running.log.all().into_iter().filter(|report| report.reason == EndReason::TargetGone);

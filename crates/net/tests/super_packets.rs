@@ -2,6 +2,7 @@
 
 use crate::common::{Sender, V4, V6, bind, filled_arena, receive, wait_for_input};
 use turnpike_net::{Datapath, Rx, Span, UdpOptions};
+use turnpike_testkit::{alone::skip, loopback_keeps_super_packets};
 
 fn gro() -> UdpOptions {
     UdpOptions { gro: true, recv_buffer: Some(4 << 20), ..UdpOptions::default() }
@@ -25,6 +26,9 @@ fn a_run_of_equal_size_is_one_message_and_one_buffer() {
         wait_for_input(&to);
         let received = rx.recv(&to).unwrap();
         let buffers: Vec<_> = rx.buffers(received).collect();
+        if !loopback_keeps_super_packets() {
+            return skip("loopback cuts super-packets up (before Linux 5.11)");
+        }
         assert_eq!(buffers.len(), 1);
         assert_eq!((buffers[0].segment_size, buffers[0].count()), (120, 64));
         let firsts: Vec<u8> = buffers[0].datagrams().map(|d| d[0]).collect();

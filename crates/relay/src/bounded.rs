@@ -1,5 +1,5 @@
 //! Clients of one kind in the order in which they came, with a bound for all and one per network: those without an allocation, handshakes
-//! under way. A newcomer to a full set takes the place of the oldest. Each worker has a set of its own, with its share of the bounds.
+//! under way. A newcomer to a full set takes the place of the oldest. Each worker has a set of its own, with its [`share`] of the bounds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,6 +31,12 @@ struct Member {
     since_ms: u64,
 }
 
+impl Member {
+    fn is_young(&self, now_ms: u64) -> bool {
+        now_ms < self.since_ms + GRACE_MS
+    }
+}
+
 impl Bounded {
     /// Bounds of at least 1.
     pub(crate) fn new(most: usize, most_per_network: usize) -> Self {
@@ -56,9 +62,19 @@ impl Bounded {
         self.members.is_empty()
     }
 
-    /// Newcomers at a time that do not push out one another.
-    pub(crate) fn half(&self) -> usize {
-        (self.most.min(self.most_per_network) / 2).max(1)
+    /// Bound of all members together.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Returns true if any member is of this network.
+    pub(crate) fn has(&self, network: IpAddr) -> bool {
+        self.networks.contains_key(&network)
+    }
+
+    /// Slot of the member that came last.
+    pub(crate) fn newest(&self) -> Option<usize> {
+        self.members.values().next_back().map(|member| member.slot)
     }
 
     /// Slots of all members, the oldest first.
@@ -84,7 +100,17 @@ impl Bounded {
     /// Returns true if a newcomer has to wait: all places are taken, and the oldest member came a moment ago.
     pub(crate) fn is_crowded(&self, network: IpAddr, now_ms: u64) -> bool {
         let oldest = self.oldest_of(network).or_else(|| self.oldest());
-        oldest.is_some_and(|member| now_ms < member.since_ms + GRACE_MS)
+        oldest.is_some_and(|member| member.is_young(now_ms))
+    }
+
+    /// The same by the bound of the network alone.
+    pub(crate) fn is_crowded_by(&self, network: IpAddr, now_ms: u64) -> bool {
+        self.oldest_of(network).is_some_and(|member| member.is_young(now_ms))
+    }
+
+    /// The same by the bound of all.
+    pub(crate) fn is_crowded_by_all(&self, now_ms: u64) -> bool {
+        self.oldest().is_some_and(|member| member.is_young(now_ms))
     }
 
     fn oldest_of(&self, network: IpAddr) -> Option<&Member> {
@@ -123,6 +149,13 @@ impl Bounded {
             }
         }
     }
+}
+
+/// Part of a limit that each of several workers may use: its share, and as much more as the kernel, which spreads clients at random, may
+/// give to one of them. That is 5 + 5√share: 23 for a share of 8.
+pub(crate) fn share(limit: usize, workers: usize) -> usize {
+    let share = limit.div_ceil(workers.max(1));
+    (share + 5 * share.isqrt() + 5).min(limit)
 }
 
 /// The network of an address, by lengths of prefixes: [`ADDRESS`] or [`NEIGHBOURS`].
@@ -189,6 +222,25 @@ mod tests {
         assert!(!bounded.is_crowded(b, 1000), "another network");
         assert!(!bounded.is_crowded(a, 1000 + GRACE_MS));
         assert_eq!(bounded.in_the_way(a), Some(10));
+    }
+
+    /// Clients as many as the limit, whose workers are drawn at random.
+    #[test]
+    fn a_limit_is_not_met_early_by_many_workers() {
+        for (limit, workers) in [(512, 64), (256, 64), (512, 2), (4096, 8), (3, 4), (512, 1)] {
+            let most = share(limit, workers);
+            let mut random = 7_u64;
+            for _ in 0..100 {
+                let mut of_worker = vec![0; workers];
+                for _ in 0..limit {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    of_worker[(random >> 33) as usize % workers] += 1;
+                }
+                let fullest = of_worker.into_iter().max().unwrap();
+                assert!(fullest <= most, "{fullest} of {most}, {limit} by {workers}");
+            }
+        }
+        assert_eq!((share(512, 1), share(512, 64), share(3, 4)), (512, 23, 3));
     }
 
     #[test]

@@ -189,6 +189,63 @@ fn connections_without_an_allocation_are_few_and_those_with_one_do_not_count() {
     assert_eq!(world.streams().closed(CloseReason::LimitAddress), 1);
 }
 
+/// Each client needs longer than the interval in which others as many as the limit arrive.
+#[test]
+fn slow_newcomers_do_not_push_out_one_another() {
+    for (max_idle, max_idle_per_address) in [(6, 512), (512, 6)] {
+        let world = start(|config| {
+            config.tls = Some(context(&[identity(&["turn.example.org"])]));
+            (config.max_idle, config.max_idle_per_address) = (max_idle, max_idle_per_address);
+        });
+        let (at, round_trip) = (world.tls(), Duration::from_millis(60));
+        let newcomers: Vec<_> = (0..12)
+            .map(|_| {
+                thread::sleep(Duration::from_millis(20));
+                thread::spawn(move || {
+                    let stream = tls_connect_slowly(at, round_trip);
+                    let mut client = Client::new(stream);
+                    thread::sleep(round_trip);
+                    client.ask(&allocate());
+                    client
+                })
+            })
+            .collect();
+        let finished: Vec<_> = newcomers.into_iter().filter_map(|newcomer| newcomer.join().ok()).collect();
+        let streams = world.streams();
+        assert_eq!(finished.len(), 12, "{max_idle} in total: {streams:?}");
+    }
+}
+
+/// Shakes hands with a pause before each flight.
+fn tls_connect_slowly(at: std::net::SocketAddr, pause: Duration) -> TlsStream {
+    let name = "turn.example.org".try_into().unwrap();
+    let connection = rustls::ClientConnection::new(tls_config(&[]), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(connection, connect(at));
+    while stream.conn.is_handshaking() {
+        thread::sleep(pause);
+        while stream.conn.wants_write() {
+            stream.conn.write_tls(&mut stream.sock).unwrap();
+        }
+        if stream.conn.is_handshaking() {
+            assert!(stream.conn.read_tls(&mut stream.sock).unwrap() > 0, "closed");
+            stream.conn.process_new_packets().unwrap();
+        }
+    }
+    stream
+}
+
+/// Newcomers beyond the limit of their address wait unread, as many as that limit.
+#[test]
+fn waiting_newcomers_are_bounded_and_served_once_others_are_old() {
+    let world = start(|config| (config.max_idle, config.max_idle_per_address) = (6, 2));
+    let mut clients: Vec<_> = (0..5).map(|_| world.client()).collect();
+    clients.iter_mut().for_each(|client| client.send(&binding(1)));
+    // Two have places, two wait until they can take these, and one is in vain.
+    let served = clients.iter_mut().filter_map(Client::receive).count();
+    assert_eq!(served, 4);
+    world.wait_for_closed(CloseReason::LimitAddress, 3);
+}
+
 /// As many idle connections as there may be, wherever the kernel puts them, keep no newcomer of any worker out.
 #[test]
 fn a_newcomer_is_served_by_any_worker_while_all_places_are_taken() {

@@ -6,6 +6,7 @@ pub mod certificates;
 pub mod databases;
 mod dir;
 pub mod fuzz;
+mod loopback;
 pub mod names;
 mod ports;
 pub mod process;
@@ -14,6 +15,7 @@ pub mod stun;
 mod wait;
 
 pub use dir::Dir;
+pub use loopback::loopback_keeps_super_packets;
 pub use ports::{free_address, free_port};
 pub use wait::{PATIENCE, eventually};
 

@@ -58,6 +58,8 @@ fn what_other_programs_write_suggests_what_we_write() {
         ("&nodelay=0", "did you mean \"false\"?"),
         ("&idle=5m", "did you mean \"300\"?"),
         ("&max_bytes_per_second=10M", "did you mean \"10000000\"?"),
+        ("&max_bytes_per_second=10m", "did you mean \"10000000\"?"),
+        ("&max_connections=10m", "1 to 1000000"),
         ("&balance=leastconn", "did you mean \"least-connections\"?"),
         ("&balance=roundrobin", "did you mean \"round-robin\"?"),
         ("&balance=sorce", "did you mean \"source\"?"),

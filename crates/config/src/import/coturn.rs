@@ -43,7 +43,14 @@ struct Machine {
 pub fn import(path: Option<&Path>, arguments: &[String]) -> Result<Imported, Mistakes> {
     let mut notes = Vec::new();
     let given = read::arguments(arguments, &mut notes);
-    let path = path.or(given.file).filter(|_| !given.no_file);
+    if let Some(named) = path.filter(|_| given.no_file) {
+        let text = format!(
+            "coturn reads no file with it; {} is translated too, since it is named here",
+            named.display()
+        );
+        notes.push(Note { line: 0, option: "-n".to_owned(), text, is_harmless: true });
+    }
+    let path = path.or(given.file.filter(|_| !given.no_file));
     let mut problems = Vec::new();
     let text = match path {
         Some(path) => {
@@ -75,9 +82,15 @@ pub fn is_option(name: &str) -> bool {
     OPTIONS.iter().any(|(known, _)| *known == name)
 }
 
-/// Such an address can be bound.
+/// Packets to such an address leave from it. It is not enough that it can be bound: with `ip_nonlocal_bind` every address can.
 fn is_own(ip: IpAddr) -> bool {
-    !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok()
+    let any = if ip.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let from = || {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((ip, 9))?;
+        socket.local_addr()
+    };
+    !ip.is_unspecified() && !ip.is_multicast() && from().is_ok_and(|from| from.ip() == ip)
 }
 
 fn can_dtls(files: &CertificateFiles) -> Option<bool> {
@@ -150,14 +163,12 @@ fn apply(draft: &mut Draft, handling: &Handling, raw: &str, note: &mut impl FnMu
             }
         }
         Handling::Text(translate) => {
-            // Text in quotes ends with them; without them there is no telling.
-            let text = if has_comment && !raw.starts_with('"') { whole(raw) } else { value };
             if has_comment {
-                let why = "coturn knows no comments behind values: it takes everything from the # on for a part of this one. Text without \
-                           quotes is translated so; take the comment out if clients do not use it";
+                let why = "coturn knows no comments behind values: everything up to the end of the line is a part of this one, there and \
+                           in this translation; take the comment out if it is not what clients use";
                 note(why.to_owned(), false);
             }
-            if let Err(why) = translate(draft, text) {
+            if let Err(why) = translate(draft, whole(raw)) {
                 note(why, false);
             }
         }

@@ -17,6 +17,8 @@ const MODES: [CopyMode; 3] = [CopyMode::Auto, CopyMode::Splice, CopyMode::Buffer
 /// Both ends of a connection: the mover's, and the one far away.
 fn pair() -> (TcpSocket, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    // Room for all of a message that nobody reads yet: older kernels open a window of 64 KiB at most until somebody does.
+    socket2::SockRef::from(&listener).set_recv_buffer_size(256 << 10).unwrap();
     let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (near, _) = listener.accept().unwrap();
     near.set_nonblocking(true).unwrap();

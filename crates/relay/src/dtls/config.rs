@@ -12,13 +12,13 @@ pub struct DtlsConfig {
     pub listen: Vec<SocketAddr>,
     /// Certificates and all else that DTLS needs.
     pub context: Option<Arc<DtlsContext>>,
-    /// Handshakes that are not finished, in total over all workers, which share them out evenly.
+    /// Handshakes that are not finished, in total; each worker has its share and some more for chance.
     pub max_half_open: usize,
     /// The same for one IPv4 /24 or one IPv6 /56.
     pub max_half_open_per_network: usize,
     /// Milliseconds for a handshake.
     pub handshake_ms: u64,
-    /// Associations without an allocation, in total over all workers, which share them out evenly.
+    /// Associations without an allocation, in total; each worker has its share and some more for chance.
     pub max_idle: usize,
     /// The same for one IPv4 /24 or one IPv6 /56.
     pub max_idle_per_network: usize,

@@ -55,6 +55,9 @@ impl Fragments {
         }
         self.forget(client);
         let network = network(client.address.ip(), NEIGHBOURS);
+        if self.bounded.is_crowded(network, now_ms) {
+            return false;
+        }
         if let Some(slot) = self.bounded.in_the_way(network) {
             self.remove(slot);
         }
@@ -149,11 +152,13 @@ mod tests {
         let whole = [7; 100];
         let mut fragments = Fragments::new(3, 2);
         for port in 1..=1000 {
-            assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), 0, 10));
+            let now_ms = u64::from(port) * 400;
+            assert!(fragments.begin(&client(port), &piece(&whole, 0, 40), now_ms, 10));
         }
+        assert!(!fragments.begin(&client(1001), &piece(&whole, 0, 40), 400_001, 10), "those there are young");
         assert_eq!((fragments.parts.len(), fragments.by_client.len(), fragments.bounded.len()), (2, 2, 2));
-        assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 9));
-        assert!(!fragments.append(&client(998), &piece(&whole, 40, 60), 9));
+        assert!(fragments.append(&client(1000), &piece(&whole, 40, 60), 400_009));
+        assert!(!fragments.append(&client(998), &piece(&whole, 40, 60), 399_209));
         let long = Fragment { length: MAX_HELLO + 1, ..piece(&whole, 0, 40) };
         assert!(!fragments.begin(&client(1), &long, 0, 10));
     }

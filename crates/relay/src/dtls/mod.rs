@@ -41,7 +41,7 @@ pub use stats::{DtlsDrop, DtlsEnd, DtlsFailure, DtlsStats};
 
 use crate::{
     Layout,
-    bounded::{Bounded, NEIGHBOURS, network},
+    bounded::{Bounded, NEIGHBOURS, network, share},
     link::{Generations, Place},
     turned_away::{Noted, TurnedAway},
     worker::Listener,
@@ -119,8 +119,7 @@ impl Associations {
         workers: usize,
         started: Instant,
     ) -> Self {
-        let workers = workers.max(1);
-        let share = |limit: usize| limit.div_ceil(workers);
+        let share = |limit| share(limit, workers);
         Self {
             layout,
             workers,
@@ -175,7 +174,7 @@ impl Associations {
 
     /// Other listeners, server names and limits from now on, and cookies are made with these keys.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<DtlsConfig>, keys: NonceKeys) {
-        let share = |limit: usize| limit.div_ceil(self.workers);
+        let share = |limit| share(limit, self.workers);
         self.half_open.limit(share(config.max_half_open), share(config.max_half_open_per_network));
         self.fragments.limit(share(config.max_half_open), share(config.max_half_open_per_network));
         self.idle.limit(share(config.max_idle), share(config.max_idle_per_network));

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use turnpike_turn::server::Cidr;
 
 use super::TlsContext;
+use crate::bounded::share;
 
 /// Settings of TCP and TLS listeners; the default listens nowhere and has the documented limits.
 #[derive(Clone, Debug)]
@@ -28,7 +29,8 @@ pub struct StreamConfig {
     pub first_message_ms: u64,
     /// Milliseconds that a connection without an allocation may stay silent.
     pub idle_ms: u64,
-    /// Connections without an allocation, in total, of which each worker has its share: beyond, the oldest gives way.
+    /// Connections without an allocation, in total; each worker has its share and some more for chance. Beyond, the oldest gives
+    /// way once it is 500 ms old; until then newcomers wait.
     pub max_idle: usize,
     /// The same from one IPv4 address or one IPv6 /64.
     pub max_idle_per_address: usize,
@@ -38,6 +40,11 @@ impl StreamConfig {
     /// Connections that are accepted from one listener in one tick, at most. Each listener of each worker may have as many descriptors
     /// more than the limits say for as long.
     pub const ACCEPTS: usize = 32;
+
+    /// Connections without an allocation that so many workers may have together.
+    pub fn most_idle(&self, workers: usize) -> usize {
+        workers * share(self.max_idle, workers)
+    }
 }
 
 impl Default for StreamConfig {

@@ -61,8 +61,10 @@ pub(super) struct Connection {
     pub(super) allocated: bool,
     /// Whether it has ever had an allocation: only credentials open the way for long messages.
     pub(super) trusted: bool,
-    /// Its number among the connections without an allocation.
+    /// Its number among the connections without an allocation, or among those that wait to be one of them.
     pub(super) place: Option<u64>,
+    /// Not watched: its address has too many young connections without an allocation.
+    pub(super) waiting: bool,
     /// Why its TLS handshake failed, if it has.
     pub(super) failure: Option<HandshakeFailure>,
     /// The end of the tick closes it.

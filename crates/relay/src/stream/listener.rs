@@ -20,6 +20,8 @@ use crate::bounded::{ADDRESS, network};
 const SILENT_SECONDS: u32 = 1;
 /// Milliseconds for which nothing is accepted once descriptors or memory are used up.
 pub(super) const PAUSE_MS: u64 = 1000;
+/// Milliseconds between attempts to find places for newcomers while every member is young.
+const RETRY_MS: u64 = 20;
 /// Bytes that the kernel may hold of one connection before they are sent for the first time. Datagrams that wait there can no
 /// longer be dropped.
 const UNSENT_LIMIT: u32 = 128 << 10;
@@ -29,7 +31,7 @@ pub(super) struct Listener {
     pub(super) socket: Option<TcpListener>,
     /// Whether clients without TLS are refused.
     pub(super) tls_only: bool,
-    /// Not watched, because there are no descriptors.
+    /// Not watched for want of descriptors or places.
     pub(super) paused: bool,
 }
 
@@ -80,10 +82,12 @@ impl Streams {
 
     /// Takes the connections that wait; [`Streams::next_accepted`] tells which.
     pub(crate) fn accept(&mut self, place: usize, now_ms: u64, poller: &Poller) {
-        // With all places taken, newcomers of one tick do not push out one another.
-        let most = StreamConfig::ACCEPTS.min(self.idle.half());
-        for _ in 0..most {
+        for _ in 0..StreamConfig::ACCEPTS {
             let Some(Listener { socket: Some(listening), .. }) = self.listeners.get(place) else { return };
+            if self.idle.is_crowded_by_all(now_ms) {
+                // Newcomers wait in the backlog.
+                return self.pause_listener(place, now_ms + RETRY_MS, poller);
+            }
             match listening.accept() {
                 Ok(Some((socket, peer))) => {
                     let bound = listening.local_addr();
@@ -91,16 +95,29 @@ impl Streams {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    // The kernel would tell of the same connection again and again.
-                    if is_exhaustion(&error) && poller.remove(listening).is_ok() {
-                        self.listeners[place].paused = true;
-                        self.resume_ms.get_or_insert(now_ms + PAUSE_MS);
+                    if is_exhaustion(&error) {
                         self.stats.accept_pauses += 1;
+                        self.pause_listener(place, now_ms + PAUSE_MS, poller);
                     }
                     return;
                 }
             }
         }
+    }
+
+    /// Does not watch a listener until then. The kernel would tell of the same connection again and again.
+    fn pause_listener(&mut self, place: usize, until_ms: u64, poller: &Poller) {
+        let Some(Listener { socket: Some(listening), paused, .. }) = self.listeners.get_mut(place) else {
+            return;
+        };
+        if poller.remove(listening).is_ok() {
+            *paused = true;
+            self.resume_by(until_ms);
+        }
+    }
+
+    fn resume_by(&mut self, until_ms: u64) {
+        self.resume_ms = Some(self.resume_ms.map_or(until_ms, |resume_ms| resume_ms.min(until_ms)));
     }
 
     fn take(
@@ -117,7 +134,14 @@ impl Streams {
         let proxied = self.config.proxies.iter().any(|proxy| proxy.contains(peer.ip()));
         // Behind a proxy the header tells whose connection it is.
         let network = (!proxied).then(|| network(peer.ip(), ADDRESS));
-        self.make_room(network);
+        let crowded =
+            network.filter(|network| self.waiting.has(*network) || self.idle.is_crowded_by(*network, now_ms));
+        if crowded.is_some_and(|network| self.waiting.in_the_way_of(network).is_some()) {
+            return self.turn_away(peer);
+        }
+        if crowded.is_none() {
+            self.make_room(network);
+        }
         let entry = self.connections.vacant_entry();
         let slot = entry.key();
         entry.insert(Connection {
@@ -142,16 +166,60 @@ impl Streams {
             spoke: false,
             allocated: false,
             trusted: false,
-            place: Some(self.idle.enter(slot, network, now_ms)),
+            place: Some(match crowded {
+                Some(network) => self.waiting.enter(slot, Some(network), now_ms),
+                None => self.idle.enter(slot, network, now_ms),
+            }),
+            waiting: crowded.is_some(),
             failure: None,
             closing: None,
             listener: place,
         });
+        // Those beyond the limit of their address give way to all others.
+        if self.idle.len() + self.waiting.len() > self.idle.most()
+            && let Some(newest) = self.waiting.newest()
+        {
+            self.remove(newest, CloseReason::LimitAddress);
+        }
+        if crowded.is_some() {
+            return self.resume_by(now_ms + RETRY_MS);
+        }
         self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
         if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
             return self.remove(slot, CloseReason::Broken);
         }
         self.accepted.push_back(slot);
+    }
+
+    /// Closes a connection that was accepted in vain.
+    fn turn_away(&mut self, peer: SocketAddr) {
+        let reason = CloseReason::LimitAddress;
+        self.stats.closed[reason as usize] += 1;
+        self.noted.note(peer, Transport::Tcp, None, ("connection", reason.into()));
+    }
+
+    /// Reads from waiting connections for which there is a place now, the oldest first.
+    pub(super) fn admit(&mut self, now_ms: u64, poller: &Poller) {
+        let waiting: Vec<usize> = self.waiting.slots().collect();
+        for slot in waiting {
+            let network = network(self.connections[slot].address().ip(), ADDRESS);
+            if self.idle.is_crowded(network, now_ms) {
+                continue;
+            }
+            self.uncount(slot);
+            self.make_room(Some(network));
+            let connection = &mut self.connections[slot];
+            connection.waiting = false;
+            connection.deadline_ms = now_ms + self.config.first_message_ms;
+            connection.place = Some(self.idle.enter(slot, Some(network), now_ms));
+            self.next_sweep_ms.get_or_insert(now_ms + SWEEP_MS);
+            if poller.add(&self.connections[slot].socket, Token::Connection(slot).get()).is_err() {
+                self.remove(slot, CloseReason::Broken);
+            }
+        }
+        if !self.waiting.is_empty() {
+            self.resume_by(now_ms + RETRY_MS);
+        }
     }
 
     /// The socket of a listener that is open.
@@ -168,7 +236,6 @@ impl Streams {
             }
             listener.paused = false;
         }
-        self.resume_ms = None;
     }
 
     /// The next connection that was accepted in this tick: what its client has said is mostly there already.
@@ -185,15 +252,19 @@ impl Streams {
         }
     }
 
-    /// Counts a connection for the address of its PROXY header.
-    pub(super) fn count_for(&mut self, slot: usize, address: IpAddr) {
+    /// Counts a connection for the address of its PROXY header, unless that has too many young ones.
+    pub(super) fn count_for(&mut self, slot: usize, address: IpAddr, now_ms: u64) -> Result<(), CloseReason> {
         let network = network(address, ADDRESS);
+        if self.idle.is_crowded_by(network, now_ms) {
+            return Err(CloseReason::LimitAddress);
+        }
         if let Some(oldest) = self.idle.in_the_way_of(network) {
             self.evict(oldest, CloseReason::LimitAddress);
         }
         if let Some(number) = self.connections[slot].place {
             self.idle.set_network(number, network);
         }
+        Ok(())
     }
 
     fn evict(&mut self, slot: usize, reason: CloseReason) {

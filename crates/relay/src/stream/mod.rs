@@ -39,7 +39,7 @@ use turnpike_turn::server::{Client, ClosedReason, Effect, Transport};
 
 use crate::{
     Layout,
-    bounded::{ADDRESS, Bounded, network},
+    bounded::{ADDRESS, Bounded, network, share},
     link::{Generations, Place},
     peers,
     turned_away::{Noted, TurnedAway},
@@ -114,6 +114,8 @@ pub(crate) struct Streams {
     connections: Slab<Connection>,
     /// Those without an allocation.
     idle: Bounded,
+    /// Accepted, and not read from before a place of their address is free or may be taken.
+    waiting: Bounded,
     /// Accepted in this tick, and not read from so far.
     accepted: VecDeque<usize>,
     by_client: HashMap<Client, usize, RandomState>,
@@ -131,7 +133,7 @@ pub(crate) struct Streams {
     /// The first connection that this tick had nothing left for.
     first_put_off: Option<usize>,
     next_sweep_ms: Option<u64>,
-    /// When listeners that were paused are watched again.
+    /// When listeners that were paused are watched again, and waiting connections looked at.
     resume_ms: Option<u64>,
     /// Connections of which nothing may pass before this time, with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
@@ -142,12 +144,12 @@ pub(crate) struct Streams {
 impl Streams {
     /// None yet, of one of so many workers.
     pub(crate) fn new(layout: Arc<Layout>, config: Arc<StreamConfig>, workers: usize) -> Self {
-        let workers = workers.max(1);
-        let share = |limit: usize| limit.div_ceil(workers);
+        let share = |limit| share(limit, workers);
         Self {
             layout,
             workers,
             idle: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
+            waiting: Bounded::new(share(config.max_idle), share(config.max_idle_per_address)),
             config,
             listeners: Vec::new(),
             connections: Slab::new(),
@@ -171,8 +173,10 @@ impl Streams {
 
     /// Other listeners, server names and limits from now on. Connections keep what they began with.
     pub(crate) fn reconfigure(&mut self, layout: Arc<Layout>, config: Arc<StreamConfig>) {
-        let share = |limit: usize| limit.div_ceil(self.workers);
-        self.idle.limit(share(config.max_idle), share(config.max_idle_per_address));
+        let share = |limit| share(limit, self.workers);
+        for bounded in [&mut self.idle, &mut self.waiting] {
+            bounded.limit(share(config.max_idle), share(config.max_idle_per_address));
+        }
         (self.layout, self.config) = (layout, config);
         self.set_tls_only();
     }
@@ -212,6 +216,7 @@ impl Streams {
                     self.resume_ms = Some(now_ms + listener::PAUSE_MS);
                 }
             }
+            self.admit(now_ms, poller);
         }
         if self.next_sweep_ms.is_some_and(|due| due <= now_ms) {
             let connections = &self.connections;
@@ -295,8 +300,10 @@ impl Streams {
 
     /// Takes a connection off the limits.
     fn uncount(&mut self, slot: usize) {
-        if let Some(number) = self.connections[slot].place.take() {
-            self.idle.leave(number);
+        let connection = &mut self.connections[slot];
+        if let Some(number) = connection.place.take() {
+            let bounded = if connection.waiting { &mut self.waiting } else { &mut self.idle };
+            bounded.leave(number);
         }
     }
 

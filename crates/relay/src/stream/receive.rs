@@ -33,7 +33,7 @@ impl Streams {
 
     /// Reads once. `None` if there is no message to look at, whatever else there was. Once the tick's share is used up nothing is
     /// read, and the poller tells of it again.
-    pub(crate) fn receive(&mut self, slot: usize, rx: &mut Rx) -> Option<Incoming> {
+    pub(crate) fn receive(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Option<Incoming> {
         if self.share_left == 0 {
             self.first_put_off.get_or_insert(slot);
             return None;
@@ -43,7 +43,7 @@ impl Streams {
         let read = match (&connection.channel, connection.stage) {
             (Channel::Tls(_), _) => self.read_tls(slot, rx),
             (Channel::Plain, Stage::Open) => self.read_plain(slot, rx),
-            (Channel::Plain, _) => self.read_first(slot, rx),
+            (Channel::Plain, _) => self.read_first(slot, now_ms, rx),
         };
         match read {
             Ok(Some(rest)) => Some(Incoming { slot, source: self.connections.get(slot)?.source(slot), rest }),
@@ -107,7 +107,7 @@ impl Streams {
     }
 
     /// The very first bytes, and any more until they say what this is.
-    fn read_first(&mut self, slot: usize, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
+    fn read_first(&mut self, slot: usize, now_ms: u64, rx: &mut Rx) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         // It may be a ClientHello, or have one behind a PROXY header.
         if self.handshakes_left == 0 {
@@ -125,7 +125,7 @@ impl Streams {
         self.stats.read_bytes += u64::from(span.len);
         span = rx.join(connection.framer.held(), span);
         if connection.stage == Stage::Proxied {
-            let Some(rest) = self.read_proxy_header(slot, span, rx)? else { return Ok(None) };
+            let Some(rest) = self.read_proxy_header(slot, now_ms, span, rx)? else { return Ok(None) };
             span = rest;
         }
         let connection = &mut self.connections[slot];
@@ -161,7 +161,13 @@ impl Streams {
     }
 
     /// What follows a whole PROXY header.
-    fn read_proxy_header(&mut self, slot: usize, span: Span, rx: &Rx) -> Result<Option<Span>, CloseReason> {
+    fn read_proxy_header(
+        &mut self,
+        slot: usize,
+        now_ms: u64,
+        span: Span,
+        rx: &Rx,
+    ) -> Result<Option<Span>, CloseReason> {
         let connection = &mut self.connections[slot];
         let bytes = rx.bytes(span);
         match proxy_protocol::parse(bytes) {
@@ -178,7 +184,7 @@ impl Streams {
                 }
                 connection.stage = Stage::Unknown;
                 let address = connection.client.address.ip();
-                self.count_for(slot, address);
+                self.count_for(slot, address, now_ms)?;
                 #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEADER")]
                 let len = len as u32;
                 Ok(Some(Span { offset: span.offset + len, len: span.len - len }))
@@ -411,7 +417,7 @@ mod tests {
         /// The messages that one event brings.
         fn read(&mut self, slot: usize) -> usize {
             self.rx.reset();
-            let Some(mut incoming) = self.streams.receive(slot, &mut self.rx) else { return 0 };
+            let Some(mut incoming) = self.streams.receive(slot, 0, &mut self.rx) else { return 0 };
             std::iter::from_fn(|| self.streams.next(&mut incoming, 0, &self.rx)).count()
         }
     }

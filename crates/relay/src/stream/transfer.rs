@@ -116,6 +116,7 @@ impl Streams {
             allocated: false,
             trusted,
             place: Some(self.idle.enter(slot, Some(network), now_ms)),
+            waiting: false,
             failure: None,
             closing: None,
             listener,

@@ -41,7 +41,7 @@ impl Worker {
         if self.rx.room() < Streams::ROOM {
             self.flush();
         }
-        if let Some(incoming) = self.out.streams.receive(slot, &mut self.rx) {
+        if let Some(incoming) = self.out.streams.receive(slot, now.ms, &mut self.rx) {
             self.route_stream(now, incoming);
         }
     }

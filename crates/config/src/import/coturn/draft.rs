@@ -282,7 +282,9 @@ impl Draft {
             }
         }
         let mut detected: Vec<IpAddr> = Vec::new();
-        for (public, local) in &self.external_ips {
+        let (with_local, alone): (Vec<_>, Vec<_>) =
+            self.external_ips.iter().partition(|(_, local)| local.is_some());
+        for (public, local) in with_local.iter().chain(&alone).map(|(public, local)| (public, local)) {
             let is_of_family = |ip: &IpAddr| ip.is_ipv4() == public.is_ipv4();
             let of_family = addresses.iter().filter(|(local, _)| is_of_family(local)).count();
             match local {
@@ -299,8 +301,8 @@ impl Draft {
                     all.filter(|(local, _)| is_of_family(local))
                         .for_each(|(_, known)| *known = Some(*public));
                 }
-                None if named.is_empty() && !detected.iter().any(is_of_family) => detected.push(*public),
-                None if named.is_empty() => {
+                None if addresses.is_empty() && !detected.iter().any(is_of_family) => detected.push(*public),
+                None if addresses.is_empty() => {
                     note("external-ip", format!("coturn takes one such address: {public} is left out"));
                 }
                 None => note(

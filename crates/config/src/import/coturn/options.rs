@@ -266,12 +266,11 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
     ("cpus", Number(|draft, value| set(&mut draft.cpus, value, NUMBER))),
     (
         "unauthorized-ratelimit",
-        Needless("answers to strangers are 3 times a request at most, and need no memory"),
+        Instead(
+            "limits.refusals_per_prefix bounds refusals to one network; many clients can share one, so it is off by default",
+        ),
     ),
-    (
-        "unauthorized-ratelimit-rps",
-        Needless("answers to strangers are 3 times a request at most, and need no memory"),
-    ),
+    ("unauthorized-ratelimit-rps", Instead("its place is limits.refusals_per_prefix, with the same number")),
     ("stateless-nonce", Needless("nonces are stateless, always")),
     ("stateless-nonce-secret", Instead("nonces hold for one server until it is restarted")),
     // Of older versions.

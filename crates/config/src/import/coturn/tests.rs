@@ -411,6 +411,10 @@ fn an_external_address_alone_stands_for_the_detected_one() {
     let (found, notes) = addresses("external-ip=203.0.114.5\nexternal-ip=203.0.114.6");
     assert_eq!(found, ["auto=203.0.114.5", "auto"]);
     assert!(told(&notes, "line 2, external-ip: coturn takes one such address"), "{notes:?}");
+    let (found, _) = addresses("listening-ip=0.0.0.0\nlistening-ip=::\nexternal-ip=203.0.114.5");
+    assert_eq!(found, ["auto=203.0.114.5", "auto"]);
+    let (found, notes) = addresses("external-ip=203.0.114.5\nexternal-ip=203.0.114.6/10.0.0.5");
+    assert_eq!(found, ["10.0.0.5=203.0.114.5"], "{notes:?}");
     let (_, notes) = addresses("external-ip=$(detect-external-ip)");
     assert!(told(&notes, "turnpike public-address"), "{notes:?}");
 }
@@ -421,10 +425,10 @@ const TEXTS: [&str; 4] = ["user", "static-auth-secret", "realm", "server-name"];
 #[test]
 fn a_trailing_comment_changes_no_option_but_texts() {
     for line in CONF.lines().filter(|line| !line.starts_with('#')) {
-        let (_, name, value) = settings(line).next().expect("a setting");
+        let (_, name, _) = settings(line).next().expect("a setting");
         for comment in [" # a comment", "\t#comment = 7", " # \"quoted\" # twice"] {
             let (bare, commented) = (text_of(line), text_of(&format!("{line}{comment}")));
-            if TEXTS.contains(&name) && !value.starts_with('"') {
+            if TEXTS.contains(&name) {
                 let notes = &commented.notes;
                 assert!(notes.iter().any(|note| note.text.contains("no comments behind values")), "{line}");
                 continue;
@@ -450,8 +454,11 @@ fn numbers_are_read_to_their_last_digit_and_flags_are_always_on() {
     assert!(told(&notes, "line 3, total-quota: \"many\" is not a number"), "{notes:?}");
     let (settings, notes) = translated("prometheus=off\nuser=a:b");
     assert!(settings.admin.tcp().next().is_some() && told(&notes, "coturn takes it for on"), "{notes:?}");
-    let (settings, _) = translated("realm=\"example.org\" # ours\nuser=a:b");
+    let (settings, _) = translated("realm=\"example.org\"\nuser=a:b");
     assert_eq!(settings.realm, "example.org");
+    let (settings, notes) = translated("static-auth-secret=\"se#cret\" # ours");
+    assert_eq!(settings.secrets[0].reveal(), "se#cret\" # ours", "as coturn has it");
+    assert!(told(&notes, "line 1, static-auth-secret: coturn knows no comments"), "{notes:?}");
     let (settings, notes) = translated("realm=example.org # ours\nuser=a:b");
     assert_eq!(settings.realm, "example.org # ours", "as coturn has it");
     assert!(told(&notes, "line 1, realm: coturn knows no comments"), "{notes:?}");
@@ -545,6 +552,10 @@ fn a_command_line_alone_is_translated() {
     let imported = import(Some(&file), &["--realm=new.example.org".to_owned()]).expect("a translation");
     let settings = read(&imported.toml);
     assert_eq!((settings.realm.as_str(), settings.users.len()), ("new.example.org", 1));
+    let imported = import(Some(&file), &["-n".to_owned()]).expect("a translation");
+    assert_eq!(read(&imported.toml).realm, "old.example.org", "a file that is named is read");
+    let is_told = |note: &Note| note.option == "-n" && note.text.starts_with("coturn reads no file with it");
+    assert!(imported.notes.iter().any(is_told), "{:?}", imported.notes);
     std::fs::write(&file, "eturnal:\n  secret: \"x\"\n").expect("a file");
     let error = import(Some(&file), &[]).expect_err("another program's").to_string();
     assert!(error.contains("this looks like eturnal.yml"), "{error}");
