@@ -15,6 +15,7 @@ use turnpike_wire::escape;
 
 use turnpike_measure::units::{bytes, span};
 
+pub use crate::table::Format;
 pub use fleet::{list_fleet_sessions, order_node, show_fleet};
 pub use health::{health, wait_for_end};
 pub use keeper::{Keeper, MadeUp};
@@ -23,7 +24,7 @@ use crate::{
     client::{Client, ClientError, listed},
     model::{Drain, Draining, Problem, Reloaded, Session, SessionPage, Traffic},
     routes::SessionQuery,
-    table::Table,
+    table::{Table, write_members},
 };
 
 /// Sessions asked for at a time.
@@ -103,11 +104,11 @@ impl Sessions {
 pub fn list_sessions(
     client: &Client,
     wanted: Sessions,
-    json: bool,
+    format: Format,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
-    let mut list = List::new(json, head);
+    let mut list = List::new(format, head);
     let mut silent = Vec::new();
     each_page(client, "/v1/sessions", wanted, |page: SessionPage| {
         list.show(out, &page.sessions, row)?;
@@ -121,24 +122,38 @@ pub fn list_sessions(
 ///
 /// # Errors
 /// See [`CommandError`].
-pub fn show_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn show_session(
+    client: &Client,
+    id: &str,
+    format: Format,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let session: Session = client.get(&path_of(id))?;
-    if json { Ok(write_json(out, &session)?) } else { Ok(write_session(out, &session)?) }
+    let shown =
+        if format.is_json() { write_json(out, &session) } else { write_session(out, &session, format) };
+    Ok(shown?)
 }
 
 /// Ends a session.
 ///
 /// # Errors
 /// See [`CommandError`].
-pub fn end_session(client: &Client, id: &str, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn end_session(
+    client: &Client,
+    id: &str,
+    format: Format,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let session: Session = client.delete(&path_of(id))?;
-    if json {
+    if format.is_json() {
         write_json(out, &session)?;
     } else {
         let Session { id, user, client, node, process, .. } = &session;
         let process = process.map_or_else(String::new, |pid| format!(", in process {pid}"));
         let node = node.as_ref().map_or_else(String::new, |node| format!(", at node {}", escape::name(node)));
-        writeln!(out, "ended session {id} of {:#}, client {client}{process}{node}", escape::name(user))?;
+        let user = escape::name(user);
+        let text = format!("ended session {id} of {user:#}, client {client}{process}{node}");
+        writeln!(out, "{}", format.sentence(&text))?;
     }
     Ok(())
 }
@@ -235,14 +250,15 @@ fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
 
 /// Rows as they come.
 enum List<const N: usize> {
-    Table(Table<N>, usize),
+    /// With their number.
+    Table(Table<N>, Format, usize),
     /// Whether one has been written.
     Json(bool),
 }
 
 impl<const N: usize> List<N> {
-    fn new(json: bool, head: [&'static str; N]) -> Self {
-        if json { Self::Json(false) } else { Self::Table(Table::new(head), 0) }
+    fn new(format: Format, head: [&'static str; N]) -> Self {
+        if format.is_json() { Self::Json(false) } else { Self::Table(Table::new(head, format), format, 0) }
     }
 
     fn show<T: Serialize>(
@@ -252,7 +268,7 @@ impl<const N: usize> List<N> {
         row: fn(&T) -> [String; N],
     ) -> io::Result<()> {
         match self {
-            Self::Table(table, count) => {
+            Self::Table(table, _, count) => {
                 *count += items.len();
                 table.write(out, &items.iter().map(row).collect::<Vec<_>>())
             }
@@ -274,11 +290,13 @@ impl<const N: usize> List<N> {
     /// Names what is missing, for people too: an array has no place for it.
     fn end_without(self, out: &mut dyn Write, none: &str, silent: &[String]) -> io::Result<()> {
         match self {
-            Self::Table(_, count) => {
+            Self::Table(_, format, count) => {
                 if count == 0 {
                     writeln!(out, "{none}")?;
                 }
-                silent.iter().try_for_each(|why| writeln!(out, "missing: {}", escape::line(why)))
+                silent.iter().try_for_each(|why| {
+                    writeln!(out, "{}", format.sentence(&format!("missing: {}", escape::line(why))))
+                })
             }
             Self::Json(false) => writeln!(out, "[]"),
             Self::Json(true) => writeln!(out, "\n]"),
@@ -304,12 +322,12 @@ fn row(session: &Session) -> [String; 9] {
     ]
 }
 
-fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
+fn write_session(out: &mut dyn Write, session: &Session, format: Format) -> io::Result<()> {
     let [id, realm, user, client, _, _, age, ..] = row(session);
     let traffic = |Traffic { datagrams, bytes: count }| format!("{datagrams} datagrams, {}", bytes(count));
-    let mut rows = vec![["id".to_owned(), id], ["realm".to_owned(), realm], ["user".to_owned(), user]];
-    rows.extend(session.identity.clone().map(|name| ["counted as".to_owned(), name]));
-    rows.push(["client".to_owned(), format!("{client}, by {} to {}", session.transport, session.server)]);
+    let mut rows = vec![("id", id), ("realm", realm), ("user", user)];
+    rows.extend(session.identity.clone().map(|name| ("counted as", name)));
+    rows.push(("client", format!("{client}, by {} to {}", session.transport, session.server)));
     for relayed in &session.relayed {
         let text = format!(
             "{} ({}), {} left",
@@ -317,29 +335,29 @@ fn write_session(out: &mut dyn Write, session: &Session) -> io::Result<()> {
             session.relayed_transport,
             span(relayed.expires_in_s)
         );
-        rows.push(["relayed".to_owned(), text]);
+        rows.push(("relayed", text));
     }
-    rows.push(["age".to_owned(), age]);
-    rows.push(["to peers".to_owned(), traffic(session.to_peer)]);
-    rows.push(["to client".to_owned(), traffic(session.to_client)]);
+    rows.push(("age", age));
+    rows.push(("to peers", traffic(session.to_peer)));
+    rows.push(("to client", traffic(session.to_client)));
     for permission in session.permissions.iter().flatten() {
         let text = format!("{}, {} left", permission.peer, span(permission.expires_in_s));
-        rows.push(["permission".to_owned(), text]);
+        rows.push(("permission", text));
     }
     for channel in session.channels.iter().flatten() {
         let text =
             format!("{:#06x} to {}, {} left", channel.number, channel.peer, span(channel.expires_in_s));
-        rows.push(["channel".to_owned(), text]);
+        rows.push(("channel", text));
     }
     if session.peer_connections > 0 {
-        rows.push(["connections".to_owned(), session.peer_connections.to_string()]);
+        rows.push(("connections", session.peer_connections.to_string()));
     }
     let marks = [(session.mobile, "mobile"), (session.away, "away")];
     for (_, mark) in marks.iter().filter(|(is_so, _)| *is_so) {
-        rows.push(["is".to_owned(), (*mark).to_owned()]);
+        rows.push(("is", (*mark).to_owned()));
     }
-    rows.push(["worker".to_owned(), session.worker.to_string()]);
-    rows.extend(session.process.map(|pid| ["process".to_owned(), format!("{pid}, the previous one")]));
-    rows.extend(session.node.clone().map(|node| ["node".to_owned(), node]));
-    Table::new(["", ""]).write(out, &rows)
+    rows.push(("worker", session.worker.to_string()));
+    rows.extend(session.process.map(|pid| ("process", format!("{pid}, the previous one"))));
+    rows.extend(session.node.clone().map(|node| ("node", node)));
+    write_members(out, &rows, format)
 }

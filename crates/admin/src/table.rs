@@ -1,21 +1,70 @@
-//! Columns for people: as wide as what is first shown in them, the last one as it comes.
+//! Tables for people: columns as wide as what is first shown in them. On a terminal that is too narrow, each row becomes a record with one
+//! line for each column, so that no line breaks within an address.
 
 use std::{
     fmt::Write as _,
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
 };
 
+use ratatui::{crossterm::terminal, text::Span};
 use turnpike_wire::escape;
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+
+/// Form of the output of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For programs.
+    Json,
+    /// For people, in lines of at most so many columns; `None` if lines may have any length.
+    Text(Option<usize>),
+}
+
+impl Format {
+    /// For standard output: no line is longer than a terminal is wide.
+    #[must_use]
+    pub fn of_stdout(json: bool) -> Self {
+        if json {
+            return Self::Json;
+        }
+        let size = io::stdout().is_terminal().then(terminal::size).and_then(Result::ok);
+        Self::Text(size.map(|(columns, _)| columns.into()).filter(|columns| *columns > 0))
+    }
+
+    pub(crate) fn is_json(self) -> bool {
+        self == Self::Json
+    }
+
+    fn columns(self) -> usize {
+        match self {
+            Self::Text(Some(columns)) => columns,
+            Self::Text(None) | Self::Json => usize::MAX,
+        }
+    }
+
+    /// A sentence, broken between words.
+    pub(crate) fn sentence(self, text: &str) -> String {
+        broken(text, self.columns()).join("\n")
+    }
+}
 
 /// Writes rows as they come; the widths are those of the first rows, which come together.
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
-    widths: Option<[usize; N]>,
+    columns: usize,
+    layout: Option<Layout<N>>,
+}
+
+enum Layout<const N: usize> {
+    /// Widths of the columns.
+    Table([usize; N]),
+    Records,
 }
 
 impl<const N: usize> Table<N> {
-    pub(crate) fn new(head: [&'static str; N]) -> Self {
-        Self { head, widths: None }
+    pub(crate) fn new(head: [&'static str; N], format: Format) -> Self {
+        Self { head, columns: format.columns(), layout: None }
     }
 
     /// Nothing, if there are no rows.
@@ -25,37 +74,121 @@ impl<const N: usize> Table<N> {
         }
         let rows: Vec<[String; N]> =
             rows.iter().map(|row| row.each_ref().map(|cell| escape::name(cell).to_string())).collect();
-        let widths = match self.widths {
-            Some(widths) => widths,
-            None => {
-                let widest = |column: usize| {
-                    let cells = rows.iter().map(|row| row[column].chars().count());
-                    cells.chain([self.head[column].len()]).max().unwrap_or_default()
-                };
-                let widths = std::array::from_fn(widest);
-                self.widths = Some(widths);
-                line(out, &widths, &self.head.map(str::to_owned))?;
-                widths
-            }
+        let head = self.head.map(str::to_owned);
+        let is_first = self.layout.is_none();
+        let widths = match self.layout {
+            Some(Layout::Records) => None,
+            Some(Layout::Table(widths)) => Some(widths),
+            None => Some(std::array::from_fn(|column| {
+                let cells = rows.iter().map(|row| width(&row[column]));
+                cells.chain([width(self.head[column])]).max().unwrap_or_default()
+            })),
         };
-        rows.iter().try_for_each(|row| line(out, &widths, row))
+        let lines = |widths: &[usize; N]| -> Vec<String> {
+            let head = is_first.then_some(&head).into_iter();
+            head.chain(&rows).map(|cells| line(widths, cells)).collect()
+        };
+        let lines = widths.as_ref().map(lines);
+        match (widths, lines) {
+            (Some(widths), Some(lines)) if lines.iter().all(|line| width(line) <= self.columns) => {
+                self.layout = Some(Layout::Table(widths));
+                lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+            }
+            _ => {
+                self.layout = Some(Layout::Records);
+                for (number, row) in rows.iter().enumerate() {
+                    if number > 0 || !is_first {
+                        writeln!(out)?;
+                    }
+                    let members = self.head.iter().zip(row).map(|(title, cell)| (*title, cell.as_str()));
+                    let members: Vec<_> = members.filter(|(_, cell)| !cell.is_empty()).collect();
+                    write_record(out, &members, self.columns)?;
+                }
+                Ok(())
+            }
+        }
     }
 }
 
-fn line<const N: usize>(out: &mut dyn Write, widths: &[usize; N], cells: &[String; N]) -> io::Result<()> {
+/// Writes titles and values below one another.
+pub(crate) fn write_members(
+    out: &mut dyn Write,
+    members: &[(&str, String)],
+    format: Format,
+) -> io::Result<()> {
+    let members: Vec<_> =
+        members.iter().map(|(title, value)| (*title, escape::name(value).to_string())).collect();
+    let members: Vec<_> = members.iter().map(|(title, value)| (*title, value.as_str())).collect();
+    write_record(out, &members, format.columns())
+}
+
+fn write_record(out: &mut dyn Write, members: &[(&str, &str)], columns: usize) -> io::Result<()> {
+    let titles = members.iter().map(|(title, _)| width(title)).max().unwrap_or_default();
+    let left = columns.saturating_sub(titles + GAP);
+    for (title, value) in members {
+        if value.split(' ').all(|word| width(word) <= left) {
+            for (number, line) in broken(value, left).iter().enumerate() {
+                let title = if number == 0 { title } else { "" };
+                writeln!(out, "{}", format!("{title:titles$}  {line}").trim_end())?;
+            }
+        } else {
+            writeln!(out, "{title}")?;
+            broken(value, columns).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Lines of at most so many columns: broken between words, and if a word is too long, between the groups of an IPv6 address.
+fn broken(text: &str, columns: usize) -> Vec<String> {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        for (number, piece) in pieces(word, columns).into_iter().enumerate() {
+            let blank = if number > 0 || line.is_empty() { "" } else { " " };
+            if line.is_empty() || width(&line) + blank.len() + width(&piece) <= columns {
+                line += blank;
+                line += &piece;
+            } else {
+                lines.push(std::mem::replace(&mut line, piece));
+            }
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// A word that fits, or the groups of an IPv6 address. The last one keeps the port.
+fn pieces(word: &str, columns: usize) -> Vec<String> {
+    let end = word.rfind(']').filter(|_| width(word) > columns);
+    let Some(end) = end else { return vec![word.to_owned()] };
+    let (groups, port) = word.split_at(end);
+    let mut pieces: Vec<String> = groups.split_inclusive(':').map(str::to_owned).collect();
+    if let Some(last) = pieces.last_mut() {
+        *last += port;
+    }
+    pieces
+}
+
+fn line<const N: usize>(widths: &[usize; N], cells: &[String; N]) -> String {
     let mut text = String::new();
     for (cell, width) in cells.iter().zip(widths) {
-        let _ = write!(text, "{cell:width$}  ");
+        let blanks = (width + GAP).saturating_sub(self::width(cell)).max(GAP);
+        let _ = write!(text, "{cell}{:blanks$}", "");
     }
-    writeln!(out, "{}", text.trim_end())
+    text.truncate(text.trim_end().len());
+    text
+}
+
+fn width(text: &str) -> usize {
+    Span::raw(text).width()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn written(parts: &[&[[&str; 2]]]) -> String {
-        let mut table = Table::new(["A", "LONG"]);
+    fn written(parts: &[&[[&str; 2]]], columns: Option<usize>) -> String {
+        let mut table = Table::new(["A", "LONG"], Format::Text(columns));
         let mut out = Vec::new();
         for rows in parts {
             let rows: Vec<[String; 2]> = rows.iter().map(|row| row.map(str::to_owned)).collect();
@@ -66,17 +199,40 @@ mod tests {
 
     #[test]
     fn columns_stand_below_one_another_and_the_head_comes_once() {
-        let text = written(&[&[["1", "x"], ["four", "y"]], &[["2", "z"]]]);
+        let text = written(&[&[["1", "x"], ["four", "y"]], &[["2", "z"]]], None);
         assert_eq!(text, "A     LONG\n1     x\nfour  y\n2     z\n");
-        assert_eq!(written(&[&[], &[["1", "x"]]]), "A  LONG\n1  x\n");
-        assert_eq!(written(&[&[]]), "");
+        assert_eq!(written(&[&[], &[["1", "x"]]], None), "A  LONG\n1  x\n");
+        assert_eq!(written(&[&[]], None), "");
     }
 
     #[test]
     fn cells_show_any_name_on_their_line() {
         for (name, shown) in turnpike_testkit::names::CORPUS {
-            let text = written(&[&[["1", name]]]);
+            let text = written(&[&[["1", name]]], None);
             assert_eq!(text, format!("A  LONG\n1  {shown}\n"));
+        }
+    }
+
+    #[test]
+    fn rows_that_do_not_fit_become_records() {
+        let (short, long) = (["alice", "192.0.2.1:3478"], ["bob", "198.51.100.200:50123"]);
+        assert_eq!(written(&[&[short]], Some(21)), "A      LONG\nalice  192.0.2.1:3478\n");
+        assert_eq!(written(&[&[short]], Some(20)), "A     alice\nLONG  192.0.2.1:3478\n");
+        let text = written(&[&[short, long]], Some(21));
+        assert_eq!(text, "A     alice\nLONG  192.0.2.1:3478\n\nA     bob\nLONG\n198.51.100.200:50123\n");
+        // A later page may have longer rows.
+        let text = written(&[&[short], &[long]], Some(22));
+        assert_eq!(text, "A      LONG\nalice  192.0.2.1:3478\n\nA     bob\nLONG\n198.51.100.200:50123\n");
+    }
+
+    #[test]
+    fn no_line_breaks_within_a_port() {
+        let address = "[2001:db8:1111:2222:3333:4444:5555:6666]:50123";
+        for columns in 20..60 {
+            let text = written(&[&[["tls, to peers", address]]], Some(columns));
+            assert!(text.lines().all(|line| width(line) <= columns), "{columns}:\n{text}");
+            assert!(text.contains("6666]:50123\n"), "{columns}:\n{text}");
+            assert!(text.replace('\n', "").contains(address), "{columns}:\n{text}");
         }
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use turnpike_admin::{
     Accounts,
     client::{Client, Target},
-    commands::{CommandError, Keeper, MadeUp},
+    commands::{CommandError, Format, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
 use turnpike_config::{RealmSettings, Secret, Settings, User, UserSecret, restapi_credentials::fingerprint};
@@ -204,7 +204,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             only_new: false,
         };
         let list = |json| shown(|out| keeper.list_users(None, json, out));
-        assert_eq!([list(false), list(true)], ["no users\n", "[]\n"]);
+        assert_eq!([list(Format::Text(None)), list(Format::Json)], ["no users\n", "[]\n"]);
         let made_up = || MadeUp { what: "password", text: "0123" };
         let text = shown(|out| keeper.add_user(user(None, "0123"), Some(made_up()), false, out));
         assert_eq!(text, format!("added user alice in realm turnpike ({place})\npassword: 0123\n"));
@@ -225,7 +225,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         assert_eq!((&told["password"], &told["existed"]), (&json!("0123"), &json!(false)));
         let text = shown(|out| keeper.add_user(user(None, "pw"), None, false, out));
         assert_eq!(text, format!("changed user alice in realm turnpike ({place})\n"));
-        let table = list(false);
+        let table = list(Format::Text(None));
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(
             lines,
@@ -236,7 +236,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
             ]
         );
         let of_blue: Value =
-            serde_json::from_str(&shown(|out| keeper.list_users(Some("blue".to_owned()), true, out)))
+            serde_json::from_str(&shown(|out| keeper.list_users(Some("blue".to_owned()), Format::Json, out)))
                 .unwrap();
         assert_eq!(
             of_blue,
@@ -246,7 +246,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let secret = NewSecret { secret: "north".to_owned(), realm: None, only_new: false };
         let text = shown(|out| keeper.add_secret(secret, None, false, out));
         assert_eq!(text, format!("added secret dc365e79d41cfae1 in realm turnpike ({place})\n"));
-        let text = shown(|out| keeper.list_secrets(None, false, out));
+        let text = shown(|out| keeper.list_secrets(None, Format::Text(None), out));
         assert!(text.contains("dc365e79d41cfae1") && !text.contains("north"), "{text}");
         let text = shown(|out| keeper.remove_secret("DC365e79d41cfae1", None, false, out));
         assert!(text.starts_with("removed secret"), "{text}");
@@ -268,7 +268,7 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         let text = shown(|out| keeper.rotate_secret(rotate("two"), None, true, out));
         let told: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&told["fingerprint"], told.get("secret")), (&json!(two), None));
-        let text = shown(|out| keeper.list_secrets(Some("blue".to_owned()), true, out));
+        let text = shown(|out| keeper.list_secrets(Some("blue".to_owned()), Format::Json, out));
         let listed: Value = serde_json::from_str(&text).unwrap();
         for secret in listed.as_array().unwrap() {
             let (signs, until) = if secret["fingerprint"] == json!(two) {
@@ -294,15 +294,15 @@ fn the_commands_say_the_same_of_a_running_server_and_of_its_store() {
         assert_eq!(text, format!("added key shop ({place})\nkey: tpk_shop.x\n"));
         let error = keeper.add_key(key(), None, false, &mut Vec::new()).expect_err("it is taken");
         assert!(error.to_string().contains("take another name") && !error.is_usage(), "{error}");
-        let text = shown(|out| keeper.list_keys(false, out));
+        let text = shown(|out| keeper.list_keys(Format::Text(None), out));
         assert_eq!(text, "NAME  REALM  MAX TTL  RATE\nshop  all    600      -\n");
         let text = shown(|out| keeper.remove_key("shop", false, out));
         assert_eq!(text, format!("removed key shop ({place})\n"));
-        assert_eq!(shown(|out| keeper.list_keys(false, out)), "no keys\n");
+        assert_eq!(shown(|out| keeper.list_keys(Format::Text(None), out)), "no keys\n");
         let error = keeper.remove_key("shop", false, &mut Vec::new()).expect_err("it is gone");
         assert!(error.to_string().starts_with("there is no key \"shop\" in"), "{error}");
 
-        let text = shown(|out| keeper.list_realms(false, out));
+        let text = shown(|out| keeper.list_realms(Format::Text(None), out));
         assert_eq!(text, "NAME  SESSIONS  PER USER  BITS/S EACH  ORIGINS\nblue  5         -         64000\n");
         let slow = keeper.add_realm(blue(None, Some(999)), false, &mut Vec::new());
         assert!(slow.expect_err("no rate").is_usage());
@@ -364,7 +364,7 @@ fn more_than_a_page_of_users_is_listed_page_by_page() {
     let keeper = Keeper::here(|| Ok::<_, io::Error>(accounts())).unwrap();
     let new = NewUser { name: "last".to_owned(), realm: None, password: "pw".to_owned(), only_new: false };
     keeper.add_user(new, None, false, &mut Vec::new()).unwrap();
-    let text = shown(|out| keeper.list_users(None, true, out));
+    let text = shown(|out| keeper.list_users(None, Format::Json, out));
     let users: Value = serde_json::from_str(&text).unwrap();
     let names: Vec<&str> =
         users.as_array().unwrap().iter().map(|user| user["name"].as_str().unwrap()).collect();

@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use turnpike_admin::{
     client::{Client, Target},
-    commands::{self, CommandError, Sessions},
+    commands::{self, CommandError, Format, Sessions},
     program::{NotReloaded, Reloaded},
     top,
 };
@@ -34,11 +34,11 @@ fn shown(run: impl FnOnce(&mut Vec<u8>) -> Result<(), CommandError>) -> String {
 fn sessions_are_a_table_for_people_and_an_array_for_programs() {
     let running = Running::server(2);
     let client = client(&running);
-    let list = |wanted: Sessions, json| shown(|out| commands::list_sessions(&client, wanted, json, out));
-    assert_eq!(list(Sessions::default(), false), "no sessions\n");
-    assert_eq!(list(Sessions::default(), true), "[]\n");
+    let list = |wanted: Sessions, format| shown(|out| commands::list_sessions(&client, wanted, format, out));
+    assert_eq!(list(Sessions::default(), Format::Text(None)), "no sessions\n");
+    assert_eq!(list(Sessions::default(), Format::Json), "[]\n");
     let clients: Vec<_> = (0..3).map(|_| running.allocated()).collect();
-    let text = list(Sessions::default(), false);
+    let text = list(Sessions::default(), Format::Text(None));
     let mut lines = text.lines();
     assert!(lines.next().unwrap().starts_with("ID "), "{text}");
     for (client, relayed) in &clients {
@@ -47,18 +47,21 @@ fn sessions_are_a_table_for_people_and_an_array_for_programs() {
         assert!(line.contains(&relayed.to_string()) && line.contains(" udp "), "{line}");
     }
     assert_eq!(lines.count(), 3);
-    let json: Value = serde_json::from_str(&list(Sessions::default(), true)).unwrap();
+    let json: Value = serde_json::from_str(&list(Sessions::default(), Format::Json)).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3);
     let only = clients[1].0.local_addr().unwrap().to_string();
     let wanted = Sessions { client: Some(only.clone()), ..Sessions::default() };
-    let one: Value = serde_json::from_str(&list(wanted, true)).unwrap();
+    let one: Value = serde_json::from_str(&list(wanted, Format::Json)).unwrap();
     assert_eq!(one[0]["client"], only);
     assert_eq!(one.as_array().unwrap().len(), 1);
-    assert_eq!(list(Sessions { limit: Some(2), ..Sessions::default() }, false).lines().count(), 3);
+    assert_eq!(
+        list(Sessions { limit: Some(2), ..Sessions::default() }, Format::Text(None)).lines().count(),
+        3
+    );
     let error = commands::list_sessions(
         &client,
         Sessions { client: Some("alice & co?".to_owned()), ..Sessions::default() },
-        false,
+        Format::Text(None),
         &mut Vec::new(),
     );
     assert!(error.expect_err("no address").to_string().contains("\"alice & co?\""), "told as it was typed");
@@ -70,7 +73,8 @@ fn more_than_a_page_of_sessions_is_asked_for_page_by_page() {
     assert!(limit >= 4096, "two descriptors a session are needed, and ulimit -n is {limit}");
     let running = Running::server(1);
     let _clients: Vec<_> = (0..1005).map(|_| running.allocated()).collect();
-    let text = shown(|out| commands::list_sessions(&client(&running), Sessions::default(), true, out));
+    let text =
+        shown(|out| commands::list_sessions(&client(&running), Sessions::default(), Format::Json, out));
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 1005);
 }
@@ -80,19 +84,20 @@ fn a_session_is_shown_and_ended_by_its_name() {
     let running = Running::server(1);
     let client = client(&running);
     let (socket, relayed) = running.allocated();
-    let list = shown(|out| commands::list_sessions(&client, Sessions::default(), true, out));
+    let list = shown(|out| commands::list_sessions(&client, Sessions::default(), Format::Json, out));
     let id = serde_json::from_str::<Value>(&list).unwrap()[0]["id"].as_str().unwrap().to_owned();
-    let text = shown(|out| commands::show_session(&client, &id, false, out));
+    let text = shown(|out| commands::show_session(&client, &id, Format::Text(None), out));
     for part in [&id, &relayed.to_string(), &socket.local_addr().unwrap().to_string(), "by udp to"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let json: Value =
-        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, true, out))).unwrap();
+        serde_json::from_str(&shown(|out| commands::show_session(&client, &id, Format::Json, out))).unwrap();
     assert!(json["permissions"].is_array());
-    let text = shown(|out| commands::end_session(&client, &id, false, out));
+    let text = shown(|out| commands::end_session(&client, &id, Format::Text(None), out));
     assert!(text.starts_with(&format!("ended session {id} of ")), "{text}");
     for unknown in [id.as_str(), "../../metrics", "", "x"] {
-        let error = commands::end_session(&client, unknown, false, &mut Vec::new()).expect_err(unknown);
+        let error =
+            commands::end_session(&client, unknown, Format::Text(None), &mut Vec::new()).expect_err(unknown);
         let error = error.to_string();
         assert!(error.contains("session") && error.lines().count() == 1, "{error}");
     }
@@ -238,4 +243,28 @@ fn where_nobody_answers_it_is_said_where_it_was_looked_for_and_what_to_do() {
     });
     assert!(asked(dir.path("strange.sock")).contains("cannot be understood"));
     answering.join().unwrap();
+}
+
+#[test]
+fn narrow_terminals_break_no_address() {
+    let running = Running::server(1);
+    let client = client(&running);
+    let (socket, relayed) = running.allocated();
+    let addresses = [socket.local_addr().unwrap().to_string(), relayed.to_string()];
+    let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
+    for columns in [34, 40, 60, 80, 100] {
+        let format = Format::Text(Some(columns));
+        let texts = [
+            shown(|out| commands::list_sessions(&client, Sessions::default(), format, out)),
+            shown(|out| commands::show_session(&client, &id, format, out)),
+        ];
+        for text in texts {
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
+            for whole in addresses.iter().chain([&id]) {
+                assert!(text.contains(whole.as_str()), "{whole} at {columns}:\n{text}");
+            }
+        }
+    }
+    let ended = shown(|out| commands::end_session(&client, &id, Format::Text(Some(40)), out));
+    assert!(ended.lines().all(|line| line.len() <= 40) && ended.contains(&addresses[0]), "{ended}");
 }

@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, Subcommand};
 use turnpike_admin::{
     client::{Client, Target},
-    commands::{self, CommandError, Sessions},
+    commands::{self, CommandError, Format, Sessions},
     top,
 };
 use turnpike_daemon::wait_for_stop;
@@ -199,7 +199,7 @@ impl AdminArgs {
 impl SessionsArgs {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         let (wanted, admin) = self.taken_apart();
-        commands::list_sessions(&admin.client()?, wanted, admin.json, out)
+        commands::list_sessions(&admin.client()?, wanted, Format::of_stdout(admin.json), out)
     }
 
     fn taken_apart(self) -> (Sessions, AdminArgs) {
@@ -216,13 +216,13 @@ impl FleetCommand {
         };
         match self {
             Self::Status(FleetStatusArgs { admin }) => {
-                commands::show_fleet(&admin.client()?, admin.json, out)
+                commands::show_fleet(&admin.client()?, Format::of_stdout(admin.json), out)
             }
             Self::Drain(NodeArgs { node, admin }) => order(&admin, Some(&node), true, out),
             Self::Uncordon(UncordonArgs { node, admin }) => order(&admin, node.as_deref(), false, out),
             Self::Sessions(args) => {
                 let (wanted, admin) = args.taken_apart();
-                commands::list_fleet_sessions(&admin.client()?, wanted, admin.json, out)
+                commands::list_fleet_sessions(&admin.client()?, wanted, Format::of_stdout(admin.json), out)
             }
         }
     }
@@ -232,10 +232,10 @@ impl SessionCommand {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<(), CommandError> {
         match self {
             Self::Show(SessionArgs { id, admin }) => {
-                commands::show_session(&admin.client()?, &id, admin.json, out)
+                commands::show_session(&admin.client()?, &id, Format::of_stdout(admin.json), out)
             }
             Self::End(SessionArgs { id, admin }) => {
-                commands::end_session(&admin.client()?, &id, admin.json, out)
+                commands::end_session(&admin.client()?, &id, Format::of_stdout(admin.json), out)
             }
         }
     }

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use turnpike_admin::{
     Accounts,
     client::{Client, Target},
-    commands::{CommandError, Keeper, MadeUp},
+    commands::{CommandError, Format, Keeper, MadeUp},
     model::{NewKey, NewRealm, NewSecret, NewUser, Rotation},
 };
 use turnpike_config::{Flags, Secret, Settings, Sources, api_keys, limit_keys, restapi_credentials};
@@ -212,7 +212,7 @@ impl UserCommand {
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.list_users(realm, json, out)?)
+                Ok(store.keeper()?.list_users(realm, Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
@@ -235,7 +235,7 @@ impl SecretCommand {
             }
             Self::List { store } => {
                 let (realm, json) = (store.realm.clone(), store.json);
-                Ok(store.keeper()?.list_secrets(realm, json, out)?)
+                Ok(store.keeper()?.list_secrets(realm, Format::of_stdout(json), out)?)
             }
             Self::Rotate { name, overlap, secret_file, store } => {
                 let given = first_line(None, secret_file)?;
@@ -280,7 +280,7 @@ impl RealmCommand {
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.keeper()?.list_realms(json, out)?)
+                Ok(store.keeper()?.list_realms(Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;
@@ -304,7 +304,7 @@ impl KeyCommand {
             }
             Self::List { store } => {
                 let json = store.json;
-                Ok(store.keeper()?.list_keys(json, out)?)
+                Ok(store.keeper()?.list_keys(Format::of_stdout(json), out)?)
             }
             Self::Remove { name, store } => {
                 let json = store.json;

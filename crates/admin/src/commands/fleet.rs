@@ -5,7 +5,7 @@ use std::io::Write;
 use turnpike_measure::units::{bits_per_second, span};
 use turnpike_wire::escape;
 
-use super::{CommandError, List, Sessions, each_page, encoded, row, write_json};
+use super::{CommandError, Format, List, Sessions, each_page, encoded, row, write_json};
 use crate::{
     client::Client,
     model::{Fleet, FleetNode, FleetSessions, NodeOrder, NodeState, Session},
@@ -20,22 +20,23 @@ const RECOVERING: &str =
 ///
 /// # Errors
 /// See [`CommandError`].
-pub fn show_fleet(client: &Client, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn show_fleet(client: &Client, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
     let fleet: Fleet = client.get("/v1/fleet")?;
-    if json {
+    if format.is_json() {
         return Ok(write_json(out, &fleet)?);
     }
     let Fleet { name, node, store, alone, recovering, nodes, .. } = &fleet;
-    writeln!(out, "fleet {} in {store}, as node {} sees it", escape::name(name), escape::name(node))?;
+    let mut say = |text: &str| writeln!(out, "{}", format.sentence(text));
+    say(&format!("fleet {} in {store}, as node {} sees it", escape::name(name), escape::name(node)))?;
     if let Some(why) = alone {
-        writeln!(out, "this node is alone, and what follows is old: {}", escape::line(why))?;
+        say(&format!("this node is alone, and what follows is old: {}", escape::line(why)))?;
     }
     if *recovering {
-        writeln!(out, "{RECOVERING}")?;
+        say(RECOVERING)?;
     }
     let head = ["NODE", "STATE", "ZONE", "BUSY", "SESSIONS", "TRAFFIC", "CPU", "PORTS LEFT", "VERSION"];
     let rows: Vec<[String; 9]> = nodes.iter().map(row_of_node).collect();
-    Ok(Table::new(head).write(out, &rows)?)
+    Ok(Table::new(head, format).write(out, &rows)?)
 }
 
 /// Has a node take nobody new, or clients again; the one that is asked, if it is not named.
@@ -75,11 +76,11 @@ pub fn order_node(
 pub fn list_fleet_sessions(
     client: &Client,
     wanted: Sessions,
-    json: bool,
+    format: Format,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let head = ["NODE", "ID", "REALM", "USER", "CLIENT", "VIA", "RELAYED", "AGE", "TO PEERS", "TO CLIENT"];
-    let mut list = List::new(json, head);
+    let mut list = List::new(format, head);
     let mut silent = Vec::new();
     each_page(client, "/v1/fleet/sessions", wanted, |page: FleetSessions| {
         list.show(out, &page.sessions, row_with_node)?;

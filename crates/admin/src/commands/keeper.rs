@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use turnpike_wire::escape;
 
-use super::{CommandError, List, encoded, write_json};
+use super::{CommandError, Format, List, encoded, write_json};
 use crate::{
     accounts::{Accounts, Place},
     client::Client,
@@ -63,10 +63,10 @@ impl Keeper {
     pub fn list_users(
         &self,
         realm: Option<String>,
-        json: bool,
+        format: Format,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
-        let mut list = List::new(json, ["NAME", "REALM", "KEYS", "FROM"]);
+        let mut list = List::new(format, ["NAME", "REALM", "KEYS", "FROM"]);
         let mut cursor = None;
         loop {
             let UserPage { users, next } = self.users(realm.clone(), cursor)?;
@@ -124,14 +124,14 @@ impl Keeper {
     pub fn list_secrets(
         &self,
         realm: Option<String>,
-        json: bool,
+        format: Format,
         out: &mut dyn Write,
     ) -> Result<(), CommandError> {
         let Secrets { secrets } = match self {
             Self::Running(client) => client.get(&with_query("/v1/secrets", &RealmQuery { realm }))?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.secrets(realm.as_deref()))?,
         };
-        let mut list = List::new(json, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
+        let mut list = List::new(format, ["FINGERPRINT", "REALM", "FROM", "SIGNS", "UNTIL"]);
         list.show(out, &secrets, row_of_secret)?;
         Ok(list.end(out, "no secrets")?)
     }
@@ -211,12 +211,12 @@ impl Keeper {
     ///
     /// # Errors
     /// See [`CommandError`].
-    pub fn list_keys(&self, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn list_keys(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
         let Keys { keys } = match self {
             Self::Running(client) => client.get("/v1/keys")?,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.keys())?,
         };
-        let mut list = List::new(json, ["NAME", "REALM", "MAX TTL", "RATE"]);
+        let mut list = List::new(format, ["NAME", "REALM", "MAX TTL", "RATE"]);
         list.show(out, &keys, row_of_key)?;
         Ok(list.end(out, "no keys")?)
     }
@@ -255,12 +255,12 @@ impl Keeper {
     ///
     /// # Errors
     /// See [`CommandError`].
-    pub fn list_realms(&self, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    pub fn list_realms(&self, format: Format, out: &mut dyn Write) -> Result<(), CommandError> {
         let realms = match self {
             Self::Running(client) => client.get::<Realms>("/v1/realms")?.stored,
             Self::Here(runtime, accounts) => runtime.block_on(accounts.realms())?,
         };
-        let mut list = List::new(json, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
+        let mut list = List::new(format, ["NAME", "SESSIONS", "PER USER", "BITS/S EACH", "ORIGINS"]);
         list.show(out, &realms, row_of_realm)?;
         Ok(list.end(out, "no realms in the store")?)
     }
