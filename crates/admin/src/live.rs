@@ -166,7 +166,8 @@ impl Feed {
             let now = Reading::take(&*self.program);
             if let Some(before) = &before {
                 let talkers = self.talkers();
-                let mut live = now.since(before, self.status(), &shares, &waits, talkers.as_deref());
+                let mut live =
+                    now.since(before, self.status(), &shares, &waits, talkers.as_deref(), &*self.program);
                 if let (Some(server), Some(counted)) = (&mut live.server, now.allocation_times()) {
                     let minute_ago = times.front().copied().unwrap_or_default();
                     server.opening = reading::quantiles(&minute_ago, counted);

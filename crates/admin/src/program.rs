@@ -52,6 +52,10 @@ pub trait Program: Send + Sync + 'static {
     fn refusals(&self, wanted: &RefusalFilter, most: usize) -> Option<Vec<Refusal>>;
     /// What the process has given up at its start; `None` where that was nothing.
     fn sandbox(&self) -> Option<Sandbox>;
+    /// Configuration keys that control what is counted under this kind and reason; empty if none does.
+    fn keys_of(&self, _kind: &str, _reason: &str) -> &'static [&'static str] {
+        &[]
+    }
     /// What each rule of a forwarder has counted; none where there is no forwarder.
     fn rules(&self) -> Vec<Rule>;
     /// Other servers that are one service with it, and who is banned; `None` of a program that is no server.

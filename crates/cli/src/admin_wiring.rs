@@ -175,6 +175,10 @@ impl Program for Running {
         Some(found.into_iter().map(refusal).collect())
     }
 
+    fn keys_of(&self, kind: &str, reason: &str) -> &'static [&'static str] {
+        turnpike_daemon::keys_of_count(kind, reason)
+    }
+
     fn sandbox(&self) -> Option<Sandbox> {
         let sandbox = turnpike_daemon::sandbox()?;
         let files = sandbox.files.as_ref().ok();

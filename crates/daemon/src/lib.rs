@@ -60,7 +60,7 @@ pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStat
 pub use forward::forward;
 pub use plan::random_password;
 pub use public_address::{AddressSource, PublicAddress, PublicAddressError};
-pub use refusals::{Refusal, RefusalFilter, RefusalGroup, Why};
+pub use refusals::{Refusal, RefusalFilter, RefusalGroup, Why, keys_of_count};
 pub use sandbox::{Files, Sandbox, in_force as sandbox};
 pub use serve::serve;
 pub use signals::wait_for_stop;

@@ -8,6 +8,8 @@
 
 pub(crate) mod reasons;
 
+pub use reasons::keys_of_count;
+
 use std::{
     collections::{HashMap, VecDeque, hash_map},
     net::{IpAddr, Ipv4Addr, SocketAddr},

@@ -81,10 +81,11 @@ impl Reading {
         shares: &HashMap<String, Share>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
+        program: &dyn Program,
     ) -> Live {
         let seconds = (self.at - before.at).as_secs_f64().max(0.001);
         let server = self.server.as_ref().zip(before.server.as_ref());
-        let server = server.map(|(now, before)| now.since(before, seconds, shares, waits, talkers));
+        let server = server.map(|(now, before)| now.since(before, seconds, shares, waits, talkers, program));
         let rules = self.rules.iter().map(|rule| {
             let none = Rule::default();
             let before = before.rules.iter().find(|before| before.name == rule.name).unwrap_or(&none);
@@ -110,6 +111,7 @@ impl ServerReading {
         shares: &HashMap<String, Share>,
         waits: &[Option<Duration>],
         talkers: Option<&Talkers>,
+        program: &dyn Program,
     ) -> LiveServer {
         let more = |of: fn(&Self) -> u64| per(of(self).saturating_sub(of(before)), seconds);
         let sum = |of: fn(&WorkerSnapshot) -> u64| {
@@ -146,8 +148,8 @@ impl ServerReading {
             opened: more(|it| it.turn.allocations_opened),
             closed: more(|it| it.turn.allocations_closed.iter().sum()),
             opening: None,
-            drops: reasons(&before.drops, &self.drops, seconds),
-            refusals: reasons(&before.refusals, &self.refusals, seconds),
+            drops: reasons(&before.drops, &self.drops, seconds, program),
+            refusals: reasons(&before.refusals, &self.refusals, seconds, program),
             workers: workers.collect(),
             batches: self.batches(before, seconds),
             listeners: self.listeners.iter().map(live_listener).collect(),
@@ -227,7 +229,7 @@ fn live_rule(before: &Rule, now: &Rule, seconds: f64) -> LiveRule {
         let then = before.ends.iter().find(|(known, _)| known == reason).map_or(0, |(_, count)| *count);
         let kind = if reason.starts_with("datagrams_") { "datagram" } else { "end" };
         let rate = per(total.saturating_sub(then), seconds);
-        Reason { kind: kind.to_owned(), reason: (*reason).to_owned(), total: *total, rate }
+        Reason { kind: kind.to_owned(), reason: (*reason).to_owned(), total: *total, rate, keys: Vec::new() }
     });
     LiveRule {
         name: now.name.clone(),
@@ -319,7 +321,7 @@ where
 }
 
 /// What there is of each, the most frequent first.
-fn reasons(before: &Counted, now: &Counted, seconds: f64) -> Vec<Reason> {
+fn reasons(before: &Counted, now: &Counted, seconds: f64, program: &dyn Program) -> Vec<Reason> {
     let both = now.iter().zip(before);
     let counted =
         both.filter(|((.., total), _)| *total > 0).map(|((kind, reason, total), (.., then))| Reason {
@@ -327,6 +329,7 @@ fn reasons(before: &Counted, now: &Counted, seconds: f64) -> Vec<Reason> {
             reason: (*reason).to_owned(),
             total: *total,
             rate: per(total.saturating_sub(*then), seconds),
+            keys: program.keys_of(kind, reason).iter().map(|key| (*key).to_owned()).collect(),
         });
     let mut reasons: Vec<Reason> = counted.collect();
     reasons.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
@@ -402,7 +405,14 @@ mod tests {
     }
 
     fn live(before: &ServerReading, now: &ServerReading) -> LiveServer {
-        now.since(before, 2.0, &HashMap::new(), &[Some(Duration::from_micros(70)), None], None)
+        now.since(
+            before,
+            2.0,
+            &HashMap::new(),
+            &[Some(Duration::from_micros(70)), None],
+            None,
+            &crate::connections::tests::Nobody::default(),
+        )
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn live() -> Live {
         reason: reason.to_owned(),
         total,
         rate,
+        keys: Vec::new(),
     };
     let worker = |number, load| LiveWorker {
         number,
@@ -300,7 +301,13 @@ fn a_forwarder_has_its_rules() {
         accepted: 1.0,
         to_target: Rate { datagrams: 0.0, bytes: 1000.0 },
         to_client: Rate { datagrams: 0.0, bytes: 2000.0 },
-        ends: vec![Reason { kind: "end".to_owned(), reason: "target_reset".to_owned(), total: 4, rate: 0.0 }],
+        ends: vec![Reason {
+            kind: "end".to_owned(),
+            reason: "target_reset".to_owned(),
+            total: 4,
+            rate: 0.0,
+            keys: Vec::new(),
+        }],
     }];
     let mut screen = Screen::new(true, String::new());
     screen.hear(live);

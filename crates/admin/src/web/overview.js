@@ -4,7 +4,7 @@ import { chart } from "./chart.js";
 import { ask } from "./api.js";
 import { h, panel, setAttribute, setText, table } from "./dom.js";
 import { bits, clock, count, decimal, many, micros, named, NONE, percent, perSecond, span, dateTime, user } from "./format.js";
-import { dropWords, refusalWords } from "./words.js";
+import { dropWords, keyLinks, refusalWords } from "./words.js";
 
 const SECONDS = 600;
 const SOMETIMES_MS = 10000;
@@ -89,7 +89,7 @@ export function overview(job) {
 }
 
 const reasonColumns = (words) => [
-  { title: "Reason", heads: true, cell: (row) => ({ text: words(row), note: `${row.kind} · ${row.reason}` }) },
+  { title: "Reason", heads: true, cell: (row) => ({ text: words(row), note: `${row.kind} · ${row.reason}`, links: keyLinks(row.keys ?? []) }) },
   { title: "Now", number: true, cell: (row) => perSecond(row.rate) },
   { title: "Since the start", number: true, cell: (row) => count(row.total) },
 ];
@@ -158,7 +158,7 @@ function server() {
   ], "No certificate is configured.");
   const expiry = h("p", { class: "warning", hidden: true });
   const limits = table("Limits", [
-    { title: "Limit", heads: true, cell: (row) => ({ text: row.key, href: `#/configuration?${new URLSearchParams({ key: row.key })}` }) },
+    { title: "Limit", heads: true, cell: (row) => keyLinks([row.key])[0] },
     { title: "Taken", number: true, cell: (row) => ({ text: `${count(row.used)} of ${count(row.most)}`, share: row.used / row.most }) },
   ]);
 

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { h, setText, table } from "./dom.js";
 import { count, dateTime, named, user } from "./format.js";
+import { keyLinks } from "./words.js";
 
 const AGAIN_MS = 5000;
 const V4 = /^\d+(\.\d+){3}([:/]\d+)?$/;
@@ -38,7 +39,7 @@ export function refusals(words) {
     { title: "Why", cell: (row) => ({
       text: row.reason,
       note: both(also(row.other_peers), row.remedy),
-      links: row.keys.map((key) => ({ text: key, href: `#/configuration?${new URLSearchParams({ key })}` })),
+      links: keyLinks(row.keys),
     }) },
   ], "No matching refusals. The server remembers the last ones since it was started.");
   let current = true;

@@ -143,5 +143,8 @@ const REFUSALS = {
 
 const words = (names, { kind, reason }) => names[`${kind} ${reason}`] ?? `${kind}: ${reason.replaceAll("_", " ")}`;
 
+// Links to the configuration keys that decide something.
+export const keyLinks = (keys) => keys.map((key) => ({ text: key, href: `#/configuration?${new URLSearchParams({ key })}` }));
+
 export const dropWords = (reason) => words(DROPS, reason);
 export const refusalWords = (reason) => words(REFUSALS, reason);

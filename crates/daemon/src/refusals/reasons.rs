@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, net::SocketAddr};
 
+use strum::VariantArray as _;
 use turnpike_measure::units::span;
 use turnpike_turn::server::{CredentialRefusal, DropReason, PeerDenial, RequestRefusal, TokenProblem};
 use turnpike_wire::stun::kind;
@@ -55,6 +56,48 @@ impl Why {
             }
             Self::Connection(_, reason) => connection_keys(reason).unwrap_or_default(),
         }
+    }
+}
+
+/// Configuration keys that control what the page counts under this kind and reason; empty if none does.
+#[must_use]
+pub fn keys_of_count(kind: &str, reason: &str) -> &'static [&'static str] {
+    let request = |why| request_keys(486, why).unwrap_or_default();
+    match (kind, reason) {
+        ("answer", code) => {
+            let code = code.parse().unwrap_or_default();
+            request_keys(code, RequestRefusal::Code).unwrap_or_default()
+        }
+        ("credentials", "no_such_user") => credentials_keys(CredentialRefusal::NoSuchUser),
+        ("credentials", "wrong_key") => credentials_keys(CredentialRefusal::WrongKey),
+        ("credentials", "wrong_realm") => credentials_keys(CredentialRefusal::WrongRealm),
+        ("credentials", "access_token") => &["oauth.key"],
+        ("limit", "user") => request(RequestRefusal::UserQuota),
+        ("limit", "total") => request(RequestRefusal::TotalQuota),
+        ("limit", "prefix") => request(RequestRefusal::PrefixQuota),
+        ("limit", "permissions") => request(RequestRefusal::Permissions),
+        ("limit", "channels") => request(RequestRefusal::Channels),
+        ("limit", "shared_peer") => request(RequestRefusal::SharedPeer),
+        ("limit", "connections") => &["limits.peer_connections_per_allocation"],
+        ("limit", "connections_total") | ("peer_connection", "limit") => &["limits.peer_connections"],
+        ("limit", "connections_user") => &["limits.peer_connections_per_user"],
+        ("peer", "rule") => &["peers.deny"],
+        ("peer", "own" | "special") => peer_keys(PeerDenial::Special),
+        ("peer", "not_allowed") => peer_keys(PeerDenial::NotAllowed),
+        ("peer_connection", "peer_refused") => &["peers.deny", "peers.allow"],
+        ("request", "no_relay_port") => request(RequestRefusal::NoRelay),
+        ("dtls", "evicted") => Why::Connection("dtls_handshake", "evicted").keys(),
+        ("connection" | "tls" | "dtls", reason) => connection_keys(reason).unwrap_or_default(),
+        ("packet", "allocation_bandwidth") => &["limits.bits_per_second_per_allocation"],
+        ("packet", "user_bandwidth") => &["limits.bits_per_second_per_user"],
+        ("packet", "realm_bandwidth") => &["limits.bits_per_second_per_realm"],
+        ("packet", "total_bandwidth") => &["limits.bits_per_second"],
+        ("packet", "peer_refused") => &["peers.deny", "peers.allow"],
+        ("packet", reason) => {
+            let drop = DropReason::VARIANTS.iter().find(|drop| <&str>::from(**drop) == reason);
+            drop.map_or(&[], |drop| request(RequestRefusal::Unanswered(*drop)))
+        }
+        _ => &[],
     }
 }
 
@@ -407,7 +450,6 @@ fn connection_keys(reason: &str) -> Option<&'static [&'static str]> {
 
 #[cfg(test)]
 mod tests {
-    use strum::VariantArray as _;
     use turnpike_relay::{CloseReason, DtlsFailure, HandshakeFailure};
     use turnpike_turn::server::request::Method;
 
@@ -431,6 +473,50 @@ mod tests {
             assert_ne!(reason, "refused", "{code}");
             assert!(reasons.insert(reason), "{code}");
             assert!(request_keys(code, RequestRefusal::Code).is_some(), "{code}");
+        }
+    }
+
+    /// Kinds and reasons that the page shows, besides those of requests.
+    fn counted() -> impl Iterator<Item = (&'static str, &'static str)> {
+        let codes = turnpike_turn::server::stats::ERROR_CODES.iter().map(|(_, name)| ("answer", *name));
+        let drops = DropReason::VARIANTS.iter().map(|drop| ("packet", <&str>::from(*drop)));
+        let closed = CloseReason::VARIANTS.iter().map(|reason| ("connection", <&str>::from(*reason)));
+        let tls = HandshakeFailure::VARIANTS.iter().map(|reason| ("tls", <&str>::from(*reason)));
+        let dtls = DtlsFailure::VARIANTS.iter().map(|reason| ("dtls", <&str>::from(*reason)));
+        let peers = PeerDenial::NAMES.iter().map(|name| ("peer", *name));
+        let counters = turnpike_turn::server::Stats::default();
+        let families = [("credentials_refused", "credentials"), ("limit_refusals", "limit")];
+        let others: Vec<_> = counters
+            .counters()
+            .filter_map(|(family, label, _)| {
+                let (_, kind) = families.iter().find(|(known, _)| *known == family)?;
+                Some((*kind, label?.1))
+            })
+            .collect();
+        codes.chain(drops).chain(closed).chain(tls).chain(dtls).chain(peers).chain(others)
+    }
+
+    #[test]
+    fn counts_lead_to_the_keys_that_single_refusals_lead_to() {
+        for (kind, reason, keys) in [
+            ("answer", "440", Why::Unproved(Method::Allocate, 440, RequestRefusal::Code).keys()),
+            ("limit", "user", Why::Request(Method::Allocate, 486, RequestRefusal::UserQuota).keys()),
+            ("credentials", "wrong_key", Why::Credentials(CredentialRefusal::WrongKey).keys()),
+            ("connection", "evicted", Why::Connection("connection", "evicted").keys()),
+            ("dtls", "evicted", Why::Connection("dtls_handshake", "evicted").keys()),
+            (
+                "packet",
+                "refusal_limit",
+                Why::Request(Method::Allocate, 401, RequestRefusal::Unanswered(DropReason::RefusalLimit))
+                    .keys(),
+            ),
+        ] {
+            assert!(!keys.is_empty(), "{kind} {reason}");
+            assert_eq!(keys_of_count(kind, reason), keys, "{kind} {reason}");
+        }
+        // Every limit has a key.
+        for (kind, reason) in counted().filter(|(kind, _)| *kind == "limit") {
+            assert!(!keys_of_count(kind, reason).is_empty(), "{kind} {reason}");
         }
     }
 
@@ -480,6 +566,11 @@ mod tests {
         let all = all.chain(requests.map(|why| Why::Request(Method::Allocate, 486, why)));
         let all = all.chain(codes.map(|code| Why::Unproved(Method::Allocate, code, RequestRefusal::Code)));
         let all = all.chain(connections.map(|reason| Why::Connection("connection", reason)));
+        for (kind, reason) in counted() {
+            for key in keys_of_count(kind, reason) {
+                assert!(known.contains(*key), "{key} of {kind} {reason} is none of {known:?}");
+            }
+        }
         for why in all.chain([Why::Connection("dtls_handshake", "evicted")]) {
             assert!(!why.keys().is_empty(), "{why:?}");
             for key in why.keys() {
