@@ -4,7 +4,7 @@
 //! ```text
 //!   previous process                            this process
 //!     lend ── one end, among the listening sockets ──▶ Predecessor
-//!     leave: Successor::answer ◀── Asked, Answered ──▶ ask: GET and DELETE of /v1/sessions
+//!     leave: Successor::answer ◀── Asked, Answered ──▶ ask: /v1/sessions, /v1/bans
 //! ```
 //!
 //! The end goes along under a name that is no address, so a version that does not know it closes it, and one that offers none is not asked.
@@ -37,6 +37,9 @@ struct Asked {
     method: String,
     /// With the query.
     path: String,
+    /// JSON; empty without a body.
+    #[serde(default)]
+    body: String,
     /// Client of the new process, for the audit log.
     by: String,
 }
@@ -73,10 +76,10 @@ impl Successor {
         let Some(channel) = channel else { return };
         let (router, runtime) = (self.router.clone(), Handle::current());
         let answer = move || {
-            while let Ok((Asked { id, method, path, by }, _)) = channel.receive_value::<Asked>() {
+            while let Ok((Asked { id, method, path, body, by }, _)) = channel.receive_value::<Asked>() {
                 // The new process has judged whether its client may ask this.
                 let via = Via::Node(AdminAccess::Full, by);
-                let answer = runtime.block_on(questions::ask(router.clone(), via, &method, path));
+                let answer = runtime.block_on(questions::ask(router.clone(), via, &method, path, body));
                 if channel.send_value(&Answered { id, pid: std::process::id(), answer }, &[]).is_err() {
                     break;
                 }
@@ -111,13 +114,14 @@ impl Predecessor {
         &self,
         method: &Method,
         path: String,
+        body: String,
         by: String,
     ) -> Result<Option<(u32, Answer)>, String> {
         let silent = || "the previous process does not answer".to_owned();
         let link = timeout(PATIENCE, Arc::clone(&self.0).lock_owned()).await.map_err(|_| silent())?;
-        let method = method.to_string();
         // A client that goes away meanwhile leaves no answer behind that the next question would find.
-        let asking = task::spawn_blocking(move || exchange(link, method, path, by));
+        let asked = Asked { id: 0, method: method.to_string(), path, body, by };
+        let asking = task::spawn_blocking(move || exchange(link, asked));
         match asking.await {
             Ok(Ok(answered)) => Ok(answered),
             Ok(Err(_)) | Err(_) => Err(silent()),
@@ -125,16 +129,11 @@ impl Predecessor {
     }
 }
 
-fn exchange(
-    mut link: OwnedMutexGuard<Option<Link>>,
-    method: String,
-    path: String,
-    by: String,
-) -> io::Result<Option<(u32, Answer)>> {
+fn exchange(mut link: OwnedMutexGuard<Option<Link>>, question: Asked) -> io::Result<Option<(u32, Answer)>> {
     let Some(Link { channel, asked }) = &mut *link else { return Ok(None) };
     *asked += 1;
     let (id, until) = (*asked, Instant::now() + PATIENCE);
-    let mut answered = channel.send_value(&Asked { id, method, path, by }, &[]);
+    let mut answered = channel.send_value(&Asked { id, ..question }, &[]);
     while answered.is_ok() && Instant::now() < until {
         match channel.receive_value::<Answered>() {
             Ok((answer, _)) if answer.id == id => return Ok(Some((answer.pid, answer.answer))),

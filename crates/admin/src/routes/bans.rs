@@ -3,18 +3,19 @@
 use axum::{
     Extension,
     extract::{Request, State},
-    http::{StatusCode, Uri},
+    http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use turnpike_fleet::{self as fleet, Ordered, Subject};
+use turnpike_fleet::{self as fleet, Answer, Ordered, Subject};
 use turnpike_measure::units::span;
 use utoipa::IntoParams;
 
-use super::{App, Json, body, query, running::seconds};
+use super::{App, Json, body, fleet::read, query, running::seconds, sessions::predecessor_silent};
 use crate::{
-    access::Audit,
+    access::{Audit, Grant},
+    accounts::check_realm,
     model::{Ban, Banned, Bans, NewBan, Problem, Unbanned},
 };
 
@@ -23,23 +24,36 @@ const LONGEST_USER: usize = 508;
 /// Characters that a reason may have.
 const LONGEST_REASON: usize = 200;
 
-/// Who is meant: a user, or a client.
+/// A user or a client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct BanQuery {
     /// The username, or the id of a time-limited one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 508)]
     pub(crate) user: Option<String>,
-    /// The realm of that user; `server.realm` if it is not there.
+    /// The realm of that user; default `server.realm`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 127)]
     pub(crate) realm: Option<String>,
     /// An address, or a prefix such as `192.0.2.0/24`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) client: Option<String>,
 }
 
-/// Who is banned, those first whose ban ends first.
+impl BanQuery {
+    fn of(subject: &Subject) -> Self {
+        match subject {
+            Subject::User { realm, name } => {
+                Self { user: Some(name.clone()), realm: Some(realm.clone()), client: None }
+            }
+            Subject::Client(prefix) => Self { user: None, realm: None, client: Some(prefix.to_string()) },
+        }
+    }
+}
+
+/// Lists bans, sorted by their end.
 #[utoipa::path(
     get,
     path = "/v1/bans",
@@ -53,8 +67,8 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     Ok(Json(Bans { bans }))
 }
 
-/// Bans a user, or whoever comes from some addresses, on all nodes of a fleet within a second: sessions end, and requests are refused (403) until the
-/// time is over. In a fleet, bans are kept in its store; else for as long as the server runs.
+/// Bans a user or clients by their addresses, on all nodes of a fleet within a second: their sessions end, and until the ban ends their requests
+/// get 403. A fleet keeps bans in its store; a single server keeps them while it runs, through upgrades in place.
 #[utoipa::path(
     post,
     path = "/v1/bans",
@@ -62,10 +76,14 @@ pub(super) async fn bans(State(app): State<App>) -> Result<Json<Bans>, Problem> 
     request_body = NewBan,
     responses(
         (status = 201, description = "The ban is in force on all nodes.", body = Banned),
-        (status = 202, description = "The ban is in force on the node that was asked; the others are told when the fleet's store answers again.", body = Banned),
+        (status = 202, description = "The ban is in force on the node that was asked. It is announced to the others when the fleet's store answers again.", body = Banned),
     ),
 )]
-pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn put_ban(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    request: Request,
+) -> Result<Response, Problem> {
     let example = "a body is missing, such as {\"user\": \"alice\", \"seconds\": 3600}";
     let new: NewBan = body(request).await?.ok_or_else(|| Problem::bad_request(example))?;
     let NewBan { user, realm, client, seconds, reason } = new;
@@ -74,10 +92,20 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
             format!("reason is expected to have {LONGEST_REASON} characters at most, and no line ends");
         return Err(Problem::bad_request(detail));
     }
+    if !(1..=fleet::LONGEST_BAN_S).contains(&seconds) {
+        let detail = format!("seconds is expected to be 1 to {}", fleet::LONGEST_BAN_S);
+        return Err(Problem::bad_request(detail));
+    }
     let subject = app.subject(BanQuery { user, realm, client })?;
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
     let ban = fleet::Ban::new(subject, now.saturating_add(seconds), reason);
-    let Ordered { here: ended, is_announced: announced } = app.fleet()?.ban(ban.clone()).await?;
+    let Ordered { here: mut ended, is_announced: announced } = app.fleet()?.ban(ban.clone()).await?;
+    let BanQuery { user, realm, client } = BanQuery::of(&ban.subject);
+    let order = NewBan { user, realm, client, seconds, reason: ban.reason.clone() };
+    let order = serde_json::to_string(&order).unwrap_or_default();
+    if let Some(there) = app.order_predecessor(&grant, &Method::POST, "/v1/bans".to_owned(), order).await? {
+        ended += read::<Banned>(&there).map_err(predecessor_disobeys)?.ended;
+    }
     let audit = Audit(format!(
         "{:?} is banned for {}; sessions ended here: {ended}{}",
         ban.subject.to_string(),
@@ -96,13 +124,25 @@ pub(super) async fn put_ban(State(app): State<App>, request: Request) -> Result<
     params(BanQuery),
     responses(
         (status = 200, description = "The ban is over on all nodes.", body = Unbanned),
-        (status = 202, description = "The ban is over on the node that was asked; the others are told when the fleet's store answers again.", body = Unbanned),
+        (status = 202, description = "The ban is over on the node that was asked. This is announced to the others when the fleet's store answers again.", body = Unbanned),
     ),
 )]
-pub(super) async fn remove_ban(State(app): State<App>, uri: Uri) -> Result<Response, Problem> {
+pub(super) async fn remove_ban(
+    State(app): State<App>,
+    Extension(grant): Extension<Grant>,
+    uri: Uri,
+) -> Result<Response, Problem> {
     let subject = app.subject(query(&uri)?)?;
     let fleet = app.fleet()?;
-    let Ordered { here: existed, is_announced: announced } = fleet.unban(subject.clone()).await?;
+    let Ordered { here: mut existed, is_announced: announced } = fleet.unban(subject.clone()).await?;
+    let words = serde_urlencoded::to_string(BanQuery::of(&subject)).unwrap_or_default();
+    let path = format!("/v1/bans?{words}");
+    if let Some(there) = app.order_predecessor(&grant, &Method::DELETE, path, String::new()).await?
+        && there.status != 404
+    {
+        read::<Unbanned>(&there).map_err(predecessor_disobeys)?;
+        existed = true;
+    }
     if announced && !existed {
         let detail = format!("{:?} is not banned", subject.to_string());
         return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_ban", detail));
@@ -118,7 +158,28 @@ const fn later(announced: bool) -> &'static str {
     if announced { "" } else { "; the other nodes are told when the fleet's store answers again" }
 }
 
+/// The answer if the previous process does not carry out an order.
+fn predecessor_disobeys(why: String) -> Problem {
+    predecessor_silent(format!("{why}; the order holds in this process alone: repeat it"))
+}
+
 impl App {
+    /// Passes an order on to the previous process; its answer, if it still lives. In a fleet that process hears of bans as each node does.
+    async fn order_predecessor(
+        &self,
+        grant: &Grant,
+        method: &Method,
+        path: String,
+        body: String,
+    ) -> Result<Option<Answer>, Problem> {
+        let Some(predecessor) = &self.predecessor else { return Ok(None) };
+        if self.fleet()?.node().is_some() {
+            return Ok(None);
+        }
+        let answer = predecessor.ask(method, path, body, grant.via().to_string()).await;
+        Ok(answer.map_err(predecessor_disobeys)?.map(|(_, answer)| answer))
+    }
+
     fn subject(&self, BanQuery { user, realm, client }: BanQuery) -> Result<Subject, Problem> {
         let subject = match (user, client) {
             (Some(name), None) => {
@@ -132,6 +193,7 @@ impl App {
                     Some(realm) => realm,
                     None => self.server()?.settings.realm.clone(),
                 };
+                check_realm(&realm)?;
                 Subject::User { realm, name }
             }
             (None, Some(client)) if realm.is_none() => {
@@ -143,17 +205,16 @@ impl App {
         // As other nodes read it.
         match subject.to_string().parse() {
             Ok(read) if subject == read => Ok(subject),
-            _ => Err(Problem::bad_request("user or realm has characters that no name has")),
+            _ => Err(Problem::bad_request(
+                "users of a realm with @ in its name cannot be banned by name: ban their addresses",
+            )),
         }
     }
 }
 
 fn shown(ban: &fleet::Ban) -> Ban {
     let fleet::Ban { subject, until, reason, .. } = ban;
-    let (user, realm, client) = match subject {
-        Subject::User { realm, name } => (Some(name.clone()), Some(realm.clone()), None),
-        Subject::Client(prefix) => (None, None, Some(prefix.to_string())),
-    };
+    let BanQuery { user, realm, client } = BanQuery::of(subject);
     let until = i64::try_from(*until).ok().and_then(|until| Timestamp::from_second(until).ok());
     Ban { user, realm, client, until: until.map_or_else(String::new, seconds), reason: reason.clone() }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::harness::{
     Certificate, Dir, Finished, Load, Metrics, Program, RUN, Reflect, SOON, Serve, Upgraded, V4,
-    address_after, ends, eventually, fetch, lives, turnpike, upgradable,
+    address_after, delete, ends, eventually, fetch, lives, post, turnpike, upgradable,
 };
 
 /// Datagrams a second, few enough that the smallest receive buffer of any kernel holds what comes while a busy machine lets a
@@ -256,6 +256,38 @@ fn sessions_that_stay_in_previous_processes_are_listed_and_can_be_ended() {
     assert_eq!(of(&listed(&run)), [here("udp")]);
     eventually("what is left is counted", || (open() == Some(1)).then_some(()));
     drop(udp);
+}
+
+#[test]
+fn a_ban_ends_sessions_that_stay_in_previous_processes() {
+    const TOKEN: &str = "0123456789abcdef";
+    let dir = Dir::new();
+    let config = dir.file("turnpike.toml", format!("[admin]\ntokens = [\"{TOKEN}\"]\n"));
+    let serve = Serve::start(&["-c", config.to_str().expect("our own path is UTF-8")]);
+    let reflect = Reflect::start(V4, &[]);
+    let mut upgraded = Upgraded::new(&serve.program);
+    let load = |clients: &str| {
+        Load::new(serve.address_of("tcp", V4))
+            .to(reflect.address)
+            .with(&["--transport", "tcp", "--clients", clients, "--rate", "20", "--duration", "600"])
+            .start()
+    };
+    let oldest = load("2");
+    serve.wait_for_allocations(2);
+    let first = upgraded.next();
+    let middle = load("1");
+    serve.wait_for_allocations(3);
+    let second = upgraded.next();
+    let ban = serde_json::json!({ "client": "127.0.0.0/8", "seconds": 600 });
+    let (status, banned) = post(serve.admin(), "/v1/bans", TOKEN, &ban).expect("it answers");
+    assert_eq!((status, &banned["ended"]), (201, &3.into()), "{banned}");
+    let (_, left) = fetch(serve.admin(), "/v1/sessions").expect("it answers");
+    assert!(left.contains("\"sessions\":[]"), "{left}");
+    let lift = || delete(serve.admin(), "/v1/bans?client=127.0.0.0/8", TOKEN).expect("it answers").0;
+    assert_eq!([lift(), lift()], [200, 404]);
+    drop((oldest, middle));
+    ends(first);
+    ends(second);
 }
 
 /// A program in a file of its own, which is not turnpike.

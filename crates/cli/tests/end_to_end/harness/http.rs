@@ -13,13 +13,21 @@ use super::SOON;
 
 /// Status and JSON of a POST with a key.
 pub(crate) fn post(server: SocketAddr, path: &str, key: &str, body: &Value) -> io::Result<(u16, Value)> {
+    change(server, "POST", path, key, &body.to_string())
+}
+
+/// Status and JSON of a DELETE with a key.
+pub(crate) fn delete(server: SocketAddr, path: &str, key: &str) -> io::Result<(u16, Value)> {
+    change(server, "DELETE", path, key, "")
+}
+
+fn change(server: SocketAddr, method: &str, path: &str, key: &str, body: &str) -> io::Result<(u16, Value)> {
     let mut stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
-    let body = body.to_string();
     let length = body.len();
     write!(
         stream,
-        "POST {path} HTTP/1.0\r\nHost: {server}\r\nAuthorization: Bearer {key}\r\n\
+        "{method} {path} HTTP/1.0\r\nHost: {server}\r\nAuthorization: Bearer {key}\r\n\
          Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )?;
     let (status, body) = answer(stream)?;

@@ -18,7 +18,7 @@ use std::{
 };
 
 pub(crate) use forward::{Forward, connect, copies, say, say_udp, tcp_echo, udp_echo};
-pub(crate) use http::{Metrics, get as fetch, get_as, get_unix, post};
+pub(crate) use http::{Metrics, delete, get as fetch, get_as, get_unix, post};
 pub(crate) use namespace::{Namespace, namespace};
 pub(crate) use newcomers::Newcomers;
 pub(crate) use program::{Finished, Program};
