@@ -2,6 +2,7 @@
 //! commands where none runs: both get the same answers.
 
 use std::{
+    ops::RangeInclusive,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -35,6 +36,12 @@ pub type Store = Directory<Database>;
 const USERS: usize = 100;
 /// Seconds in a year: the longest that anything here may take.
 const YEAR: u32 = 31_536_000;
+/// Sessions that a realm or a user may have, as the configuration has it.
+const SESSIONS: RangeInclusive<u64> = 1..=1_000_000;
+/// Characters of a password.
+const LONGEST_PASSWORD: usize = 1024;
+/// Characters of a secret, which are those of its column in coturn's tables.
+const LONGEST_SECRET: usize = 256;
 /// What a server's clock may be off, and a little more.
 const SKEW: u32 = 60;
 
@@ -105,6 +112,7 @@ impl Accounts {
             limit @ 1..=PAGE => limit,
             _ => return Err(Problem::bad_request(format!("limit is expected to be 1 to {PAGE}"))),
         };
+        realm.map_or(Ok(()), check_realm)?;
         let mut users = Vec::new();
         let after = match from.unwrap_or(Place::Configured(0)) {
             Place::Stored(realm, name) => Some(UserRow { realm, name, keys: "" }),
@@ -137,8 +145,9 @@ impl Accounts {
             let why = "name is expected to have 1 to 508 bytes, no control characters and no colon";
             return Err(Problem::bad_request(why));
         }
-        if password.is_empty() {
-            return Err(Problem::bad_request("the password is empty"));
+        if !(1..=LONGEST_PASSWORD).contains(&password.chars().count()) {
+            let why = format!("password is expected to have 1 to {LONGEST_PASSWORD} characters");
+            return Err(Problem::bad_request(why));
         }
         let realm = self.realm(realm.as_deref())?;
         self.not_configured(USER, &name, &realm)?;
@@ -157,6 +166,7 @@ impl Accounts {
 
     /// Secrets of one realm or of all, by realm and fingerprint.
     pub(crate) async fn secrets(&self, realm: Option<&str>) -> Result<Secrets, Problem> {
+        realm.map_or(Ok(()), check_realm)?;
         self.read().await?;
         let is_wanted = |of: &str| realm.is_none_or(|realm| realm == of);
         let signs = |realm: &str, secret: &Secret| {
@@ -216,10 +226,10 @@ impl Accounts {
         check_secret(&secret)?;
         // A server that has not read of it yet goes on with the one from before.
         let lag = SKEW.max(self.settings.store.refresh.saturating_mul(2));
-        let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
-        if overlap > YEAR.saturating_add(lag) {
+        if overlap_s.is_some_and(|overlap| overlap > YEAR) {
             return Err(Problem::bad_request(format!("overlap_s is expected to be 0 to {YEAR}")));
         }
+        let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
         self.read().await?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let until = since.saturating_add(overlap.into());
@@ -314,8 +324,10 @@ impl Accounts {
         for (what, limit) in
             [("max_sessions", max_sessions), ("max_sessions_per_user", max_sessions_per_user)]
         {
-            if limit == Some(0) {
-                let detail = format!("{what} is expected to be 1 or more; without it there is no limit");
+            if limit.is_some_and(|limit| !SESSIONS.contains(&limit)) {
+                let (least, most) = SESSIONS.into_inner();
+                let detail =
+                    format!("{what} is expected to be {least} to {most}; without it there is no limit");
                 return Err(Problem::bad_request(detail));
             }
         }
@@ -449,11 +461,8 @@ impl Accounts {
     /// The realm that is meant.
     fn realm(&self, named: Option<&str>) -> Result<String, Problem> {
         let realm = named.unwrap_or(&self.settings.realm);
-        if is_realm(realm) && has_no_blanks_around(realm) {
-            return Ok(realm.to_owned());
-        }
-        let why = "a realm is expected to have 1 to 127 characters, no blanks at its ends, and neither control characters nor \" nor \\";
-        Err(Problem::bad_request(why))
+        check_realm(realm)?;
+        Ok(realm.to_owned())
     }
 
     /// What others have written lately counts too.
@@ -531,9 +540,22 @@ fn has_no_blanks_around(text: &str) -> bool {
     text.trim() == text
 }
 
+/// Checks the name of a realm.
+///
+/// # Errors
+/// No realm can have this name.
+pub(crate) fn check_realm(realm: &str) -> Result<(), Problem> {
+    if is_realm(realm) && has_no_blanks_around(realm) {
+        return Ok(());
+    }
+    let why = "realm is expected to have 1 to 127 characters, no blanks at its ends, and neither control characters nor \" nor \\";
+    Err(Problem::bad_request(why))
+}
+
 fn check_secret(secret: &Secret) -> Result<(), Problem> {
-    if secret.reveal().is_empty() {
-        return Err(Problem::bad_request("the secret is empty"));
+    if !(1..=LONGEST_SECRET).contains(&secret.reveal().chars().count()) {
+        let why = format!("secret is expected to have 1 to {LONGEST_SECRET} characters");
+        return Err(Problem::bad_request(why));
     }
     if !has_no_blanks_around(secret.reveal()) {
         return Err(Problem::bad_request("the secret has blanks at its ends, which a store does not keep"));

@@ -49,6 +49,8 @@ const MOST_OF_APPLICATIONS: usize = 128;
 
 /// How long to wait after an accept that failed, for want of descriptors most likely.
 const REST: Duration = Duration::from_millis(100);
+/// Time for a client to take the answer that its request came too slowly.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time for a newcomer that gets 503 to send its request and take the answer.
 const REFUSAL: Duration = Duration::from_secs(2);
 
@@ -256,6 +258,7 @@ async fn speak<S>(
             () = async { progress.streaming().await; wire.end(usize::MAX).await } => Ok(Ok(())),
         }
     };
+    let is_waiting = progress.waits();
     progress.answered();
     match closed {
         Ok(Ok(())) => {}
@@ -272,7 +275,17 @@ async fn speak<S>(
                 closings.count(Closed::Malformed);
             }
         }
-        Err(closed) => return closings.count(closed),
+        Err(closed) => {
+            // A request whose body does not come is at no work yet, and nothing has been answered.
+            if wire.has_request() && is_waiting {
+                let _ = time::timeout(LAST_WORD, wire.refuse(wire::body_overdue())).await;
+                closings.count(Closed::NoRequest);
+                wire.close().await;
+            } else {
+                closings.count(closed);
+            }
+            return;
+        }
     }
     wire.close().await;
 }

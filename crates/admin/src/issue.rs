@@ -268,8 +268,7 @@ fn ttl_of(
     let limits = [key.and_then(|key| key.max_ttl), of_token];
     let most = limits.into_iter().flatten().fold(settings.credentials.max_ttl, u32::min);
     match wanted.unwrap_or_else(|| settings.credentials.ttl.min(most)) {
-        0 => Err(Refusal::bad_request(format!("ttl is expected to be 1 to {most}"))),
-        ttl if ttl > most => {
+        ttl if !(1..=most).contains(&ttl) => {
             Err(Refusal::bad_request(format!("ttl is expected to be 1 to {most}, not {ttl}")))
         }
         ttl => Ok(ttl),

@@ -1,7 +1,29 @@
 //! What the API says, as JSON: each type is written by the server, read by the commands, and described by the OpenAPI document.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{
+    ToSchema,
+    openapi::{Object, ObjectBuilder, Type},
+};
+
+/// One of these words.
+fn words(description: &str, words: &[&'static str]) -> Object {
+    let object = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
+    object.enum_values(Some(words.iter().copied())).build()
+}
+
+/// Transport between client and server.
+pub(crate) fn transport() -> Object {
+    words("Transport between client and server.", &["udp", "tcp", "tls", "dtls"])
+}
+
+fn relayed_transport() -> Object {
+    words("Transport between server and peers.", &["udp", "tcp"])
+}
+
+fn profile() -> Object {
+    words("Build profile.", &["release", "debug"])
+}
 
 /// Which program it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -22,11 +44,11 @@ pub struct Status {
     pub version: String,
     /// Process ID.
     pub pid: u32,
-    /// When it was started (RFC 3339).
+    /// Time of its start (RFC 3339).
     pub started_at: String,
     /// Seconds since then.
     pub uptime_s: u64,
-    /// Nothing new is taken; the program ends with the last session or connection.
+    /// It takes no new clients and ends with the last session or connection.
     pub draining: bool,
     /// Sessions of a server, connections of a forwarder, those of a previous process included. At most 1 s old.
     pub open: u64,
@@ -36,7 +58,7 @@ pub struct Status {
     /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Rights left to the process; null where it has given up nothing (`sandbox.mode`).
+    /// Rights left to the process; absent without a sandbox (`sandbox.mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
 }
@@ -74,16 +96,18 @@ pub struct Build {
     pub version: String,
     /// Architecture and system, such as `x86_64-linux`.
     pub target: String,
-    /// `release` or `debug`.
+    /// Build profile.
+    #[schema(schema_with = profile)]
     pub profile: String,
 }
 
 /// Some sessions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionPage {
-    /// In no order that means anything, but always the same one.
+    /// In a fixed order that has no meaning.
+    #[schema(max_items = 1000)]
     pub sessions: Vec<Session>,
-    /// The `cursor` of the next page; none behind the last one.
+    /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
     /// The previous process if it does not answer, in a sentence: its sessions are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -93,27 +117,30 @@ pub struct SessionPage {
 /// An allocation of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// 32 hex digits: its name for as long as it lives, on whichever worker.
+    /// Its name for as long as it lives, on any worker: 32 hex digits.
+    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub id: String,
     /// The realm of its user.
     pub realm: String,
     /// The username that authenticated it.
     pub user: String,
-    /// Whom quotas count, where that is another name: the id of a time-limited credential, say.
+    /// The name that quotas count by, if it is another one, such as the id of a time-limited credential.
     pub identity: Option<String>,
     /// The client's address.
     pub client: String,
     /// The address of the server that the client sends to.
     pub server: String,
-    /// Between client and server: `udp`, `tcp`, `tls` or `dtls`.
+    /// Between client and server.
+    #[schema(schema_with = transport)]
     pub transport: String,
     /// Relayed transport addresses: one, or one of each family.
     pub relayed: Vec<Relayed>,
-    /// Between the server and peers: `udp` or `tcp`.
+    /// Between the server and peers.
+    #[schema(schema_with = relayed_transport)]
     pub relayed_transport: String,
     /// Follows its client to another address (RFC 8016).
     pub mobile: bool,
-    /// Its client has gone, and may come back.
+    /// Its client is disconnected and may return.
     pub away: bool,
     /// Seconds since it began.
     pub age_s: f64,
@@ -123,18 +150,18 @@ pub struct Session {
     pub to_client: Traffic,
     /// Connections to peers (RFC 6062).
     pub peer_connections: u64,
-    /// The worker that has it, for now.
+    /// The worker that has it now.
     pub worker: u64,
     /// PID of the previous process, if that serves the session since an upgrade in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// The node of the fleet that has it, where another one than the one that was asked might.
+    /// The node of the fleet that has it; absent where only the node that was asked can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Peers that may send to it; of one session, not in lists.
+    /// Peers that may send to it; absent in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Vec<Permission>>,
-    /// Channels; told of one session, not in lists.
+    /// Channels; absent in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<Vec<Channel>>,
 }
@@ -142,7 +169,7 @@ pub struct Session {
 /// A relayed transport address.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Relayed {
-    /// Address and port, as the client was told them.
+    /// Address and port, as the client sees them.
     pub address: String,
     /// Seconds until it ends, unless the client renews it.
     pub expires_in_s: u64,
@@ -169,7 +196,8 @@ pub struct Permission {
 /// A channel of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Channel {
-    /// 16384 to 32767.
+    /// Its number (RFC 8656 section 12).
+    #[schema(minimum = 16384, maximum = 20479)]
     pub number: u16,
     /// Address and port.
     pub peer: String,
@@ -180,12 +208,13 @@ pub struct Channel {
 /// Sessions of all nodes of a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FleetSessions {
-    /// In no order that means anything; each with its node.
+    /// Each with its node.
+    #[schema(max_items = 1000)]
     pub sessions: Vec<Session>,
     /// Nodes that have not answered, and why; their sessions are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<String>,
-    /// The `cursor` of the next page; none behind the last one.
+    /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
 }
 
@@ -198,7 +227,7 @@ pub struct Fleet {
     pub node: String,
     /// Where the fleet's store is, without a password.
     pub store: String,
-    /// Why the node that was asked knows nothing of the others as of late, where it does not: then what follows is old.
+    /// Why the node that was asked has not heard of the others lately; null if it has. If set, the rest is old.
     pub alone: Option<String>,
     /// The store is new, was emptied or is another server. Until it knows what all nodes have, each serves its equal share of quotas.
     #[serde(default)]
@@ -209,18 +238,19 @@ pub struct Fleet {
     pub nodes: Vec<FleetNode>,
 }
 
-/// A node of a fleet, as it has said of itself within some seconds.
+/// A node of a fleet, as its last heartbeat describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FleetNode {
     /// Its name: `fleet.node`.
     pub name: String,
     /// Number of the node in CONNECTION-IDs and mobility tickets.
+    #[schema(maximum = 65535)]
     pub number: u16,
     /// State towards new clients.
     pub state: NodeState,
-    /// Seconds for which it has said nothing.
+    /// Seconds since its last heartbeat.
     pub silent_s: f64,
-    /// `fleet.zone`; empty if nobody says.
+    /// `fleet.zone`; empty if that is not set.
     pub zone: String,
     /// Version of the program; null before it is known.
     pub version: Option<String>,
@@ -228,7 +258,7 @@ pub struct FleetNode {
     pub busy: f64,
     /// Sessions that it has.
     pub sessions: u64,
-    /// The most that it may have.
+    /// Limit of its sessions.
     pub max_sessions: u64,
     /// Payload both ways, in bits.
     pub bits_per_second: u64,
@@ -248,20 +278,20 @@ pub struct FleetNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
-    /// It does.
+    /// It takes new clients.
     Serving,
     /// It has no room.
     Full,
-    /// It takes nobody new.
+    /// It takes no new clients.
     Draining,
-    /// Nobody knows as of late.
+    /// It has not been heard of lately.
     Silent,
 }
 
 /// Order to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeOrder {
-    /// Which.
+    /// Its name.
     pub node: String,
     /// The node takes no new clients.
     pub drains: bool,
@@ -270,11 +300,11 @@ pub struct NodeOrder {
 /// Bans in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bans {
-    /// Those first whose ban ends first.
+    /// Sorted by their end.
     pub bans: Vec<Ban>,
 }
 
-/// A ban: of a user, or of whoever comes from some addresses.
+/// A ban of a user, or of clients by their addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Ban {
     /// The username, or the id of a time-limited one.
@@ -288,7 +318,8 @@ pub struct Ban {
     pub client: Option<String>,
     /// When it ends (RFC 3339).
     pub until: String,
-    /// As somebody wrote it; may be empty.
+    /// Free text; may be empty.
+    #[schema(max_length = 200)]
     pub reason: String,
 }
 
@@ -297,29 +328,32 @@ pub struct Ban {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "seconds": 3600, "reason": "abuse" }))]
 pub struct NewBan {
-    /// The username, or the id of a time-limited one.
+    /// The username, or the id of a time-limited one: 1 to 508 bytes without control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 508)]
     pub user: Option<String>,
-    /// The realm of that user; `server.realm` if it is not there.
+    /// The realm of that user; default `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
     /// In place of a user: an address, or a prefix such as `192.0.2.0/24`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// For how long; 31 days at most.
+    /// Length of the ban, at most 31 days.
     #[schema(minimum = 1, maximum = 2_678_400)]
     pub seconds: u64,
-    /// Why, for whoever lists it; at most 200 characters.
+    /// Free text for lists of bans, without control characters.
     #[serde(default)]
+    #[schema(max_length = 200)]
     pub reason: String,
 }
 
-/// A ban that was made.
+/// A ban that is in force now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Banned {
-    /// It.
+    /// The ban.
     pub ban: Ban,
-    /// Sessions that it has ended, on the node that was asked.
+    /// Sessions that it has ended on the node that was asked, its previous process included.
     pub ended: u64,
     /// The other nodes of the fleet know. If not, they are told when the store answers again.
     pub announced: bool,
@@ -328,7 +362,7 @@ pub struct Banned {
 /// A ban that was ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unbanned {
-    /// Bans that are left, those first whose ban ends first.
+    /// Bans that are left, sorted by their end.
     pub bans: Vec<Ban>,
     /// The other nodes of the fleet know. If not, they are told when the store answers again.
     pub announced: bool,
@@ -345,9 +379,10 @@ pub struct Users {
     pub secrets: u64,
     /// Keys of access tokens (RFC 7635), those of a store included.
     pub token_keys: u64,
-    /// Some of them: those of the configuration first, then those of the store by realm and name.
+    /// A page of them: first those of the configuration, then those of the store by realm and name.
+    #[schema(max_items = 1000)]
     pub users: Vec<User>,
-    /// The `cursor` of the next page; none behind the last one.
+    /// The `cursor` of the next page; null on the last one.
     pub next: Option<String>,
 }
 
@@ -360,33 +395,36 @@ pub struct User {
     pub realm: String,
     /// The algorithms of its keys, such as `MD5, SHA-256`.
     pub keys: String,
-    /// Where it stands.
+    /// Its origin.
     pub from: Origin,
 }
 
-/// Where a user or a secret stands.
+/// Origin of a user or a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// In the configuration, by which alone it is changed.
+    /// The configuration, which alone can change it.
     Configuration,
-    /// In the store.
+    /// The store.
     Store,
 }
 
-/// A user to be made, or one that gets another password. Its `Debug` would show that, so there is none.
+/// A new user, or a new password of an existing one.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "alice", "password": "correct horse" }))]
 pub struct NewUser {
     /// The username: 1 to 508 bytes without control characters and colons.
+    #[schema(min_length = 1, max_length = 508)]
     pub name: String,
-    /// The realm; `server.realm` if it is not there.
+    /// The realm; default `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The password. Keys are made of it; it is not kept.
+    /// The password. The store keeps keys that are derived from it.
+    #[schema(min_length = 1, max_length = 1024)]
     pub password: String,
-    /// An existing one stays as it is; the answer is 409 then.
+    /// Refuses (409) to change an existing user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -404,42 +442,47 @@ pub struct SharedSecret {
     /// The realm.
     pub realm: String,
     /// The first 16 hex digits of its SHA-256.
+    #[schema(min_length = 16, max_length = 16, pattern = "^[0-9a-f]{16}$")]
     pub fingerprint: String,
-    /// Where it stands.
+    /// Its origin.
     pub from: Origin,
     /// Makes new credentials.
     pub signs: bool,
-    /// The last second in which it counts, once another one has taken its place (RFC 3339).
+    /// The last second in which it counts, after a rotation (RFC 3339).
     pub until: Option<String>,
 }
 
-/// A secret to be taken. Its `Debug` would show it, so there is none.
+/// A secret to be added.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "secret": "b835b34458676107ba09b78bc9a22be5" }))]
 pub struct NewSecret {
-    /// The secret.
+    /// The secret, without blanks at its ends.
+    #[schema(min_length = 1, max_length = 256)]
     pub secret: String,
-    /// The realm; `server.realm` if it is not there.
+    /// The realm; default `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// An existing one stays as it is; the answer is 409 then.
+    /// Answers 409 if the store has this secret.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
 
-/// Another secret for a realm. Its `Debug` would show it, so there is none.
+/// Replacement of a realm's secret.
 #[derive(Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "overlap_s": 3600 }))]
 pub struct Rotation {
-    /// The realm; `server.realm` if it is not there.
+    /// The realm; default `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The secret that is to make new credentials; one is made up, and told nobody, if it is not there.
+    /// The secret that signs new credentials; default a random one, which no answer shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 256)]
     pub secret: Option<String>,
-    /// Seconds for which the others count; a minute more than `credentials.max_ttl` if it is not there. 0 ends them at once.
+    /// Seconds for which the other secrets still count; default at least a minute more than `credentials.max_ttl`. 0 ends them at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 31536000)]
     pub overlap_s: Option<u32>,
@@ -473,27 +516,30 @@ pub struct Keys {
 pub struct Key {
     /// Its name.
     pub name: String,
-    /// The one realm that it is good for; none for all.
+    /// The only realm that it is good for; null for all.
     pub realm: Option<String>,
-    /// Seconds that a credential made for it lives at most; `credentials.max_ttl` holds too.
+    /// Longest lifetime of its credentials in seconds; `credentials.max_ttl` holds too.
     pub max_ttl: Option<u32>,
-    /// Requests a second; `credentials.rate` if it is not there.
+    /// Requests a second; default `credentials.rate`.
     pub rate: Option<u32>,
 }
 
-/// A key to be taken. Whoever makes it keeps it: only its hash is sent.
+/// A key to be added. Its owner keeps the key and sends the hash alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "shop", "sha256": "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865", "max_ttl": 3600 }))]
 pub struct NewKey {
-    /// Its name: 1 to 64 small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    /// Its name: small letters, digits, `-` and `_`. The key itself is `tpk_NAME.SECRET`.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9_-]+$")]
     pub name: String,
-    /// SHA-256 of the key, 64 hex digits.
+    /// SHA-256 of the key in hex digits.
+    #[schema(min_length = 64, max_length = 64, pattern = "^[0-9a-fA-F]+$")]
     pub sha256: String,
-    /// The one realm that it is good for; all, if it is not there.
+    /// The only realm that it is good for; default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// Seconds that a credential made for it lives at most.
+    /// Longest lifetime of its credentials in seconds; default `credentials.max_ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 31536000)]
     pub max_ttl: Option<u32>,
@@ -503,23 +549,26 @@ pub struct NewKey {
     pub rate: Option<u32>,
 }
 
-/// Wishes of an application. All of it may be left out.
+/// Request for a credential. Each member has a default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "user": "alice", "ttl": 600 }))]
 pub struct CredentialsRequest {
-    /// Owner of the credential: 1 to 256 bytes. Quotas count by it, and log lines name it; absent, it is generated.
+    /// Owner of the credential: 1 to 256 bytes. Quotas count by it, and log lines name it; default a random name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 256)]
     pub user: Option<String>,
-    /// Seconds for which it is good; `credentials.ttl` if it is not there.
+    /// Lifetime in seconds, at most `credentials.max_ttl`; default `credentials.ttl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 31536000)]
     pub ttl: Option<u32>,
-    /// The realm; that of the key, or `server.realm`, if it is not there.
+    /// The realm; default that of the key, or `server.realm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 127)]
     pub realm: Option<String>,
-    /// The token key (`oauth.key`) of which a token is wanted, in place of a username and a password (RFC 7635).
+    /// Token key (`oauth.key`): the answer has a token of it instead of a password (RFC 7635).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 508)]
     pub kid: Option<String>,
 }
 
@@ -529,11 +578,11 @@ pub struct Credentials {
     /// This server.
     #[serde(rename = "iceServers")]
     pub ice_servers: Vec<IceServer>,
-    /// REALM, for clients that take none from the server.
+    /// REALM, for clients that do not take it from the server.
     pub realm: String,
-    /// Seconds for which it is good.
+    /// Lifetime in seconds.
     pub ttl: u32,
-    /// When that is over (RFC 3339).
+    /// Its end (RFC 3339).
     pub expires_at: String,
 }
 
@@ -542,7 +591,7 @@ pub struct Credentials {
 pub struct IceServer {
     /// `turn:` and `turns:` URIs (RFC 7065), one for each transport, port and name.
     pub urls: Vec<String>,
-    /// USERNAME: of a token its kid.
+    /// USERNAME; the kid of a token.
     pub username: String,
     /// Password or token.
     pub credential: IceCredential,
@@ -575,11 +624,11 @@ pub struct IceToken {
 /// Credential in the form of the draft of a TURN REST API (draft-uberti-behave-turn-rest).
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct RestCredentials {
-    /// USERNAME: when it ends, and whose it is.
+    /// USERNAME: its end and its owner.
     pub username: String,
     /// The password.
     pub password: String,
-    /// Seconds for which both are good.
+    /// Lifetime of both in seconds.
     pub ttl: u32,
     /// `turn:` and `turns:` URIs (RFC 7065).
     pub uris: Vec<String>,
@@ -604,7 +653,7 @@ pub struct Change {
 /// All realms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Realms {
-    /// Those that clients are served in.
+    /// Realms that clients are served in.
     pub realms: Vec<Realm>,
     /// Realms of the store.
     pub stored: Vec<StoredRealm>,
@@ -617,9 +666,9 @@ pub struct Realm {
     pub name: String,
     /// Its sessions.
     pub sessions: u64,
-    /// The most that it may have, where that is less than what all may have.
+    /// Limit of its sessions; null if `limits.allocations` alone holds.
     pub max_sessions: Option<u64>,
-    /// The most that each of its users may have.
+    /// Limit of each of its users.
     pub max_sessions_per_user: u64,
     /// Bits per second, each way, of all its sessions together.
     pub bits_per_second: Option<u64>,
@@ -635,7 +684,7 @@ pub struct Realm {
     pub users: u64,
     /// Secrets of time-limited credentials in the configuration.
     pub secrets: u64,
-    /// Listeners that serve it alone or with others; any that no realm names, if there is none.
+    /// Listeners that serve it; empty if those serve it that no realm names.
     pub listen: Vec<String>,
     /// TLS and DTLS server names that lead to it.
     pub server_names: Vec<String>,
@@ -646,36 +695,37 @@ pub struct Realm {
 pub struct StoredRealm {
     /// REALM.
     pub name: String,
-    /// The most sessions that it may have.
+    /// Limit of its sessions.
     pub max_sessions: Option<u64>,
-    /// The most that each of its users may have.
+    /// Limit of each of its users.
     pub max_sessions_per_user: Option<u64>,
     /// Bits per second, each way, of each of its sessions.
     pub bits_per_second_per_session: Option<u64>,
-    /// Web pages whose clients are led to it.
+    /// Origins of web pages whose clients get it.
     pub origins: Vec<String>,
 }
 
-/// A realm to be served beside those of the configuration, or to get other limits.
+/// A realm to be served beside those of the configuration, or new limits of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "blue.example", "max_sessions": 100 }))]
 pub struct NewRealm {
-    /// REALM: 1 to 127 characters, without control characters, `"` and `\`.
+    /// REALM, without control characters, `"`, `\` and blanks at its ends.
+    #[schema(min_length = 1, max_length = 127)]
     pub name: String,
-    /// The most sessions that it may have; no limit of its own if it is not there.
+    /// Limit of its sessions; default none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1000000)]
     pub max_sessions: Option<u64>,
-    /// The most that each of its users may have.
+    /// Limit of each of its users; default none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1000000)]
     pub max_sessions_per_user: Option<u64>,
     /// Bits per second, each way, of each of its sessions; kept in whole bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1000, maximum = 1000000000000u64)]
     pub bits_per_second_per_session: Option<u64>,
-    /// An existing one stays as it is; the answer is 409 then.
+    /// Answers 409 if the store has this realm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_new: bool,
 }
@@ -692,14 +742,14 @@ pub struct Limits {
 pub struct Limit {
     /// Its key, such as `limits.allocations`.
     pub key: String,
-    /// The most that there may be; of times, in seconds (of `limits.burst`, in milliseconds), of rates, in bits per second (of refusals, in
-    /// refusals per second), of buffers, in bytes. Without it there is no limit.
+    /// The limit; null for none. Times are in seconds (`limits.burst` in milliseconds), rates in bits per second (refusals in refusals per
+    /// second), buffers in bytes.
     pub most: Option<u64>,
     /// Amount in use, where that is one number.
     pub used: Option<u64>,
 }
 
-/// Where clients come in, and where they are relayed.
+/// Listeners and relay addresses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Listeners {
     /// For clients.
@@ -708,14 +758,15 @@ pub struct Listeners {
     pub relays: Vec<RelayRange>,
 }
 
-/// Where clients come in.
+/// A listener for clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Listener {
-    /// `udp`, `tcp`, `tls` or `dtls`; where there is a certificate, `tcp` takes TLS too.
+    /// With a certificate, `tcp` takes TLS too.
+    #[schema(schema_with = transport)]
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// Takes no new clients, because a reload has taken it away; shown as long as it has sessions.
+    /// A reload has removed it: it takes no new clients and is listed while it has sessions.
     pub closing: bool,
     /// Sessions that came in here and exist now.
     pub sessions: u64,
@@ -725,20 +776,22 @@ pub struct Listener {
     pub to_client: Traffic,
 }
 
-/// Where clients are relayed.
+/// An address with ports for relayed transport addresses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RelayRange {
     /// The address of this machine.
     pub address: String,
-    /// The address that clients are told, where that is another one.
+    /// The address that clients see, if it is another one.
     pub external: Option<String>,
     /// The lowest port.
+    #[schema(maximum = 65535)]
     pub first_port: u16,
     /// The highest port.
+    #[schema(maximum = 65535)]
     pub last_port: u16,
 }
 
-/// The certificates that clients are shown.
+/// Certificates of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Certificates {
     /// The default one first.
@@ -750,7 +803,7 @@ pub struct Certificates {
 pub struct Certificate {
     /// Its file, as the configuration names it.
     pub file: String,
-    /// The DNS names that it is good for.
+    /// Its DNS names.
     pub names: Vec<String>,
     /// The last second in which it is valid (RFC 3339).
     pub not_after: String,
@@ -770,13 +823,13 @@ pub struct Workers {
 /// A worker: one thread. Counts are since the start, and at most 100 ms old.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Worker {
-    /// From 0 on.
+    /// Its number, from 0.
     pub number: u64,
     /// Sessions that it has.
     pub sessions: u64,
     /// The share of a core that it took lately, 0 to 1.
     pub load: Option<f64>,
-    /// The share of the time that it was ready to run lately and did not, because others had its core.
+    /// The share of time in which it was ready to run lately but another thread had its core.
     pub waiting: Option<f64>,
     /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
     pub event_loop_us: Option<u64>,
@@ -796,14 +849,13 @@ pub struct Worker {
     pub to_client: Traffic,
     /// Datagrams that the kernel dropped because the worker was too slow.
     pub kernel_drops: u64,
-    /// Datagrams dropped for any reason of ours; `/metrics` has them by reason.
+    /// Datagrams that the server dropped; `/metrics` has the reasons.
     pub dropped: u64,
 }
 
 /// An event of `/v1/live/events`.
 #[derive(ToSchema)]
 #[serde(tag = "event", content = "data", rename_all = "lowercase")]
-#[schema(example = json!({ "event": "live", "data": { "at": "2026-11-29T12:00:00Z" } }))]
 pub enum LiveEvent {
     /// The first one: the last minutes.
     History(Box<History>),
@@ -811,12 +863,12 @@ pub enum LiveEvent {
     Live(Box<Live>),
 }
 
-/// State of the program at this moment. Rates are of the last second or so: see `interval_s`.
+/// State of the program at this moment, with rates over the last second or so (`interval_s`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Live {
     /// When (RFC 3339, with milliseconds).
     pub at: String,
-    /// Seconds that the rates are of.
+    /// Seconds over which rates are measured.
     pub interval_s: f64,
     /// State of the program.
     pub status: Status,
@@ -849,7 +901,7 @@ pub struct LiveServer {
     pub opened: f64,
     /// Sessions that ended, a second.
     pub closed: f64,
-    /// Time that allocations of the last minute took; null if there were none.
+    /// Duration of allocations in the last minute; null without any.
     pub opening: Option<Quantiles>,
     /// Losses and drops since the start, by reason; reasons that have not happened are left out.
     pub drops: Vec<Reason>,
@@ -859,11 +911,11 @@ pub struct LiveServer {
     pub workers: Vec<LiveWorker>,
     /// Datagrams of one receive call.
     pub batches: Vec<Batch>,
-    /// Sessions by where and how their clients come in.
+    /// Sessions by listener.
     pub listeners: Vec<LiveListener>,
     /// Sessions by realm; realms without any are left out.
     pub realms: Vec<LiveRealm>,
-    /// Sessions that relay the most; none before they have been compared, which takes some seconds after the first who looks.
+    /// Sessions that relay the most; null for some seconds after the first request, until they have been compared.
     pub talkers: Option<Talkers>,
 }
 
@@ -876,40 +928,43 @@ pub struct Rate {
     pub bytes: f64,
 }
 
-/// Upper bounds: so long or less it took for that share.
+/// Durations as upper bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Quantiles {
     /// Number of allocations.
     pub count: u64,
-    /// Seconds for half of them; none if it is more than can be told.
+    /// Median in seconds; null above the largest bucket.
     pub p50_s: Option<f64>,
-    /// Seconds for 99 of 100.
+    /// 99th percentile in seconds, likewise.
     pub p99_s: Option<f64>,
 }
 
-/// Something that happens for several reasons.
+/// Count of one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reason {
     /// Kind, such as `packet` or `limit`.
     pub kind: String,
-    /// Why, as `/metrics` calls it.
+    /// Reason, as in `/metrics`.
     pub reason: String,
     /// Since the start.
     pub total: u64,
     /// A second.
     pub rate: f64,
+    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
 }
 
 /// Activity of a worker at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveWorker {
-    /// From 0 on.
+    /// Its number, from 0.
     pub number: u64,
     /// Sessions that it has.
     pub sessions: u64,
     /// The share of a core that it took, 0 to 1.
     pub load: Option<f64>,
-    /// The share of the time that it was ready to run and did not, because others had its core.
+    /// The share of time in which it was ready to run but another thread had its core.
     pub waiting: Option<f64>,
     /// Time that a datagram would have waited for it just now, in microseconds; null without an answer.
     pub event_loop_us: Option<u64>,
@@ -938,14 +993,15 @@ pub struct Batch {
     pub rate: f64,
 }
 
-/// Sessions whose clients come in here.
+/// Sessions of a listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LiveListener {
-    /// `udp`, `tcp`, `tls` or `dtls`.
+    /// Transport.
+    #[schema(schema_with = transport)]
     pub transport: String,
     /// Address and port.
     pub address: String,
-    /// The server name that leads to realms of its own, for those that asked for it.
+    /// The TLS server name that the clients asked for, if it leads to realms of its own.
     pub server_name: Option<String>,
     /// Sessions.
     pub sessions: u64,
@@ -963,11 +1019,12 @@ pub struct LiveRealm {
 /// Sessions that relay the most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Talkers {
-    /// Seconds that their rates are of.
+    /// Seconds over which their rates are measured.
     pub interval_s: f64,
-    /// Sessions that relayed anything at all in that time.
+    /// Sessions that relayed anything in that time.
     pub active: u64,
-    /// The one that relays the most bytes first.
+    /// Sorted by bytes, the largest first.
+    #[schema(max_items = 20)]
     pub talkers: Vec<Talker>,
 }
 
@@ -982,7 +1039,8 @@ pub struct Talker {
     pub user: String,
     /// The client's address.
     pub client: String,
-    /// Between client and server: `udp`, `tcp`, `tls` or `dtls`.
+    /// Between client and server.
+    #[schema(schema_with = transport)]
     pub transport: String,
     /// Payload to peers, a second.
     pub to_peer: Rate,
@@ -994,12 +1052,12 @@ pub struct Talker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleState {
-    /// It does.
+    /// It takes clients.
     #[default]
     Listening,
-    /// It cannot be bound yet, and is tried again (`forward.keep_going`).
+    /// It cannot be bound yet; it is tried again (`forward.keep_going`).
     Waiting,
-    /// Its last connections end.
+    /// It takes no new clients while its last connections end.
     Closed,
 }
 
@@ -1021,7 +1079,7 @@ pub struct LiveRule {
     pub name: String,
     /// State towards clients.
     pub state: RuleState,
-    /// Why it waits, if it does.
+    /// Reason for waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// Connections and sessions that exist.
@@ -1032,74 +1090,87 @@ pub struct LiveRule {
     pub to_target: Rate,
     /// To clients, likewise.
     pub to_client: Rate,
-    /// Why connections and sessions ended, and datagrams were dropped, since the start.
+    /// Ended connections and sessions and dropped datagrams since the start, by reason.
     pub ends: Vec<Reason>,
 }
 
-/// The last minutes, a second apart; all lists are of the same length. Where nothing is known stands null.
+/// The last minutes, a second apart, in lists of equal length; null stands for an unknown value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct History {
-    /// When the last point was (RFC 3339); none if there is none.
+    /// Time of the last point (RFC 3339); null without points.
     pub ends_at: Option<String>,
     /// Seconds between two points.
     pub step_s: f64,
     /// Sessions or connections.
+    #[schema(max_items = 600)]
     pub open: Vec<Option<f64>>,
     /// Payload bits to peers or targets, a second.
+    #[schema(max_items = 600)]
     pub to_peer_bps: Vec<Option<f64>>,
     /// Payload bits to clients, a second.
+    #[schema(max_items = 600)]
     pub to_client_bps: Vec<Option<f64>>,
     /// Payload datagrams to peers or targets, a second.
+    #[schema(max_items = 600)]
     pub to_peer_pps: Vec<Option<f64>>,
     /// Payload datagrams to clients, a second.
+    #[schema(max_items = 600)]
     pub to_client_pps: Vec<Option<f64>>,
     /// Datagrams lost or dropped, a second.
+    #[schema(max_items = 600)]
     pub dropped: Vec<Option<f64>>,
     /// Refusals, a second.
+    #[schema(max_items = 600)]
     pub refused: Vec<Option<f64>>,
     /// The share of its core that the busiest worker took.
+    #[schema(max_items = 600)]
     pub load: Vec<Option<f64>>,
     /// Microseconds that a datagram would have waited for the slowest worker.
+    #[schema(max_items = 600)]
     pub event_loop_us: Vec<Option<f64>>,
 }
 
-/// Clients that were refused lately.
+/// Recent refusals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Refusals {
-    /// The last one first.
+    /// The latest first.
+    #[schema(max_items = 1000)]
     pub refusals: Vec<Refusal>,
 }
 
-/// A client that was refused for one reason, once or again and again.
+/// Refusals of one client for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Refusal {
-    /// For the first time (RFC 3339).
+    /// The first one (RFC 3339).
     pub first_at: String,
-    /// For the last time.
+    /// The last one.
     pub last_at: String,
-    /// Number of times, as far as it is known: beyond some a second of one address they are counted in `/metrics` only.
+    /// Number of refusals. Above some a second of one address, `/metrics` alone counts them.
     pub count: u64,
-    /// Where it came from the last time.
+    /// Address of the client at the last one.
     pub client: String,
-    /// Username that the client gave, if it came as far as that.
+    /// Username that the client gave, if any.
     pub user: Option<String>,
-    /// The realm of a user who had proved it.
+    /// The realm of an authenticated user.
     pub realm: Option<String>,
     /// Refused thing: `credentials`, `peer`, a request such as `allocate`, `connection`, `tls_handshake`, `dtls_handshake`, `dtls_hello` (forgeable).
     pub asked: String,
-    /// The STUN error code of the answer, if there was one.
+    /// STUN error code of the answer; null without one.
+    #[schema(minimum = 300, maximum = 699)]
     pub code: Option<u16>,
     /// Reason.
     pub reason: String,
     /// Remedy.
     pub remedy: String,
-    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`; none where no key does.
+    /// Keys of the configuration that decide it, such as `limits.allocations_per_user`.
     pub keys: Vec<String>,
-    /// Refusals of other users, requests or peers of the client for this reason, which are counted in it.
+    /// Refusals among them that concern other users, requests or peers of the client.
     pub others: u64,
-    /// The last users of these, 16 at most.
+    /// The last users of these.
+    #[schema(max_items = 16)]
     pub other_users: Vec<String>,
-    /// The last peers of these, 16 at most.
+    /// The last peers of these.
+    #[schema(max_items = 16)]
     pub other_peers: Vec<String>,
 }
 
@@ -1116,6 +1187,7 @@ pub struct Access {
 #[schema(example = json!({ "level": "info" }))]
 pub struct LogLevel {
     /// `error`, `warn`, `info`, `debug`, `trace`, `off`, or directives such as `info,turnpike_relay=debug`.
+    #[schema(min_length = 1, max_length = 1000)]
     pub level: String,
 }
 
@@ -1124,7 +1196,7 @@ pub struct LogLevel {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "deadline_s": 300 }))]
 pub struct Drain {
-    /// Seconds that sessions may live on, at most a day; what `shutdown.deadline` says if it is not there. 0 ends them at once.
+    /// Seconds that sessions may live on, at most a day; default `shutdown.deadline`. 0 ends them at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
     pub deadline_s: Option<u32>,
@@ -1153,7 +1225,7 @@ pub struct Reloaded {
 /// Why a request was not done (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Always `about:blank`: the status says what kind it is.
+    /// Always `about:blank`.
     #[serde(rename = "type")]
     #[schema(value_type = String)]
     pub kind: Box<str>,
@@ -1161,13 +1233,14 @@ pub struct Problem {
     #[schema(value_type = String)]
     pub title: Box<str>,
     /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599)]
     pub status: u16,
     /// Description of the problem, and the remedy.
     pub detail: String,
-    /// Which problem it is, for programs.
+    /// Kind of problem, for programs.
     #[schema(value_type = String, example = "no_such_session")]
     pub code: Box<str>,
-    /// One line a mistake, where there may be several.
+    /// One line for each mistake, if there may be several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }

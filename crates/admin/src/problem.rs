@@ -14,71 +14,154 @@ pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 /// Whole seconds (RFC 9110 section 10.2.3).
 pub(crate) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// Every code, with the statuses that it comes with.
-pub(crate) const CODES: [(&str, &[u16]); 56] = [
-    ("bad_request", &[400]),
-    ("body", &[413]),
-    ("busy", &[503]),
-    ("draining", &[409, 503]),
-    ("failed", &[500]),
-    ("fleet_store_unavailable", &[503]),
-    ("foreign_origin", &[403]),
-    ("head_too_large", &[431]),
-    ("incomplete_body", &[400]),
-    ("key_exists", &[409]),
-    ("no_events", &[404]),
-    ("no_fleet", &[404]),
-    ("no_form", &[415]),
-    ("no_key", &[401]),
-    ("no_listener", &[409]),
-    ("no_secret", &[409]),
-    ("no_server", &[404]),
-    ("no_store", &[409, 503]),
-    ("no_such_ban", &[404]),
-    ("no_such_key", &[404]),
-    ("no_such_method", &[405]),
-    ("no_such_node", &[404]),
-    ("no_such_path", &[404]),
-    ("no_such_realm", &[404]),
-    ("no_such_secret", &[404]),
-    ("no_such_session", &[404]),
-    ("no_such_user", &[404]),
-    ("no_token", &[401]),
-    ("node_not_understood", &[502]),
-    ("node_silent", &[504]),
-    ("not_http", &[400]),
-    ("not_json", &[415]),
-    ("not_written", &[500]),
-    ("other_realm", &[403]),
-    ("predecessor_silent", &[504]),
-    ("rate_exceeded", &[429]),
-    ("read_only", &[403]),
-    ("realm_configured", &[409]),
-    ("realm_exists", &[409]),
-    ("realm_not_served", &[409]),
-    ("secret_exists", &[409]),
-    ("stopping", &[503]),
-    ("store_refuses", &[502]),
-    ("store_unavailable", &[503]),
-    ("timeout", &[408]),
-    ("too_long", &[507]),
-    ("too_many_watchers", &[503]),
-    ("unknown_host", &[421]),
-    ("unknown_kid", &[400]),
-    ("unknown_realm", &[400]),
-    ("upgrade", &[409]),
-    ("user_configured", &[409]),
-    ("user_exists", &[409]),
-    ("wrong_configuration", &[422]),
-    ("wrong_key", &[401]),
-    ("wrong_token", &[401]),
+/// A kind of problem, for programs.
+pub(crate) struct Code {
+    pub(crate) name: &'static str,
+    /// HTTP statuses that it comes with.
+    pub(crate) statuses: &'static [u16],
+    pub(crate) meaning: &'static str,
+}
+
+/// All codes by name.
+pub(crate) const CODES: [Code; 56] = [
+    Code {
+        name: "bad_request",
+        statuses: &[400],
+        meaning: "The request is wrong; `detail` names the parameter, member or header.",
+    },
+    Code {
+        name: "body",
+        statuses: &[413],
+        meaning: "The body has more than 4096 bytes, or the method takes none.",
+    },
+    Code { name: "busy", statuses: &[503], meaning: "All connections of this listener are at work." },
+    Code {
+        name: "draining",
+        statuses: &[409, 503],
+        meaning: "The program drains: it takes no new clients and does not reload.",
+    },
+    Code { name: "failed", statuses: &[500], meaning: "The change failed for a reason that the log has." },
+    Code { name: "fleet_store_unavailable", statuses: &[503], meaning: "The fleet's store does not answer." },
+    Code { name: "foreign_origin", statuses: &[403], meaning: "A page of another origin sent the request." },
+    Code {
+        name: "head_too_large",
+        statuses: &[431],
+        meaning: "The head of the request has more than 8 KiB or 100 headers.",
+    },
+    Code {
+        name: "incomplete_body",
+        statuses: &[400],
+        meaning: "The body ended early, or has broken chunks.",
+    },
+    Code { name: "key_exists", statuses: &[409], meaning: "The store has a key of this name." },
+    Code {
+        name: "no_events",
+        statuses: &[404],
+        meaning: "Events come from the node itself, not through another node.",
+    },
+    Code { name: "no_fleet", statuses: &[404], meaning: "The server is in no fleet." },
+    Code { name: "no_form", statuses: &[415], meaning: "The body is not a form." },
+    Code { name: "no_key", statuses: &[401], meaning: "The request has no key." },
+    Code { name: "no_listener", statuses: &[409], meaning: "No listener serves the realm." },
+    Code {
+        name: "no_secret",
+        statuses: &[409],
+        meaning: "The realm has no secret that could make credentials.",
+    },
+    Code { name: "no_server", statuses: &[404], meaning: "The program is a forwarder." },
+    Code { name: "no_store", statuses: &[409, 503], meaning: "No store is configured." },
+    Code { name: "no_such_ban", statuses: &[404], meaning: "The user or client is not banned." },
+    Code { name: "no_such_key", statuses: &[404], meaning: "The store has no key of this name." },
+    Code { name: "no_such_method", statuses: &[405], meaning: "The path does not have this method." },
+    Code { name: "no_such_node", statuses: &[404], meaning: "The fleet has no node of this name." },
+    Code { name: "no_such_path", statuses: &[404], meaning: "The path does not exist." },
+    Code { name: "no_such_realm", statuses: &[404], meaning: "The store has no realm of this name." },
+    Code {
+        name: "no_such_secret",
+        statuses: &[404],
+        meaning: "The store has no secret with this fingerprint.",
+    },
+    Code {
+        name: "no_such_session",
+        statuses: &[404],
+        meaning: "The session does not exist; it may have ended.",
+    },
+    Code { name: "no_such_user", statuses: &[404], meaning: "The store has no user of this name." },
+    Code {
+        name: "no_token",
+        statuses: &[401],
+        meaning: "The request needs a token, a client certificate or the Unix socket.",
+    },
+    Code {
+        name: "node_not_understood",
+        statuses: &[502],
+        meaning: "Another node sent an answer that this one cannot read.",
+    },
+    Code { name: "node_silent", statuses: &[504], meaning: "Another node does not answer." },
+    Code {
+        name: "not_http",
+        statuses: &[400],
+        meaning: "The request is not HTTP/1.1, or ended in its head.",
+    },
+    Code { name: "not_json", statuses: &[415], meaning: "The body is not JSON." },
+    Code { name: "not_written", statuses: &[500], meaning: "The answer could not be written." },
+    Code { name: "other_realm", statuses: &[403], meaning: "The key is good for another realm." },
+    Code { name: "predecessor_silent", statuses: &[504], meaning: "The previous process does not answer." },
+    Code { name: "rate_exceeded", statuses: &[429], meaning: "The key asks more often than it may." },
+    Code { name: "read_only", statuses: &[403], meaning: "The token may only read." },
+    Code {
+        name: "realm_configured",
+        statuses: &[409],
+        meaning: "The configuration has this limit of the realm, and comes before the store.",
+    },
+    Code { name: "realm_exists", statuses: &[409], meaning: "The store has a realm of this name." },
+    Code { name: "realm_not_served", statuses: &[409], meaning: "No realm of this name is served." },
+    Code { name: "secret_exists", statuses: &[409], meaning: "The store has this secret." },
+    Code { name: "stopping", statuses: &[503], meaning: "The program is about to end." },
+    Code { name: "store_refuses", statuses: &[502], meaning: "The store refuses what it was asked." },
+    Code { name: "store_unavailable", statuses: &[503], meaning: "The store does not answer." },
+    Code { name: "timeout", statuses: &[408], meaning: "The request did not arrive in time." },
+    Code {
+        name: "too_long",
+        statuses: &[507],
+        meaning: "The answer is too long to pass through another node.",
+    },
+    Code { name: "too_many_watchers", statuses: &[503], meaning: "Eight subscribers watch already." },
+    Code {
+        name: "unknown_host",
+        statuses: &[421],
+        meaning: "The Host header names a server that this one is not.",
+    },
+    Code { name: "unknown_kid", statuses: &[400], meaning: "The realm has no token key of this name." },
+    Code { name: "unknown_realm", statuses: &[400], meaning: "The realm is not served." },
+    Code { name: "upgrade", statuses: &[409], meaning: "Another process takes over: repeat the request." },
+    Code {
+        name: "user_configured",
+        statuses: &[409],
+        meaning: "The configuration defines this user, and comes before the store.",
+    },
+    Code { name: "user_exists", statuses: &[409], meaning: "The store has a user of this name." },
+    Code {
+        name: "wrong_configuration",
+        statuses: &[422],
+        meaning: "The configuration has the mistakes in `errors`; the old one stays in force.",
+    },
+    Code { name: "wrong_key", statuses: &[401], meaning: "The key does not exist." },
+    Code { name: "wrong_token", statuses: &[401], meaning: "The token does not exist." },
 ];
+
+impl Code {
+    /// A problem of this kind.
+    pub(crate) fn example(&self, status: u16) -> Problem {
+        let status = StatusCode::from_u16(status).unwrap_or_default();
+        Problem::new(status, self.name, self.meaning.trim_end_matches('.'))
+    }
+}
 
 impl Problem {
     /// `code` tells programs which it is, `detail` people.
     pub(crate) fn new(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
-        let is_known =
-            |(known, statuses): &(&str, &[u16])| *known == code && statuses.contains(&status.as_u16());
+        let is_known = |known: &Code| known.name == code && known.statuses.contains(&status.as_u16());
         debug_assert!(CODES.iter().any(is_known), "{code} with {status} is not in CODES");
         Self {
             kind: "about:blank".into(),

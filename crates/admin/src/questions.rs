@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     body::{Body, to_bytes},
-    http::{Request, StatusCode, header},
+    http::{HeaderName, Request, StatusCode, header},
     response::Response,
 };
 use hyper::service::Service as _;
@@ -21,6 +21,8 @@ use crate::{access::Via, model::Problem, problem::PROBLEM_JSON, program::Fleet};
 const MOST: usize = 8;
 /// Bytes of an answer: a page of sessions has some hundred thousand.
 const LONGEST: usize = 2 << 20;
+/// Headers that go along with the status of an answer.
+pub(crate) const HEADERS: [HeaderName; 3] = [header::ALLOW, header::RETRY_AFTER, header::WWW_AUTHENTICATE];
 /// For one of them; nobody waits longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -38,7 +40,7 @@ pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
                 Rights::Full => AdminAccess::Full,
                 Rights::Read => AdminAccess::Read,
             };
-            let answer = ask(router, Via::Node(access, by), &method, path).await;
+            let answer = ask(router, Via::Node(access, by), &method, path, String::new()).await;
             if begun.elapsed() < PATIENCE {
                 reply(answer);
             }
@@ -47,9 +49,13 @@ pub(crate) async fn answer(fleet: Arc<dyn Fleet>, router: Router) {
     }
 }
 
-/// Answers a request without a body that came by no connection.
-pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String) -> Answer {
-    let request = Request::builder().method(method).uri(path).body(Body::empty());
+/// Answers a request that came by no connection. The body is JSON; it may be empty.
+pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String, body: String) -> Answer {
+    let mut request = Request::builder().method(method).uri(path);
+    if !body.is_empty() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    let request = request.body(Body::from(body));
     let Ok(request) = request else {
         return problem(&Problem::bad_request("what another node asks is no request"));
     };
@@ -59,9 +65,14 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String) ->
     let status = response.status().as_u16();
     let media_type = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let media_type = media_type.unwrap_or_default().to_owned();
+    let header = |name: &HeaderName| {
+        let value = response.headers().get(name)?.to_str().ok()?;
+        Some((name.as_str().to_owned(), value.to_owned()))
+    };
+    let headers = HEADERS.iter().filter_map(header).collect();
     let body = to_bytes(response.into_body(), LONGEST).await;
     match body.ok().and_then(|bytes| String::from_utf8(bytes.into()).ok()) {
-        Some(body) => Answer { status, media_type, body },
+        Some(body) => Answer { status, media_type, body, headers },
         None => {
             let detail = "the answer is too long for another node; ask for fewer at a time";
             problem(&Problem::new(StatusCode::INSUFFICIENT_STORAGE, "too_long", detail))
@@ -71,5 +82,5 @@ pub(crate) async fn ask(router: Router, via: Via, method: &str, path: String) ->
 
 fn problem(problem: &Problem) -> Answer {
     let body = escape::json(&serde_json::to_string(problem).unwrap_or_default()).into_owned();
-    Answer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body }
+    Answer { status: problem.status, media_type: PROBLEM_JSON.to_owned(), body, headers: Vec::new() }
 }

@@ -4,6 +4,7 @@ mod accounts;
 mod bans;
 mod credentials;
 mod errors;
+mod examples;
 mod fleet;
 mod health;
 mod input;
@@ -44,9 +45,10 @@ use crate::{
 pub(crate) use accounts::{RealmQuery, UserQuery};
 use credentials::Desk;
 use errors::Errors;
+use examples::Examples;
 pub(crate) use fleet::path_at_node;
 pub(crate) use input::whole;
-use input::{body, bytes, form, query};
+use input::{PathPart, body, bytes, form, path_part, query};
 use parameters::Parameters;
 pub(crate) use sessions::SessionQuery;
 
@@ -133,14 +135,14 @@ pub(crate) fn router(
         .layer(middleware::from_fn_with_state(access::Guard::new(program, changes), access::admit))
 }
 
-/// The description of all that.
+/// Description of the API.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "turnpike",
-        description = "The admin interface of `turnpike serve` and `turnpike forward`. Over its Unix socket everything may be done without a \
-                       token. Errors are problem details (RFC 9457). On listeners for applications (`credentials.listen`) `/`, \
-                       `/v1/credentials` and `/livez` alone are answered, to who has a key of `/v1/keys` in place of a token."
+        description = "The admin interface of `turnpike serve` and `turnpike forward`. The Unix socket needs no token. A request has at most \
+                       8 KiB of head and 4 KiB of body. Errors are problem details (RFC 9457). On listeners for applications (`credentials.listen`) `/`, \
+                       `/v1/credentials` and `/livez` alone are answered, and a key of `/v1/keys` takes the place of a token."
     ),
     paths(
         credentials::front,
@@ -194,7 +196,7 @@ pub(crate) fn router(
         bans::remove_ban,
     ),
     components(schemas(Problem)),
-    modifiers(&Token, &Errors),
+    modifiers(&Token, &Errors, &Examples),
     security((), ("token" = [])),
 )]
 pub(crate) struct Document;

@@ -2,8 +2,7 @@
 //! elsewhere.
 
 use axum::{
-    extract::Path,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 
@@ -55,8 +54,9 @@ pub(crate) fn front() -> Response {
 }
 
 /// One of its files.
-pub(crate) async fn file(Path(name): Path<String>) -> Response {
-    match find(&name) {
+pub(crate) async fn file(uri: Uri) -> Response {
+    let name = uri.path().trim_start_matches("/web/");
+    match find(name) {
         Some((kind, text)) => shown(kind, text),
         None => {
             let detail = format!("the page has no file {name:?}");

@@ -9,7 +9,7 @@ use turnpike_config::{RealmSettings, Secret, TokenKeySettings, User, UserSecret}
 use turnpike_testkit::certificates::Certificate;
 use turnpike_turn::access_token::TokenKey;
 
-use crate::support::{Answer, Running, Together, certificates_in};
+use crate::support::{Answer, Running, Together, certificates_in, examples::Examples};
 
 /// The document as the program itself gives it.
 struct Document(Value);
@@ -86,7 +86,9 @@ fn configured(running: &Running) {
 fn every_path_answers_as_described() {
     let together = Together::default();
     let running = Running::node(&together, "one", 2);
-    let _other = Running::node(&together, "two", 1);
+    let other = Running::node(&together, "two", 1);
+    let _far = other.allocated();
+    let of_other = other.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
     configured(&running);
     let certificate = Certificate::new(&["turn.example.org"]);
     let (cert, key) =
@@ -97,6 +99,8 @@ fn every_path_answers_as_described() {
     let document = Document::of(&running);
     let id = running.get("/v1/sessions").ok()["sessions"][0]["id"].as_str().unwrap().to_owned();
     let mut asked = BTreeSet::new();
+    let mut examples = Examples::read();
+    let mut compared = BTreeSet::new();
     let mut ask = |method: &str, path: &str, body: Option<&str>, status: u16| {
         let name = if path.contains("realms") { "blue.example" } else { "dora" };
         let (path, query) = path.split_once('?').map_or((path, ""), |(path, query)| (path, query));
@@ -105,12 +109,22 @@ fn every_path_answers_as_described() {
             .replace("{name}", name)
             .replace("{fingerprint}", "dc365e79d41cfae1")
             .replace("{node}", "two")
-            .replace("{path}", if method == "GET" { "status" } else { "sessions/00" });
+            .replace(
+                "{path}",
+                &if method == "GET" { "status".to_owned() } else { format!("sessions/{of_other}") },
+            );
         let real = if query.is_empty() { real } else { format!("{real}?{query}") };
         let answer = running.ask(method, &real, body);
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         document.check(method, path, &answer);
-        asked.insert(format!("{} {path}", method.to_ascii_lowercase()));
+        let method = method.to_ascii_lowercase();
+        let operation = document.0["paths"][path][&method]["operationId"].as_str().unwrap();
+        if !answer.header("content-type").starts_with("application/problem+json")
+            && compared.insert(format!("{operation} {status} {}", answer.header("content-type")))
+        {
+            examples.compare(operation, &answer);
+        }
+        asked.insert(format!("{method} {path}"));
     };
     for path in [
         "/",
@@ -142,7 +156,10 @@ fn every_path_answers_as_described() {
     }
     ask("POST", "/v1/fleet/nodes/{node}/drain", None, 202);
     ask("POST", "/v1/fleet/nodes/{node}/uncordon", None, 202);
-    ask("DELETE", "/v1/fleet/nodes/{node}/v1/{path}", None, 400);
+    ask("DELETE", "/v1/fleet/nodes/{node}/v1/{path}", None, 200);
+    ask("DELETE", "/v1/fleet/nodes/{node}/v1/{path}", None, 404);
+    ask("POST", "/v1/bans", Some("{\"user\":\"mallory\",\"seconds\":60,\"reason\":\"abuse\"}"), 202);
+    ask("DELETE", "/v1/bans?user=mallory", None, 202);
     ask("POST", "/v1/bans", Some("{\"user\":\"dora\",\"seconds\":60}"), 201);
     ask("GET", "/v1/bans", None, 200);
     ask("DELETE", "/v1/bans?user=dora", None, 200);

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
+use serde_json::Value;
+
 use crate::support::Running;
 
 /// Where others read it. `UPDATE=1 cargo test -p turnpike-admin --test admin document::` writes it anew.
@@ -43,6 +45,52 @@ fn each_request_body_has_an_example_that_the_server_takes() {
         }
     }
     assert_eq!(tried, 9, "of all operations with a body");
+}
+
+/// Fails unless the example is there and fits its schema.
+fn check_example(document: &Value, name: &str, schema: &Value, example: &Value) {
+    assert!(!example.is_null(), "{name} has no example");
+    let mut whole = schema.clone();
+    whole["components"] = document["components"].clone();
+    let validator = jsonschema::validator_for(&whole).expect("a schema");
+    let errors: Vec<String> = validator.iter_errors(example).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{name}: {errors:?} in {example}");
+}
+
+#[test]
+fn each_body_has_an_example_that_fits_its_schema() {
+    let document = Running::start(None, |_, _| {}).get("/openapi.json").ok();
+    let resolved = |value: &Value| match value["$ref"].as_str() {
+        Some(place) => document.pointer(place.trim_start_matches('#')).expect("it is there").clone(),
+        None => value.clone(),
+    };
+    let mut checked = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let bodies = operation["responses"].as_object().unwrap().iter();
+            let bodies = bodies.map(|(status, response)| (status.as_str(), resolved(response)));
+            for (status, body) in bodies.chain([("request", operation["requestBody"].clone())]) {
+                for (media, content) in body["content"].as_object().into_iter().flatten() {
+                    // Documents of their own.
+                    if path == "/openapi.json" && status == "200"
+                        || media == "text/html"
+                        || media.contains("openmetrics")
+                    {
+                        continue;
+                    }
+                    let schema = &content["schema"];
+                    let name = format!("{method} {path} {status} {media}");
+                    let example = match &content["example"] {
+                        Value::Null => resolved(schema)["example"].clone(),
+                        example => example.clone(),
+                    };
+                    check_example(&document, &name, schema, &example);
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 400, "{checked}");
 }
 
 /// Programs that are made of the document call their functions so.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use turnpike_admin::{
     client::{Client, Target},
-    commands::{self, Sessions},
+    commands::{self, Format, Sessions},
     program::Standing,
 };
 
@@ -78,6 +78,14 @@ fn an_answer_of_another_node_is_as_that_node_gives_it_itself() {
     assert_eq!(problem, nodes[1].get("/v1/sessions?limit=0").problem(400));
     // A stream has no end, and another node's answer has.
     assert_eq!(nodes[0].get("/v1/fleet/nodes/b/v1/live/events").problem(404), "no_events");
+}
+
+#[test]
+fn a_relayed_refusal_keeps_the_headers_of_its_status() {
+    let (_, nodes) = three();
+    let relayed = nodes[0].get("/v1/fleet/nodes/b/v1/reload");
+    assert_eq!(relayed.problem(405), "no_such_method");
+    assert_eq!((relayed.header("allow"), nodes[1].get("/v1/reload").header("allow")), ("POST", "POST"));
 }
 
 #[test]
@@ -230,7 +238,7 @@ fn the_commands_show_a_fleet_and_steer_it() {
     let _client = nodes[1].allocated();
     let client = Client::new(Some(Target::Unix(nodes[0].dir.path("a.sock"))), None).unwrap();
     let mut out = Vec::new();
-    commands::show_fleet(&client, false, &mut out).unwrap();
+    commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
     commands::order_node(&client, Some("b"), true, false, &mut out).unwrap();
     commands::order_node(&client, Some("b"), false, false, &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
@@ -245,16 +253,16 @@ fn the_commands_show_a_fleet_and_steer_it() {
     commands::order_node(&client, None, false, false, &mut out).unwrap();
     assert_eq!(String::from_utf8(std::mem::take(&mut out)).unwrap(), "node a takes clients again\n");
     *nodes[0].member().standing.lock().unwrap() = Standing::Recovering;
-    commands::show_fleet(&client, false, &mut out).unwrap();
+    commands::show_fleet(&client, Format::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     assert!(text.contains("\nthe store does not know yet what all nodes have: "), "{text}");
     together.silence("c");
-    commands::list_fleet_sessions(&client, Sessions::default(), false, &mut out).unwrap();
+    commands::list_fleet_sessions(&client, Sessions::default(), Format::Text(None), &mut out).unwrap();
     let text = String::from_utf8(std::mem::take(&mut out)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("NODE ") && lines[1].starts_with("b "), "{text}");
     assert!(lines[2].starts_with("missing: c: "), "{text}");
-    commands::list_fleet_sessions(&client, Sessions::default(), true, &mut out).unwrap();
+    commands::list_fleet_sessions(&client, Sessions::default(), Format::Json, &mut out).unwrap();
     let array: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!((array.as_array().unwrap().len(), &array[0]["node"]), (1, &json!("b")));
     assert!(commands::order_node(&client, Some("x/y"), true, false, &mut out).is_err());

@@ -89,7 +89,7 @@ fn a_wrong_member_is_named_and_no_type_of_rust_is() {
             "overlap_s: expected a whole number from 0 to 4294967295, found an integer",
         ),
         ("/v1/bans", "{\"user\":\"a\",\"seconds\":1.5}", "seconds: expected a whole number"),
-        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions is expected to be 1 or more"),
+        ("/v1/realms", "{\"name\":\"a\",\"max_sessions\":0}", "max_sessions is expected to be 1 to 1000000"),
         ("/v1/drain", "{\"deadline_s\":{}}", "deadline_s: expected a whole number"),
     ] {
         let detail = detail(&running, "POST", path, Some(body));
@@ -126,4 +126,51 @@ fn a_ban_takes_the_names_that_a_user_may_have() {
         assert_eq!(ban(name), status, "{name:?}");
     }
     assert_eq!([ban(&"x".repeat(508)), ban(&"x".repeat(509))], [201, 400]);
+}
+
+#[test]
+fn a_body_is_refused_where_none_is_taken() {
+    let running = Running::server(1);
+    let document = running.get("/openapi.json").ok();
+    let mut asked = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let is_change = matches!(method.as_str(), "post" | "put");
+            if !is_change || operation["requestBody"].is_object() {
+                continue;
+            }
+            let told =
+                detail(&running, &method.to_uppercase(), &path.replace("{node}", "x"), Some("{\"x\":1}"));
+            assert!(told.contains("takes no body"), "{told}");
+            asked += 1;
+        }
+    }
+    assert_eq!(asked, 3, "reload, drain and uncordon of a node");
+}
+
+#[test]
+fn files_of_the_page_take_no_parameters_and_odd_paths_get_problems() {
+    let running = Running::server(1);
+    assert_eq!(running.get("/web/main.js").status, 200);
+    assert_eq!(running.get("/web/main.js?x=1").problem(400), "bad_request");
+    assert_eq!(running.get("/web/%ff").problem(404), "no_such_path");
+    for (method, path) in
+        [("GET", "/v1/sessions/%ff"), ("DELETE", "/v1/users/%ff"), ("POST", "/v1/fleet/nodes/%ff/drain")]
+    {
+        assert!(detail(&running, method, path, None).contains("the path is not UTF-8"), "{method} {path}");
+    }
+}
+
+#[test]
+fn a_ban_takes_the_realms_that_there_may_be() {
+    let running = Running::server(1);
+    let ban = |realm: &str| {
+        let body = json!({ "user": "alice", "realm": realm, "seconds": 60 }).to_string();
+        running.ask("POST", "/v1/bans", Some(&body))
+    };
+    for (realm, status) in [("blue.example", 201), ("a\"b", 400), (" a", 400), ("", 400)] {
+        assert_eq!(ban(realm).status, status, "{realm:?}");
+    }
+    let told = ban("a@b").json()["detail"].as_str().unwrap().to_owned();
+    assert!(told.contains("ban their addresses"), "{told}");
 }

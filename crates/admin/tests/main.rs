@@ -7,6 +7,7 @@ mod support;
 mod access;
 mod accounts;
 mod answers;
+mod bounds;
 mod changes;
 mod commands;
 mod credentials;

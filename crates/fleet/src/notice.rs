@@ -112,6 +112,9 @@ pub struct Answer {
     pub media_type: String,
     /// Text of that type.
     pub body: String,
+    /// Headers that belong to the status, such as `allow`, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<(String, String)>,
 }
 
 impl Message {
@@ -292,7 +295,12 @@ mod tests {
     #[test]
     fn an_answer_is_for_its_question_alone() {
         let sealer = Sealer::new("secret");
-        let answer = Answer { status: 200, media_type: "application/json".to_owned(), body: "{}".to_owned() };
+        let answer = Answer {
+            status: 405,
+            media_type: "application/json".to_owned(),
+            body: "{}".to_owned(),
+            headers: vec![("allow".to_owned(), "GET".to_owned())],
+        };
         let sealed = answer.seal(&sealer, 7, [1; 12]);
         assert_eq!(Answer::open(&sealer, 7, &sealed), Some(answer));
         assert_eq!(Answer::open(&sealer, 8, &sealed), None);

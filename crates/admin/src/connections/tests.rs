@@ -203,6 +203,18 @@ async fn a_head_that_trickles_is_cut_off() {
     assert!(!answer.starts_with(b"HTTP/1.1 200"));
 }
 
+/// Even a request whose body never comes gets an answer.
+#[tokio::test]
+async fn a_body_that_does_not_come_in_time_gets_408() {
+    let page = start(Nobody { loopback: AdminAccess::Full, ..Nobody::default() }, QUICK).await;
+    let before = closed_for("no_request");
+    let head = "POST /v1/drain HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{";
+    let answer = answer_to(page, head.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("application/problem+json"), "{answer}");
+    assert!(answer.contains("\"code\":\"timeout\""), "{answer}");
+    assert_eq!(closed_for("no_request"), before + 1);
+}
+
 #[tokio::test]
 async fn whoever_does_not_take_the_answer_is_closed_and_counted() {
     let long = Nobody { metrics: "x".repeat(64 << 20), ..Nobody::default() };

@@ -136,6 +136,12 @@ pub(super) fn problem(error: &hyper::Error) -> Option<Problem> {
     Some(Problem::new(status, code, detail))
 }
 
+/// The answer to a request whose body did not come in time.
+pub(super) fn body_overdue() -> Problem {
+    let detail = "the body of the request did not arrive in time";
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", detail)
+}
+
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
     fn poll_read(
         self: Pin<&mut Self>,

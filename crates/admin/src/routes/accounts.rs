@@ -2,7 +2,7 @@
 
 use axum::{
     Extension,
-    extract::{Path, Request, State, rejection::PathRejection},
+    extract::{Request, State},
     http::{StatusCode, Uri},
     response::{IntoResponse, Response},
 };
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use turnpike_config::{limit_keys, realms};
 use utoipa::IntoParams;
 
-use super::{App, Json, body, query};
+use super::{App, Json, PathPart, body, path_part, query};
 use crate::{
     access::Audit,
     accounts::{Accounts, Place},
@@ -20,41 +20,43 @@ use crate::{
     },
 };
 
-/// Which users are wanted.
+/// Filter of users.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct UserQuery {
-    /// The realm; all of them if it is not there.
+    /// The realm; default all.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 127)]
     pub(crate) realm: Option<String>,
-    /// Users of the page, 1 to 1000; 100 if it is not there.
+    /// Users per page; default 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub(crate) limit: Option<usize>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cursor: Option<String>,
 }
 
-/// Of which realm.
+/// A realm.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct RealmQuery {
-    /// The realm. If it is not there, all of them in lists, and `server.realm` in changes.
+    /// The realm; default all in lists, and `server.realm` in changes.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(min_length = 1, max_length = 127)]
     pub(crate) realm: Option<String>,
 }
 
-/// Users, in pages: those of the configuration first, then those of the store.
+/// Lists users in pages: first those of the configuration, then those of the store.
 #[utoipa::path(
     get,
     path = "/v1/users",
     tag = "accounts",
     params(UserQuery),
     responses(
-        (status = 200, description = "Counts over all realms, and a page of users; the last one has no `next`.", body = Users),
+        (status = 200, description = "Counts over all realms, and a page of users. `next` is null on the last one.", body = Users),
     ),
 )]
 pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users>, Problem> {
@@ -78,15 +80,15 @@ pub(super) async fn users(State(app): State<App>, uri: Uri) -> Result<Json<Users
     Ok(Json(Users { users: page.users, next: page.next.map(|next| next.to_text()), ..counts }))
 }
 
-/// Makes a user in the store, or gives one another password.
+/// Adds a user to the store, or changes the password of one.
 #[utoipa::path(
     post,
     path = "/v1/users",
     tag = "accounts",
     request_body = NewUser,
     responses(
-        (status = 200, description = "It has another password.", body = Change),
-        (status = 201, description = "It is there.", body = Change),
+        (status = 200, description = "Its password is changed.", body = Change),
+        (status = 201, description = "It is added.", body = Change),
     ),
 )]
 pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -97,26 +99,29 @@ pub(super) async fn put_user(State(app): State<App>, request: Request) -> Result
     change.map(|change| put("user", change))
 }
 
-/// Removes a user from the store. Its sessions live on until they expire, and are not refreshed.
+/// Removes a user from the store. Its sessions are refreshed no more and expire.
 #[utoipa::path(
     delete,
     path = "/v1/users/{name}",
     tag = "accounts",
     params(("name" = String, Path, description = "The username."), RealmQuery),
     responses(
-        (status = 200, description = "It is gone.", body = Change),
+        (status = 200, description = "It is removed.", body = Change),
     ),
 )]
-pub(super) async fn remove_user(State(app): State<App>, uri: Uri, name: Named) -> Result<Response, Problem> {
+pub(super) async fn remove_user(
+    State(app): State<App>,
+    uri: Uri,
+    name: PathPart,
+) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
-    let name = read_name(name)?;
+    let name = path_part(name)?;
     let change = app.accounts()?.remove_user(realm.as_deref(), &name).await;
     app.tell_of_user(realm, name, &change).await;
     change.map(|change| removed("user", change))
 }
 
-/// Secrets of time-limited credentials, by their fingerprints. Whoever may look may not see these: a weak secret could be guessed by its
-/// fingerprint.
+/// Lists secrets of time-limited credentials by their fingerprints. This needs full rights, because a fingerprint may give a weak secret away.
 #[utoipa::path(
     get,
     path = "/v1/secrets",
@@ -131,15 +136,15 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
     Ok(Json(app.accounts()?.secrets(realm.as_deref()).await?))
 }
 
-/// Takes a secret of time-limited credentials, beside those that there are.
+/// Adds a secret of time-limited credentials.
 #[utoipa::path(
     post,
     path = "/v1/secrets",
     tag = "accounts",
     request_body = NewSecret,
     responses(
-        (status = 200, description = "It was there already.", body = Change),
-        (status = 201, description = "It is there.", body = Change),
+        (status = 200, description = "The store had it.", body = Change),
+        (status = 201, description = "It is added.", body = Change),
     ),
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -149,30 +154,30 @@ pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Resu
     Ok(put("secret", change))
 }
 
-/// Removes a secret from the store. Credentials made with it are refused from then on.
+/// Removes a secret from the store. Credentials made with it are refused from now on.
 #[utoipa::path(
     delete,
     path = "/v1/secrets/{fingerprint}",
     tag = "accounts",
-    params(("fingerprint" = String, Path, description = "As the list has it."), RealmQuery),
+    params(("fingerprint" = String, Path, description = "As in the list."), RealmQuery),
     responses(
-        (status = 200, description = "It is gone.", body = Change),
+        (status = 200, description = "It is removed.", body = Change),
     ),
 )]
 pub(super) async fn remove_secret(
     State(app): State<App>,
     uri: Uri,
-    fingerprint: Named,
+    fingerprint: PathPart,
 ) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
-    let fingerprint = read_name(fingerprint)?;
+    let fingerprint = path_part(fingerprint)?;
     let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?;
     app.tell_of_rules().await;
     Ok(removed("secret", change))
 }
 
-/// Puts another secret of time-limited credentials in the place of those that there are: it makes new ones from now on, and the others
-/// count until credentials made with them are over, and are removed then.
+/// Replaces the secrets of time-limited credentials. The new secret makes credentials from now on. The others count until credentials made with
+/// them have ended, and are removed then.
 #[utoipa::path(
     post,
     path = "/v1/secrets/rotation",
@@ -193,7 +198,7 @@ pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> R
     Ok((Extension(audit), Json(rotated)).into_response())
 }
 
-/// Keys by which applications ask for credentials, without the keys themselves.
+/// Lists keys of applications, without the keys themselves.
 #[utoipa::path(
     get,
     path = "/v1/keys",
@@ -206,14 +211,14 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> 
     Ok(Json(app.accounts()?.keys().await?))
 }
 
-/// Takes the hash of a key. A name that is taken is refused: whoever has its key would lose it.
+/// Adds the hash of a key. A name that is taken is refused, so that its owner keeps the key.
 #[utoipa::path(
     post,
     path = "/v1/keys",
     tag = "accounts",
     request_body = NewKey,
     responses(
-        (status = 201, description = "It is there.", body = Change),
+        (status = 201, description = "It is added.", body = Change),
     ),
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -223,24 +228,24 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
     Ok(put("key", change))
 }
 
-/// Removes a key. What was made for it is good until its own end.
+/// Removes a key. Credentials that were made for it last until their own end.
 #[utoipa::path(
     delete,
     path = "/v1/keys/{name}",
     tag = "accounts",
-    params(("name" = String, Path, description = "As the list has it.")),
+    params(("name" = String, Path, description = "As in the list.")),
     responses(
-        (status = 200, description = "It is gone.", body = Change),
+        (status = 200, description = "It is removed.", body = Change),
     ),
 )]
-pub(super) async fn remove_key(State(app): State<App>, name: Named) -> Result<Response, Problem> {
-    let name = read_name(name)?;
+pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
+    let name = path_part(name)?;
     let change = app.accounts()?.remove_key(&name).await?;
     app.tell_of_rules().await;
     Ok(removed("key", change))
 }
 
-/// The realms that clients are served in, and what the store says of realms.
+/// Lists the realms in use, and the realms of the store.
 #[utoipa::path(
     get,
     path = "/v1/realms",
@@ -282,14 +287,14 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
     Ok(Json(Realms { realms: realms.collect(), stored }))
 }
 
-/// Has a realm of the store served beside those of the configuration, or changes its limits.
+/// Adds a realm to the store, beside those of the configuration, or changes its limits.
 #[utoipa::path(
     post,
     path = "/v1/realms",
     tag = "accounts",
     request_body = NewRealm,
     responses(
-        (status = 200, description = "It has other limits.", body = Change),
+        (status = 200, description = "Its limits are changed.", body = Change),
         (status = 201, description = "It is served within a second.", body = Change),
     ),
 )]
@@ -300,18 +305,18 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
     Ok(put("realm", change))
 }
 
-/// Has a realm of the store served no more; its sessions end. Its users and secrets stay in the store.
+/// Removes a realm from the store; its sessions end. Its users and secrets stay in the store.
 #[utoipa::path(
     delete,
     path = "/v1/realms/{name}",
     tag = "accounts",
-    params(("name" = String, Path, description = "REALM.")),
+    params(("name" = String, Path, description = "Its name.")),
     responses(
-        (status = 200, description = "It is gone.", body = Change),
+        (status = 200, description = "It is removed.", body = Change),
     ),
 )]
-pub(super) async fn remove_realm(State(app): State<App>, name: Named) -> Result<Response, Problem> {
-    let name = read_name(name)?;
+pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
+    let name = path_part(name)?;
     let change = app.accounts()?.remove_realm(&name).await?;
     app.tell_of_rules().await;
     Ok(removed("realm", change))
@@ -339,14 +344,6 @@ impl App {
             fleet.rules_changed().await;
         }
     }
-}
-
-/// The last part of a path, or what is wrong with it.
-type Named = Result<Path<String>, PathRejection>;
-
-fn read_name(name: Named) -> Result<String, Problem> {
-    let Path(name) = name.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
-    Ok(name)
 }
 
 /// A body that has to be there.

@@ -49,34 +49,42 @@ impl FromRef<App> for Desk {
     }
 }
 
-/// What the draft has, and, as ours, `ttl` and `realm`.
+/// Parameters of the draft, and `ttl` and `realm` of our own.
 #[derive(Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "service": "turn", "username": "alice" }))]
 #[into_params(parameter_in = Query)]
 pub(crate) struct RestQuery {
-    /// `turn`
+    /// Always `turn`.
+    #[schema(pattern = "^turn$")]
+    #[param(pattern = "^turn$")]
     service: Option<String>,
-    /// Whose the credential is: 1 to 256 bytes; somebody else each time, if it is not there.
+    /// Owner of the credential: 1 to 256 bytes; default a random name.
+    #[schema(min_length = 1, max_length = 256)]
+    #[param(min_length = 1, max_length = 256)]
     username: Option<String>,
-    /// The key of the application, on a listener for those. Not looked at on the admin interface.
+    /// The key of the application on a listener for applications; ignored on the admin interface.
     key: Option<String>,
     /// The same as `key`, as Janus calls it.
     api: Option<String>,
-    /// Seconds for which it is good; `credentials.ttl` if it is not there.
-    #[param(minimum = 1)]
+    /// Lifetime in seconds, at most `credentials.max_ttl`; default `credentials.ttl`.
+    #[schema(minimum = 1, maximum = 31536000)]
+    #[param(minimum = 1, maximum = 31536000)]
     ttl: Option<u32>,
-    /// The realm; that of the key, or `server.realm`, if it is not there.
+    /// The realm; default that of the key, or `server.realm`.
+    #[schema(min_length = 1, max_length = 127)]
+    #[param(min_length = 1, max_length = 127)]
     realm: Option<String>,
 }
 
-/// Makes a credential for a user, or a token (RFC 7635) if `kid` is there: what `new RTCPeerConnection` takes.
+/// Makes a credential for a user, or with `kid` a token (RFC 7635), in the form that `new RTCPeerConnection` takes.
 #[utoipa::path(
     post,
     path = "/v1/credentials",
     tag = "credentials",
     request_body(content = Option<CredentialsRequest>),
     responses(
-        (status = 200, description = "The credential, and all ways to this server.", body = Credentials),
+        (status = 200, description = "The credential and all URIs of this server.", body = Credentials),
     ),
 )]
 pub(crate) async fn make(
@@ -87,8 +95,8 @@ pub(crate) async fn make(
     desk.make(&via, request).await.unwrap_or_else(Refusal::answer)
 }
 
-/// What there is to look at: for browsers a page, for others one line a path. With a query, a credential, as the draft of a TURN REST API
-/// has it: `/?service=turn&username=alice`.
+/// Shows the page to browsers, and a list of paths to other clients. With a query, such as `/?service=turn&username=alice`, makes a credential
+/// in the form of the draft of a TURN REST API.
 #[utoipa::path(
     get,
     path = "/",
@@ -97,7 +105,7 @@ pub(crate) async fn make(
     responses(
         (
             status = 200,
-            description = "What there is to look at; or the credential, and all ways to this server.",
+            description = "The page or the list; or the credential and all URIs of this server.",
             content((String = "text/plain"), (String = "text/html"), (RestCredentials = "application/json")),
         ),
     ),
@@ -109,7 +117,7 @@ pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Reque
     if web::is_wanted(request.headers()) { web::front() } else { health::PATHS.into_response() }
 }
 
-/// The same by a POST, which the draft has too: with its parameters in the URI, as a form, or both, as Janus has them.
+/// Makes a credential in the form of the draft of a TURN REST API. Parameters are in the URI, in a form, or in both, as Janus sends them.
 #[utoipa::path(
     post,
     path = "/",
@@ -117,7 +125,7 @@ pub(crate) async fn front(desk: State<Desk>, via: Extension<Via>, request: Reque
     params(RestQuery),
     request_body(content = Option<RestQuery>, content_type = "application/x-www-form-urlencoded"),
     responses(
-        (status = 200, description = "The credential, and all ways to this server.", body = RestCredentials),
+        (status = 200, description = "The credential and all URIs of this server.", body = RestCredentials),
     ),
 )]
 pub(crate) async fn rest(

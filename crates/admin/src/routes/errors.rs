@@ -13,9 +13,9 @@ use utoipa::{
     },
 };
 
-use crate::problem::{CODES, PROBLEM_JSON};
+use crate::problem::{CODES, Code, PROBLEM_JSON};
 
-/// Of every operation: the connection, its way in, its query.
+/// Every operation: the connection, its way in, its query.
 const ALL: &[&str] = &[
     "bad_request",
     "body",
@@ -23,19 +23,22 @@ const ALL: &[&str] = &[
     "foreign_origin",
     "head_too_large",
     "not_http",
+    "not_written",
     "stopping",
     "timeout",
     "unknown_host",
 ];
-/// Of operations that are not for everybody.
+/// Operations that need a token.
 const GUARDED: &[&str] = &["no_token", "read_only", "wrong_token"];
-/// Of operations with a body.
+/// Operations that change something.
+const WRITES: &[&str] = &["failed"];
+/// Operations with a body.
 const BODY: &[&str] = &["incomplete_body", "not_json"];
-/// Of operations that read from a store.
+/// Operations that read from a store.
 const READS: &[&str] = &["no_server", "store_refuses", "store_unavailable"];
-/// Of operations that change a store.
+/// Operations that change a store.
 const CHANGES: &[&str] = &["no_server", "no_store", "store_refuses", "store_unavailable"];
-/// Of operations that issue a credential.
+/// Operations that issue a credential.
 const ISSUES: &[&str] = &[
     "draining",
     "no_form",
@@ -59,7 +62,7 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
         "newest" | "status" | "build" | "config" | "log_level" | "access" | "history" => vec![],
         "set_log_level" | "drain" => vec![],
         "metrics" => vec![],
-        "openapi" => vec![&["not_written"]],
+        "openapi" => vec![],
         "events" => vec![&["no_events", "too_many_watchers"]],
         "reload" => vec![&["draining", "upgrade", "wrong_configuration"]],
         "refusals" | "limits" | "listeners" | "certificates" | "workers" | "list" => vec![&["no_server"]],
@@ -91,8 +94,10 @@ fn own(operation: &str) -> Vec<&'static [&'static str]> {
             ],
         ],
         "bans" => vec![&["no_server"]],
-        "put_ban" => vec![&["no_server", "fleet_store_unavailable"]],
-        "remove_ban" => vec![&["no_server", "no_such_ban", "fleet_store_unavailable"]],
+        "put_ban" => vec![&["no_server", "fleet_store_unavailable", "predecessor_silent"]],
+        "remove_ban" => {
+            vec![&["no_server", "no_such_ban", "fleet_store_unavailable", "predecessor_silent"]]
+        }
         // Health is for programs that know no codes.
         _ => vec![],
     }
@@ -109,19 +114,21 @@ impl Modify for Errors {
         if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
             && let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code")
         {
-            code.enum_values = Some(CODES.iter().map(|(code, _)| (*code).into()).collect());
+            code.enum_values = Some(CODES.iter().map(|code| code.name.into()).collect());
         }
-        for operation in document.paths.paths.values_mut().flat_map(operations) {
+        for (is_change, operation) in document.paths.paths.values_mut().flat_map(operations) {
             operation.request_body.iter_mut().for_each(without_null);
             let name = operation.operation_id.clone().unwrap_or_default();
             let is_guarded = operation.security.as_ref().is_none_or(|all| !all.is_empty());
             let mut codes = own(&name);
             codes.push(ALL);
             codes.extend(is_guarded.then_some(GUARDED));
+            codes.extend(is_change.then_some(WRITES));
             codes.extend(operation.request_body.is_some().then_some(BODY));
             for (status, codes) in by_status(&codes) {
                 // Operations with the same codes share a response.
-                let name = format!("{status}.{}", codes.join("."));
+                let names: Vec<&str> = codes.iter().map(|code| code.name).collect();
+                let name = format!("{status}.{}", names.join("."));
                 components.responses.insert(name.clone(), RefOr::T(response(status, &codes)));
                 let shared = RefOr::Ref(Ref::from_response_name(name));
                 operation.responses.responses.entry(status.to_string()).or_insert(shared);
@@ -130,22 +137,27 @@ impl Modify for Errors {
     }
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.post, &mut item.put, &mut item.delete].into_iter().flatten()
+/// With a mark for those that change something.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (bool, &mut Operation)> {
+    let PathItem { get, post, put, delete, .. } = item;
+    let all = [(false, get), (true, post), (true, put), (true, delete)];
+    all.into_iter().filter_map(|(is_change, operation)| Some((is_change, operation.as_mut()?)))
 }
 
 /// The statuses of these codes. A code with several comes with any of them.
-fn by_status(codes: &[&[&'static str]]) -> BTreeMap<u16, Vec<&'static str>> {
-    let mut statuses: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
-    for (code, with) in CODES.iter().filter(|(code, _)| codes.iter().any(|some| some.contains(code))) {
-        with.iter().for_each(|status| statuses.entry(*status).or_default().push(*code));
+fn by_status(names: &[&[&str]]) -> BTreeMap<u16, Vec<&'static Code>> {
+    let mut statuses: BTreeMap<u16, Vec<&Code>> = BTreeMap::new();
+    for code in CODES.iter().filter(|code| names.iter().any(|some| some.contains(&code.name))) {
+        code.statuses.iter().for_each(|status| statuses.entry(*status).or_default().push(code));
     }
     statuses
 }
 
-fn response(status: u16, codes: &[&str]) -> Response {
-    let description = codes.iter().map(|code| format!("`{code}`")).collect::<Vec<_>>().join(", ");
-    let content = Content::new(Some(Ref::from_schema_name("Problem")));
+fn response(status: u16, codes: &[&Code]) -> Response {
+    let describe = |code: &&Code| format!("`{}`: {}", code.name, code.meaning);
+    let description = codes.iter().map(describe).collect::<Vec<_>>().join("\n");
+    let mut content = Content::new(Some(Ref::from_schema_name("Problem")));
+    content.example = codes.first().and_then(|code| serde_json::to_value(code.example(status)).ok());
     let response = ResponseBuilder::new().description(description).content(PROBLEM_JSON, content);
     match header(status) {
         Some((name, header)) => response.header(name, header),

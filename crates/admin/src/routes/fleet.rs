@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use axum::{
     Extension,
-    extract::{Path, State, rejection::PathRejection},
+    extract::State,
     http::{HeaderValue, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
@@ -13,12 +13,13 @@ use tokio::task::JoinSet;
 use turnpike_config::AdminAccess;
 use turnpike_fleet::{Answer, Rights};
 
-use super::{App, Json, query, sessions::SessionQuery};
+use super::{App, Json, PathPart, path_part, query, sessions::SessionQuery};
 use crate::{
     access::{Audit, Grant, Via},
     model::{Fleet, FleetSessions, NodeOrder, Problem, SessionPage},
     problem::PROBLEM_JSON,
     program::{self, Asked, FleetRefusal},
+    questions::HEADERS,
 };
 
 /// Nodes that are asked at a time.
@@ -41,7 +42,7 @@ impl From<FleetRefusal> for Problem {
     }
 }
 
-/// The fleet, as this node sees it.
+/// Shows the fleet, as this node sees it.
 #[utoipa::path(
     get,
     path = "/v1/fleet",
@@ -54,35 +55,35 @@ pub(super) async fn fleet(State(app): State<App>) -> Result<Json<Fleet>, Problem
     app.fleet_status().map(Json)
 }
 
-/// Has a node take nobody new: new clients go to others, and the node runs on. It forgets that when it is restarted.
+/// Sends new clients to other nodes. The node runs on, and its next start undoes this.
 #[utoipa::path(
     post,
     path = "/v1/fleet/nodes/{node}/drain",
     tag = "fleet",
     params(("node" = String, Path, description = "Its name.")),
     responses(
-        (status = 202, description = "It is told.", body = NodeOrder),
+        (status = 202, description = "The order is sent.", body = NodeOrder),
     ),
 )]
-pub(super) async fn drain_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+pub(super) async fn drain_node(State(app): State<App>, node: PathPart) -> Result<Response, Problem> {
     app.order(node, true).await
 }
 
-/// Has a node take clients again.
+/// Lets a node take new clients again.
 #[utoipa::path(
     post,
     path = "/v1/fleet/nodes/{node}/uncordon",
     tag = "fleet",
     params(("node" = String, Path, description = "Its name.")),
     responses(
-        (status = 202, description = "It is told.", body = NodeOrder),
+        (status = 202, description = "The order is sent.", body = NodeOrder),
     ),
 )]
-pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<Response, Problem> {
+pub(super) async fn uncordon_node(State(app): State<App>, node: PathPart) -> Result<Response, Problem> {
     app.order(node, false).await
 }
 
-/// What a node says of itself at any other path of `/v1`: the answer is that node's.
+/// Passes a request on to a node, and its answer back.
 #[utoipa::path(
     get,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -92,7 +93,7 @@ pub(super) async fn uncordon_node(State(app): State<App>, node: Node) -> Result<
         ("path" = String, Path, description = "Such as `sessions`, `workers` or `status`."),
     ),
     responses(
-        (status = 200, description = "As that node answers.", body = Object),
+        (status = 200, description = "The answer of that node.", body = Object),
     ),
 )]
 pub(super) async fn of_node(
@@ -100,9 +101,9 @@ pub(super) async fn of_node(
     Extension(grant): Extension<Grant>,
     method: Method,
     uri: Uri,
-    node: Result<Path<(String, String)>, PathRejection>,
+    node: PathPart<(String, String)>,
 ) -> Result<Response, Problem> {
-    let Path((node, _)) = node.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+    let (node, _) = path_part(node)?;
     let asker = app.asker(&grant);
     if asker.via.is_node() {
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
@@ -122,7 +123,7 @@ pub(super) async fn of_node(
     Ok((Extension(audit), passed_on(answer)).into_response())
 }
 
-/// Ends a session there. Other paths have no DELETE through another node.
+/// Ends a session of a node. Other paths have no DELETE through another node.
 #[utoipa::path(
     delete,
     path = "/v1/fleet/nodes/{node}/v1/{path}",
@@ -132,20 +133,20 @@ pub(super) async fn of_node(
         ("path" = String, Path, description = "Such as `sessions/5f2c9a7be01d4c3f8a6b1e2d3c4f5a69`."),
     ),
     responses(
-        (status = 200, description = "As that node answers.", body = Object),
+        (status = 200, description = "The answer of that node.", body = Object),
     ),
 )]
 #[expect(dead_code, reason = "describes a method that another handler answers")]
 pub(super) fn end_of_node() {}
 
-/// Sessions of all nodes, in pages: node by node, in the order of their names.
+/// Lists sessions of all nodes in pages, node by node in the order of their names.
 #[utoipa::path(
     get,
     path = "/v1/fleet/sessions",
     tag = "fleet",
     params(SessionQuery),
     responses(
-        (status = 200, description = "A page; the last one has no `next`.", body = FleetSessions),
+        (status = 200, description = "A page. `next` is null on the last one.", body = FleetSessions),
     ),
 )]
 pub(super) async fn fleet_sessions(
@@ -217,9 +218,6 @@ impl<'a> Asker<'a> {
     }
 }
 
-/// A part of a path, or what is wrong with it.
-type Node = Result<Path<String>, PathRejection>;
-
 impl App {
     pub(super) fn asker<'a>(&self, grant: &'a Grant) -> Asker<'a> {
         Asker { via: grant.via(), access: grant.access(&self.program.settings()) }
@@ -236,8 +234,8 @@ impl App {
         self.fleet()?.status().ok_or_else(|| none().into())
     }
 
-    async fn order(&self, node: Node, drains: bool) -> Result<Response, Problem> {
-        let Path(node) = node.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+    async fn order(&self, node: PathPart, drains: bool) -> Result<Response, Problem> {
+        let node = path_part(node)?;
         self.fleet()?.set_draining(&node, drains).await?;
         let done = if drains { "drains" } else { "takes clients again" };
         let audit = Audit(format!("node {node:?} {done}"));
@@ -311,17 +309,24 @@ impl App {
 
 /// What another node has answered.
 pub(super) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, String> {
-    if answer.status == 200 {
+    if (200..300).contains(&answer.status) {
         return serde_json::from_str(&answer.body).map_err(|error| error.to_string());
     }
     let problem = serde_json::from_str::<Problem>(&answer.body);
     Err(problem.map_or_else(|_| format!("status {}", answer.status), |problem| problem.detail))
 }
 
-fn passed_on(Answer { status, media_type, body }: Answer) -> Response {
+fn passed_on(Answer { status, media_type, body, headers }: Answer) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
     let usual = if status.is_success() { "application/json" } else { PROBLEM_JSON };
     let media_type = HeaderValue::from_str(&media_type).ok().filter(|media_type| !media_type.is_empty());
     let media_type = media_type.unwrap_or(HeaderValue::from_static(usual));
-    (status, [(header::CONTENT_TYPE, media_type)], body).into_response()
+    let mut response = (status, [(header::CONTENT_TYPE, media_type)], body).into_response();
+    for name in HEADERS {
+        let value = headers.iter().find(|(known, _)| *known == name.as_str());
+        if let Some(value) = value.and_then(|(_, value)| HeaderValue::from_str(value).ok()) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
 }

@@ -34,20 +34,20 @@ pub(super) const PATHS: &str = "/metrics       what the program counts, for Prom
      /openapi.json  what can be asked: sessions, workers, listeners, reload, drain and so on\n\
      /              in a browser, a page that shows all that\n";
 
-/// Whether the program runs.
-#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`, or it would not answer.", body = String, content_type = "text/plain")))]
+/// Answers while the program runs.
+#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`.", body = String, content_type = "text/plain")))]
 pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// Whether the program takes new clients.
+/// Answers 200 while the program takes new clients.
 #[utoipa::path(
     get,
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes nobody new; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
@@ -67,20 +67,20 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     }
 }
 
-/// The same as `/readyz`.
+/// Answers as `/readyz` does.
 #[utoipa::path(
     get,
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients, and does not know how the other nodes of its fleet are; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes nobody new; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 #[expect(dead_code, reason = "describes a path that another handler answers")]
 pub(super) fn health() {}
 
-/// What the program counts, for Prometheus: in OpenMetrics for whoever takes that (`Accept`), else in the format before it.
+/// Shows all counters for Prometheus: as OpenMetrics if `Accept` names that, else in the older text format.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -160,7 +160,7 @@ fn with_own(mut text: String, is_server: bool) -> Result<String, std::fmt::Error
     Ok(text)
 }
 
-/// What can be asked, as an OpenAPI document.
+/// Describes this API as an OpenAPI document.
 #[utoipa::path(
     get,
     path = "/openapi.json",

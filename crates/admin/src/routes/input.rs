@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashSet, fmt};
 
 use axum::{
     body::{Body, Bytes, HttpBody as _},
-    extract::Request,
+    extract::{Path, Request, rejection::PathRejection},
     http::{HeaderMap, StatusCode, Uri, header},
 };
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -20,6 +20,15 @@ use crate::model::Problem;
 
 /// Bytes of the body of a request: more than any of ours has.
 const MOST_BODY: usize = 4096;
+
+/// A part of a path, or what is wrong with it.
+pub(super) type PathPart<T = String> = Result<Path<T>, PathRejection>;
+
+/// The part of a path, decoded.
+pub(super) fn path_part<T>(part: PathPart<T>) -> Result<T, Problem> {
+    let Path(text) = part.map_err(|_| Problem::bad_request("the path is not UTF-8"))?;
+    Ok(text)
+}
 
 /// The parameters of a query.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {

@@ -23,22 +23,26 @@ use crate::{
     model::{Access, History, Live, LiveEvent, Problem},
 };
 
-/// How many events are wanted.
+/// `live` events of a stream with an end.
+const MOST_EVENTS: u64 = 1_000_000;
+
+/// Length of the stream.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventQuery {
-    /// The stream ends after so many `live` events; without it, it has no end.
+    /// Number of `live` events after which the stream ends; default endless.
+    #[param(maximum = 1000000)]
     count: Option<u64>,
 }
 
-/// What whoever asks may do, as the page wants to know it.
+/// Shows the rights of the client.
 #[utoipa::path(
     get,
     path = "/v1/access",
     tag = "program",
     responses(
-        (status = 200, description = "What is allowed.", body = Access),
+        (status = 200, description = "Its rights.", body = Access),
     ),
 )]
 pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<Grant>) -> Json<Access> {
@@ -46,13 +50,13 @@ pub(super) async fn access(State(app): State<App>, Extension(grant): Extension<G
     Json(Access { may_change })
 }
 
-/// What the program does at this moment.
+/// Shows the activity of the program at this moment.
 #[utoipa::path(
     get,
     path = "/v1/live",
     tag = "live",
     responses(
-        (status = 200, description = "At most a second or two old.", body = Live),
+        (status = 200, description = "A reading that is at most two seconds old.", body = Live),
     ),
 )]
 pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem> {
@@ -60,27 +64,27 @@ pub(super) async fn newest(State(app): State<App>) -> Result<Json<Live>, Problem
     Ok(Json(frame.live.clone()))
 }
 
-/// The last ten minutes, a second apart.
+/// Shows the last ten minutes, a second apart.
 #[utoipa::path(
     get,
     path = "/v1/live/history",
     tag = "live",
     responses(
-        (status = 200, description = "Lists of the same length, the oldest first.", body = History),
+        (status = 200, description = "Lists of equal length, the oldest value first.", body = History),
     ),
 )]
 pub(super) async fn history(State(app): State<App>) -> Json<History> {
     Json(app.live.history())
 }
 
-/// The same as events: `history` once, with what `/v1/live/history` says, and then `live` each second, with what `/v1/live` says.
+/// Streams server-sent events: first `history` with the data of `/v1/live/history`, then `live` each second with the data of `/v1/live`.
 #[utoipa::path(
     get,
     path = "/v1/live/events",
     tag = "live",
     params(EventQuery),
     responses(
-        (status = 200, description = "Server-sent events: `event` is the name, `data` one line of JSON.", body = LiveEvent, content_type = "text/event-stream"),
+        (status = 200, description = "Events with the members `event` and `data`; `data` is one line of JSON.", body = LiveEvent, content_type = "text/event-stream"),
     ),
 )]
 pub(super) async fn events(
@@ -90,6 +94,9 @@ pub(super) async fn events(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let EventQuery { count } = query(&uri)?;
+    if count.is_some_and(|count| count > MOST_EVENTS) {
+        return Err(Problem::bad_request(format!("count is expected to be 0 to {MOST_EVENTS}")));
+    }
     let Some(Extension(progress)) = progress else {
         let detail =
             "events are not passed on by another node: ask this node itself, or for live and live/history";

@@ -1,9 +1,10 @@
-//! The parameters that each path takes, as the OpenAPI document says: any other one is an error. One that is ignored may do harm: a
-//! rotation with the realm in the query instead of the body would rotate the secret of another realm.
+//! Parameters and bodies that each operation takes, as the OpenAPI document says: anything else is an error. If it were ignored, a rotation
+//! with the realm in the query instead of the body would rotate the secret of another realm.
 
 use std::{collections::HashMap, sync::Arc};
 
 use axum::{
+    body::HttpBody as _,
     extract::{MatchedPath, Request, State},
     http::Method,
     middleware::Next,
@@ -19,16 +20,26 @@ use crate::model::Problem;
 
 /// Asked by programs that may add parameters against caches, and the answer is the same with them.
 const HEALTH: [&str; 3] = ["/livez", "/readyz", "/healthz"];
-/// What another node takes, that node says.
+/// Checked by the node that answers.
 const OF_NODE: &str = "/v1/fleet/nodes/{node}/v1/{path}";
+/// Files of the page, which the document leaves out.
+const FILES: &str = "/web/{name}";
 
-/// Names by method and path.
+/// Operations by method and path.
 #[derive(Clone)]
-pub(super) struct Parameters(Arc<HashMap<(Method, String), Vec<String>>>);
+pub(super) struct Parameters(Arc<HashMap<(Method, String), Takes>>);
+
+/// Input of an operation.
+#[derive(Default)]
+struct Takes {
+    /// Names of parameters in the query.
+    query: Vec<String>,
+    has_body: bool,
+}
 
 impl Parameters {
     pub(super) fn of_document() -> Self {
-        let mut all = HashMap::new();
+        let mut all = HashMap::from([((Method::GET, FILES.to_owned()), Takes::default())]);
         for (path, item) in Document::openapi().paths.paths {
             let operations = [
                 (Method::GET, item.get),
@@ -38,42 +49,54 @@ impl Parameters {
             ];
             for (method, operation) in operations {
                 if let Some(operation) = operation {
-                    all.insert((method, path.clone()), names(operation));
+                    all.insert((method, path.clone()), Takes::of(operation));
                 }
             }
         }
         Self(Arc::new(all))
     }
 
-    fn check(&self, method: &Method, path: &str, query: &str) -> Result<(), Problem> {
+    fn check(&self, path: &str, request: &Request) -> Result<(), Problem> {
         let path = path.replace("{*", "{");
         if HEALTH.contains(&&*path) || path == OF_NODE {
             return Ok(());
         }
-        let method = if *method == Method::HEAD { Method::GET } else { method.clone() };
-        let Some(known) = self.0.get(&(method.clone(), path.clone())) else { return Ok(()) };
-        let unknown = input::check_form(query.as_bytes())?.into_iter().find(|name| !known.contains(name));
-        let Some(unknown) = unknown else { return Ok(()) };
-        let takes = if known.is_empty() { "none in its query".to_owned() } else { known.join(", ") };
-        let detail = format!("{method} {path} has no parameter {unknown:?}: it takes {takes}");
-        Err(Problem::bad_request(detail))
+        let method = if *request.method() == Method::HEAD { &Method::GET } else { request.method() };
+        let Some(takes) = self.0.get(&(method.clone(), path.clone())) else { return Ok(()) };
+        let query = request.uri().query().unwrap_or_default();
+        if let Some(name) =
+            input::check_form(query.as_bytes())?.into_iter().find(|name| !takes.query.contains(name))
+        {
+            let known = if takes.query.is_empty() { "none".to_owned() } else { takes.query.join(", ") };
+            let detail =
+                format!("{method} {path} has no parameter {name:?}; parameters in its query: {known}");
+            return Err(Problem::bad_request(detail));
+        }
+        if !takes.has_body && !request.body().is_end_stream() {
+            let detail = format!("{method} {path} takes no body: leave it out");
+            return Err(Problem::bad_request(detail));
+        }
+        Ok(())
     }
 }
 
-fn names(operation: Operation) -> Vec<String> {
-    let parameters = operation.parameters.unwrap_or_default().into_iter();
-    parameters.filter(|one| matches!(one.parameter_in, ParameterIn::Query)).map(|one| one.name).collect()
+impl Takes {
+    fn of(operation: Operation) -> Self {
+        let parameters = operation.parameters.unwrap_or_default().into_iter();
+        let in_query = parameters.filter(|one| matches!(one.parameter_in, ParameterIn::Query));
+        Self { query: in_query.map(|one| one.name).collect(), has_body: operation.request_body.is_some() }
+    }
 }
 
-/// Refuses requests with parameters that their path does not take.
+/// Refuses requests with parameters or a body that their operation does not take.
 pub(super) async fn check(
     State(parameters): State<Parameters>,
     path: Option<MatchedPath>,
     request: Request,
     next: Next,
 ) -> Response {
-    if let (Some(query), Some(path)) = (request.uri().query(), path)
-        && let Err(problem) = parameters.check(request.method(), path.as_str(), query)
+    if let Some(path) = path
+        && let Err(problem) = parameters.check(path.as_str(), &request)
     {
         return problem.into_response();
     }

@@ -19,7 +19,7 @@ const USUAL: usize = 100;
 /// The most that are told at a time.
 const MOST: usize = 1000;
 
-/// Which refusals are wanted: all that is named must fit.
+/// Filter of refusals: all conditions must hold.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -28,20 +28,19 @@ pub(super) struct RefusalQuery {
     client: Option<String>,
     /// The username, or a part of it.
     user: Option<String>,
-    /// How many, 1 to 1000; 100 if it is not there.
+    /// Length of the list; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
-/// Clients that were refused lately, the last ones first. All refusals of a client for one reason are one entry, whichever its users,
-/// requests and peers. Kept in memory, as many as fit.
+/// Lists recent refusals, the latest first. Refusals of one client for one reason are one entry. Memory bounds their number.
 #[utoipa::path(
     get,
     path = "/v1/refusals",
     tag = "sessions",
     params(RefusalQuery),
     responses(
-        (status = 200, description = "Those that fit.", body = Refusals),
+        (status = 200, description = "Matching refusals.", body = Refusals),
     ),
 )]
 pub(super) async fn refusals(State(app): State<App>, uri: Uri) -> Result<Json<Refusals>, Problem> {

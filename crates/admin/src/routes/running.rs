@@ -20,14 +20,16 @@ use crate::{
 
 /// The longest deadline of a drain, in seconds, as the configuration has it.
 const LONGEST: u32 = 86_400;
+/// Characters of a filter of log lines.
+const LONGEST_FILTER: usize = 1000;
 
-/// How the program is.
+/// Shows the state of the program.
 #[utoipa::path(
     get,
     path = "/v1/status",
     tag = "program",
     responses(
-        (status = 200, description = "How it is.", body = Status),
+        (status = 200, description = "Its state.", body = Status),
     ),
 )]
 pub(super) async fn status(State(app): State<App>) -> Json<Status> {
@@ -62,13 +64,13 @@ pub(super) fn seconds(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }
 
-/// What the program was built from.
+/// Shows the build of the program.
 #[utoipa::path(
     get,
     path = "/v1/build",
     tag = "program",
     responses(
-        (status = 200, description = "What was built.", body = Build),
+        (status = 200, description = "Version and target.", body = Build),
     ),
 )]
 pub(super) async fn build() -> Json<Build> {
@@ -80,7 +82,7 @@ pub(super) async fn build() -> Json<Build> {
     })
 }
 
-/// The effective configuration with the origin of each value; secrets are masked.
+/// Shows the effective configuration with the origin of each value. Secrets are masked.
 #[utoipa::path(
     get,
     path = "/v1/config",
@@ -93,7 +95,7 @@ pub(super) async fn config(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, "application/toml")], app.program.to_toml()).into_response()
 }
 
-/// Which log lines pass.
+/// Shows the filter of log lines.
 #[utoipa::path(
     get,
     path = "/v1/log",
@@ -106,7 +108,7 @@ pub(super) async fn log_level(State(app): State<App>) -> Json<LogLevel> {
     Json(LogLevel { level: app.program.log_level() })
 }
 
-/// Has other log lines pass, until the program ends; the configuration stays as it is.
+/// Changes the filter of log lines until the program ends. The configuration stays as it is.
 #[utoipa::path(
     put,
     path = "/v1/log",
@@ -120,19 +122,24 @@ pub(super) async fn set_log_level(State(app): State<App>, request: Request) -> R
     let wanted: LogLevel = body(request)
         .await?
         .ok_or_else(|| Problem::bad_request("a body is missing, such as {\"level\": \"debug\"}"))?;
+    if !(1..=LONGEST_FILTER).contains(&wanted.level.len()) {
+        return Err(Problem::bad_request(format!(
+            "level is expected to have 1 to {LONGEST_FILTER} characters"
+        )));
+    }
     let before = app.program.log_level();
     app.program.set_log_level(&wanted.level).map_err(|why| Problem::bad_request(format!("level: {why}")))?;
     let audit = Audit(format!("log level {before:?} is {:?} now", wanted.level));
     Ok((Extension(audit), Json(wanted)).into_response())
 }
 
-/// Reads the configuration and the certificates again. A configuration with a mistake changes nothing.
+/// Reads the configuration and the certificates again. With a mistake in it, nothing changes.
 #[utoipa::path(
     post,
     path = "/v1/reload",
     tag = "program",
     responses(
-        (status = 200, description = "What has changed.", body = Reloaded),
+        (status = 200, description = "Changes, line by line.", body = Reloaded),
     ),
 )]
 pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> {
@@ -162,8 +169,8 @@ pub(super) async fn reload(State(app): State<App>) -> Result<Response, Problem> 
     }
 }
 
-/// Takes nobody new, and ends the program with its last session or connection. Asked again, a deadline counts anew; without one
-/// nothing changes.
+/// Drains the program: it takes no new clients and ends with its last session or connection. A further request with a deadline replaces the
+/// earlier one.
 #[utoipa::path(
     post,
     path = "/v1/drain",

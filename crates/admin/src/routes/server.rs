@@ -16,13 +16,13 @@ use crate::model::{
 /// A worker that takes longer to answer is told as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Limits, and how much of them is taken.
+/// Lists limits with the amounts in use.
 #[utoipa::path(
     get,
     path = "/v1/limits",
     tag = "server",
     responses(
-        (status = 200, description = "All that have a number.", body = Limits),
+        (status = 200, description = "All limits that are numbers.", body = Limits),
     ),
 )]
 pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Problem> {
@@ -66,7 +66,7 @@ pub(super) async fn limits(State(app): State<App>) -> Result<Json<Limits>, Probl
     Ok(Json(Limits { limits: at_most.chain(where_wanted).map(limit).collect() }))
 }
 
-/// Where clients come in, what their sessions relay there now, and where they are relayed.
+/// Lists listeners with their sessions and traffic, and relay addresses.
 #[utoipa::path(
     get,
     path = "/v1/listeners",
@@ -97,7 +97,7 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
     Ok(Json(Listeners { listeners: listeners.collect(), relays: relays.collect() }))
 }
 
-/// The certificates that clients are shown.
+/// Lists the certificates of the server.
 #[utoipa::path(
     get,
     path = "/v1/certificates",
@@ -122,7 +122,7 @@ pub(super) async fn certificates(State(app): State<App>) -> Result<Json<Certific
     Ok(Json(Certificates { certificates: certificates.collect() }))
 }
 
-/// What each worker does, and what it takes of its core.
+/// Lists workers with their counts and their load.
 #[utoipa::path(
     get,
     path = "/v1/workers",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    extract::{Path, State, rejection::PathRejection},
+    extract::State,
     http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
@@ -15,9 +15,9 @@ use turnpike_turn::server::{ClosedReason, SessionId, Transport};
 use utoipa::IntoParams;
 
 use super::{
-    App, Json,
+    App, Json, PathPart,
     fleet::{self, Asker},
-    query, server_of,
+    path_part, query, server_of,
 };
 use crate::{
     access::{Audit, Grant, Via},
@@ -34,7 +34,7 @@ const PREVIOUS: &str = "previous";
 /// A session that moves to another worker while it is looked for may be missed; not so often.
 const TRIES: usize = 3;
 
-/// Which sessions are wanted: all that is named must fit.
+/// Filter of sessions: all conditions must hold.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -48,17 +48,18 @@ pub(crate) struct SessionQuery {
     /// The client: `ADDR:PORT`, an address, or a prefix such as `192.0.2.0/24`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) client: Option<String>,
-    /// `udp`, `tcp`, `tls` or `dtls`.
+    /// Between client and server.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[param(schema_with = crate::model::transport)]
     pub(crate) transport: Option<String>,
-    /// A relayed transport address, written as that of a client.
+    /// A relayed transport address, in the same form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) relayed: Option<String>,
-    /// Sessions of the page, 1 to 1000; 100 if it is not there.
+    /// Sessions per page; default 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1000)]
     pub(crate) limit: Option<usize>,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cursor: Option<String>,
 }
@@ -122,14 +123,14 @@ impl Default for Place {
     }
 }
 
-/// Sessions in pages. Whoever is there from the first page to the last and moves to no other worker is in one of them.
+/// Lists sessions in pages. A session that exists throughout and stays on its worker is in exactly one of them.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
     tag = "sessions",
     params(SessionQuery),
     responses(
-        (status = 200, description = "A page; the last one has no `next`.", body = SessionPage),
+        (status = 200, description = "A page. `next` is null on the last one.", body = SessionPage),
     ),
 )]
 pub(super) async fn list(
@@ -140,12 +141,12 @@ pub(super) async fn list(
     app.page(grant.via(), &query(&uri)?).await.map(Json)
 }
 
-/// One session, with its permissions and channels; that of another node of the fleet is found, too.
+/// Shows a session with its permissions and channels, on any node of the fleet.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}",
     tag = "sessions",
-    params(("id" = String, Path, description = "Its name: 32 hex digits.")),
+    params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
         (status = 200, description = "The session.", body = Session),
     ),
@@ -153,7 +154,7 @@ pub(super) async fn list(
 pub(super) async fn one(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
-    id: Id,
+    id: PathPart,
 ) -> Result<Json<Session>, Problem> {
     let id = read_id(id)?;
     for _ in 0..TRIES {
@@ -164,20 +165,20 @@ pub(super) async fn one(
     app.elsewhere(app.asker(&grant), &Method::GET, id).await.map(Json)
 }
 
-/// Ends a session, on whichever node of the fleet it is. Its client may make another one at once.
+/// Ends a session on any node of the fleet. Its client may make another one at once.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
     tag = "sessions",
-    params(("id" = String, Path, description = "Its name: 32 hex digits.")),
+    params(("id" = String, Path, description = "Its name: 32 hex digits.", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")),
     responses(
-        (status = 200, description = "The session as it was.", body = Session),
+        (status = 200, description = "The session before its end.", body = Session),
     ),
 )]
 pub(super) async fn end(
     State(app): State<App>,
     Extension(grant): Extension<Grant>,
-    id: Id,
+    id: PathPart,
 ) -> Result<Response, Problem> {
     let id = read_id(id)?;
     for _ in 0..TRIES {
@@ -199,12 +200,13 @@ fn ended(session: Session) -> Response {
     (Extension(audit), Json(session)).into_response()
 }
 
-/// The last part of a path, or what is wrong with it.
-type Id = Result<Path<String>, PathRejection>;
-
-fn read_id(id: Id) -> Result<SessionId, Problem> {
-    let Path(text) = id.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
+fn read_id(id: PathPart) -> Result<SessionId, Problem> {
+    let text = path_part(id)?;
     text.parse().map_err(|error| Problem::bad_request(format!("{text:?}: {error}")))
+}
+
+pub(super) fn predecessor_silent(why: String) -> Problem {
+    Problem::new(StatusCode::GATEWAY_TIMEOUT, "predecessor_silent", why)
 }
 
 fn no_such(id: SessionId, silent: usize) -> Problem {
@@ -253,7 +255,7 @@ impl App {
             let asked = SessionQuery { limit: Some(left), cursor, ..query.clone() };
             let words = serde_urlencoded::to_string(asked).unwrap_or_default();
             let path = format!("/v1/sessions?{words}");
-            let found = predecessor.ask(&Method::GET, path, by.to_string()).await;
+            let found = predecessor.ask(&Method::GET, path, String::new(), by.to_string()).await;
             let found = found.and_then(|found| {
                 found.map(|(pid, answer)| Ok((pid, fleet::read::<SessionPage>(&answer)?))).transpose()
             });
@@ -298,9 +300,9 @@ impl App {
     async fn elsewhere(&self, asker: Asker<'_>, method: &Method, id: SessionId) -> Result<Session, Problem> {
         let path = format!("/v1/sessions/{id}");
         if let Some(predecessor) = &self.predecessor {
-            let silent = |why| Problem::new(StatusCode::GATEWAY_TIMEOUT, "predecessor_silent", why);
-            let answer =
-                predecessor.ask(method, path.clone(), asker.via().to_string()).await.map_err(silent)?;
+            let silent = predecessor_silent;
+            let by = asker.via().to_string();
+            let answer = predecessor.ask(method, path.clone(), String::new(), by).await.map_err(silent)?;
             if let Some((pid, answer)) = answer.filter(|(_, answer)| answer.status != 404) {
                 return match fleet::read::<Session>(&answer) {
                     Ok(session) => Ok(session.of_process(pid)),

@@ -1,6 +1,7 @@
 //! A program with an interface, some clients of its relay, and a client of the interface that writes its bytes by hand.
 
 mod document;
+pub(crate) mod examples;
 pub(crate) mod log;
 mod together;
 

@@ -1,0 +1,41 @@
+//! Examples of answers, for the document: recorded from a running server, whose answers a test compares with them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use utoipa::{
+    Modify,
+    openapi::{OpenApi, RefOr, path::PathItem},
+};
+
+/// Bodies by operation, status and media type.
+type Recorded = BTreeMap<String, BTreeMap<String, BTreeMap<String, Value>>>;
+
+/// See [`Recorded`]. `UPDATE=1 cargo test -p turnpike-admin --test admin every_path_answers` records missing ones.
+const RECORDED: &str = include_str!("examples.json");
+
+/// Adds them to the document.
+pub(super) struct Examples;
+
+impl Modify for Examples {
+    fn modify(&self, document: &mut OpenApi) {
+        let mut recorded: Recorded = serde_json::from_str(RECORDED).unwrap_or_default();
+        let live = recorded.get("newest").and_then(|bodies| bodies.get("200")?.get("application/json"));
+        let event = json!({ "event": "live", "data": live });
+        let events = BTreeMap::from([("text/event-stream".to_owned(), event)]);
+        recorded.insert("events".to_owned(), BTreeMap::from([("200".to_owned(), events)]));
+        for PathItem { get, post, put, delete, .. } in document.paths.paths.values_mut() {
+            for operation in [get, post, put, delete].into_iter().flatten() {
+                let name = operation.operation_id.as_deref().unwrap_or_default();
+                for (status, bodies) in recorded.remove(name).unwrap_or_default() {
+                    let Some(RefOr::T(response)) = operation.responses.responses.get_mut(&status) else {
+                        continue;
+                    };
+                    for (media, body) in bodies {
+                        response.content.entry(media).and_modify(|content| content.example = Some(body));
+                    }
+                }
+            }
+        }
+    }
+}
