@@ -12,6 +12,7 @@ use std::{
 };
 
 use axum::Router;
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Notify,
@@ -214,7 +215,11 @@ pub(crate) enum Stream {
 impl Listener {
     pub(crate) async fn accept(&self) -> io::Result<Stream> {
         match self {
-            Self::Unix(listener) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                SockRef::from(&stream).set_send_buffer_size(UNSENT as usize)?;
+                Ok(Stream::Unix(stream))
+            }
             Self::Tcp(listener, tls) => {
                 let (stream, from) = listener.accept().await?;
                 Ok(Stream::Tcp(stream, from, tls.clone()))

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
     sync::{Semaphore, watch},
     time::timeout,
 };
@@ -540,24 +540,40 @@ async fn a_watcher_that_takes_nothing_is_closed_after_ten_seconds() {
     drop(client);
 }
 
-/// The kernel takes what the client does not: a little, and no more.
-#[tokio::test(start_paused = true)]
-async fn a_watcher_over_tcp_that_takes_nothing_is_closed_after_ten_seconds() {
+/// Seconds after which a client that reads nothing is closed.
+async fn patience_with(stream: Stream) -> u64 {
     let limits = Limits::of_one(1);
     let router = routes::router(Arc::new(Nobody::default()), Changes::default(), None);
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("the only one");
+    let begun = tokio::time::Instant::now();
+    let before = closed_for("slow");
+    answer(Arc::new(http(limits)), stream, router, limits, Progress::new(place), &ADMIN).await;
+    assert!(closed_for("slow") > before);
+    begun.elapsed().as_secs()
+}
+
+const WATCH: &[u8] = b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+/// The kernel takes what the client does not: a little, and no more. A small reading a second fills that first; the kernel's own limit would
+/// take hours.
+#[tokio::test(start_paused = true)]
+async fn a_watcher_over_tcp_that_takes_nothing_is_closed_after_ten_seconds() {
     let bound = Bound::tcp(([127, 0, 0, 1], 0).into(), None, None).expect("loopback");
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_recv_buffer_size(4096).expect("the kernel takes a small one");
     let mut client = socket.connect(bound.address().expect("bound")).await.expect("it listens");
-    client.write_all(b"GET /v1/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("it is open");
-    let Ok(Stream::Tcp(server, from, _)) = bound.listener.accept().await else { panic!("a client over TCP") };
-    let begun = tokio::time::Instant::now();
-    let before = closed_for("slow");
-    speak(&http(limits), server, router, Via::Loopback(from), limits, Progress::new(place), &ADMIN).await;
-    assert!(closed_for("slow") > before);
-    // A small reading a second fills the buffers first; the kernel's own limit would take hours.
-    let seconds = begun.elapsed().as_secs();
+    client.write_all(WATCH).await.expect("it is open");
+    let seconds = patience_with(bound.listener.accept().await.expect("a client")).await;
     assert!((10..120).contains(&seconds), "{seconds} s");
-    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_over_a_unix_socket_that_takes_nothing_is_closed_after_ten_seconds() {
+    let dir = turnpike_testkit::Dir::new();
+    let path = dir.at("s");
+    let listener = Listener::Unix(UnixListener::bind(&path).expect("a short path"));
+    let mut client = UnixStream::connect(&path).await.expect("it listens");
+    client.write_all(WATCH).await.expect("it is open");
+    let seconds = patience_with(listener.accept().await.expect("a client")).await;
+    assert!((10..60).contains(&seconds), "{seconds} s");
 }
