@@ -1,5 +1,5 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask miri`, `cargo xtask reproducible`.
+//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask reproducible`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -9,6 +9,7 @@ mod document;
 mod faults;
 mod fuzz;
 mod instructions;
+mod kernels;
 mod miri;
 mod reproducible;
 mod soak;
@@ -48,6 +49,8 @@ enum Chore {
     Soak(soak::Options),
     /// Ask a server what attackers would, on all data paths, and write the tables of docs/reliability.md
     Attack(attack::Options),
+    /// Boot kernels of several ages, relay on each data path, and print what each can do (needs root or QEMU)
+    Kernels(kernels::Options),
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
     /// Build the binary of a release twice, in different directories, and compare
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Chore::Faults(options) => faults::run(&options),
         Chore::Soak(options) => soak::run(&options),
         Chore::Attack(options) => attack::run(&options),
+        Chore::Kernels(options) => kernels::run(&options),
         Chore::Miri => miri::run(),
         Chore::Reproducible(options) => reproducible::run(&options),
     };

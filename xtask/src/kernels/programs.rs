@@ -1,0 +1,108 @@
+//! What the guests run: the program of a release and the tests that depend on the kernel, built here.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+use super::{debian::said, machine::pack, report::PATHS};
+use crate::{Failure, cargo};
+
+/// Crates whose tests depend on the kernel.
+const CRATES: [&str; 4] = ["net", "offload", "relay", "forward"];
+
+/// A program of tests, with the folder that it has to run in.
+struct Tests {
+    name: String,
+    program: PathBuf,
+    dir: PathBuf,
+}
+
+/// Builds the tests of [`CRATES`].
+fn build_tests(repository: &Path) -> Result<Vec<Tests>, Failure> {
+    let built = said(
+        cargo(repository)
+            // The whole workspace: else cargo compiles what all crates share once more, with other features.
+            .args(["test", "--workspace", "--locked", "--no-run", "--lib"])
+            .arg("--message-format=json-render-diagnostics")
+            .args(CRATES.iter().flat_map(|name| ["--test", name])),
+    )?;
+    Ok(built.lines().filter_map(test_program).collect())
+}
+
+/// An archive of all that the guests run: `program`, and the tests if they are asked for.
+pub(super) fn archive(
+    folder: &Path,
+    repository: &Path,
+    program: &Path,
+    with_tests: bool,
+) -> Result<PathBuf, Failure> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)?;
+    }
+    let trial = folder.join("trial");
+    fs::create_dir_all(trial.join("tests"))?;
+    fs::create_dir_all(folder.join("usr/local/bin"))?;
+    fs::write(folder.join("init"), include_str!("init.sh"))?;
+    said(Command::new("chmod").arg("+x").arg(folder.join("init")))?;
+    let paths: String = PATHS.iter().map(|path| format!("{}\n", path.name)).collect();
+    fs::write(trial.join("paths"), paths)?;
+    strip(program, &folder.join("usr/local/bin/turnpike"))?;
+    for test in if with_tests { build_tests(repository)? } else { Vec::new() } {
+        strip(&test.program, &trial.join("tests").join(&test.name))?;
+        let at = test.dir.to_str().ok_or("a path that is no text")?;
+        fs::write(trial.join("tests").join(format!("{}.dir", test.name)), at)?;
+        fs::create_dir_all(folder.join(test.dir.strip_prefix("/")?))?;
+    }
+    // Files that tests read where they lie here: the object, and what fuzz targets remember.
+    let mut files = Command::new("git");
+    files.args(["ls-files", "-z", "fuzz", "crates/offload/bpf"]).current_dir(repository);
+    for name in said(&mut files)?.split_terminator('\0') {
+        let from = repository.join(name);
+        let to = folder.join(from.strip_prefix("/")?);
+        fs::create_dir_all(to.parent().ok_or("a file without a folder")?)?;
+        fs::copy(from, to)?;
+    }
+    let archive = folder.with_extension("cpio");
+    pack(folder, &archive)?;
+    Ok(archive)
+}
+
+/// Copies a program without its symbols, which are most of it.
+fn strip(program: &Path, to: &Path) -> Result<(), Failure> {
+    said(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
+}
+
+/// The test program that a message of cargo is about.
+fn test_program(message: &str) -> Option<Tests> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let program = message["executable"].as_str()?;
+    let dir = Path::new(message["manifest_path"].as_str()?).parent()?;
+    let name = CRATES.iter().find(|name| dir.ends_with(Path::new("crates").join(name)))?;
+    let kind = message["target"]["kind"][0].as_str()?;
+    let name = if kind == "test" { (*name).to_owned() } else { format!("{name}-unit") };
+    Some(Tests { name, program: program.into(), dir: dir.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_those_of_crates_that_depend_on_the_kernel() {
+        let message = |name: &str, kind: &str| {
+            let message = serde_json::json!({
+                "executable": "/t/a-1",
+                "manifest_path": format!("/r/crates/{name}/Cargo.toml"),
+                "target": { "kind": [kind] },
+            });
+            test_program(&message.to_string()).map(|it| it.name)
+        };
+        assert_eq!(message("net", "test").as_deref(), Some("net"));
+        assert_eq!(message("relay", "lib").as_deref(), Some("relay-unit"));
+        assert_eq!(message("wire", "lib"), None);
+    }
+}

@@ -1,0 +1,306 @@
+//! What a guest reports by its console, and what of it is a fault.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use serde::Deserialize;
+
+/// A data path of `serve`, and the first kernel that has all that it needs.
+pub(super) struct Path {
+    pub(super) name: &'static str,
+    since: (u32, u32),
+}
+
+/// All of them, in the order of the table.
+pub(super) const PATHS: [Path; 7] = [
+    Path { name: "auto", since: (0, 0) },
+    Path { name: "basic", since: (0, 0) },
+    Path { name: "mmsg", since: (0, 0) },
+    Path { name: "gso", since: (5, 0) },
+    Path { name: "kernel", since: (5, 10) },
+    Path { name: "xdp", since: (5, 18) },
+    Path { name: "xdp-generic", since: (5, 18) },
+];
+
+/// One machine, as it has reported.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// Its kernel's release and its processor.
+    kernel: String,
+    paths: BTreeMap<String, Trial>,
+    tests: BTreeMap<String, Tests>,
+    /// The program whose output is being read.
+    reading: Option<String>,
+    ended: bool,
+}
+
+/// A data path on one machine.
+#[derive(Debug, Default)]
+struct Trial {
+    /// The last line of a server that did not start.
+    refusal: Option<String>,
+    /// By kind of load.
+    loads: BTreeMap<String, Vec<Load>>,
+    /// Datagrams that the kernel relayed itself.
+    across: u64,
+}
+
+/// What the generator says of a run, as far as it is looked at.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Load {
+    sent: u64,
+    lost: u64,
+}
+
+/// A test program on one machine.
+#[derive(Debug, Default)]
+struct Tests {
+    /// The line with the counts, if the program came to its end.
+    passed: Option<u32>,
+    skipped: Vec<String>,
+    passed_alone: Vec<String>,
+    failed: Vec<String>,
+    exit: Option<i32>,
+}
+
+impl Report {
+    /// Takes a line of the console; returns what is worth showing of it.
+    pub(super) fn take(&mut self, line: &str) -> Option<String> {
+        let Some(words) = line.strip_prefix("@@ ") else {
+            self.take_output(line);
+            return None;
+        };
+        let (what, rest) = words.split_once(' ').unwrap_or((words, ""));
+        let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
+        match what {
+            "kernel" => rest.clone_into(&mut self.kernel),
+            "offered" => _ = self.path(name),
+            "refused" => self.path(name).refusal = Some(more.to_owned()),
+            "load" => {
+                let (kind, json) = more.split_once(' ')?;
+                let load = serde_json::from_str(json).ok()?;
+                self.path(name).loads.entry(kind.to_owned()).or_default().push(load);
+            }
+            "across" => {
+                self.path(name).across =
+                    more.split('+').filter_map(|number| number.parse::<u64>().ok()).sum();
+                return Some(format!("{name}: {}", self.paths[name].cell()));
+            }
+            "tests" => {
+                self.reading = Some(name.to_owned());
+                self.tests.insert(name.to_owned(), Tests::default());
+            }
+            "exit" => self.test(name).exit = more.parse().ok(),
+            "alone" => self.test(name).passed_alone.push(more.to_owned()),
+            "failed" => self.test(name).failed.push(more.to_owned()),
+            "end" => self.ended = true,
+            _ => return None,
+        }
+        matches!(what, "kernel" | "refused" | "alone" | "failed" | "tests").then(|| words.to_owned())
+    }
+
+    /// A line of a test program.
+    fn take_output(&mut self, line: &str) {
+        let Some(tests) = self.reading.as_ref().and_then(|name| self.tests.get_mut(name)) else { return };
+        if let Some(why) = line.strip_prefix("SKIPPED: ") {
+            tests.skipped.push(why.to_owned());
+        }
+        // Of a program that was started again for one test there is another such line.
+        if tests.passed.is_none()
+            && let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|it| it.split_once(". "))
+        {
+            tests.passed = counts.split(' ').next().and_then(|count| count.parse().ok());
+        }
+    }
+
+    fn path(&mut self, name: &str) -> &mut Trial {
+        self.paths.entry(name.to_owned()).or_default()
+    }
+
+    fn test(&mut self, name: &str) -> &mut Tests {
+        self.tests.entry(name.to_owned()).or_default()
+    }
+
+    /// Its row of the table.
+    pub(super) fn row(&self, machine: &str) -> String {
+        let mut row = format!("| {machine} | {} ", self.kernel);
+        for path in &PATHS {
+            let cell = self.paths.get(path.name).map_or_else(|| "not tried".to_owned(), Trial::cell);
+            let _ = write!(row, "| {cell} ");
+        }
+        let tests: Vec<String> =
+            self.tests.iter().map(|(name, tests)| format!("{name} {}", tests.cell())).collect();
+        let _ = write!(row, "| {} |", tests.join(", "));
+        row
+    }
+
+    /// What must not be: a path that the kernel has and that is refused or loses datagrams, a test that fails.
+    pub(super) fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        if !self.ended {
+            faults.push("the guest did not come to its end".to_owned());
+        }
+        for path in &PATHS {
+            let Some(trial) = self.paths.get(path.name) else {
+                faults.push(format!("{}: not tried", path.name));
+                continue;
+            };
+            let fault = match &trial.refusal {
+                Some(_) if self.version() < path.since => None,
+                Some(said) => Some(format!("refused: {said}")),
+                None => trial.fault(),
+            };
+            faults.extend(fault.map(|fault| format!("{}: {fault}", path.name)));
+        }
+        for (name, tests) in &self.tests {
+            if tests.passed.is_none() {
+                faults.push(format!(
+                    "{name}: the program did not come to its end (exit code {:?})",
+                    tests.exit
+                ));
+            }
+            faults.extend(tests.failed.iter().map(|test| format!("{name}: {test} failed")));
+        }
+        faults
+    }
+
+    /// Tests that did not run, with why.
+    pub(super) fn skipped(&self) -> BTreeMap<&str, Vec<String>> {
+        let mut skipped: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for (name, tests) in &self.tests {
+            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            tests.skipped.iter().for_each(|why| *counts.entry(why).or_default() += 1);
+            for (why, count) in counts {
+                skipped.entry(why).or_default().push(format!("{count} of {name}"));
+            }
+        }
+        skipped
+    }
+
+    fn version(&self) -> (u32, u32) {
+        let mut numbers =
+            self.kernel.split(|it: char| !it.is_ascii_digit()).map(|it| it.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+}
+
+impl Trial {
+    /// The best of the runs of one kind: an emulated processor loses datagrams where its host stalls, a path loses them each time.
+    fn best(&self, kind: &str) -> Option<Load> {
+        self.loads.get(kind)?.iter().copied().min_by_key(|load| load.lost)
+    }
+
+    fn fault(&self) -> Option<String> {
+        ["steady", "steady6"].into_iter().find_map(|kind| match self.best(kind) {
+            None => Some(format!("{kind}: the generator came to nothing")),
+            Some(Load { sent: 0, .. }) => Some(format!("{kind}: nothing was sent")),
+            Some(Load { lost: 0, .. }) => None,
+            Some(Load { sent, lost }) => Some(format!("{kind}: {lost} of {sent} lost in each run, at best")),
+        })
+    }
+
+    fn cell(&self) -> String {
+        if self.refusal.is_some() {
+            return "refused".to_owned();
+        }
+        let lost: Vec<String> = ["steady", "steady6", "bursts"]
+            .into_iter()
+            .map(|kind| self.best(kind).map_or_else(|| "?".to_owned(), |load| load.lost.to_string()))
+            .collect();
+        let across = if self.across > 0 { format!("; {} in the kernel", self.across) } else { String::new() };
+        format!("{} lost{across}", lost.join("/"))
+    }
+}
+
+impl Tests {
+    fn cell(&self) -> String {
+        let Some(passed) = self.passed else { return "did not end".to_owned() };
+        let alone = u32::try_from(self.passed_alone.len()).unwrap_or(u32::MAX);
+        let mut cell = format!("{}", passed.saturating_add(alone));
+        if !self.failed.is_empty() {
+            let _ = write!(cell, " ({} failed)", self.failed.len());
+        }
+        cell
+    }
+}
+
+/// Head of the table.
+pub(super) fn head() -> String {
+    let names: Vec<&str> = PATHS.iter().map(|path| path.name).collect();
+    let rule = "| --- ".repeat(PATHS.len() + 3);
+    format!("| machine | kernel | {} | tests passed |\n{rule}|", names.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(lines: &[&str]) -> Report {
+        let mut report = Report::default();
+        lines.iter().for_each(|line| _ = report.take(line));
+        report
+    }
+
+    /// A machine on which all is well, and then `more`.
+    fn machine(kernel: &str, more: &[&str]) -> Report {
+        let mut lines = vec![format!("@@ kernel {kernel} x86_64")];
+        for path in PATHS {
+            lines.push(format!("@@ offered {}", path.name));
+            for kind in ["steady", "steady6", "bursts"] {
+                lines.push(format!(
+                    r#"@@ load {} {kind} {{"sent": 5000, "lost": 0, "size": 120}}"#,
+                    path.name
+                ));
+            }
+        }
+        lines.extend(more.iter().map(|&line| line.to_owned()));
+        lines.push("@@ end".to_owned());
+        report(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_path_may_be_refused_by_kernels_that_are_too_old_for_it_alone() {
+        let refused = ["@@ refused xdp error: the kernel is older than Linux 5.18"];
+        assert_eq!(machine("5.10.0-32-cloud-amd64", &refused).faults(), [""; 0]);
+        let faults = machine("6.1.0-50-cloud-amd64", &refused).faults();
+        assert!(faults.len() == 1 && faults[0].starts_with("xdp: refused: error: the kernel"), "{faults:?}");
+    }
+
+    #[test]
+    fn what_is_lost_in_each_run_is_a_fault_and_what_is_lost_in_one_is_not() {
+        let lost = |lost| format!(r#"@@ load kernel steady {{"sent": 5000, "lost": {lost}}}"#);
+        let mut report = report(&["@@ kernel 6.12 aarch64", &lost(7), &lost(9)]);
+        assert!(report.faults().contains(&"kernel: steady: 7 of 5000 lost in each run, at best".to_owned()));
+        report.take(&lost(0));
+        assert!(!report.faults().iter().any(|fault| fault.contains("in each run")), "{:?}", report.faults());
+        assert!(report.faults().contains(&"kernel: steady6: the generator came to nothing".to_owned()));
+        assert!(report.faults().contains(&"the guest did not come to its end".to_owned()));
+    }
+
+    #[test]
+    fn a_test_that_fails_alone_too_is_a_fault() {
+        let output = [
+            "@@ tests net",
+            "test a ... FAILED",
+            "SKIPPED: no IPv6 here",
+            "test result: FAILED. 71 passed; 2 failed",
+        ];
+        let passed_alone = [&output[..], &["@@ alone net a", "test result: ok. 1 passed; 0 failed"]].concat();
+        let report = machine("6.1.0", &passed_alone);
+        assert_eq!(report.faults(), [""; 0]);
+        assert!(report.row("6.1").contains("| net 72 |"), "{}", report.row("6.1"));
+        assert_eq!(
+            report.skipped().into_iter().collect::<Vec<_>>(),
+            [("no IPv6 here", vec!["1 of net".to_owned()])]
+        );
+        let failed = [&output[..], &["@@ failed net a"]].concat();
+        assert_eq!(machine("6.1.0", &failed).faults(), ["net: a failed"]);
+        let hung = machine("6.1.0", &["@@ tests net", "@@ exit net 124"]);
+        assert_eq!(hung.faults(), ["net: the program did not come to its end (exit code Some(124))"]);
+    }
+
+    #[test]
+    fn datagrams_of_both_directions_in_the_kernel_are_counted() {
+        let report = report(&["@@ offered kernel", "@@ across kernel 400+380+0"]);
+        assert!(report.row("x").contains("?/?/? lost; 780 in the kernel"), "{}", report.row("x"));
+    }
+}
