@@ -15,8 +15,10 @@ use crate::{
     rate::Rates, targets::Targets,
 };
 
-/// Between two sessions that find out whether targets answer which never have, in milliseconds.
-const EXPLORE_MS: u64 = 3_600_000;
+/// Shortest and longest time between two sessions that find out whether targets answer which never have, in milliseconds. It doubles with
+/// each: the first may be of a client that no target would answer.
+const FIRST_EXPLORE_MS: u64 = 2000;
+const LONGEST_EXPLORE_MS: u64 = 3_600_000;
 
 /// One rule in force; shared by all workers, never locked on the data path.
 pub(crate) struct RuleState {
@@ -41,8 +43,9 @@ pub(crate) struct RuleState {
     turns: AtomicU64,
     /// A target has answered a datagram of some session.
     answers: AtomicBool,
-    /// When a session was last to find out whether any target answers; 0 for never.
-    explored: AtomicU64,
+    /// When a session may next find out whether any target answers, and the time from then to the one after.
+    explore_at: AtomicU64,
+    explore_wait: AtomicU64,
     /// A client was refused as a part of a circle.
     in_circle: AtomicBool,
 }
@@ -63,7 +66,8 @@ impl RuleState {
             unreachable: AtomicBool::new(false),
             turns: AtomicU64::new(0),
             answers: AtomicBool::new(false),
-            explored: AtomicU64::new(0),
+            explore_at: AtomicU64::new(0),
+            explore_wait: AtomicU64::new(FIRST_EXPLORE_MS),
             in_circle: AtomicBool::new(false),
         }
     }
@@ -98,9 +102,17 @@ impl RuleState {
 
     /// True if a session is to find out which targets answer, where none has answered yet.
     pub(crate) fn explores(&self, now: u64) -> bool {
-        let last = self.explored.load(Ordering::Relaxed);
-        (last == 0 || now.saturating_sub(last) > EXPLORE_MS)
-            && self.explored.compare_exchange(last, now.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let (due, wait) =
+            (self.explore_at.load(Ordering::Relaxed), self.explore_wait.load(Ordering::Relaxed));
+        let explores = now >= due
+            && self
+                .explore_at
+                .compare_exchange(due, now + wait, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if explores {
+            self.explore_wait.store((2 * wait).min(LONGEST_EXPLORE_MS), Ordering::Relaxed);
+        }
+        explores
     }
 
     /// Number of rules of this process that a client has come through. A circle of them is reported once.
