@@ -165,7 +165,7 @@ impl PortForwarder {
         Ok((service, tokio::spawn(writer.run())))
     }
 
-    fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
+    async fn take(&mut self, loaded: ForwardLoaded) -> Result<Reloaded, DaemonError> {
         let ForwardLoaded { settings: new, format, included, warnings } = loaded;
         let mut reloaded = Reloaded::default();
         reloaded.warn_all(warnings);
@@ -175,7 +175,10 @@ impl PortForwarder {
         }
         let records = open_records(&new)?;
         let runtime = for_runtime(&new, &self.started, self.workers, self.datapath, &self.passed);
-        let failed = self.forwarder.reload(&runtime, &new.rules)?;
+        let (forwarder, rules) = (Arc::clone(&self.forwarder), new.rules.clone());
+        // Names are looked up.
+        let reload = tokio::task::spawn_blocking(move || forwarder.reload(&runtime, &rules));
+        let failed = reload.await.map_err(io::Error::other).map_err(StartError::from)??;
         reloaded.warnings.extend(say_left_out(&failed));
         if !self.says_kernel {
             self.says_kernel = say_kernel(&self.started, &self.forwarder, &new.rules, self.datapath);
@@ -209,7 +212,10 @@ impl Service for PortForwarder {
     const OPEN: &'static str = "connections";
 
     async fn reload(&mut self) -> Result<Reloaded, Vec<String>> {
-        let taken = self.sources.load().map_err(DaemonError::from).and_then(|loaded| self.take(loaded));
+        let taken = match self.sources.load() {
+            Ok(loaded) => self.take(loaded).await,
+            Err(mistakes) => Err(mistakes.into()),
+        };
         taken.map_err(|error| control::say_refused(&error, "rules not reloaded: the old ones stay in force"))
     }
 

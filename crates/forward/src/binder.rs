@@ -19,8 +19,10 @@ use crate::{
     upgrade::Matched,
 };
 
-/// Longest wait of a start or a reload for the addresses of listeners that are names.
+/// Longest wait of a start or a reload for the addresses of listeners that are names; and with [`Settings::keep_going`], where a rule may
+/// come later.
 const PATIENCE: Duration = Duration::from_secs(10);
+const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The rules in force.
 #[derive(Default)]
@@ -72,10 +74,11 @@ pub(crate) fn resolved(
     rules: &[Rule],
     resolver: &Resolver,
     known: &mut HashMap<String, ZonedIp>,
+    may_come_later: bool,
 ) -> Vec<Rule> {
     let names: Vec<_> =
         rules.iter().map(|rule| host_of(rule).map(|host| (host, resolver.name(host, true)))).collect();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + if may_come_later { SHORT_PATIENCE } else { PATIENCE };
     let before = std::mem::take(known);
     let mut all = Vec::with_capacity(rules.len());
     for (rule, name) in rules.iter().zip(&names) {

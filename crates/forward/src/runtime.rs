@@ -334,7 +334,9 @@ impl Forwarder {
             heirs: Mutex::default(),
         };
         let mut names = HashMap::new();
-        let resolved = binder::resolved(rules, &forwarder.resolver, &mut names);
+        // What another process gives has to be matched by its address.
+        let may_come_later = settings.keep_going && !is_heir;
+        let resolved = binder::resolved(rules, &forwarder.resolver, &mut names, may_come_later);
         let matched =
             inheritance.map(|inheritance| inheritance.matched(&resolved)).transpose()?.unwrap_or_default();
         let mut binder = Binder { matched, ..forwarder.binder(settings, count) };
@@ -414,8 +416,11 @@ impl Forwarder {
     /// # Errors
     /// [`StartError`].
     pub fn reload(&self, settings: &Settings, rules: &[Rule]) -> Result<Vec<StartError>, StartError> {
+        // Without the lock: a name server may be slow, and counters are asked for meanwhile.
+        let mut names = self.rules().names.clone();
+        let resolved = binder::resolved(rules, &self.resolver, &mut names, settings.keep_going);
         let mut in_force = self.rules();
-        let resolved = binder::resolved(rules, &self.resolver, &mut in_force.names);
+        in_force.names = names;
         let is_kept = |active: &Active| resolved.iter().any(|rule| active.state.is_like(rule));
         let is_new =
             |(_, rule): &(&Rule, &Rule)| !in_force.active.iter().any(|active| active.state.is_like(rule));

@@ -10,11 +10,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use crate::support::{Running, eventually, read_exactly, rule, serve_greetings, settings};
-use turnpike_forward::{EndReason, Host, Protocol, Rule};
+use crate::support::{Reports, Running, eventually, read_exactly, rule, serve_greetings, settings};
+use turnpike_forward::{Bind, EndReason, Forwarder, Host, Protocol, Rule, Settings};
 use turnpike_testkit::alone::{self, run};
 
 const HOSTS: &str = "/etc/hosts";
@@ -239,4 +239,43 @@ fn leave() {
     eventually("the new address, after some silence", || hears(&answered).filter(|name| *name == b'b'));
     let gone = running.log.all().into_iter().filter(|report| report.reason == EndReason::TargetGone);
     assert!(gone.count() >= 2);
+}
+
+#[test]
+fn a_name_server_that_is_silent_holds_up_neither_counters_nor_a_start_that_keeps_going() {
+    let name = "names::a_name_server_that_is_silent_holds_up_neither_counters_nor_a_start_that_keeps_going";
+    let probe = ["mount", "--bind", HOSTS, HOSTS];
+    alone::in_namespaces(name, "mn", &probe, hold_up);
+}
+
+/// Less than any wait for the name server, more than a busy machine takes.
+const SOON: Duration = Duration::from_secs(5);
+
+fn hold_up() {
+    run("ip", &["link", "set", "lo", "up"]);
+    let _silent = UdpSocket::bind("127.0.0.1:53").unwrap();
+    let dir = turnpike_testkit::Dir::new();
+    let path = dir.at("resolv.conf");
+    fs::write(&path, "nameserver 127.0.0.1\noptions timeout:20 attempts:1\n").unwrap();
+    run("mount", &["--bind", path.to_str().unwrap(), "/etc/resolv.conf"]);
+
+    let served = rule("served", SocketAddr::from(([127, 0, 0, 1], 9)));
+    let slow = Rule { bind: Bind::Name("slow.test".to_owned()), ..rule("slow", ([127, 0, 0, 1], 9).into()) };
+    let rules = [served.clone(), slow];
+    let began = Instant::now();
+    let keeps_going = Settings { keep_going: true, ..settings() };
+    let (forwarder, failed) = Forwarder::start(&keeps_going, &rules, Arc::new(Reports::default())).unwrap();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    drop(forwarder);
+
+    let running = Running::start(&[served]);
+    thread::scope(|scope| {
+        let reload = scope.spawn(|| running.forwarder.reload(&settings(), &rules).map(drop));
+        thread::sleep(Duration::from_millis(300));
+        let asked = Instant::now();
+        running.snapshot("served");
+        assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
+        assert!(reload.join().unwrap().is_err(), "the name has no address");
+    });
 }
