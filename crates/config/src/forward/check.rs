@@ -183,9 +183,11 @@ pub(crate) fn doubts_about_all(settings: &ForwardSettings) -> Vec<String> {
 
 fn patterns_that_miss(patterns: &[Pattern]) -> impl Iterator<Item = String> {
     patterns.iter().filter_map(|pattern| {
-        let meant = parts::misses_zeros(pattern)?;
         let shown = parts::show_pattern(pattern);
-        Some(format!("{shown:?} matches only addresses whose text has these zeros, most have :: there; did you mean {meant:?}?"))
+        let meant = parts::did_you_mean(parts::meant_prefix(&shown));
+        parts::misses_zeros(pattern).then(|| {
+            format!("{shown:?} matches only addresses whose text has these zeros, most have :: there{meant}")
+        })
     })
 }
 

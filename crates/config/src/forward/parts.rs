@@ -207,7 +207,7 @@ pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
 /// The pattern that was meant by one that fits no address: one with too few or too many parts, leading zeros, or IPv4 in IPv6.
 pub(crate) fn meant_pattern(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();
-    let text = text.strip_prefix("::ffff:").filter(|rest| rest.contains('.')).unwrap_or(&text);
+    let text = without_mapping(&text);
     if text.contains(':') {
         return meant_prefix(text);
     }
@@ -223,8 +223,13 @@ pub(crate) fn meant_pattern(text: &str) -> Option<String> {
     candidates.find(|candidate| pattern(candidate).is_ok_and(|pattern| pattern.fits_some_address()))
 }
 
+/// A pattern over IPv4-mapped addresses as one over IPv4, which is how their clients count.
+pub(crate) fn without_mapping(text: &str) -> &str {
+    text.strip_prefix("::ffff:").filter(|rest| rest.contains('.') && !rest.contains('/')).unwrap_or(text)
+}
+
 /// The first groups of an IPv6 address as a prefix: the text of an address may have `::` in place of any of them.
-fn meant_prefix(text: &str) -> Option<String> {
+pub(crate) fn meant_prefix(text: &str) -> Option<String> {
     let groups: Vec<&str> = text.trim_end_matches('*').trim_end_matches(':').split(':').collect();
     let read = |group: &&str| u16::from_str_radix(group, 16).ok();
     let mut address = [0; 8];
@@ -234,11 +239,23 @@ fn meant_prefix(text: &str) -> Option<String> {
     (1..8).contains(&groups.len()).then(|| format!("{}/{}", Ipv6Addr::from(address), 16 * groups.len()))
 }
 
-/// The prefix that was meant by a pattern such as `2001:db8:0:*`, which misses most of it: `2001:db8::1` has no such text.
-pub(crate) fn misses_zeros(pattern: &Pattern) -> Option<String> {
-    let Pattern::Wildcard(text) = pattern else { return None };
-    let groups = text.strip_suffix(":*").filter(|groups| groups.contains(':') && !groups.contains("::"))?;
-    groups.split(':').any(|group| group == "0").then(|| meant_prefix(text)).flatten()
+/// True if a pattern such as `2001:db8:0:*` misses most of what it means: `2001:db8::1` has no such text. Zeros in a row become `::` (RFC 5952
+/// section 4.2), so a group of zero is one only between groups that are none.
+pub(crate) fn misses_zeros(pattern: &Pattern) -> bool {
+    let Pattern::Wildcard(text) = pattern else { return false };
+    if !text.contains(':') || text.contains("::") || !text.contains(['*', '?']) {
+        return false;
+    }
+    let groups: Vec<&str> = text.split(':').collect();
+    let is_other = |at: usize| {
+        groups
+            .get(at)
+            .is_none_or(|group| !group.is_empty() && !group.starts_with('0') && !group.contains(['*', '?']))
+    };
+    groups.iter().enumerate().any(|(at, group)| {
+        let is_alone = *group == "0" && is_other(at.wrapping_sub(1)) && is_other(at + 1);
+        group.starts_with('0') && !is_alone
+    })
 }
 
 /// The end of a warning.
@@ -429,15 +446,30 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_ends_in_a_group_of_zero_means_a_prefix() {
+    fn a_pattern_with_a_group_of_zero_means_a_prefix() {
         for (text, meant) in [
             ("2001:db8:0:*", Some("2001:db8::/48")),
             ("2001:db8:0:0:*", Some("2001:db8::/64")),
-            ("2001:db8:*", None),
-            ("2001:db8::*", None),
-            ("10.0.*", None),
+            ("2001:db8:0*", Some("2001:db8::/48")),
+            ("2001:db8:0:0:1:*", Some("2001:db8:0:0:1::/80")),
         ] {
-            assert_eq!(misses_zeros(&pattern(text).expect("a pattern")).as_deref(), meant, "{text}");
+            assert!(misses_zeros(&pattern(text).expect("a pattern")), "{text}");
+            assert_eq!(meant_prefix(text).as_deref(), meant, "{text}");
+        }
+        for text in ["*:0:*", "?001:db8:0:*", "2001:db8:?:0:*", "*:0:0:1", "2001:db8:0?*"] {
+            assert!(misses_zeros(&pattern(text).expect("a pattern")), "{text}");
+        }
+        for text in [
+            "2001:db8:*",
+            "2001:db8::*",
+            "10.0.*",
+            "*",
+            "2001:db8:0:1:*",
+            "*:1:0",
+            "2001:db8:0:1:2:3:4:5",
+            "fe80:*0",
+        ] {
+            assert!(!misses_zeros(&pattern(text).expect("a pattern")), "{text}");
         }
     }
 

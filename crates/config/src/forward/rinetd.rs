@@ -354,7 +354,9 @@ impl Line<'_> {
     ) -> Result<()> {
         let at = self.skip_blanks();
         let word = self.word("#").to_owned();
-        let pattern = parts::pattern(&word)
+        // A listener of rinetd on :: sees IPv4 clients as mapped.
+        let lower_case = word.to_ascii_lowercase();
+        let pattern = parts::pattern(parts::without_mapping(&lower_case))
             .map_err(|why| self.problem(at, format!("pattern {word:?}: {why}"), parts::PATTERN_FORM))?;
         if !pattern.fits_some_address() {
             let meant = parts::did_you_mean(parts::meant_pattern(&word));

@@ -84,7 +84,7 @@ impl Draft {
         good.then(|| draft.with_defaults())
     }
 
-    /// The same of one or two rules: `tcp+udp` is a rule for each, whose mistakes are told once.
+    /// The same of one or two rules: `tcp+udp` is a rule for each, with the keys that its protocol has, whose mistakes are told once.
     pub(crate) fn read_all(entries: &[Entry], origin: &Origin, problems: &mut Vec<Mistake>) -> Vec<Self> {
         let is_both = |entry: &&Entry| {
             entry.key == "protocol" && matches!(&entry.node.value, Value::Text(text) if **text == BOTH)
@@ -94,8 +94,9 @@ impl Draft {
         }
         let before = problems.len();
         let mut drafts = Vec::new();
-        for protocol in ["tcp", "udp"] {
+        for (protocol, foreign) in [("tcp", ONLY_UDP), ("udp", ONLY_TCP)] {
             let mut entries = entries.to_vec();
+            entries.retain(|entry| !foreign.contains(&entry.key.as_str()));
             for entry in &mut entries {
                 let text = match (entry.key.as_str(), &entry.node.value) {
                     ("protocol", _) => protocol.to_owned(),
@@ -174,6 +175,16 @@ pub fn protocol_name(protocol: Protocol) -> &'static str {
 
 /// TCP and UDP on the same port, as two rules.
 pub(crate) const BOTH: &str = "tcp+udp";
+/// Keys that [`BOTH`] gives to one of its rules.
+const ONLY_TCP: &[&str] = &[
+    "half_close_timeout",
+    "keepalive_idle",
+    "keepalive_interval",
+    "keepalive_count",
+    "user_timeout",
+    "copy",
+];
+const ONLY_UDP: &[&str] = &["any_port", "kernel"];
 
 /// The opposite of [`protocol_name`].
 pub(crate) fn protocol_named(name: &str) -> Option<Protocol> {

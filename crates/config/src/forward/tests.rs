@@ -103,7 +103,13 @@ fn tcp_and_udp_at_one_port_are_two_rules() {
     assert_eq!(ids(both), [("dns-tcp".to_owned(), Protocol::Tcp), ("dns-udp".to_owned(), Protocol::Udp)]);
     let told = from_arguments(&["tcp+udp://0.0.0.0:53=10.0.0.2"]).expect_err("no port");
     assert_eq!(told.0.len(), 1, "{told}");
-    assert!(from_arguments(&["tcp+udp://0.0.0.0:53=a:53?half_close_timeout=9"]).is_err(), "UDP has none");
+    let keys = "half_close_timeout=9&user_timeout=5&keepalive_count=3&copy=splice&any_port=true";
+    let both = from_arguments(&[&format!("tcp+udp://0.0.0.0:53=10.0.0.2:53?{keys}")]).expect("two rules");
+    let of_tcp = |rule: &Rule| rule.timers.user_timeout.is_some() && rule.half_close_timeout.is_some();
+    let [tcp, udp] = &both.settings.rules[..] else { panic!("{both:?}") };
+    assert!(of_tcp(tcp) && !tcp.any_port && !of_tcp(udp) && udp.any_port, "{both:?}");
+    assert!(from_arguments(&["tcp+udp://0.0.0.0:53=a:53?user_timeout=x"]).is_err());
+    assert!(from_arguments(&["tcp+udp://0.0.0.0:53=a:53?any_port=x"]).is_err());
 }
 
 #[test]

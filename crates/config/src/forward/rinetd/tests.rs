@@ -280,3 +280,17 @@ fn the_sample_file_is_taken_unchanged() {
     assert_eq!(conf.drafts[2].rule.idle_timeout, Some(Duration::from_secs(1200)));
     assert!(conf.warnings.is_empty());
 }
+
+#[test]
+fn a_pattern_over_mapped_addresses_is_one_over_ipv4() {
+    let conf = conf(
+        ":: 38003 10.0.0.1 80\ndeny ::FFFF:10.*\ndeny ::ffff:192.0.2.1\ndeny ::ffff:10.0\ndeny ::ffff:10.0.0.0/104\n",
+    );
+    assert_eq!(patterns(&conf.drafts[0].rule.access.deny), ["10.*", "192.0.2.1", "10.0", "10.0.0.0/8"]);
+    assert_eq!(
+        conf.warnings,
+        [
+            "r.conf:4:6: no address matches the pattern \"::ffff:10.0\", so it refuses no client, as in rinetd; did you mean \"10.0.*\"?"
+        ]
+    );
+}
