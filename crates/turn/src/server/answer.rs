@@ -58,6 +58,7 @@ impl<G: Gate> Server<G> {
                 }
                 self.respond(now, source, delivery, request, None)
             }
+            Err(DropReason::ClassicStun) => self.classic(now, source, datagram),
             Err(reason) => self.dropped(*reason),
         }
     }
@@ -109,7 +110,7 @@ impl<G: Gate> Server<G> {
     }
 
     /// Drops a request, and tells of it if that is for a bound on requests.
-    fn unanswered(
+    pub(super) fn unanswered(
         &mut self,
         now: Now,
         source: &Source,

@@ -16,7 +16,7 @@ pub enum DropReason {
     Malformed,
     /// A request beyond [`super::request::MAX_REQUEST_LEN`], or a payload that no message to the client can hold.
     Oversized,
-    /// STUN without the magic cookie (RFC 3489), which we do not speak.
+    /// STUN without the magic cookie that is no Binding request over UDP (RFC 3489).
     ClassicStun,
     /// A FINGERPRINT that does not match.
     Fingerprint,

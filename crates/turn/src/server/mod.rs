@@ -21,6 +21,7 @@ mod auth;
 mod bad_request;
 pub mod bandwidth;
 mod bindings;
+mod classic;
 pub mod config;
 mod connection_table;
 mod connections;

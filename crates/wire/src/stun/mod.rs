@@ -135,6 +135,13 @@ impl Header {
     /// What is wrong first, in the order of [`Invalid`].
     #[inline]
     pub fn new_checked(bytes: &[u8]) -> Result<Self, Invalid> {
+        let (header, cookie) = Self::with_cookie(bytes)?;
+        if cookie == COOKIE { Ok(header) } else { Err(Invalid::Cookie) }
+    }
+
+    /// Everything but the cookie is checked.
+    #[inline]
+    fn with_cookie(bytes: &[u8]) -> Result<(Self, [u8; 4]), Invalid> {
         if bytes.first().is_some_and(|first| first & 0xC0 != 0) {
             return Err(Invalid::NotStun);
         }
@@ -149,10 +156,7 @@ impl Header {
         if rest.len() != length || !length.is_multiple_of(4) {
             return Err(Invalid::Length);
         }
-        if [c0, c1, c2, c3] != COOKIE {
-            return Err(Invalid::Cookie);
-        }
-        Ok(Self::of_type(u16::from_be_bytes([t0, t1]), transaction))
+        Ok((Self::of_type(u16::from_be_bytes([t0, t1]), transaction), [c0, c1, c2, c3]))
     }
 
     /// The two bytes of type, in which class and method are interleaved (RFC 8489 section 5).
@@ -199,7 +203,23 @@ impl<'a> View<'a> {
     /// What is wrong first, in the order of [`Invalid`].
     #[inline]
     pub fn new_checked(bytes: &'a [u8]) -> Result<Self, Invalid> {
-        let header = Header::new_checked(bytes)?;
+        Self::walk(bytes, Header::new_checked(bytes)?)
+    }
+
+    /// Checks a message of RFC 3489: its transaction ID has 128 bits, the first 32 of them in place of the cookie. [`Header`] has the
+    /// other 96; [`Writer::finish_classic`] writes the answer.
+    ///
+    /// # Errors
+    /// As [`View::new_checked`]; [`Invalid::Cookie`] where the cookie is there.
+    pub fn new_checked_classic(bytes: &'a [u8]) -> Result<Self, Invalid> {
+        match Header::with_cookie(bytes)? {
+            (_, COOKIE) => Err(Invalid::Cookie),
+            (header, _) => Self::walk(bytes, header),
+        }
+    }
+
+    #[inline]
+    fn walk(bytes: &'a [u8], header: Header) -> Result<Self, Invalid> {
         let mut view = Self { bytes, header, sha1: None, sha256: None, fingerprint: false, end: bytes.len() };
         for attribute in Attributes::of(bytes) {
             let attribute = attribute?;

@@ -120,6 +120,13 @@ impl<'b> Writer<'b> {
         self.buffer
     }
 
+    /// Completes the answer to a request of RFC 3489, whose header has these bytes in place of the cookie. That RFC has neither
+    /// FINGERPRINT nor XOR-MAPPED-ADDRESS.
+    pub fn finish_classic(self, in_place_of_cookie: [u8; 4]) {
+        self.buffer[4..8].copy_from_slice(&in_place_of_cookie);
+        self.finish(false);
+    }
+
     fn code(&mut self, kind: u16, family: u8, code: u16, reason: &str) -> &mut Self {
         #[expect(
             clippy::cast_possible_truncation,
