@@ -66,6 +66,32 @@ fn malformed_and_contradictory_requests_are_refused() {
     assert_eq!(world.server.gate_mut().held(), 0);
 }
 
+/// RFC 8656 section 3.7: no socket tells the DF bit of an IPv4 datagram that is translated.
+#[test]
+fn dont_fragment_is_unknown_where_ipv4_datagrams_are_relayed_by_ipv6() {
+    let v6 = || Ask::allocate().with(&RequestedAddressFamily::new(AddressFamily::IPV6));
+    let both = || Ask::allocate().with(&AdditionalAddressFamily::new(AddressFamily::IPV6));
+    let (udp, tcp, dtls) = (0, 1, 3);
+    for (listener, from, ask, refused) in [
+        (udp, "192.0.2.7:40000", v6(), true),
+        (udp, "192.0.2.7:40000", both(), true),
+        (dtls, "192.0.2.7:40000", v6(), true),
+        (udp, "192.0.2.7:40000", Ask::allocate(), false),
+        (tcp, "192.0.2.7:40000", v6(), false),
+        (udp, "[2001:db8::7]:40000", v6(), false),
+        (udp, "[2001:db8::7]:40000", both(), false),
+    ] {
+        let mut world = World::with(streams());
+        (world.client.listener.0, world.client.address) = (listener, address(from));
+        let alice = world.credentials("alice", Scheme::Md5);
+        let reply = world.ask(&ask.with(&DontFragment::new()).signed(&alice));
+        assert!(reply.is_signed(&alice));
+        assert_eq!(reply.code(), refused.then_some(420), "listener {listener}, {from}");
+        assert_eq!(reply.raw(0x000A), refused.then(|| vec![0, 0x1A]));
+        assert_eq!(world.server.allocations(), usize::from(!refused));
+    }
+}
+
 #[test]
 fn a_family_without_relay_address_is_440() {
     let mut world = World::with(ServerConfig { relay_v6: false, ..config() });

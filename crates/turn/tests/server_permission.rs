@@ -113,13 +113,33 @@ fn permissions_of_an_allocation_are_limited_and_the_expired_make_room() {
 }
 
 #[test]
-fn dont_fragment_is_passed_on() {
-    let mut world = World::new();
-    let (alice, _) = world.allocated();
-    world.ask(&Ask::permit(PEER).signed(&alice)).success();
-    let send =
-        Ask::indication(SEND).peer(PEER).with(&DontFragment::new()).with(&turn::Data::new(b"x")).bytes();
-    assert!(matches!(world.feed(&send), Outcome::ToPeer { dont_fragment: true, .. }));
+fn dont_fragment_counts_between_ipv4_addresses_and_from_streams() {
+    const V6: &str = "[2001:db8::7]:40000";
+    let (udp, tcp, tls, dtls) = (0, 1, 2, 3);
+    for (listener, from, peer, counts) in [
+        (udp, "192.0.2.7:40000", PEER, true),
+        (dtls, "192.0.2.7:40000", PEER, true),
+        (udp, "192.0.2.7:40000", PEER_V6, false),
+        (udp, V6, PEER, false),
+        (udp, V6, PEER_V6, false),
+        (dtls, V6, PEER, false),
+        // Section 15: nothing of a stream is translated packet by packet.
+        (tcp, "192.0.2.7:40000", PEER, true),
+        (tcp, "192.0.2.7:40000", PEER_V6, true),
+        (tls, V6, PEER_V6, true),
+    ] {
+        let mut world = World::with(streams());
+        (world.client.listener.0, world.client.address) = (listener, address(from));
+        let alice = world.credentials("alice", Scheme::Md5);
+        let family = if peer == PEER { AddressFamily::IPV4 } else { AddressFamily::IPV6 };
+        let allocate = Ask::allocate().with(&turn::RequestedAddressFamily::new(family));
+        world.ask(&allocate.signed(&alice)).success();
+        world.ask(&Ask::permit(peer).signed(&alice)).success();
+        let ask = Ask::indication(SEND).peer(peer).with(&DontFragment::new()).with(&turn::Data::new(b"x"));
+        let Outcome::ToPeer { dont_fragment, .. } = world.feed(&ask.bytes()) else { panic!("{from} {peer}") };
+        assert_eq!(dont_fragment, counts, "listener {listener}, {from} to {peer}");
+        assert!(matches!(world.feed(&Ask::send(peer, b"x")), Outcome::ToPeer { dont_fragment: false, .. }));
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl<G: Gate> Server<G> {
             Some(Ok(seconds)) => Some(u32::from_be_bytes(seconds)),
             Some(Err(_)) => return self.bad(&context, kind::LIFETIME, Fault::Malformed),
         };
-        let wish = self.wish(&context);
+        let wish = self.wish(&context).and_then(|wish| self.may_set_df(&context, wish));
         let (wish, mobile) = match wish.and_then(|wish| Ok((wish, self.wants_mobility(context.request)?))) {
             Ok(wanted) => wanted,
             Err(denied) => return self.deny_request(&context, denied),
@@ -321,6 +321,18 @@ impl<G: Gate> Server<G> {
             Some(true) => PortWish::EvenAndReserveNext(new_token(&mut self.random, family)),
         };
         Ok(Wish { first: OpenRelay { family, transport, port }, second, address_error })
+    }
+
+    /// Section 3.7: DONT-FRAGMENT is refused where the DF bit of a client's datagrams would have to be known: IPv4 to IPv6. A socket does not
+    /// tell it.
+    fn may_set_df(&self, context: &Context<'_>, wish: Wish) -> Result<Wish, Denied> {
+        let client = context.client();
+        let relays_v6 = wish.first.family == Family::V6 || wish.second == Some(Family::V6);
+        let is_translated = client.address.is_ipv4() && relays_v6 && !self.is_stream(client);
+        if is_translated && context.request.get(kind::DONT_FRAGMENT).is_some() {
+            return Err(Denied { code: 420, why: RequestRefusal::UnknownAttribute(kind::DONT_FRAGMENT) });
+        }
+        Ok(wish)
     }
 
     /// The success response of section 7.2: the relayed transport addresses, or why one of two is missing, the lifetime, the tokens, and

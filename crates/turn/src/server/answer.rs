@@ -273,6 +273,10 @@ impl<G: Gate> Server<G> {
 
     /// An error response for what a check of the request has found.
     pub(super) fn deny_request(&mut self, context: &Context<'_>, Denied { code, why }: Denied) -> Answer {
+        if let RequestRefusal::UnknownAttribute(kind) = why {
+            self.tell_of(context, code, why);
+            return self.unknown_attributes(&context.envelope, &[kind]);
+        }
         self.refuse(context, code, why)
     }
 

@@ -263,7 +263,9 @@ impl<G: Gate> Server<G> {
             relay: RelayId { allocation, family },
             peer: if own.are_translated() { own.internal(view.peer) } else { view.peer },
             payload: view.data,
-            dont_fragment: view.dont_fragment,
+            // RFC 8656 section 13: between datagrams it counts for IPv4 to IPv4 alone.
+            dont_fragment: view.dont_fragment
+                && (entry.is_by_stream() || entry.client.address.is_ipv4() && view.peer.is_ipv4()),
         }
     }
 

@@ -545,7 +545,9 @@ impl Model {
                 if !it.permits(peer.ip(), now) {
                     return self.dropped(at, DropReason::NoPermission);
                 }
-                self.passes_to_peer(at, number, *peer, data, *dont_fragment)
+                let is_v4 = source.client.address.is_ipv4() && peer.is_ipv4();
+                let dont_fragment = *dont_fragment && (is_v4 || Self::is_stream(&source.client));
+                self.passes_to_peer(at, number, *peer, data, dont_fragment)
             }
             Datagram::ChannelData { number: channel, data } => {
                 if !(0x4000..=0x4FFF).contains(channel) {
