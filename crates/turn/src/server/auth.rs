@@ -26,8 +26,8 @@ use crate::{
     time::Now,
 };
 
-/// Bytes, by RFC 8489 section 14.3: USERNAME has fewer than 509.
-const MAX_USERNAME_LEN: usize = 508;
+/// Bytes of USERNAME. RFC 8489 section 14.3 has fewer than 509, and 763 from clients of RFC 5389.
+const MAX_USERNAME_LEN: usize = 763;
 
 /// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter request can be granted.
 const SHORTEST_REQUEST: usize = 28;

@@ -9,7 +9,7 @@ use turnpike_wire::stun::{Class, Header, Invalid, View, kind, method, xor_addres
 
 use super::DropReason;
 
-/// Bytes. No request needs more: 508 of USERNAME, 763 of REALM and of NONCE, 64 peers of 24 each come to 3,600. It
+/// Bytes. No request needs more: 763 each of USERNAME, REALM and NONCE and 64 peers of 24 come to 3,840. It
 /// bounds what one unauthenticated datagram can make us hash.
 pub const MAX_REQUEST_LEN: usize = 4096;
 
