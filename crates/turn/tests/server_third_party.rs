@@ -107,8 +107,9 @@ impl Holder {
         }
     }
 
+    /// RFC 7635 section 7 has MESSAGE-INTEGRITY, and so has RFC 8489 for a request without a password algorithm.
     fn signed(&self, reply: &Reply) -> bool {
-        reply.verifies(&Key::from_bytes(&self.mac_key), self.mac)
+        reply.verifies(&Key::from_bytes(&self.mac_key), Mac::Sha1)
     }
 }
 

@@ -15,12 +15,12 @@ use super::{
     secret,
 };
 
-/// What a response is signed with: RFC 8489 section 9.2.4 has it carry the request's integrity attribute, under the
-/// request's key.
+/// Proof of the client: the key that signed the request signs the response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Signer {
     #[serde(with = "secret::key")]
     pub(super) key: Key,
+    /// Attribute that authenticated the request.
     #[serde(with = "MacName")]
     pub(super) mac: Mac,
 }
@@ -40,6 +40,9 @@ pub(super) struct Envelope {
     pub(super) transaction: [u8; 12],
     /// Whether the request carried a FINGERPRINT, and so shall the response.
     pub(super) fingerprint: bool,
+    /// Whether the request named a password algorithm.
+    #[serde(default)]
+    pub(super) names_algorithm: bool,
     /// None where the client has not proved who it is.
     pub(super) signer: Option<Signer>,
 }
@@ -50,6 +53,9 @@ impl Envelope {
             method: request.method,
             transaction: request.transaction(),
             fingerprint: request.view.has_fingerprint(),
+            names_algorithm: [kind::PASSWORD_ALGORITHM, kind::PASSWORD_ALGORITHMS]
+                .iter()
+                .any(|kind| request.get(*kind).is_some()),
             signer: None,
         }
     }
@@ -74,12 +80,15 @@ impl Envelope {
 
     /// Appends SOFTWARE and signs, if there is a signer, and completes the response. The two go together: a signed answer goes to a
     /// client that has authenticated, and to any other each byte is one more that a forged source address makes us send.
+    ///
+    /// RFC 8489 section 9.2.4 has MESSAGE-INTEGRITY-SHA256 answer a request that names a password algorithm and MESSAGE-INTEGRITY any
+    /// other, whichever attribute the request has.
     pub(super) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
-        if let Some(Signer { key, mac }) = &self.signer {
+        if let Some(Signer { key, .. }) = &self.signer {
             if let Some(software) = software {
                 response.attribute(kind::SOFTWARE, software.as_bytes());
             }
-            response.sign(key, *mac);
+            response.sign(key, if self.names_algorithm { Mac::Sha256 } else { Mac::Sha1 });
         }
         response.finish(self.fingerprint);
     }

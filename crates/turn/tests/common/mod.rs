@@ -498,10 +498,10 @@ impl Reply {
         View::new_checked(&self.0).unwrap().verify(key, mac).is_ok()
     }
 
-    /// Whether the oracle finds it signed with these credentials.
+    /// Whether the oracle finds it signed with these credentials, by the attribute that RFC 8489 section 9.2.4 has for them.
     pub(crate) fn is_signed(&self, credentials: &Credentials) -> bool {
         if credentials.scheme == Scheme::Md5Sha256 {
-            return self.verifies(&credentials.key(), Mac::Sha256);
+            return self.verifies(&credentials.key(), Mac::Sha1);
         }
         self.message().validate_integrity(&credentials.oracle()).is_ok()
     }
