@@ -8,7 +8,13 @@ use stun_types::{
     },
     message::Message,
 };
-use turnpike_turn::server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig};
+use turnpike_turn::{
+    server::{CredentialRefusal, DropReason, Effect, ListenerId, ServerConfig},
+    wire::{
+        integrity::{Key, KeyAlgorithm, Mac},
+        stun::View,
+    },
+};
 
 fn refusals(world: &mut World) -> Vec<CredentialRefusal> {
     let refused = |effect| match effect {
@@ -32,7 +38,7 @@ fn a_request_without_credentials_is_challenged_with_realm_nonce_and_algorithms()
 }
 
 #[test]
-fn every_scheme_is_accepted_and_answered_in_kind() {
+fn every_scheme_is_accepted() {
     for scheme in [Scheme::Md5, Scheme::Md5Sha256, Scheme::Sha256, Scheme::Userhash] {
         let mut world = World::new();
         let alice = world.credentials("alice", scheme);
@@ -43,6 +49,30 @@ fn every_scheme_is_accepted_and_answered_in_kind() {
             matches!(&effects[..], [Effect::Opened { username, .. }] if &**username == "alice"),
             "{effects:?}"
         );
+    }
+}
+
+/// RFC 8489 section 9.2.4: the password algorithm decides, not the attribute that the request has.
+#[test]
+fn a_password_algorithm_is_answered_by_sha256_and_none_by_sha1() {
+    let mut world = World::new();
+    let alice = world.credentials("alice", Scheme::Md5);
+    let key = Key::long_term(KeyAlgorithm::Md5, &alice.user, REALM, alice.password.as_bytes());
+    let named = |ask: Ask| ask.raw(0x8002, &[0, 2, 0, 0, 0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
+    let md5 = |ask: &Ask, mac| {
+        let ask = ask.clone().raw(0x0006, alice.user.as_bytes()).raw(0x0014, REALM.as_bytes());
+        signed(&ask.raw(0x0015, alice.nonce.as_bytes()).bytes(), &key, mac, false)
+    };
+    for method in [ALLOCATE, REFRESH] {
+        for (ask, answer) in [(Ask::new(method), Mac::Sha1), (named(Ask::new(method)), Mac::Sha256)] {
+            for asked in [Mac::Sha1, Mac::Sha256] {
+                let Outcome::Reply(reply) = world.feed(&md5(&ask, asked)) else { panic!("no answer") };
+                let reply = Reply(reply);
+                assert!([Some(400), Some(437)].contains(&reply.code()), "past authentication");
+                assert!(reply.verifies(&key, answer), "{asked:?}");
+                assert_eq!(View::new_checked(&reply.0).unwrap().mac(), Some(answer), "and no other");
+            }
+        }
     }
 }
 
@@ -277,15 +307,53 @@ fn a_stale_nonce_with_a_wrong_key_is_401() {
     assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(401));
 }
 
+/// RFC 8489 section 9.2.4 has the nonce last of all checks.
 #[test]
-fn the_nonce_of_another_address_is_438_and_never_reaches_the_user_store() {
+fn a_nonce_that_was_never_given_to_the_client_is_438_after_user_and_key() {
     let mut world = World::new();
     let alice = world.credentials("alice", Scheme::Md5);
     world.client.address = address("192.0.2.8:40000");
-    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438));
-    let forged = Credentials { nonce: "0123456789abcdef".to_owned(), ..alice };
-    assert_eq!(world.ask(&Ask::allocate().signed(&forged)).code(), Some(438));
-    assert_eq!(world.server.gate_mut().lookups, 0);
+    for nonce in [alice.nonce.clone(), "0123456789abcdef".to_owned()] {
+        let of = |user: &str, password: &str| Credentials {
+            user: user.to_owned(),
+            password: password.to_owned(),
+            nonce: nonce.clone(),
+            ..alice.clone()
+        };
+        let code = |world: &mut World, of: &Credentials| world.ask(&Ask::allocate().signed(of)).code();
+        assert_eq!(code(&mut world, &of("nobody", "guess")), Some(401));
+        assert_eq!(code(&mut world, &of("alice", "guess")), Some(401));
+        assert_eq!(code(&mut world, &of("alice", &alice.password)), Some(438));
+        // Its address may be forged: it is counted, and nobody is accused.
+        assert_eq!(refusals(&mut world), []);
+        // A list of another configuration goes with a nonce of it.
+        let listed = Ask::allocate().raw(0x8002, &[0, 1, 0, 0]).raw(0x001D, &[0, 1, 0, 0]);
+        let reply = world.ask(&listed.signed(&of("alice", &alice.password)));
+        assert_eq!(reply.code(), Some(438));
+    }
+    world.server.gate_mut().later = true;
+    assert_eq!(world.ask(&Ask::allocate().signed(&alice)).code(), Some(438), "no store is waited for");
+    assert!(!world.effects().iter().any(|effect| matches!(effect, Effect::LookUp(_))));
+}
+
+#[test]
+fn a_401_repeats_a_nonce_that_is_still_good() {
+    let mut world = World::with(ServerConfig { nonce_lifetime: 100, ..config() });
+    let mut guess = world.credentials("alice", Scheme::Md5);
+    guess.password = "guess".to_owned();
+    let nonce_of_401 = |world: &mut World, ask: Ask| {
+        let reply = world.ask(&ask);
+        assert_eq!(reply.code(), Some(401));
+        reply.get::<Nonce>().nonce().to_owned()
+    };
+    world.sleep(100);
+    let asks = || Ask::allocate().signed(&guess);
+    assert_eq!(nonce_of_401(&mut world, asks()), guess.nonce);
+    let nobody = Credentials { user: "nobody".to_owned(), ..guess.clone() };
+    assert_eq!(nonce_of_401(&mut world, Ask::allocate().signed(&nobody)), guess.nonce);
+    assert_ne!(nonce_of_401(&mut world, Ask::allocate()), guess.nonce, "nothing is repeated");
+    world.sleep(1);
+    assert_ne!(nonce_of_401(&mut world, asks()), guess.nonce, "it has gone stale");
 }
 
 #[test]

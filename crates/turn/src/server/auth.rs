@@ -1,6 +1,6 @@
-//! Long-term credentials (RFC 8489 section 9.2.4). The user store is asked only about requests whose nonce we gave to
-//! that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged
-//! addresses never reaches it.
+//! Long-term credentials (RFC 8489 section 9.2.4). A store that has to be waited for is asked only about requests whose nonce we gave
+//! to that very address, or who show that they do not forge theirs (a stream, a mobility ticket), so that a flood from forged addresses
+//! never reaches it.
 
 use std::{str, sync::Arc};
 
@@ -113,20 +113,19 @@ impl<G: Gate> Server<G> {
             self.refused_before(context, &first, user, CredentialRefusal::WrongRealm);
             return Err(self.challenge(context, &first, 401));
         };
-        // Section 9.2.4 asks for the nonce last. But one that we never gave to this address cannot have gone stale; 438 hands out one that
-        // can be used, before anything expensive is done.
-        let standing = self.standing(context, &realm, nonce);
-        if standing == Standing::Foreign {
-            self.tell_of(context, 438, RequestRefusal::Code);
-            return Err(self.challenge(context, &realm, 438));
-        }
+        context.nonce = self.judge(context.now, context.client().address.ip(), &realm, nonce);
+        let standing = match context.nonce {
+            Standing::Foreign => self.standing_elsewhere(context, &realm, nonce),
+            standing => standing,
+        };
         let claim = Claim { user, realm, mac, standing };
         let proof = match self.check_token(context, &claim)? {
             Some(proof) => proof,
             None => self.check_password(context, &claim)?,
         };
         match proof {
-            // What has gone stale is said to who has shown the right key.
+            // The user and the key come first: 401 before 438.
+            Ok(_) if standing == Standing::Foreign => Err(self.foreign_nonce(context, &claim.realm)),
             Ok(Proof { username, .. }) if standing == Standing::Stale => {
                 let (client, realm, method) = (context.client(), &claim.realm.name, context.envelope.method);
                 let asker = Asker { client, realm, username: &username, proved: true, method };
@@ -146,10 +145,20 @@ impl<G: Gate> Server<G> {
         }
     }
 
+    /// 438 for a nonce that was never given to this address.
+    pub(super) fn foreign_nonce(&mut self, context: &Context<'_>, realm: &Terms) -> Answer {
+        self.tell_of(context, 438, RequestRefusal::Code);
+        self.challenge(context, realm, 438)
+    }
+
     /// Verifies a request by the user's password; who that is and what is wrong with it, if something is.
     fn check_password(&mut self, context: &mut Context<'_>, claim: &Claim<'_>) -> Result<Checked, Answer> {
         let Claim { user, realm, mac, standing } = claim;
         let Some(algorithm) = password_algorithm(realm, context.request) else {
+            // The list may be that of an earlier configuration, whose nonces count no more.
+            if *standing == Standing::Foreign {
+                return Err(self.foreign_nonce(context, realm));
+            }
             return Err(self.bad(context, kind::PASSWORD_ALGORITHMS, Fault::NotAnnounced));
         };
         if algorithm == KeyAlgorithm::Md5 && !self.config.allow_md5 {
@@ -181,6 +190,9 @@ impl<G: Gate> Server<G> {
                 Err((Some(username), CredentialRefusal::WrongKey))
             }
             // Whoever has not shown a nonce that is good here gets one, and no place among those who wait.
+            (Lookup::Later, _) if *standing == Standing::Foreign => {
+                return Err(self.foreign_nonce(context, realm));
+            }
             (Lookup::Later, _) if *standing != Standing::Fresh => {
                 return Err(self.challenge(context, realm, 438));
             }
@@ -290,7 +302,8 @@ impl<G: Gate> Server<G> {
     }
 
     /// Builds a 401 or 438 with all that the next attempt needs: realm, nonce and algorithms (RFC 8489 section 9.2.4). Browsers and pion
-    /// give up after a 438 on Allocate, so a challenge never carries a nonce that fails.
+    /// give up after a 438 on Allocate, so a challenge never carries a nonce that fails. A 401 repeats a nonce that is still good: it is the
+    /// credential that has to change.
     ///
     /// A forged source address receives these bytes, so SOFTWARE and the reason phrase are left out. With the realm `turnpike` a challenge
     /// has 80 bytes, four times a header alone: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of NONCE and 12 of PASSWORD-ALGORITHMS. Realms
@@ -317,13 +330,21 @@ impl<G: Gate> Server<G> {
             }
         }
         let now = context.now.unix;
-        let nonce = self.nonce_scope(now, address.ip(), realm).issue(now);
+        let issued;
+        let repeated =
+            context.request.get(kind::NONCE).filter(|_| code == 401 && context.nonce == Standing::Fresh);
+        let nonce = if let Some(nonce) = repeated {
+            nonce
+        } else {
+            self.stats.nonces += 1;
+            issued = self.nonce_scope(now, address.ip(), realm).issue(now);
+            &issued
+        };
         self.stats.error(code);
-        self.stats.nonces += 1;
         let mut response = context.envelope.begin(&mut self.reply, Class::Error);
         response.error(code, "");
         response.attribute(kind::REALM, realm.name.as_bytes());
-        response.attribute(kind::NONCE, &nonce);
+        response.attribute(kind::NONCE, nonce);
         response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
         if let Some(name) = server_name {
             response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);

@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 
-use super::{Arrival, Client, Credentials, Source, auth::Who, request::Request, response::Envelope};
+use super::{
+    Arrival, Client, Credentials, Source, auth::Who, nonce::Standing, request::Request, response::Envelope,
+};
 use crate::time::Now;
 
 /// A request that is being answered.
@@ -13,6 +15,8 @@ pub(super) struct Context<'a> {
     pub(super) request: &'a Request<'a>,
     /// What the response takes over from the request, and its signer once the client has proved who it is.
     pub(super) envelope: Envelope,
+    /// What the nonce of a signed request is worth at the client's own address.
+    pub(super) nonce: Standing,
     /// Nobody until then.
     pub(super) who: Who,
     /// What the store has answered, if it had to be waited for.
@@ -51,7 +55,8 @@ impl<'a> Context<'a> {
         let (envelope, who) = (Envelope::unsigned(request), Who::default());
         let (credentials, asked_ms) = late.unzip();
         let asked_ms = asked_ms.unwrap_or(now.ms);
-        Self { now, source, delivery, request, envelope, who, credentials, asked_ms, arrival }
+        let nonce = Standing::Foreign;
+        Self { now, source, delivery, request, envelope, nonce, who, credentials, asked_ms, arrival }
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -18,14 +18,15 @@ use super::{
 use crate::time::Now;
 
 impl<G: Gate> Server<G> {
-    /// What the nonce of a request is worth. One that is [`Standing::ForOwner`] lets a request no further than to the worker that
-    /// can tell.
-    pub(super) fn standing(&mut self, context: &Context<'_>, realm: &Terms, nonce: &[u8]) -> Standing {
+    /// Judges a nonce that was not given to the address of its request. One that is [`Standing::ForOwner`] lets a request no further than
+    /// to the worker that can tell.
+    pub(super) fn standing_elsewhere(
+        &mut self,
+        context: &Context<'_>,
+        realm: &Terms,
+        nonce: &[u8],
+    ) -> Standing {
         let now = context.now;
-        let standing = self.judge(now, context.source.client.address.ip(), realm, nonce);
-        if standing != Standing::Foreign {
-            return standing;
-        }
         let learned = match context.request.method {
             Method::ConnectionBind => self.learned_on_control_connection(context),
             Method::Refresh => self.learned_before_moving(context),
@@ -34,7 +35,10 @@ impl<G: Gate> Server<G> {
         match learned {
             Learned::At(addresses) => {
                 let standings = addresses.into_iter().flatten().map(|ip| self.judge(now, ip, realm, nonce));
-                standings.into_iter().find(|standing| *standing != Standing::Foreign).unwrap_or(standing)
+                standings
+                    .into_iter()
+                    .find(|standing| *standing != Standing::Foreign)
+                    .unwrap_or(Standing::Foreign)
             }
             Learned::OwnerKnows => Standing::ForOwner,
             Learned::Nowhere => Standing::Foreign,

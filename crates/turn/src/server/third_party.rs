@@ -14,7 +14,7 @@ use turnpike_wire::{
 };
 
 use super::{
-    Answer, CredentialRefusal, Gate, Server, TokenProblem, User,
+    Answer, Client, CredentialRefusal, Gate, Server, TokenProblem, User,
     auth::Claim,
     context::Context,
     nonce::Standing,
@@ -103,7 +103,8 @@ pub(super) type Checked = Result<Proof, (Option<Box<str>>, CredentialRefusal)>;
 
 impl<G: Gate> Server<G> {
     /// Verifies a request by its token, or by that of its allocation. `None` where it is no matter of tokens: a user with a
-    /// password. An answer where another worker has that allocation.
+    /// password. An answer where another worker has that allocation, and where the nonce was never given to the client: nothing of a
+    /// token is looked at before.
     pub(super) fn check_token(
         &mut self,
         context: &Context<'_>,
@@ -114,6 +115,12 @@ impl<G: Gate> Server<G> {
         let (now, request) = (context.now, context.request);
         let config = Arc::clone(&self.config);
         let settings = &config.third_party;
+        if *standing == Standing::Foreign {
+            let shows = realm.third_party && request.get(kind::ACCESS_TOKEN).is_some();
+            let by_token =
+                shows || settings.issuer(kid, realm).is_some() || self.has_grant(context.client(), kid);
+            return if by_token { Err(self.foreign_nonce(context, realm)) } else { Ok(None) };
+        }
         if let Some(token) = request.get(kind::ACCESS_TOKEN) {
             let shown = || check_shown(settings, now, request, claim, kid, token).map_err(|why| (None, why));
             return Ok(realm.third_party.then(shown));
@@ -139,6 +146,12 @@ impl<G: Gate> Server<G> {
             let (key, username) = (grant.key.clone(), kid.into());
             Ok(Proof { key, username, identity, grant: Some(grant), until_unix: None })
         }))
+    }
+
+    /// Whether the allocation of this 5-tuple was made by a token of this key.
+    fn has_grant(&mut self, client: &Client, kid: &str) -> bool {
+        let session = self.forwarding.find(client).and_then(|index| self.sessions.get(index));
+        session.is_some_and(|session| session.grant.is_some() && *session.username == *kid)
     }
 
     /// The allocation that a request without a token is about, before it is known who sent it. The request, or the client's stream, goes to

@@ -243,10 +243,11 @@ pub(super) enum Told {
     /// With the connection's number.
     Connected(u32),
     Error(u16),
-    /// 401 or 438, with a nonce of this realm; or, to what is too short to be anybody's request, one that is none.
+    /// 401 or 438, with a nonce of this realm: that of the request or a new one.
     Challenge {
         code: u16,
         realm: &'static str,
+        repeats: Option<String>,
     },
 }
 
@@ -291,12 +292,13 @@ impl Answer {
         };
         match &self.told {
             Told::Error(code) => says("another code", !success && reply.code() == Some(*code))?,
-            Told::Challenge { code, realm } => {
+            Told::Challenge { code, realm, repeats } => {
                 says("another code", !success && reply.code() == Some(*code))?;
                 let said = message.attribute::<Realm>().ok().map(|realm| realm.realm().to_owned());
                 says("another realm", said.as_deref() == Some(*realm))?;
                 learned.nonce = message.attribute::<Nonce>().ok().map(|nonce| nonce.nonce().to_owned());
                 says("a nonce is missing", learned.nonce.is_some())?;
+                says("another nonce", repeats.is_none() || *repeats == learned.nonce)?;
             }
             _ if !success => return Err(format!("an error: {:?}", reply.code())),
             Told::Done => {}

@@ -383,7 +383,7 @@ impl Network {
     /// Reads a reply, and notes what was given out with it.
     pub(super) fn read(&mut self, answer: &Answer, to: &Source, bytes: &[u8]) -> Learned {
         let learned = answer.check(bytes).unwrap_or_else(|why| panic!("{answer:?}: {why}"));
-        if let (Some(nonce), Told::Challenge { realm, .. }) = (&learned.nonce, &answer.told) {
+        if let (Some(nonce), Told::Challenge { realm, repeats: None, .. }) = (&learned.nonce, &answer.told) {
             let given = Nonce { network: network(to.client.address.ip()), realm, unix: self.model.unix };
             let before = self.model.nonces.insert(nonce.clone(), given);
             assert!(before.is_none_or(|before| before == given), "one nonce for {before:?} and {given:?}");

@@ -167,9 +167,6 @@ impl Model {
             return Err(self.challenge(asking, 401, REALM));
         }
         let standing = self.standing(asking);
-        if standing == Standing::Foreign {
-            return Err(self.challenge(asking, 438, claim.realm));
-        }
         let unix = self.unix;
         let verdict = found.unwrap_or(if self.prompt { truth(asking.request) } else { Verdict::Later });
         // A wrong key of a credential that has expired is no reason to look for a better one.
@@ -180,7 +177,7 @@ impl Model {
             verdict
         };
         let refused = match verdict {
-            Verdict::Good if standing == Standing::Stale => {
+            Verdict::Good if matches!(standing, Standing::Stale | Standing::Foreign) => {
                 return Err(self.challenge(asking, 438, claim.realm));
             }
             Verdict::Good => {
@@ -211,8 +208,11 @@ impl Model {
 
     fn challenge(&mut self, asking: &Asking<'_>, code: u16, realm: &'static str) -> Outcome {
         self.error(asking.at, code);
-        self.stats(asking.at).nonces += 1;
-        let told = Told::Challenge { code, realm };
+        let claim = asking.request.claim.as_ref().filter(|claim| code == 401 && claim.realm == realm);
+        let repeats =
+            claim.filter(|_| self.at_home(asking) == Standing::Fresh).map(|claim| claim.nonce.clone());
+        self.stats(asking.at).nonces += u64::from(repeats.is_none());
+        let told = Told::Challenge { code, realm, repeats };
         Ok(Answer { transaction: asking.request.transaction, said: Said::ByNobody, told })
     }
 
@@ -242,11 +242,19 @@ impl Model {
         Err(Expected::Goes(Goes::LookUp { user: claim.user, realm: claim.realm }))
     }
 
+    /// At the client's own address.
+    fn at_home(&self, asking: &Asking<'_>) -> Standing {
+        let claim = asking.request.claim.as_ref().expect("asked of signed requests");
+        let nonce = self.nonces.get(&claim.nonce).copied();
+        let ip = asking.client().address.ip();
+        nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, self.unix))
+    }
+
     fn standing(&mut self, asking: &Asking<'_>) -> Standing {
         let claim = asking.request.claim.as_ref().expect("asked of signed requests");
         let (nonce, unix) = (self.nonces.get(&claim.nonce).copied(), self.unix);
         let judge = |ip: IpAddr| nonce.map_or(Standing::Foreign, |nonce| judge(nonce, claim.realm, ip, unix));
-        let own = judge(asking.client().address.ip());
+        let own = self.at_home(asking);
         if own != Standing::Foreign {
             return own;
         }
