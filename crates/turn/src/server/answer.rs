@@ -84,7 +84,8 @@ impl<G: Gate> Server<G> {
         late: Option<(Credentials, u64)>,
     ) -> Verdict<'_> {
         let arrival = Cell::new(None);
-        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival));
+        let transport = self.config.listener(source.client.listener).transport;
+        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival, transport));
         if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
             return self.unanswered(now, source, request, DropReason::RefusalRepeated);
         }
@@ -174,11 +175,11 @@ impl<G: Gate> Server<G> {
         self.gate.is_relayed(client.address, transport)
     }
 
-    /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets neither SOFTWARE
-    /// nor a signature: 32 bytes for 20, over IPv6 44.
+    /// RFC 8489 section 12: the address that the request came from. Needs no credentials, and so gets no signature, nor SOFTWARE over
+    /// UDP: 32 bytes for 20, over IPv6 44.
     fn binding(&mut self, now: Now, source: &Source, request: &Request<'_>) -> Verdict<'_> {
         let Source { client, link } = source;
-        let envelope = Envelope::unsigned(request);
+        let envelope = Envelope::unsigned(request, self.config.listener(client.listener).transport);
         if let Some(answer) = self.discover(now, client, request, &envelope) {
             return self.verdict(now, source, request, answer);
         }
@@ -192,7 +193,7 @@ impl<G: Gate> Server<G> {
         self.stats.successes[Method::Binding as usize] += 1;
         let mut response = envelope.success(&mut self.reply);
         response.xor_address(kind::XOR_MAPPED_ADDRESS, client.address);
-        response.finish(envelope.fingerprint);
+        envelope.sign(response, self.config.software.as_deref());
         Verdict::Reply { client: *client, link: *link, bytes: &self.reply }
     }
 
@@ -333,7 +334,7 @@ impl<G: Gate> Server<G> {
         self.write_failure_because(to, code, reason_phrase(code));
     }
 
-    /// An error response with this reason phrase, if it is signed.
+    /// An error response with this reason phrase, if it has one.
     fn write_failure_because(&mut self, to: &Envelope, code: u16, reason: &str) {
         self.stats.error(code);
         let response = to.error_because(&mut self.reply, code, reason);

@@ -6,7 +6,7 @@ use std::{str, sync::Arc};
 
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, Mac},
-    stun::{Class, kind},
+    stun::kind,
 };
 
 use super::{
@@ -114,6 +114,7 @@ impl<G: Gate> Server<G> {
             return Err(self.challenge(context, &first, 401));
         };
         context.nonce = self.judge(context.now, context.client().address.ip(), &realm, nonce);
+        context.envelope.is_address_proved |= context.nonce != Standing::Foreign;
         let standing = match context.nonce {
             Standing::Foreign => self.standing_elsewhere(context, &realm, nonce),
             standing => standing,
@@ -305,7 +306,7 @@ impl<G: Gate> Server<G> {
     /// give up after a 438 on Allocate, so a challenge never carries a nonce that fails. A 401 repeats a nonce that is still good: it is the
     /// credential that has to change.
     ///
-    /// A forged source address receives these bytes, so SOFTWARE and the reason phrase are left out. With the realm `turnpike` a challenge
+    /// To a forged source address go neither SOFTWARE nor the reason phrase. With the realm `turnpike` a challenge
     /// has 80 bytes, four times a header alone: 20 of header, 8 of ERROR-CODE, 12 of REALM, 28 of NONCE and 12 of PASSWORD-ALGORITHMS. Realms
     /// of up to 40 bytes stay within four times the shortest Allocate. THIRD-PARTY-AUTHORIZATION adds at most 264 bytes, where RFC 7635
     /// section 6.1 asks for it.
@@ -341,14 +342,14 @@ impl<G: Gate> Server<G> {
             &issued
         };
         self.stats.error(code);
-        let mut response = context.envelope.begin(&mut self.reply, Class::Error);
-        response.error(code, "");
+        let mut response = context.envelope.error(&mut self.reply, code);
         response.attribute(kind::REALM, realm.name.as_bytes());
         response.attribute(kind::NONCE, nonce);
         response.attribute(kind::PASSWORD_ALGORITHMS, realm.algorithms);
         if let Some(name) = server_name {
             response.attribute(kind::THIRD_PARTY_AUTHORIZATION, name);
         }
+        context.envelope.software(&mut response, self.config.software.as_deref());
         response.finish(context.envelope.fingerprint);
         Answer::Reply
     }

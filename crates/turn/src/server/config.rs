@@ -20,7 +20,7 @@ pub struct ServerConfig {
     pub realm: String,
     /// Realms beside the first, at most 65,534, in any order. Default none.
     pub tenants: Vec<Realm>,
-    /// SOFTWARE in responses that are signed; `None` sends none. Default `turnpike`.
+    /// SOFTWARE in responses to clients whose address is proved; `None` sends none. Default `turnpike`.
     pub software: Option<String>,
     /// Whether Allocate and the rest need long-term credentials. Default true; false is for closed networks and tests.
     pub authenticate: bool,

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use super::{
-    Arrival, Client, Credentials, Source, auth::Who, nonce::Standing, request::Request, response::Envelope,
+    Arrival, Client, Credentials, Source, Transport, auth::Who, nonce::Standing, request::Request,
+    response::Envelope,
 };
 use crate::time::Now;
 
@@ -51,8 +52,9 @@ impl<'a> Context<'a> {
         request: &'a Request<'a>,
         late: Option<(Credentials, u64)>,
         arrival: &'a Cell<Option<Arrival>>,
+        transport: Transport,
     ) -> Self {
-        let (envelope, who) = (Envelope::unsigned(request), Who::default());
+        let (envelope, who) = (Envelope::unsigned(request, transport), Who::default());
         let (credentials, asked_ms) = late.unzip();
         let asked_ms = asked_ms.unwrap_or(now.ms);
         let nonce = Standing::Foreign;

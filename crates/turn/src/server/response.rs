@@ -10,7 +10,7 @@ use turnpike_wire::{
 };
 
 use super::{
-    RequestRefusal,
+    RequestRefusal, Transport,
     request::{Method, Request},
     secret,
 };
@@ -43,12 +43,16 @@ pub(super) struct Envelope {
     /// Whether the request named a password algorithm.
     #[serde(default)]
     pub(super) names_algorithm: bool,
+    /// Whether the client has shown that its address is its own, by a handshake or a nonce that was given to it.
+    #[serde(default)]
+    pub(super) is_address_proved: bool,
     /// None where the client has not proved who it is.
     pub(super) signer: Option<Signer>,
 }
 
 impl Envelope {
-    pub(super) fn unsigned(request: &Request<'_>) -> Self {
+    /// Over UDP an address may be forged.
+    pub(super) fn unsigned(request: &Request<'_>, transport: Transport) -> Self {
         Self {
             method: request.method,
             transaction: request.transaction(),
@@ -56,6 +60,7 @@ impl Envelope {
             names_algorithm: [kind::PASSWORD_ALGORITHM, kind::PASSWORD_ALGORITHMS]
                 .iter()
                 .any(|kind| request.get(*kind).is_some()),
+            is_address_proved: transport != Transport::Udp,
             signer: None,
         }
     }
@@ -65,32 +70,41 @@ impl Envelope {
         self.begin(buffer, Class::Success)
     }
 
-    /// Begins an error response, with a reason phrase where it is to be signed: unauthenticated, it says no more than it must.
+    /// Whether the response has texts for people: the reason phrase and SOFTWARE. To an address that may be forged each byte is one more
+    /// that whoever forges it makes us send.
+    fn has_texts(&self) -> bool {
+        self.signer.is_some() || self.is_address_proved
+    }
+
+    /// Begins an error response, with a reason phrase where it has texts.
     pub(super) fn error<'b>(&self, buffer: &'b mut Vec<u8>, code: u16) -> Writer<'b> {
         self.error_because(buffer, code, reason_phrase(code))
     }
 
     /// The same with another phrase than the code's own.
     pub(super) fn error_because<'b>(&self, buffer: &'b mut Vec<u8>, code: u16, reason: &str) -> Writer<'b> {
-        let reason = if self.signer.is_some() { reason } else { "" };
+        let reason = if self.has_texts() { reason } else { "" };
         let mut response = self.begin(buffer, Class::Error);
         response.error(code, reason);
         response
     }
 
-    /// Appends SOFTWARE and signs, if there is a signer, and completes the response. The two go together: a signed answer goes to a
-    /// client that has authenticated, and to any other each byte is one more that a forged source address makes us send.
+    /// Appends SOFTWARE, signs if there is a signer, and completes the response.
     ///
     /// RFC 8489 section 9.2.4 has MESSAGE-INTEGRITY-SHA256 answer a request that names a password algorithm and MESSAGE-INTEGRITY any
     /// other, whichever attribute the request has.
     pub(super) fn sign(&self, mut response: Writer<'_>, software: Option<&str>) {
+        self.software(&mut response, software);
         if let Some(Signer { key, .. }) = &self.signer {
-            if let Some(software) = software {
-                response.attribute(kind::SOFTWARE, software.as_bytes());
-            }
             response.sign(key, if self.names_algorithm { Mac::Sha256 } else { Mac::Sha1 });
         }
         response.finish(self.fingerprint);
+    }
+
+    pub(super) fn software(&self, response: &mut Writer<'_>, software: Option<&str>) {
+        if let Some(software) = software.filter(|_| self.has_texts()) {
+            response.attribute(kind::SOFTWARE, software.as_bytes());
+        }
     }
 
     pub(super) fn begin<'b>(&self, buffer: &'b mut Vec<u8>, class: Class) -> Writer<'b> {
