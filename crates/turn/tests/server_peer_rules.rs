@@ -28,8 +28,9 @@ const V6: &[(&str, &str, Option<&str>, Option<&str>)] = &[
     ("64:ff9b:1::", "64:ff9b:1:ffff:ffff:ffff:ffff:ffff", None, Some("64:ff9b:2::")),
     ("100::", "100::ffff:ffff:ffff:ffff", None, None),
     ("100:0:0:1::", "100::1:ffff:ffff:ffff:ffff", None, Some("100:0:0:2::")),
-    ("2001:1::", "2001:1ff:ffff:ffff:ffff:ffff:ffff:ffff", None, Some("2001:200::")),
+    ("2001::", "2001:1ff:ffff:ffff:ffff:ffff:ffff:ffff", Some("2000:ffff::"), Some("2001:200::")),
     ("2001:db8::", "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", Some("2001:db7::"), Some("2001:db9::")),
+    ("2002::", "2002:ffff:ffff:ffff:ffff:ffff:ffff:ffff", Some("2001:ffff::"), Some("2003::")),
     ("3fff::", "3fff:fff:ffff:ffff:ffff:ffff:ffff:ffff", Some("3ffe::"), Some("3fff:1000::")),
     ("5f00::", "5f00:ffff:ffff:ffff:ffff:ffff:ffff:ffff", Some("5eff::"), Some("5f01::")),
     ("fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", Some("fbff::"), Some("fe00::")),
@@ -55,6 +56,11 @@ fn forms(ip: &str) -> Vec<IpAddr> {
     ]
     .map(|text| text.parse().expect("a form of an address"))
     .into()
+}
+
+/// Whether it is a form of 6to4 or Teredo, which only a rule opens that names it.
+fn is_by_tunnel(form: IpAddr) -> bool {
+    matches!(form, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
 }
 
 /// Alice, with an allocation of both families.
@@ -101,7 +107,7 @@ fn special_ipv4_ranges_are_refused_in_every_form_and_their_neighbours_are_not() 
     }
     for form in forms("8.8.8.8") {
         let (mut world, alice) = self::world(config());
-        check(&mut world, &alice, form, true);
+        check(&mut world, &alice, form, !is_by_tunnel(form));
     }
 }
 
@@ -124,7 +130,7 @@ fn an_allow_rule_opens_a_range_and_its_embedded_forms_on_every_way_in() {
         let mut opened = config();
         opened.peers.allow = vec!["10.1.0.0/16".parse().unwrap()];
         let (mut world, alice) = world(opened);
-        check(&mut world, &alice, form, true);
+        check(&mut world, &alice, form, !is_by_tunnel(form));
         check(&mut world, &alice, "10.2.0.0".parse().unwrap(), false);
         for form in forms("10.2.0.0") {
             check(&mut world, &alice, form, false);
@@ -168,4 +174,33 @@ fn a_refused_peer_is_told_with_what_refuses_it_and_counted_by_it() {
     (0..500).for_each(|_| drop(world.feed(&again)));
     assert!(world.effects().len() < 20, "bounded");
     assert_eq!(world.server.stats().peer_refusals, [2, 0, 501, 0]);
+}
+
+/// RFC 8656 section 21.4: a tunnel may send relayed packets back to us.
+#[test]
+fn neither_clients_nor_peers_are_at_6to4_or_teredo_addresses() {
+    let tunnels = ["2002:808:808::1", "2001:0:808:808::f7f7:f7f7"];
+    for ip in tunnels {
+        let mut world = World::new();
+        let peer = format!("[{ip}]:7000");
+        let ticket = {
+            let alice = world.credentials("alice", Scheme::Md5);
+            let ask = Ask::allocate().raw(0x0017, &[2, 0, 0, 0]).raw(TICKET, &[]).signed(&alice);
+            let ticket = world.ask(&ask).success().ticket().expect("mobility is on");
+            for ask in [Ask::permit(&peer), Ask::bind(0x4000, &peer)] {
+                assert_eq!(world.ask(&ask.signed(&alice)).code(), Some(403), "{peer}");
+            }
+            assert_eq!(world.feed(&Ask::send(&peer, b"x")), Outcome::Drop(DropReason::PeerRefused));
+            ticket
+        };
+        world.client.address = address(&format!("[{ip}]:40000"));
+        let alice = world.credentials("alice", Scheme::Md5);
+        for ask in [Ask::allocate(), Ask::bind(0x4000, PEER), Ask::present(&ticket)] {
+            let reply = world.ask(&ask.signed(&alice));
+            assert!(reply.is_signed(&alice));
+            assert_eq!(reply.code(), Some(403), "{ip}");
+        }
+        assert_eq!(world.server.allocations(), 1, "which goes on at its first address");
+        world.ask(&Ask::new(BINDING)).success();
+    }
 }

@@ -222,6 +222,7 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::Banned, _) => "the user or the client's address is banned",
         (RequestRefusal::Draining, _) => "the server is draining",
         (RequestRefusal::Loop, _) => "the client is behind one of this server's own relayed addresses",
+        (RequestRefusal::Tunnel, _) => "the client's address is one of 6to4 or Teredo",
         (RequestRefusal::Permissions, _) => "the allocation has as many permissions as it may have",
         (RequestRefusal::Channels, _) => "the allocation has as many channels as it may have",
         (RequestRefusal::SharedPeer, _) => "the peer is another client's on a shared relay port",
@@ -292,6 +293,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
             "New clients have to go to another server; [[alternate]] tells them which."
         }
         (RequestRefusal::Loop, _) => "Clients must not reach this server through itself.",
+        (RequestRefusal::Tunnel, _) => {
+            "A tunnel may send relayed packets back (RFC 8656 section 21.4). The client has to use IPv4."
+        }
         (RequestRefusal::Permissions, _) => "Raise limits.permissions.",
         (RequestRefusal::Channels, _) => "Raise limits.channels.",
         (RequestRefusal::SharedPeer, _) => {
@@ -361,6 +365,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
         | RequestRefusal::Banned
         | RequestRefusal::Draining
         | RequestRefusal::Loop
+        | RequestRefusal::Tunnel
         | RequestRefusal::Store => &[],
         RequestRefusal::Code => match code {
             405 => &["relay.mobility"],

@@ -15,6 +15,7 @@ use super::{
     bad_request::{Denied, Fault},
     context::{Context, Delivery},
     nat_discovery::unknown_in_plain_binding,
+    peer_rules::is_tunneled,
     request::{Method, Request},
     response::{Envelope, phrase, reason_phrase},
 };
@@ -146,6 +147,9 @@ impl<G: Gate> Server<G> {
         if self.is_loop(&context) {
             self.stats.loop_refusals += 1;
             return self.refuse(&context, 403, RequestRefusal::Loop);
+        }
+        if is_by_tunnel(&context) {
+            return self.refuse(&context, 403, RequestRefusal::Tunnel);
         }
         match context.request.method {
             Method::Allocate => self.allocate(context),
@@ -349,6 +353,17 @@ impl<G: Gate> Server<G> {
         to.sign(response, self.config.software.as_deref());
         Answer::Reply
     }
+}
+
+/// Whether a client at an address of 6to4 or Teredo wants an allocation or a channel, or to move an allocation there (RFC 8656 section
+/// 21.4). Others such an address may refresh and delete.
+fn is_by_tunnel(context: &Context<'_>) -> bool {
+    let concerns = match context.request.method {
+        Method::Allocate | Method::ChannelBind => true,
+        Method::Refresh => context.request.get(kind::MOBILITY_TICKET).is_some(),
+        _ => false,
+    };
+    concerns && is_tunneled(context.client().address.ip())
 }
 
 /// The reason phrase of a 403 for a peer. It names the address as the client did.

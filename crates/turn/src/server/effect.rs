@@ -359,6 +359,8 @@ pub enum RequestRefusal {
     Draining,
     /// The client is behind one of our own relayed transport addresses.
     Loop,
+    /// The client's address is one of 6to4 or Teredo.
+    Tunnel,
     /// The allocation has as many permissions as it may have.
     Permissions,
     /// The allocation has as many channels as it may have.

@@ -345,6 +345,11 @@ struct Embedded {
 /// 48, 56, 64 and 96 bits, the bytes that hold it (RFC 6052 section 2.2, which leaves out byte 8).
 const LOCAL_NAT64: [[usize; 4]; 4] = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]];
 
+/// Whether it is an address of 6to4 or Teredo, whose packets a tunnel may send back (RFC 8656 section 21.4).
+pub(super) fn is_tunneled(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if matches!(ip.segments(), [0x2002, ..] | [0x2001, 0, ..]))
+}
+
 /// Whether it is of the prefix for NAT64 that any network may use (RFC 8215).
 fn is_local_nat64(ip: Ipv6Addr) -> bool {
     matches!(ip.segments(), [0x64, 0xff9b, 1, ..])
@@ -397,7 +402,7 @@ fn leads_to_unspecified(ip: Ipv6Addr, embedded: &[Embedded]) -> bool {
 
 /// Ranges that are refused unless a rule allows them, as an [`IpRange`](crate::ip_range::IpRange) is written: those of [`is_special_v4`]
 /// and [`is_special_v6`]. An IPv6 address that embeds a refused IPv4 address is refused too and is not listed here.
-pub const SPECIAL: [&str; 24] = [
+pub const SPECIAL: [&str; 25] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -415,8 +420,9 @@ pub const SPECIAL: [&str; 24] = [
     "::/127",
     "64:ff9b:1::/48",
     "100::-100:0:0:1:ffff:ffff:ffff:ffff",
-    "2001:1::-2001:1ff:ffff:ffff:ffff:ffff:ffff:ffff",
+    "2001::/23",
     "2001:db8::/32",
+    "2002::/16",
     "3fff::/20",
     "5f00::/16",
     "fc00::/7",
@@ -447,13 +453,14 @@ fn is_special_v6(ip: Ipv6Addr) -> bool {
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => true, // unspecified, loopback
         [0x64, 0xff9b, 1, ..] => true,        // local-use NAT64: who knows what is behind it (RFC 8215)
         [0x100, 0, 0, 0 | 1, ..] => true,     // discard-only, dummy prefix (RFC 6666, RFC 9780)
-        [0x2001, second, ..] if second < 0x200 => second != 0, // protocol assignments, but Teredo is judged by what it embeds
-        [0x2001, 0xdb8, ..] => true,                           // documentation
-        [0x3fff, 0..=0xfff, ..] => true,                       // documentation (RFC 9637)
-        [0x5f00, ..] => true,                                  // segment routing SIDs (RFC 9602)
-        [0xfc00..=0xfdff, ..] => true,                         // unique local
-        [0xfe80..=0xfeff, ..] => true,                         // link-local, site-local
-        [0xff00..=0xffff, ..] => true,                         // multicast
+        [0x2001, 0..=0x1ff, ..] => true, // protocol assignments, Teredo among them (RFC 8656 section 21.4)
+        [0x2001, 0xdb8, ..] => true,     // documentation
+        [0x2002, ..] => true,            // 6to4 (the same section)
+        [0x3fff, 0..=0xfff, ..] => true, // documentation (RFC 9637)
+        [0x5f00, ..] => true,            // segment routing SIDs (RFC 9602)
+        [0xfc00..=0xfdff, ..] => true,   // unique local
+        [0xfe80..=0xfeff, ..] => true,   // link-local, site-local
+        [0xff00..=0xffff, ..] => true,   // multicast
         _ => false,
     }
 }
