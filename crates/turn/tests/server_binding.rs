@@ -107,12 +107,14 @@ fn attributes_of_ice_in_a_binding_are_ignored() {
 }
 
 #[test]
-fn a_list_of_unknown_attributes_is_no_larger_than_the_request() {
+fn all_unknown_attributes_are_listed_once_in_a_reply_no_larger_than_the_request() {
     let mut world = World::new();
-    let ask = (0..500).fold(Ask::new(BINDING), |ask, n| ask.raw(0x7000 + n, b""));
+    let ask = (0..900).fold(Ask::new(BINDING), |ask, n| ask.raw(0x7000 + n % 800, b""));
     let reply = world.ask(&ask);
     assert_eq!(reply.code(), Some(420));
-    assert!(reply.0.len() <= 20 + 8 + 4 + 64);
+    let listed: Vec<u8> = (0x7000_u16..0x7000 + 800).flat_map(u16::to_be_bytes).collect();
+    assert_eq!(reply.raw(0x000A), Some(listed));
+    assert!(reply.0.len() <= ask.bytes().len());
 }
 
 #[test]

@@ -13,9 +13,6 @@ use super::DropReason;
 /// bounds what one unauthenticated datagram can make us hash.
 pub const MAX_REQUEST_LEN: usize = 4096;
 
-/// Types of attributes in UNKNOWN-ATTRIBUTES; as many as an answer needs to say what is wrong.
-const MOST_UNKNOWN: usize = 32;
-
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -104,14 +101,14 @@ impl<'a> Request<'a> {
         self.view.all(kind::XOR_PEER_ADDRESS).map(move |value| xor_address(value, &transaction))
     }
 
-    /// Comprehension-required attributes that are not known, each once. `is_known` has those that are known here beyond the others.
+    /// Comprehension-required attributes that are not known, each once and in order. `is_known` has those that are known here beyond the
+    /// others.
     pub(super) fn unknown(&self, is_known: impl Fn(u16) -> bool) -> SmallVec<[u16; 4]> {
-        let mut found = SmallVec::new();
-        for kind in self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind)) {
-            if found.len() < MOST_UNKNOWN && !found.contains(&kind) {
-                found.push(kind);
-            }
-        }
+        let unknown = self.view.unknown(|kind| kind::is_comprehended(kind) || is_known(kind));
+        let mut found: SmallVec<[u16; 4]> = unknown.collect();
+        // The number is bounded by the length of a request, and so is the time that this takes.
+        found.sort_unstable();
+        found.dedup();
         found
     }
 
