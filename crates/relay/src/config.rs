@@ -85,6 +85,8 @@ pub struct Config {
     pub max_allocations_per_prefix: Option<usize>,
     /// Realms with limits of their own.
     pub realm_limits: Vec<RealmLimits>,
+    /// Longest silence of a connection to a peer (RFC 6062) that one side has closed. The other may still answer, and then is cut off.
+    pub half_closed: Duration,
     /// The state machine's settings.
     pub server: ServerConfig,
 }
@@ -115,6 +117,7 @@ impl Default for Config {
             max_allocations_per_user: 1000,
             max_allocations_per_prefix: None,
             realm_limits: Vec::new(),
+            half_closed: Duration::from_secs(60),
             server: ServerConfig::default(),
         }
     }

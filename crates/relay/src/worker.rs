@@ -243,7 +243,7 @@ impl Worker {
             listeners: Vec::new(),
             lingering: Lingering::default(),
             roles: Vec::new(),
-            peers: Peers::new(CopyMode::Auto),
+            peers: Peers::new(CopyMode::Auto, config.half_closed),
             ports: Arc::clone(ports),
             shared: SharedPorts::new(config),
             mailboxes: Arc::new([]),

@@ -7,6 +7,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
+    time::Duration,
     time::Instant,
 };
 
@@ -464,4 +465,57 @@ fn a_reset_ends_a_tls_data_connection_though_nothing_can_be_moved() {
     reset(peer);
     open(0);
     drop(data);
+}
+
+/// RFC 6062 section 5.5, after a time in which the other side may still answer.
+#[test]
+fn a_connection_that_one_side_has_closed_ends_when_the_other_is_silent() {
+    let world = support::start_with(|config| {
+        config.half_closed = Duration::from_millis(600);
+        config.streams.tls = Some(support::context(&[support::identity(&["turn.example.org"])]));
+    });
+    let (mut client, _) = control(&world);
+    for round in 0..4 {
+        let listener = listener();
+        let address = listener.local_addr().unwrap();
+        let connection = connection_to(&mut client, address, 10 + round);
+        let (mut peer, _) = accepted(&listener);
+        let is_tls = round >= 2;
+        let (mut plain, mut tls) = if is_tls {
+            let tls = tls_connect(world.tls(), "turn.example.org", &tls_config(&[])).unwrap();
+            (None, Some(bound(tls, &connection)))
+        } else {
+            (Some(data(&world, &connection)), None)
+        };
+        if round % 2 == 0 {
+            // The peer closes one direction, and hears what the client still says.
+            peer.shutdown(Shutdown::Write).unwrap();
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_millis(300));
+                let said = match (&mut plain, &mut tls) {
+                    (Some(plain), _) => plain.write_all(b"x"),
+                    (_, Some(tls)) => tls.write_all(b"x").and_then(|()| tls.flush()),
+                    _ => unreachable!(),
+                };
+                said.unwrap();
+                assert_eq!(read(&mut peer, 1), b"x");
+            }
+        } else {
+            // The client's program is gone. Its end stays open for the kernel, and the peer keeps its own.
+            match (plain.take(), tls.take()) {
+                (Some(plain), _) => plain.shutdown(Shutdown::Write).unwrap(),
+                (_, Some(mut tls)) => {
+                    tls.conn.send_close_notify();
+                    tls.flush().unwrap();
+                    std::mem::forget(tls);
+                }
+                _ => unreachable!(),
+            }
+        }
+        assert!(is_over(&mut peer), "round {round}");
+        world.wait_for_counter("peer_connections", "ended", u64::from(round) + 1);
+        // Its place is free: RFC 6062 section 5.2 has 446 for a peer that is connected already.
+        connection_to(&mut client, address, 40 + round);
+        accepted(&listener);
+    }
 }

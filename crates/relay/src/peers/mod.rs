@@ -16,6 +16,7 @@ use std::{
     collections::{BTreeSet, VecDeque},
     io,
     net::SocketAddr,
+    time::Duration,
 };
 
 use foldhash::fast::RandomState;
@@ -135,8 +136,19 @@ struct Connection {
     reported: (u64, u64),
     /// Whether it stands in [`Peers::again`].
     queued: bool,
+    /// Whether one side has closed, so that it stands in [`Peers::half_closed`].
+    half_closed: bool,
     /// Before these times it may carry nothing to the peer, and to the client.
     held_until_ms: [u64; 2],
+}
+
+#[derive(Clone, Copy)]
+struct HalfClosed {
+    until_ms: u64,
+    slot: usize,
+    generation: u32,
+    /// Carried by then.
+    bytes: u64,
 }
 
 enum Stage {
@@ -173,13 +185,16 @@ pub(crate) struct Peers {
     resumed: Vec<usize>,
     /// Connections that have used up their bits per second, and when they go on; with their generations.
     paused: BTreeSet<(u64, usize, u32)>,
+    /// Connections of which one side has closed, in the order of their times: they end then, unless they have carried more bytes.
+    half_closed: VecDeque<HalfClosed>,
+    half_closed_ms: u64,
     events: VecDeque<PeerEvent>,
     resume_ms: Option<u64>,
     stats: PeerStats,
 }
 
 impl Peers {
-    pub(crate) fn new(copy: CopyMode) -> Self {
+    pub(crate) fn new(copy: CopyMode, half_closed: Duration) -> Self {
         Self {
             copy,
             listeners: Slab::new(),
@@ -191,6 +206,8 @@ impl Peers {
             again: Vec::new(),
             resumed: Vec::new(),
             paused: BTreeSet::new(),
+            half_closed: VecDeque::new(),
+            half_closed_ms: u64::try_from(half_closed.as_millis()).unwrap_or(u64::MAX),
             events: VecDeque::new(),
             resume_ms: None,
             stats: PeerStats::default(),
@@ -357,11 +374,13 @@ impl Peers {
             return Some(0);
         }
         let paused = self.paused.first().map(|(until_ms, ..)| *until_ms);
-        [self.resume_ms, paused].into_iter().flatten().min()
+        let half_closed = self.half_closed.front().map(|it| it.until_ms);
+        [self.resume_ms, paused, half_closed].into_iter().flatten().min()
     }
 
-    /// Accepts again.
+    /// Accepts again, and ends connections that are half closed and silent.
     pub(crate) fn handle_timeout(&mut self, now_ms: u64, poller: &Poller) {
+        self.end_half_closed(now_ms);
         if self.resume_ms.is_none_or(|due| due > now_ms) {
             return;
         }
@@ -380,6 +399,19 @@ impl Peers {
             let (to_peer, to_client) = connection.unreported();
             (to_peer + to_client > 0).then_some((connection.id, to_peer, to_client))
         })
+    }
+
+    fn end_half_closed(&mut self, now_ms: u64) {
+        while let Some(due) = self.half_closed.pop_front_if(|it| it.until_ms <= now_ms) {
+            match self.connections.get(due.slot).filter(|found| found.generation == due.generation) {
+                None => {}
+                Some(found) if found.bytes() == due.bytes => self.end(due.slot),
+                Some(found) => {
+                    let (bytes, until_ms) = (found.bytes(), now_ms + self.half_closed_ms);
+                    self.half_closed.push_back(HalfClosed { until_ms, bytes, ..due });
+                }
+            }
+        }
     }
 
     pub(crate) fn stats(&self) -> PeerStats {
@@ -408,6 +440,7 @@ impl Peers {
             to_client: Flow::default(),
             reported: (0, 0),
             queued: false,
+            half_closed: false,
             held_until_ms: [0; 2],
         });
         self.by_id.insert(id, slot);
@@ -460,6 +493,11 @@ impl Peers {
 }
 
 impl Connection {
+    /// In both directions.
+    fn bytes(&self) -> u64 {
+        self.to_peer.bytes + self.to_client.bytes
+    }
+
     fn unreported(&mut self) -> (u64, u64) {
         let now = (self.to_peer.bytes, self.to_client.bytes);
         let before = std::mem::replace(&mut self.reported, now);
@@ -502,7 +540,7 @@ mod tests {
     fn only_what_is_new_is_reported() {
         let poller = Poller::new().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut peers = Peers::new(CopyMode::Auto);
+        let mut peers = Peers::new(CopyMode::Auto, Duration::ZERO);
         let allocation = AllocationId { index: 1, generation: 1 };
         let socket = TcpSocket::connect(listener.local_addr().unwrap(), &Default::default()).unwrap();
         peers.hold(allocation, ConnectionId(5), socket, &poller).unwrap();

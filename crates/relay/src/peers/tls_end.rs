@@ -56,6 +56,11 @@ impl TlsEnd {
         }
     }
 
+    /// Whether one side will send no more.
+    pub(super) fn is_half_closed(&self) -> bool {
+        self.client_ended || self.peer_ended
+    }
+
     /// Whether a turn would not read from this side, and so would not find out that it is broken.
     pub(super) fn is_deaf_to(&self, side: Side) -> bool {
         match side {

@@ -3,7 +3,7 @@
 use turnpike_net::{CopyMode, Flow, Mover, Pumped, TcpSocket, poll::Event};
 use turnpike_turn::server::Way;
 
-use super::{ClientEnd, Connection, Peers, Purse, Side, Stage, note, tls_end::Turned};
+use super::{ClientEnd, Connection, HalfClosed, Peers, Purse, Side, Stage, note, tls_end::Turned};
 
 /// Bytes that a flow with a limit asks for at once: what a worker may hold of a pool is no more.
 const PORTION: u64 = 64 << 10;
@@ -62,6 +62,15 @@ impl Peers {
                 self.paused.extend(held.map(|until_ms| (until_ms, slot, connection.generation)));
             }
         }
+        if outcome != Outcome::Over && !connection.half_closed && connection.is_half_closed() {
+            connection.half_closed = true;
+            self.half_closed.push_back(HalfClosed {
+                until_ms: purse.now.ms + self.half_closed_ms,
+                slot,
+                generation: connection.generation,
+                bytes: connection.bytes(),
+            });
+        }
         match outcome {
             Outcome::Idle => {}
             Outcome::Blocked => self.stats.stalls += 1,
@@ -76,6 +85,13 @@ impl Peers {
 }
 
 impl Connection {
+    fn is_half_closed(&self) -> bool {
+        match &self.stage {
+            Stage::Bound(ClientEnd::Tls(end)) => end.is_half_closed(),
+            _ => self.to_peer.has_ended() || self.to_client.has_ended(),
+        }
+    }
+
     /// Lets both flows move what their limits allow now; what they got. `None` where there are no limits.
     fn grant(&mut self, purse: &mut Purse<'_>) -> Option<[u64; 2]> {
         let is_limited = purse.server.is_limited(self.allocation);
