@@ -338,7 +338,7 @@ impl<G: Gate> Server<G> {
             nonce
         } else {
             self.stats.nonces += 1;
-            issued = self.nonce_scope(now, address.ip(), realm).issue(now);
+            issued = self.nonce_scope(now, address.ip(), realm).issue(now, nonce::salt(address));
             &issued
         };
         self.stats.error(code);

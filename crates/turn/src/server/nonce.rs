@@ -3,17 +3,19 @@
 //!
 //! ```text
 //!  obMatJos2  wAAA  AAAAAAAAAAA
-//!  cookie     24    base64 of 8 bytes: the lower 18 bits of the time in seconds, and
-//!             bits  46 bits of HMAC-SHA256(key, time, network, realm, features)
+//!  cookie     24    base64 of 8 bytes: the lower 18 bits of the time in seconds, 16 bits of salt, and
+//!             bits  30 bits of HMAC-SHA256(key, time, salt, network, realm, features)
 //! ```
 //!
-//! A 401 over UDP may go to a forged address, so the nonce is short. 46 bits of MAC suffice: guessing one takes 2^45 requests on
-//! average, each of them seen, and wins no more than an hour's right to guess a password. 18 bits of time span three days.
+//! A 401 over UDP may go to a forged address, so the nonce is short. 30 bits of MAC suffice: guessing one for a forged address takes 2^29
+//! requests on average, whoever sends them never learns which was right, and a right one wins no more than a question to the store. 18 bits
+//! of time span three days.
 //!
-//! The port is left out, and of an IPv6 address the half that a host chooses for itself: a client has its data connections
-//! (RFC 6062) on other ports than its control connection, and every NAT mapping is a port of its own.
+//! No two clients get the same nonce (RFC 8489 section 9.2.4): the salt is the port, mixed with the half of an IPv6 address that a host
+//! chooses for itself. But a nonce is good on every port and at every address of that half: a client has its data connections (RFC 6062)
+//! on other ports than its control connection, and every NAT mapping is a port of its own.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use hmac::{Hmac, Mac as _};
@@ -29,8 +31,9 @@ const LEN_0_1: usize = 28;
 
 /// First character behind the cookie and the feature bits.
 const RAW_AT: usize = 13;
-const MAC_BITS: u32 = 46;
-const TIME_BITS: u32 = 64 - MAC_BITS;
+const MAC_BITS: u32 = 30;
+const SALT_BITS: u32 = 16;
+const TIME_BITS: u32 = 64 - SALT_BITS - MAC_BITS;
 
 /// "obMatJos2", then the security features (RFC 8489 section 18.1: bit 0, password algorithms, and bit 1, username
 /// anonymity, are the leftmost): 0xC00000 in base64.
@@ -68,9 +71,10 @@ pub(super) struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    pub(super) fn issue(&self, unix: u64) -> [u8; LEN] {
+    pub(super) fn issue(&self, unix: u64, salt: u16) -> [u8; LEN] {
         let time = truncate(unix);
-        let raw = u64::from(time) << MAC_BITS | self.mac(time) >> TIME_BITS;
+        let mac = self.mac(time, Some(salt)) >> (64 - MAC_BITS);
+        let raw = u64::from(time) << (64 - TIME_BITS) | u64::from(salt) << MAC_BITS | mac;
         let mut nonce = [0; LEN];
         nonce[..RAW_AT].copy_from_slice(self.cookie());
         // 8 bytes are 11 characters, exactly the room behind the cookie.
@@ -83,7 +87,7 @@ impl Scope<'_> {
         let Some(opened) = open(nonce, unix).filter(|_| nonce.starts_with(self.cookie())) else {
             return Standing::Foreign;
         };
-        let difference = (self.mac(opened.issued) ^ opened.mac) >> (64 - opened.mac_bits);
+        let difference = (self.mac(opened.issued, opened.salt) ^ opened.mac) >> (64 - opened.mac_bits);
         if !bool::from(difference.ct_eq(&0)) {
             return Standing::Foreign;
         }
@@ -98,10 +102,13 @@ impl Scope<'_> {
     }
 
     /// The first 64 bits of the HMAC.
-    fn mac(&self, time: u32) -> u64 {
+    fn mac(&self, time: u32, salt: Option<u16>) -> u64 {
         let mut hmac =
             <Hmac<Sha256> as hmac::Mac>::new_from_slice(self.key).expect("an HMAC takes a key of any length");
         hmac.update(&time.to_be_bytes());
+        if let Some(salt) = salt {
+            hmac.update(&salt.to_be_bytes());
+        }
         hmac.update(&network(self.client).octets());
         // So little that with a realm of up to 25 bytes it is one block of SHA-256. The length tells where the realm begins.
         let [.., length] = self.algorithms.len().to_be_bytes();
@@ -125,10 +132,24 @@ pub(super) fn claimed(nonce: &[u8], unix: u64) -> u64 {
     unix.saturating_add_signed(ahead.into())
 }
 
+/// Tells clients of one network apart.
+pub(super) fn salt(client: SocketAddr) -> u16 {
+    let own = match client.ip() {
+        IpAddr::V4(_) => [0; 4],
+        IpAddr::V6(ip) => {
+            let [_, _, _, _, own @ ..] = ip.segments();
+            own
+        }
+    };
+    own.iter().enumerate().fold(client.port(), |salt, (at, part)| salt ^ part.rotate_left(at as u32 * 3))
+}
+
 /// Content of a nonce.
 struct Opened {
     /// Lower 32 bits of Unix seconds.
     issued: u32,
+    /// None in nonces of version 0.1.
+    salt: Option<u16>,
     /// Leading `mac_bits` of the HMAC, then zeros.
     mac: u64,
     mac_bits: u32,
@@ -144,10 +165,13 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
             let raw = u64::from_be_bytes(raw);
             let now = truncate(unix);
             // Sign extension of the difference of 18 bits.
-            let ahead = truncate(raw >> MAC_BITS).wrapping_sub(now) << (32 - TIME_BITS);
+            let ahead = truncate(raw >> (64 - TIME_BITS)).wrapping_sub(now) << (32 - TIME_BITS);
             let ahead = ahead.cast_signed() >> (32 - TIME_BITS);
             let issued = now.wrapping_add_signed(ahead);
-            Some(Opened { issued, mac: raw << TIME_BITS, mac_bits: MAC_BITS })
+            // 16 bits behind those of the time, and before those of the MAC.
+            let [s0, s1, ..] = (raw << TIME_BITS).to_be_bytes();
+            let salt = u16::from_be_bytes([s0, s1]);
+            Some(Opened { issued, salt: Some(salt), mac: raw << (64 - MAC_BITS), mac_bits: MAC_BITS })
         }
         LEN_0_1 => {
             let mut raw = [0; 11];
@@ -155,7 +179,12 @@ fn open(nonce: &[u8], unix: u64) -> Option<Opened> {
             (read == raw.len()).then_some(())?;
             let [t0, t1, t2, t3, m0, m1, m2, m3, m4, m5, m6] = raw;
             let issued = u32::from_be_bytes([t0, t1, t2, t3]);
-            Some(Opened { issued, mac: u64::from_be_bytes([m0, m1, m2, m3, m4, m5, m6, 0]), mac_bits: 56 })
+            Some(Opened {
+                issued,
+                salt: None,
+                mac: u64::from_be_bytes([m0, m1, m2, m3, m4, m5, m6, 0]),
+                mac_bits: 56,
+            })
         }
         _ => None,
     }
@@ -193,7 +222,7 @@ mod tests {
     fn a_nonce_is_fresh_for_its_lifetime_and_stale_afterwards() {
         let key = [7; 32];
         let scope = scope(&key);
-        let nonce = scope.issue(5_000_000_000);
+        let nonce = scope.issue(5_000_000_000, 40_000);
         assert_eq!(scope.judge(&nonce, 5_000_000_000, 3600), Standing::Fresh);
         assert_eq!(scope.judge(&nonce, 5_000_003_600, 3600), Standing::Fresh);
         assert_eq!(scope.judge(&nonce, 5_000_003_601, 3600), Standing::Stale);
@@ -203,7 +232,7 @@ mod tests {
     fn a_nonce_of_a_clock_that_is_a_little_ahead_is_fresh() {
         let key = [7; 32];
         let scope = scope(&key);
-        let nonce = scope.issue(1000);
+        let nonce = scope.issue(1000, 40_000);
         assert_eq!(scope.judge(&nonce, 990, 3600), Standing::Fresh);
         assert_eq!(scope.judge(&nonce, 989, 3600), Standing::Stale);
     }
@@ -214,7 +243,7 @@ mod tests {
         for (issued, now) in
             [(1_800_000_000, 1_800_003_600), (1_800_000_005, 1_800_000_000), (5_000_000_000, 5_000_000_009)]
         {
-            assert_eq!(claimed(&scope(&key).issue(issued), now), issued);
+            assert_eq!(claimed(&scope(&key).issue(issued, 40_000), now), issued);
         }
         assert_eq!(claimed(b"none", 7), 7);
     }
@@ -223,7 +252,7 @@ mod tests {
     fn a_nonce_holds_for_one_key_address_realm_and_set_of_algorithms() {
         let key = [7; 32];
         let scope = scope(&key);
-        let nonce = scope.issue(1000);
+        let nonce = scope.issue(1000, 40_000);
         let others = [
             Scope { key: &[8; 32], ..scope },
             Scope { client: "192.0.2.2".parse().unwrap(), ..scope },
@@ -237,11 +266,28 @@ mod tests {
         }
     }
 
+    /// RFC 8489 section 9.2.4.
+    #[test]
+    fn no_two_ports_of_an_address_get_the_same_nonce_and_each_is_good_on_all() {
+        let key = [7; 32];
+        let scope = scope(&key);
+        let issue = |port| scope.issue(1000, salt(SocketAddr::new(scope.client, port)));
+        let nonces: std::collections::HashSet<_> = (0..=u16::MAX).map(issue).collect();
+        assert_eq!(nonces.len(), 1 << 16);
+        assert!(
+            [0, 1, 40_000, u16::MAX].map(issue).iter().all(|it| scope.judge(it, 1000, 9) == Standing::Fresh)
+        );
+        // Hosts of one /64.
+        let of = |ip: &str| salt(SocketAddr::new(ip.parse().unwrap(), 40_000));
+        assert_ne!(of("2001:db8::1"), of("2001:db8::2"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8:1::1"), "these differ by the MAC");
+    }
+
     #[test]
     fn a_nonce_holds_for_all_of_an_ipv6_subnet_and_no_other() {
         let key = [7; 32];
         let of = |client: &str| Scope { client: client.parse().unwrap(), ..scope(&key) };
-        let nonce = of("2001:db8:0:1::a").issue(1000);
+        let nonce = of("2001:db8:0:1::a").issue(1000, 40_000);
         for (client, standing) in [
             ("2001:db8:0:1:ffff:ffff:ffff:ffff", Standing::Fresh),
             ("2001:db8:0:2::a", Standing::Foreign),
@@ -255,7 +301,7 @@ mod tests {
     fn a_nonce_says_when_it_was_issued() {
         let key = [7; 32];
         for now in [1_800_000_000, 1_800_000_000 + 36 * 3600, 1_800_000_000 - 9] {
-            assert_eq!(issued(&scope(&key).issue(1_800_000_000), now), Some(1_800_000_000));
+            assert_eq!(issued(&scope(&key).issue(1_800_000_000, 40_000), now), Some(1_800_000_000));
         }
         assert_eq!(issued(b"none", 1_800_000_000), None);
         assert_eq!(scope(&key).judge(b"none", 1000, 3600), Standing::Foreign);
@@ -277,7 +323,7 @@ mod tests {
     fn a_nonce_older_than_its_bits_of_time_is_not_taken_for_a_younger_one() {
         let key = [7; 32];
         let scope = scope(&key);
-        let nonce = scope.issue(1_800_000_000);
+        let nonce = scope.issue(1_800_000_000, 40_000);
         for span in 1..20 {
             assert_eq!(scope.judge(&nonce, 1_800_000_000 + (span << TIME_BITS), 3600), Standing::Foreign);
         }
@@ -288,7 +334,7 @@ mod tests {
         use base64::engine::general_purpose::STANDARD;
         let key = [7; 32];
         for (anonymity, features) in [(true, [0xC0, 0, 0]), (false, [0x80, 0, 0])] {
-            let nonce = Scope { anonymity, ..scope(&key) }.issue(1000);
+            let nonce = Scope { anonymity, ..scope(&key) }.issue(1000, 40_000);
             assert_eq!(STANDARD.decode(&nonce[9..13]).unwrap(), features);
         }
     }
@@ -297,7 +343,7 @@ mod tests {
     fn no_single_character_can_be_changed() {
         let key = [7; 32];
         let scope = scope(&key);
-        let nonce = scope.issue(1000);
+        let nonce = scope.issue(1000, 40_000);
         for at in 0..LEN {
             let mut forged = nonce;
             forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
