@@ -110,6 +110,7 @@ impl Plan {
             max_allocations_per_user: settings.max_allocations_per_user,
             max_allocations_per_prefix: settings.max_allocations_per_prefix,
             realm_limits: realms::limits(settings),
+            half_closed: Config::HALF_CLOSED,
         };
         Self { config, layout, datapath_reason, notes }
     }

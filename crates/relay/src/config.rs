@@ -117,13 +117,16 @@ impl Default for Config {
             max_allocations_per_user: 1000,
             max_allocations_per_prefix: None,
             realm_limits: Vec::new(),
-            half_closed: Duration::from_secs(60),
+            half_closed: Self::HALF_CLOSED,
             server: ServerConfig::default(),
         }
     }
 }
 
 impl Config {
+    /// Default of [`Config::half_closed`]. An answer that takes longer is rare, and keep-alive probes never end a peer that is alive.
+    pub const HALF_CLOSED: Duration = Duration::from_secs(60);
+
     /// What the numbers of its listeners stand for.
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)

@@ -205,6 +205,7 @@ fn read_no_replies() {
     });
     let asked = world.streams().read_bytes;
     println!("{grown} bytes for one client that has asked with {asked} and read nothing");
-    assert!(grown < asked / 2, "{grown} bytes for {asked}");
+    // 64 KiB of replies in a buffer that grows by doubling, and one read's worth.
+    assert!(grown < 160 << 10, "{grown} bytes for {asked}");
     others.ask(&refresh(1));
 }
