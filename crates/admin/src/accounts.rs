@@ -18,7 +18,7 @@ use turnpike_stores::{
     ApiKey, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys,
     UserRow,
 };
-use turnpike_wire::escape;
+use turnpike_wire::{escape, precis::opaque_string};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -149,6 +149,8 @@ impl Accounts {
             let why = format!("password is expected to have 1 to {LONGEST_PASSWORD} characters");
             return Err(Problem::bad_request(why));
         }
+        // Clients put that form into USERNAME (RFC 8489 section 14.3).
+        let name = opaque_string(&name).into_owned();
         let realm = self.realm(realm.as_deref())?;
         self.not_configured(USER, &name, &realm)?;
         let keys = UserKeys::new(&name, &realm, &password);

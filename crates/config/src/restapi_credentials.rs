@@ -8,10 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac as _};
-use md5::{Digest as _, Md5};
 use sha1::Sha1;
-use sha2::Sha256;
-use zeroize::Zeroizing;
+use sha2::{Digest as _, Sha256};
+use turnpike_wire::{
+    integrity::{Key, KeyAlgorithm},
+    precis::opaque_string,
+};
 
 use crate::Secret;
 
@@ -82,8 +84,11 @@ fn number(digits: &str) -> u64 {
 /// The long-term keys of a user in hex digits, MD5 and SHA-256 (RFC 8489 sections 9.2.2 and 18.5.1), for
 /// `auth.users` with `key` instead of a password.
 pub fn stored_keys(name: &str, realm: &str, password: &Secret) -> (String, String) {
-    let text = Zeroizing::new(format!("{name}:{realm}:{}", password.reveal()));
-    (hex::encode(Md5::digest(&text)), hex::encode(Sha256::digest(&text)))
+    let key = |algorithm| {
+        let key = Key::long_term(algorithm, &opaque_string(name), realm, password.reveal().as_bytes());
+        hex::encode(key.expose())
+    };
+    (key(KeyAlgorithm::Md5), key(KeyAlgorithm::Sha256))
 }
 
 /// What a secret is called where it must not be shown: the first 16 hex digits of its SHA-256.

@@ -16,7 +16,10 @@ use turnpike_config::{
 use turnpike_relay::{CredentialStore, PendingLookup};
 use turnpike_stores::{Found, Known, Secrets, StoredSecret, was_cut_off};
 use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named};
-use turnpike_wire::integrity::{Key, KeyAlgorithm, userhash};
+use turnpike_wire::{
+    integrity::{Key, KeyAlgorithm, userhash},
+    precis::opaque_string,
+};
 use zeroize::Zeroizing;
 
 use crate::store::Store;
@@ -35,11 +38,20 @@ pub(crate) struct Credentials {
 /// Users and secrets of one realm, which are of no use in any other.
 struct RealmCredentials {
     name: String,
-    users: HashMap<Box<str>, UserKeys>,
+    /// By name, as clients send it that apply OpaqueString, and as the configuration has it.
+    users: HashMap<Box<str>, StaticUser>,
     by_hash: HashMap<[u8; 32], Box<str>>,
     secrets: Vec<Secret>,
 }
 
+struct StaticUser {
+    /// In the form of OpaqueString.
+    name: Box<str>,
+    /// Of which one is right: a client may apply OpaqueString to its password or to nothing.
+    keys: Vec<UserKeys>,
+}
+
+#[derive(PartialEq)]
 struct UserKeys {
     md5: Option<Key>,
     sha256: Option<Key>,
@@ -166,8 +178,12 @@ impl RealmCredentials {
         let mut users = HashMap::with_capacity(realm.users.len());
         let mut by_hash = HashMap::with_capacity(realm.users.len());
         for user in realm.users {
-            by_hash.insert(userhash(&user.name, realm.name), user.name.as_str().into());
-            users.insert(user.name.as_str().into(), UserKeys::new(user, realm.name));
+            let name = opaque_string(&user.name);
+            by_hash.insert(userhash(&name, realm.name), (&*name).into());
+            for sent in [user.name.as_str(), &name] {
+                let keys = UserKeys::all(user, sent, realm.name);
+                users.insert(sent.into(), StaticUser { name: (&*name).into(), keys });
+            }
         }
         Self { name: realm.name.to_owned(), users, by_hash, secrets: realm.secrets.to_vec() }
     }
@@ -187,16 +203,18 @@ impl RealmCredentials {
         decoy: &Key,
         verify: &mut dyn FnMut(&Key) -> bool,
     ) -> Option<Lookup> {
-        let keys = self.users.get(name)?;
-        let key = match algorithm {
-            KeyAlgorithm::Md5 => keys.md5.as_ref(),
-            KeyAlgorithm::Sha256 => keys.sha256.as_ref(),
-        };
-        let accepted = verify(key.unwrap_or(decoy)) && key.is_some();
+        let StaticUser { name, keys } = self.users.get(name)?;
+        let accepted = keys.iter().any(|keys| {
+            let key = match algorithm {
+                KeyAlgorithm::Md5 => keys.md5.as_ref(),
+                KeyAlgorithm::Sha256 => keys.sha256.as_ref(),
+            };
+            verify(key.unwrap_or(decoy)) && key.is_some()
+        });
         Some(if accepted {
-            Lookup::Accepted { username: name.into(), identity: name.into(), until_unix: None }
+            Lookup::Accepted { username: name.clone(), identity: name.clone(), until_unix: None }
         } else {
-            Lookup::WrongKey { username: name.into() }
+            Lookup::WrongKey { username: name.clone() }
         })
     }
 
@@ -299,12 +317,17 @@ fn identity(name: &str, id: &str) -> Box<str> {
 }
 
 impl UserKeys {
-    fn new(user: &User, realm: &str) -> Self {
+    /// Those of a client that sends this name.
+    fn all(user: &User, name: &str, realm: &str) -> Vec<Self> {
         match &user.secret {
             UserSecret::Password(password) => {
-                let key =
-                    |algorithm| Key::long_term(algorithm, &user.name, realm, password.reveal().as_bytes());
-                Self { md5: Some(key(KeyAlgorithm::Md5)), sha256: Some(key(KeyAlgorithm::Sha256)) }
+                let password = password.reveal().as_bytes();
+                let of = |key: fn(KeyAlgorithm, &str, &str, &[u8]) -> Key| {
+                    let key = |algorithm| Some(key(algorithm, name, realm, password));
+                    Self { md5: key(KeyAlgorithm::Md5), sha256: key(KeyAlgorithm::Sha256) }
+                };
+                let (prepared, unprepared) = (of(Key::long_term), of(Key::unprepared));
+                if prepared == unprepared { vec![prepared] } else { vec![prepared, unprepared] }
             }
             UserSecret::Keys(keys) => {
                 let mut made = Self { md5: None, sha256: None };
@@ -317,7 +340,7 @@ impl UserKeys {
                         .ok()
                         .map(|bytes| Key::from_bytes(&Zeroizing::new(bytes)));
                 }
-                made
+                vec![made]
             }
         }
     }
@@ -340,6 +363,32 @@ mod tests {
             ],
             secrets: vec![Secret::new("old"), Secret::new("new")],
             ..Settings::default()
+        }
+    }
+
+    /// OpaqueString of "Ame\u{301}lie" and "pa\u{a0}ss" is what clients of RFC 8489 send; most browsers and libraries send the others.
+    #[test]
+    fn users_and_passwords_count_in_the_form_of_opaque_string_and_as_they_were_written() {
+        let (written, prepared) = ("Ame\u{301}lie", "Am\u{e9}lie");
+        let secret = UserSecret::Password(Secret::new("pa\u{a0}ss"));
+        let users = vec![User { name: written.to_owned(), secret }];
+        let credentials = Credentials::new(&Settings { users, ..Settings::default() }, None);
+        let ask = |user: Named<'_>, name: &str, password: &str| {
+            let key = Key::unprepared(KeyAlgorithm::Md5, name, "turnpike", password.as_bytes());
+            credentials.check(user, "turnpike", KeyAlgorithm::Md5, NOW, &mut |it| *it == key)
+        };
+        let accepted = |identity: &str| Lookup::Accepted {
+            username: identity.into(),
+            identity: identity.into(),
+            until_unix: None,
+        };
+        for name in [written, prepared] {
+            for password in ["pa ss", "pa\u{a0}ss"] {
+                assert_eq!(ask(Named::Name(name), name, password), accepted(prepared), "{name} {password}");
+            }
+            assert_eq!(ask(Named::Name(name), name, "pass"), Lookup::WrongKey { username: prepared.into() });
+            let hash = userhash(name, "turnpike");
+            assert_eq!(ask(Named::Hash(&hash), prepared, "pa ss"), accepted(prepared));
         }
     }
 

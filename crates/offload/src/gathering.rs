@@ -359,7 +359,7 @@ mod tests {
         }
         (0..4).for_each(|socket| gathering.forget(socket));
         look(&mut gathering, 1_000);
-        assert_eq!([gathering.seen, gathering.waiting, gathering.stopping], [const { Vec::new() }; 3]);
+        assert_eq!([gathering.seen, gathering.waiting, gathering.stopping], [const { Vec::<u32>::new() }; 3]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use turnpike_wire::{
     address::canonical,
     escape::name,
     integrity::{Key, KeyAlgorithm, Mac, userhash},
+    precis::opaque_string,
     stun::{
         self, Class, ErrorCode, Header, Invalid, View, Writer, feature, kind, method, password_algorithms,
         security_features,
@@ -192,7 +193,12 @@ impl Session {
             }
             None => (KeyAlgorithm::Md5, Mac::Sha1),
         };
-        let key = Key::long_term(algorithm, &credentials.user, &realm, credentials.password.as_bytes());
+        let key = Key::long_term(
+            algorithm,
+            &opaque_string(&credentials.user),
+            &realm,
+            credentials.password.as_bytes(),
+        );
         let anonymous = security_features(nonce) & feature::USERNAME_ANONYMITY != 0;
         self.challenge =
             Some(Challenge { realm, nonce: nonce.to_vec(), algorithms, key, algorithm, mac, anonymous });
@@ -307,7 +313,7 @@ pub(crate) fn write(
         if challenge.anonymous {
             message.attribute(kind::USERHASH, &userhash(&credentials.user, &challenge.realm));
         } else {
-            message.attribute(kind::USERNAME, credentials.user.as_bytes());
+            message.attribute(kind::USERNAME, opaque_string(&credentials.user).as_bytes());
         }
         message.attribute(kind::REALM, challenge.realm.as_bytes());
         message.attribute(kind::NONCE, &challenge.nonce);

@@ -13,7 +13,10 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
-use crate::stun::kind;
+use crate::{
+    precis::{opaque_bytes, opaque_string},
+    stun::kind,
+};
 
 /// How a long-term key is derived from the password (RFC 8489 section 18.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,9 +57,21 @@ pub struct Key {
 }
 
 impl Key {
-    /// The long-term key of a user (RFC 8489 section 9.2.2). The caller has applied OpaqueString if it wants it.
+    /// The long-term key of a user (RFC 8489 section 9.2.2), by the name that is in USERNAME. OpaqueString is applied to realm and
+    /// password.
     #[must_use]
     pub fn long_term(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
+        Self::unprepared(
+            algorithm,
+            username,
+            &opaque_string(realm),
+            &Zeroizing::new(opaque_bytes(password).into_owned()),
+        )
+    }
+
+    /// The same of a client that applies OpaqueString to nothing.
+    #[must_use]
+    pub fn unprepared(algorithm: KeyAlgorithm, username: &str, realm: &str, password: &[u8]) -> Self {
         let parts = [username.as_bytes(), b":", realm.as_bytes(), b":", password];
         match algorithm {
             KeyAlgorithm::Md5 => Self::from_bytes(&digest::<Md5>(&parts)),
@@ -101,10 +116,10 @@ impl PartialEq for Key {
 
 impl Eq for Key {}
 
-/// USERHASH: `SHA-256(username ":" realm)` (RFC 8489 section 14.4).
+/// USERHASH: `SHA-256(OpaqueString(username) ":" OpaqueString(realm))` (RFC 8489 section 14.4).
 #[must_use]
 pub fn userhash(username: &str, realm: &str) -> [u8; 32] {
-    digest::<Sha256>(&[username.as_bytes(), b":", realm.as_bytes()]).into()
+    digest::<Sha256>(&[opaque_string(username).as_bytes(), b":", opaque_string(realm).as_bytes()]).into()
 }
 
 impl KeyAlgorithm {

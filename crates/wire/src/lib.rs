@@ -13,5 +13,6 @@ pub mod frame;
 pub mod indication;
 pub mod integrity;
 pub mod pem;
+pub mod precis;
 pub mod proxy_protocol;
 pub mod stun;

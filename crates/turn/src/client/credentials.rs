@@ -2,6 +2,7 @@
 
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, Mac},
+    precis::opaque_string,
     stun::{View, feature, kind, password_algorithms, security_features},
 };
 
@@ -69,7 +70,12 @@ impl Session {
             }
             None => (KeyAlgorithm::Md5, Mac::Sha1),
         };
-        let key = Key::long_term(algorithm, &config.username, &challenge.realm, config.password.as_bytes());
+        let key = Key::long_term(
+            algorithm,
+            &opaque_string(&config.username),
+            &challenge.realm,
+            config.password.as_bytes(),
+        );
         Ok(Self { challenge, algorithm, key, mac })
     }
 

@@ -2,6 +2,7 @@
 
 use turnpike_wire::{
     integrity::userhash,
+    precis::opaque_string,
     stun::{Class, Header, Writer, kind, method},
 };
 
@@ -115,7 +116,10 @@ fn write_credentials(
     if challenge.anonymous {
         message.attribute(kind::USERHASH, &userhash(&config.username, &challenge.realm));
     } else {
-        message.attribute(kind::USERNAME, within("USERNAME", &config.username, MAX_USERNAME_LEN)?);
+        message.attribute(
+            kind::USERNAME,
+            within("USERNAME", &opaque_string(&config.username), MAX_USERNAME_LEN)?,
+        );
     }
     message.attribute(kind::REALM, challenge.realm.as_bytes());
     message.attribute(kind::NONCE, challenge.nonce.as_bytes());
