@@ -1,5 +1,6 @@
 //! Chores of the repository that are too long for a shell line: `cargo xtask instructions`, `cargo xtask fuzz`,
-//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask reproducible`.
+//! `cargo xtask attack`, `cargo xtask faults`, `cargo xtask soak`, `cargo xtask kernels`, `cargo xtask miri`, `cargo xtask requirements`,
+//! `cargo xtask reproducible`.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool: its results go to standard output")]
@@ -12,6 +13,7 @@ mod instructions;
 mod kernels;
 mod miri;
 mod reproducible;
+mod requirements;
 mod soak;
 
 use std::{
@@ -53,6 +55,8 @@ enum Chore {
     Kernels(kernels::Options),
     /// Run the parts with `unsafe` that call no kernel under Miri (needs a nightly with it)
     Miri,
+    /// Check that each requirement of the RFCs has a test that passes, or a documented reason
+    Requirements(requirements::Options),
     /// Build the binary of a release twice, in different directories, and compare
     Reproducible(reproducible::Options),
 }
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Chore::Kernels(options) => kernels::run(&options),
         Chore::Miri => miri::run(),
         Chore::Reproducible(options) => reproducible::run(&options),
+        Chore::Requirements(options) => requirements::run(&options),
     };
     match done {
         Ok(code) => code,

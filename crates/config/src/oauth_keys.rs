@@ -114,3 +114,14 @@ fn issuer_key(reader: &mut Reader<'_>, node: &Node) -> Option<TokenKeySettings> 
     };
     Some(TokenKeySettings { kid, key, max_lifetime, realm })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 7635 section 7.
+    #[test]
+    fn clocks_may_differ_by_five_seconds_by_default() {
+        assert_eq!(OauthSettings::default().skew, 5);
+    }
+}

@@ -13,6 +13,7 @@ mod dtls_limits;
 mod dtls_memory;
 mod dtls_messages;
 mod hairpinning;
+mod ip_fields;
 mod loops;
 mod mobility;
 mod mobility_client;

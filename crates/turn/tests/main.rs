@@ -49,6 +49,7 @@ mod server_reflection;
 mod server_refused_requests;
 mod server_replays;
 mod server_reply_sizes;
+mod server_requirements;
 mod server_robustness;
 mod server_shared_ports;
 mod server_stats;

@@ -237,7 +237,7 @@ pub(super) const OPTIONS: &[(&str, Handling)] = &[
         Needless("MAPPED-ADDRESS is told where NAT discovery is on and the request has room for it"),
     ),
     ("rfc5766-channel-numbers", Switch(|draft, on| draft.old_channels = Some(on))),
-    ("rfc3489-compatibility", Instead("requests without the magic cookie are dropped")),
+    ("rfc3489-compatibility", Instead("clients of RFC 3489 learn their address by Binding over UDP")),
     ("response-origin-only-with-rfc5780", Needless("RESPONSE-ORIGIN is told where NAT discovery is on")),
     ("respond-http-unsupported", Needless("what is neither TLS nor STUN ends the connection")),
     ("drop-invalid-packets", Needless("malformed packets are dropped and counted")),

@@ -1,0 +1,104 @@
+//! IP header fields of what is relayed (RFC 8656 sections 14 to 16), and that an answer leaves from the address that was asked.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    os::fd::AsFd as _,
+    time::Instant,
+};
+
+use turnpike_net::{Datapath, Rx, UdpOptions, UdpSocket as Reading};
+
+use crate::support::*;
+
+/// ECT(1), ECT(0), CE, expedited forwarding with ECT(0), and none.
+const TOS: [u8; 5] = [1, 2, 3, 0xBA, 0];
+
+fn socket() -> Reading {
+    let options = UdpOptions { ip_header: true, ..UdpOptions::default() };
+    Reading::bind((Ipv4Addr::LOCALHOST, 0).into(), &options).unwrap()
+}
+
+/// TOS and payload of the next datagram.
+fn next(socket: &Reading) -> (u8, Vec<u8>) {
+    let mut rx = Rx::new(Datapath::Basic);
+    let until = Instant::now() + SOON;
+    loop {
+        assert!(Instant::now() < until, "nothing came in time");
+        let Ok(received) = rx.recv(socket) else { continue };
+        if let Some(buffer) = rx.buffers(received).next() {
+            return (buffer.tos, buffer.bytes.to_vec());
+        }
+    }
+}
+
+fn with_tos(socket: &UdpSocket, tos: u8) {
+    socket2::SockRef::from(socket).set_tos_v4(tos.into()).unwrap();
+}
+
+#[test]
+fn dscp_and_ecn_are_copied_between_datagrams_in_both_directions() {
+    let world = start_with(|_| {});
+    let (client, peer) = (self::peer(), socket());
+    client.connect(world.udp()).unwrap();
+    client.send(&allocate()).unwrap();
+    heard(&client);
+    client.send(&bind(peer.local_addr())).unwrap();
+    heard(&client);
+    for tos in TOS {
+        with_tos(&client, tos);
+        client.send(&channel_data(b"there")).unwrap();
+        assert_eq!(next(&peer), (tos, b"there".to_vec()));
+    }
+    // The other way: the client reads what the peer's datagrams carried.
+    let (client, peer) = (socket(), self::peer());
+    let asks = UdpSocket::from(client.as_fd().try_clone_to_owned().unwrap());
+    asks.send_to(&allocate(), world.udp()).unwrap();
+    let relayed = plain(&Message(next(&client).1).attribute(0x0016));
+    asks.send_to(&bind(peer.local_addr().unwrap()), world.udp()).unwrap();
+    next(&client);
+    for tos in TOS {
+        with_tos(&peer, tos);
+        peer.send_to(b"back", relayed).unwrap();
+        assert_eq!(next(&client), (tos, channel_data(b"back")));
+    }
+}
+
+/// Sections 15 and 16.
+#[test]
+fn datagrams_of_a_client_over_tcp_are_best_effort_and_not_ect() {
+    let world = start_with(|_| {});
+    let peer = socket();
+    let mut client = Client::new(connect(world.tcp()));
+    client.ask(&allocate());
+    client.ask(&bind(peer.local_addr()));
+    client.send(&padded(channel_data(b"there")));
+    assert_eq!(next(&peer), (0, b"there".to_vec()));
+}
+
+/// RFC 8489 section 6.3.1.2.
+#[test]
+fn a_wildcard_listener_answers_from_the_address_that_was_asked() {
+    let world = start_with(|config| config.listen = vec![(Ipv4Addr::UNSPECIFIED, 0).into()]);
+    let port = world.udp().port();
+    for last in 1..5 {
+        let asked = SocketAddr::new(IpAddr::from([127, 0, 0, last]), port);
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.set_read_timeout(Some(SOON)).unwrap();
+        client.send_to(&binding(7), asked).unwrap();
+        let mut buffer = [0; 100];
+        assert_eq!(client.recv_from(&mut buffer).unwrap().1, asked);
+    }
+}
+
+/// RFC 8656 section 7.2.
+#[test]
+fn relay_ports_are_those_of_the_dynamic_range_by_default() {
+    let world = start_with(|config| config.ports = turnpike_relay::Config::default().ports);
+    for _ in 0..50 {
+        let client = self::peer();
+        client.connect(world.udp()).unwrap();
+        client.send(&allocate()).unwrap();
+        let relayed = plain(&Message(heard(&client)).attribute(0x0016));
+        assert!(relayed.port() >= 49_152, "{relayed}");
+    }
+}

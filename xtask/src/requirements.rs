@@ -1,0 +1,304 @@
+//! `cargo xtask requirements`: each requirement of the RFCs on a server names the tests that hold it, or the entry of docs/rfcs.md that says
+//! why the server does otherwise.
+//!
+//! ```text
+//! rfc ⇥ section ⇥ level ⇥ requirement ⇥ TARGET::module::test, … or rfcs.md: Entry
+//! ```
+//!
+//! TARGET is the program that cargo makes of the tests: `turn`, `relay`, `end_to_end`, or `turnpike_turn` for those inside a crate.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use clap::Args;
+
+use crate::{Failure, why_skipped};
+
+const LIST: &str = "tests/requirements.tsv";
+const DEVIATIONS: &str = "docs/rfcs.md";
+const HEADER: &str = "rfc\tsection\tlevel\trequirement\tevidence";
+/// Beginning of evidence that is an entry of [`DEVIATIONS`].
+const ENTRY: &str = "rfcs.md: ";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Take what ran from the logs in this directory, as ./test writes them, instead of running the tests
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+    /// Run nothing: check that tests and entries exist
+    #[arg(long, conflicts_with = "logs")]
+    list: bool,
+}
+
+/// Evidence of a requirement.
+#[derive(Debug, PartialEq)]
+enum Evidence<'a> {
+    Tests(Vec<&'a str>),
+    /// Bold words at the beginning of an entry.
+    Entry(&'a str),
+}
+
+struct Row<'a> {
+    /// Number and section, for people.
+    place: String,
+    rfc: &'a str,
+    evidence: Evidence<'a>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Passed,
+    Skipped,
+    Failed,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let text = fs::read_to_string(LIST)?;
+    let rows = parse(&text)?;
+    let deviations = fs::read_to_string(DEVIATIONS)?;
+    let tests: BTreeSet<&str> = rows.iter().flat_map(Row::tests).collect();
+    let mut mistakes = missing_entries(&rows, &deviations);
+    mistakes.extend(tests.iter().filter(|test| !exists(test)).map(|test| format!("there is no test {test}")));
+    let outcomes = match &options.logs {
+        _ if options.list || !mistakes.is_empty() => None,
+        Some(logs) => Some(read_logs(logs)?),
+        None => Some(run_tests(&tests)?),
+    };
+    if let Some(outcomes) = &outcomes {
+        mistakes.extend(tests.iter().filter_map(|test| match outcomes.get(*test) {
+            None => Some(format!("{test} did not run")),
+            Some(Outcome::Failed) => Some(format!("{test} failed")),
+            Some(Outcome::Passed | Outcome::Skipped) => None,
+        }));
+    }
+    print(&rows, outcomes.as_ref());
+    mistakes.iter().for_each(|mistake| println!("{mistake}"));
+    Ok(if mistakes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl<'a> Row<'a> {
+    fn tests(&self) -> impl Iterator<Item = &'a str> + '_ {
+        let tests = match &self.evidence {
+            Evidence::Tests(tests) => &tests[..],
+            Evidence::Entry(_) => &[],
+        };
+        tests.iter().copied()
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<Row<'_>>, Failure> {
+    let mut lines = text.lines();
+    if lines.next() != Some(HEADER) {
+        return Err(format!("{LIST} does not begin with the names of its columns").into());
+    }
+    lines.enumerate().map(|(at, line)| parse_row(at + 2, line)).collect()
+}
+
+fn parse_row(at: usize, line: &str) -> Result<Row<'_>, Failure> {
+    let wrong = |why: &str| Failure::from(format!("{LIST}:{at}: {why}"));
+    let columns: Vec<&str> = line.split('\t').collect();
+    let [rfc, section, level, requirement, evidence] = columns[..] else {
+        return Err(wrong("five columns are expected"));
+    };
+    if [rfc, section, level, requirement, evidence].iter().any(|column| column.trim().is_empty()) {
+        return Err(wrong("a column is empty; a requirement has a test or an entry"));
+    }
+    let evidence = match evidence.strip_prefix(ENTRY) {
+        Some(entry) => Evidence::Entry(entry),
+        None => Evidence::Tests(evidence.split(", ").collect()),
+    };
+    Ok(Row { place: format!("RFC {rfc} section {section}, {requirement}"), rfc, evidence })
+}
+
+/// Entries that rows name and the document lacks.
+fn missing_entries(rows: &[Row<'_>], deviations: &str) -> Vec<String> {
+    let is_there = |entry: &str| deviations.contains(&format!("**{entry}"));
+    let missing = rows.iter().filter_map(|row| match row.evidence {
+        Evidence::Entry(entry) if !is_there(entry) => {
+            Some(format!("{DEVIATIONS} has no entry \"{entry}\" ({})", row.place))
+        }
+        _ => None,
+    });
+    missing.collect()
+}
+
+/// Whether the source has this test.
+fn exists(test: &str) -> bool {
+    let path: Vec<&str> = test.split("::").collect();
+    let [target, modules @ .., name] = &path[..] else { return false };
+    let is_test = |file: &Path| {
+        let Ok(text) = fs::read_to_string(file) else { return false };
+        let declared = format!("fn {name}(");
+        // Attributes such as #[ignore] may stand between the two.
+        text.match_indices(&declared)
+            .any(|(at, _)| text[..at].rsplit("\n\n").next().is_some_and(|before| before.contains("#[test]")))
+    };
+    sources(target).iter().any(|root| {
+        (0..=modules.len()).any(|depth| {
+            let file = modules[..depth].iter().fold(root.clone(), |path, module| path.join(module));
+            ["mod.rs", "main.rs", "lib.rs"].iter().any(|name| is_test(&file.join(name)))
+                || is_test(&file.with_extension("rs"))
+        })
+    })
+}
+
+/// Directories that the tests of a target may be in.
+fn sources(target: &str) -> Vec<PathBuf> {
+    match target.strip_prefix("turnpike_") {
+        Some(name) => vec![Path::new("crates").join(name).join("src")],
+        None => {
+            vec![Path::new("crates").join(target).join("tests"), Path::new("crates/cli/tests").join(target)]
+        }
+    }
+}
+
+/// Outcomes by TARGET::path, of all logs in a directory.
+fn read_logs(directory: &Path) -> Result<BTreeMap<String, Outcome>, Failure> {
+    let mut outcomes = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            read(&String::from_utf8_lossy(&fs::read(path)?), &mut outcomes);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Notes what a run of cargo test says of each test.
+fn read(log: &str, outcomes: &mut BTreeMap<String, Outcome>) {
+    let (mut target, mut shown) = (String::new(), String::new());
+    for line in log.lines() {
+        if let Some(program) = line.trim().strip_prefix("Running ").and_then(|rest| rest.split_once("/deps/"))
+        {
+            let (name, _) = program.1.rsplit_once('-').unwrap_or((program.1, ""));
+            name.clone_into(&mut target);
+        } else if let Some(name) =
+            line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"))
+        {
+            shown = format!("{target}::{name}");
+        } else if why_skipped(line).is_some() {
+            // Wins over the `ok` that cargo has for it.
+            if let Some(outcome @ Outcome::Passed) = outcomes.get_mut(&shown) {
+                *outcome = Outcome::Skipped;
+            }
+        } else if let Some((name, said)) =
+            line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
+        {
+            let outcome = match said {
+                "ok" => Outcome::Passed,
+                "FAILED" => Outcome::Failed,
+                _ => continue,
+            };
+            // One of several runs is enough: a test that failed may have passed alone.
+            let before = outcomes.entry(format!("{target}::{name}")).or_insert(outcome);
+            *before = outcome.min(*before);
+        }
+    }
+}
+
+/// Runs them, each target once.
+fn run_tests(tests: &BTreeSet<&str>) -> Result<BTreeMap<String, Outcome>, Failure> {
+    let mut by_target: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (target, name) in tests.iter().filter_map(|test| test.split_once("::")) {
+        by_target.entry(target).or_default().push(name);
+    }
+    let mut outcomes = BTreeMap::new();
+    for (target, names) in by_target {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+        match target.strip_prefix("turnpike_") {
+            Some(_) => cargo.arg("--lib"),
+            None => cargo.args(["--test", target]),
+        };
+        let output =
+            cargo.args(["--", "--show-output", "--exact"]).args(names).stdin(Stdio::null()).output()?;
+        // Where a program begins is said on standard error, in the order of both.
+        let said = [&output.stderr[..], &output.stdout[..]].map(String::from_utf8_lossy).join("\n");
+        read(&said.replace("\r", ""), &mut outcomes);
+        if target.starts_with("turnpike_") {
+            outcomes.extend(relabelled(target, &String::from_utf8_lossy(&output.stdout)));
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Library tests run in many programs whose names stand in another stream than their results; the paths are enough to find them.
+fn relabelled(target: &str, said: &str) -> BTreeMap<String, Outcome> {
+    let mut found = BTreeMap::new();
+    read(said, &mut found);
+    found.into_iter().map(|(path, outcome)| (format!("{target}{path}"), outcome)).collect()
+}
+
+fn print(rows: &[Row<'_>], outcomes: Option<&BTreeMap<String, Outcome>>) {
+    let is_skipped = |test: &str| outcomes.is_some_and(|it| it.get(test) == Some(&Outcome::Skipped));
+    println!("{:<10} {:>12} {:>6} {:>7} {:>9}", "RFC", "requirements", "tested", "skipped", "deviation");
+    let mut counts: Vec<(&str, [usize; 4])> = Vec::new();
+    for row in rows {
+        if counts.last().is_none_or(|(rfc, _)| *rfc != row.rfc) {
+            counts.push((row.rfc, [0; 4]));
+        }
+        let (_, counted) = counts.last_mut().expect("pushed above");
+        counted[0] += 1;
+        counted[match &row.evidence {
+            Evidence::Entry(_) => 3,
+            Evidence::Tests(tests) if tests.iter().all(|test| is_skipped(test)) => 2,
+            Evidence::Tests(_) => 1,
+        }] += 1;
+    }
+    let all = counts.iter().fold([0; 4], |sum, (_, counted)| std::array::from_fn(|at| sum[at] + counted[at]));
+    for (rfc, [all, tested, skipped, deviates]) in counts.iter().chain([&("all", all)]) {
+        println!("{rfc:<10} {all:>12} {tested:>6} {skipped:>7} {deviates:>9}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(text: &str) -> Result<Vec<Row<'_>>, Failure> {
+        parse(text)
+    }
+
+    #[test]
+    fn a_row_has_tests_or_an_entry_and_no_empty_column() {
+        let list = |evidence: &str| format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\t{evidence}\n");
+        let of = |text: &str| rows(text).map(|rows| format!("{:?}", rows[0].evidence)).ok();
+        assert_eq!(of(&list("turn::a::b, wire::c")).as_deref(), Some(r#"Tests(["turn::a::b", "wire::c"])"#));
+        assert_eq!(of(&list("rfcs.md: PADDING")).as_deref(), Some(r#"Entry("PADDING")"#));
+        assert_eq!((of(&list("")), of(&list(" ")), of("8489\n")), (None, None, None));
+        assert!(rows(&format!("{HEADER}\n8489\t5\tMUST\tFirst two bits\n")).is_err());
+    }
+
+    #[test]
+    fn an_entry_that_the_document_lacks_is_a_mistake() {
+        let list = format!("{HEADER}\n5780\t6.1\tSHOULD\tLength\trfcs.md: PADDING\n");
+        let rows = rows(&list).expect("a list");
+        assert!(missing_entries(&rows, "- **PADDING** in an answer").is_empty());
+        assert_eq!(missing_entries(&rows, "- PADDING, **NONCE**").len(), 1);
+    }
+
+    #[test]
+    fn logs_tell_what_passed_was_skipped_or_failed() {
+        let log = "     Running tests/main.rs (target/debug/deps/turn-0a1b)\n\
+                   test a::one ... ok\ntest a::two ... FAILED\ntest a::three ... ok\ntest a::four ... ignored\n\
+                   ---- a::three stdout ----\nSKIPPED: no ip\n\
+                   ONCE MORE, ALONE: a::two\n\
+                   \x20    Running unittests src/lib.rs (/t/debug/deps/turnpike_net-77)\ntest a::one ... FAILED\n";
+        let mut outcomes = BTreeMap::new();
+        read(log, &mut outcomes);
+        let expected = [
+            ("turn::a::one", Outcome::Passed),
+            ("turn::a::three", Outcome::Skipped),
+            ("turn::a::two", Outcome::Failed),
+            ("turnpike_net::a::one", Outcome::Failed),
+        ];
+        let expected = expected.map(|(name, outcome)| (name.to_owned(), outcome));
+        assert_eq!(outcomes.clone().into_iter().collect::<Vec<_>>(), expected);
+        read("Running x (t/deps/turn-1)\ntest a::two ... ok\n", &mut outcomes);
+        assert_eq!(outcomes["turn::a::two"], Outcome::Passed);
+    }
+}
