@@ -217,7 +217,7 @@ proptest! {
             (KeyAlgorithm::Md5, Mac::Sha1, IntegrityAlgorithm::Sha1),
             (KeyAlgorithm::Sha256, Mac::Sha256, IntegrityAlgorithm::Sha256),
         ] {
-            let key = Key::long_term(key_algorithm, &user, &realm, password.as_bytes());
+            let key = Key::unprepared(key_algorithm, &user, &realm, password.as_bytes());
             let mut message = signed(&request(software), &key, mac);
             if fingerprint {
                 message = fingerprinted(&message);
@@ -254,7 +254,7 @@ proptest! {
             }
             let message = writer.finish();
             let key = match key_algorithm {
-                Some(algorithm) => Key::long_term(algorithm, &user, &realm, password.as_bytes()),
+                Some(algorithm) => Key::unprepared(algorithm, &user, &realm, password.as_bytes()),
                 None => Key::from_bytes(password.as_bytes()),
             };
             prop_assert_eq!(mac_of(&message), Some(mac));

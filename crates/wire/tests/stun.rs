@@ -19,6 +19,7 @@ use stun_types::{
 use turn_types::{AddressFamily, attribute as turn};
 use turnpike_wire::{
     integrity::{IntegrityError, Key, KeyAlgorithm, Mac, userhash},
+    precis::opaque_string,
     stun::{self, Class, ErrorCode, HEADER_LEN, Header, Invalid, View, Writer, kind},
 };
 
@@ -391,7 +392,7 @@ proptest! {
         let raw = |kind: u16, value: &[u8]| Part::Raw(kind, value.to_vec());
         let all: Vec<(Part, Box<dyn AttributeWrite + '_>)> = vec![
             (raw(kind::USERNAME, text.as_bytes()), Box::new(Username::new(&text).unwrap())),
-            (raw(kind::USERHASH, &hash), Box::new(Userhash::new(Userhash::compute(&text, PASSWORD)))),
+            (raw(kind::USERHASH, &hash), Box::new(Userhash::new(Userhash::compute(&opaque_string(&text), PASSWORD)))),
             (raw(kind::REALM, text.as_bytes()), Box::new(Realm::new(&text).unwrap())),
             (raw(kind::NONCE, text.as_bytes()), Box::new(Nonce::new(&text).unwrap())),
             (raw(kind::SOFTWARE, text.as_bytes()), Box::new(Software::new(&text).unwrap())),
