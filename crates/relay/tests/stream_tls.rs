@@ -275,3 +275,21 @@ fn of_what_both_know_aes_128_is_taken_whichever_version() {
         assert_eq!(stream.conn.negotiated_cipher_suite().unwrap().suite(), suite);
     }
 }
+
+/// RFC 8489 section 6.2.3.
+#[test]
+fn with_an_rsa_certificate_tls_1_2_is_by_ecdhe_rsa() {
+    // Ours cannot make RSA keys.
+    let made = std::process::Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a.example"])
+        .args(["-addext", "subjectAltName=DNS:a.example", "-keyout", "-"])
+        .stdin(std::process::Stdio::null())
+        .output();
+    let Ok(made) = made else { return turnpike_testkit::alone::skip("openssl is not installed") };
+    let identity = Identity::from_pem(&made.stdout, &made.stdout).unwrap();
+    let world = start(|config| config.tls = Some(context(&[identity])));
+    let config = tls_config_of(&rustls::version::TLS12);
+    let stream = tls_connect(world.tls(), "a.example", &config).unwrap();
+    let suite = stream.conn.negotiated_cipher_suite().unwrap().suite();
+    assert_eq!(suite, CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256);
+}
