@@ -130,8 +130,8 @@ fn malformed_datagrams_get_no_answer() {
     let malformed: &[&[u8]] = &[
         b"",
         b"\x00",
-        // A Binding request without its magic cookie (RFC 8489 section 5).
-        &[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        // An Allocate without the magic cookie: RFC 3489 has Binding alone.
+        &[0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         // One that says it is longer than it is.
         &[0, 1, 0, 8, 0x21, 0x12, 0xA4, 0x42, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
         // A length that is no multiple of four.

@@ -79,11 +79,12 @@ fn one_who_guesses_passwords_leaves_room_in_the_log_for_others() {
 }
 
 #[test]
-fn a_stale_nonce_is_no_refused_credential() {
+fn a_wrong_key_with_a_nonce_of_another_address_is_counted_and_accuses_nobody() {
     let serve = Serve::start(&[]);
     let error = Stun::new(serve.address(V4)).forge(USER, REALM.as_bytes(), b"a nonce of somebody else");
-    assert_eq!(error, Some(438));
-    assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", ""), 0);
+    assert_eq!(error, Some(401));
+    assert_eq!(serve.metrics().sum("turnpike_credentials_refused_total", "reason=\"wrong_key\""), 1);
+    assert!(!serve.program.lines().iter().any(|line| line.contains("credential refused")));
 }
 
 #[test]
