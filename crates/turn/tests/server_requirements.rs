@@ -106,7 +106,7 @@ fn padding_and_reserved_bits_of_requests_are_ignored() {
         .raw(0x0017, &[1, 0xFF, 0xFF, 0xFF])
         .raw(0x0018, &[0x7F]);
     let reply = world.ask(&allocate.signed(&alice)).success();
-    assert!(reply.relayed()[0].is_ipv4() && reply.relayed()[0].port() % 2 == 0);
+    assert!(reply.relayed()[0].is_ipv4() && reply.relayed()[0].port().is_multiple_of(2));
     let bind = Ask::new(CHANNEL_BIND).raw(0x000C, &[0x40, 0, 0xFF, 0xFF]);
     // The first byte of an address is reserved.
     let mut peer = Ask::bind(0x4000, PEER).bytes()[32..40].to_vec();

@@ -141,7 +141,7 @@ pub(super) fn salt(client: SocketAddr) -> u16 {
             own
         }
     };
-    own.iter().enumerate().fold(client.port(), |salt, (at, part)| salt ^ part.rotate_left(at as u32 * 3))
+    own.iter().fold(client.port(), |salt, part| salt.rotate_left(3) ^ part)
 }
 
 /// Content of a nonce.
