@@ -11,12 +11,12 @@ use axum::http::StatusCode;
 use jiff::Timestamp;
 use turnpike_config::{
     Secret, Settings, StoredKey, UserSecret, api_keys, is_realm, is_username, limit_keys,
-    realms::{self, RealmView},
+    realms::{self, MOST_REALMS, RealmView},
     restapi_credentials::{fingerprint, random_secret},
 };
 use turnpike_stores::{
-    ApiKey, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret, UserKeys,
-    UserRow,
+    ApiKey, CUT_OFF, Database, Directory, Edit, Existing, PAGE, RealmOptions, StoreError, StoredSecret,
+    UserKeys, UserRow,
 };
 use turnpike_wire::{escape, precis::opaque_string};
 use zeroize::Zeroizing;
@@ -185,7 +185,8 @@ impl Accounts {
         for RealmView { name, secrets: all, .. } in realms::all(&self.settings) {
             secrets.extend(all.iter().map(|secret| shared(name, secret, Origin::Configuration, None)));
         }
-        for (realm, secret) in self.stored_secrets() {
+        // One that was cut off opens nothing, and is about to be removed.
+        for (realm, secret) in self.stored_secrets().into_iter().filter(|(_, secret)| !secret.was_cut_off()) {
             let text = Secret::new(secret.value.as_str());
             secrets.push(shared(&realm, &text, Origin::Store, secret.until));
         }
@@ -234,7 +235,8 @@ impl Accounts {
         let overlap = overlap_s.unwrap_or_else(|| self.settings.credentials.max_ttl.saturating_add(lag));
         self.read().await?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let until = since.saturating_add(overlap.into());
+        let end = since.saturating_add(overlap.into());
+        let until = if overlap == 0 { CUT_OFF } else { end };
         let text = Zeroizing::new(secret.reveal().to_owned());
         let edit = Edit::RotateSecret { realm: realm.clone(), secret: text, since, until };
         let change = self.put(edit, SECRET, Existing::Replace, fingerprint(&secret), realm).await?;
@@ -245,7 +247,7 @@ impl Accounts {
             "secrets of the configuration count until they are removed from it; no time can be set for them"
                 .to_owned()
         });
-        let until = existed.then(|| date(until));
+        let until = existed.then(|| date(end));
         Ok(Rotated { realm, fingerprint, store, until, note: note.or(of_configuration) })
     }
 
@@ -332,6 +334,12 @@ impl Accounts {
                     format!("{what} is expected to be {least} to {most}; without it there is no limit");
                 return Err(Problem::bad_request(detail));
             }
+        }
+        let is_known = |realm: &RealmView<'_>| realm.name == name;
+        if self.settings.realms.len() >= MOST_REALMS && !realms::all(&self.settings).iter().any(is_known) {
+            let detail =
+                format!("a server has at most {MOST_REALMS} realms beside server.realm: remove another one");
+            return Err(Problem::bad_request(detail));
         }
         let limit = |limit: Option<u64>| limit.unwrap_or_default();
         let options = RealmOptions {

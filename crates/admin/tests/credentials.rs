@@ -519,6 +519,12 @@ fn a_rotation_has_another_secret_sign_at_once_and_tells_until_when_the_others_co
     let old = of(&first["fingerprint"]);
     assert_eq!((&old["signs"], &old["until"]), (&json!(false), &second["until"]));
     assert_eq!(listed["secrets"].as_array().unwrap().iter().filter(|one| one["signs"] == true).count(), 2);
+    // A secret that is cut off counts no more, and is no longer listed.
+    let third = rotate(json!({ "secret": "third", "overlap_s": 0 })).ok();
+    assert!(third["until"].is_string() && signs("third"), "{third}");
+    let listed = running.get("/v1/secrets").ok();
+    let all = listed["secrets"].as_array().unwrap();
+    assert!(all.iter().all(|one| one["fingerprint"] != second["fingerprint"]), "{listed}");
     // As long as credentials may live, and then some, if nobody says.
     let made_up = rotate(json!({}));
     assert!(!made_up.body.contains("secret\""), "{made_up:?}");

@@ -8,10 +8,11 @@ use super::{
     AlternateSettings, CredentialsSettings, DatapathChoice, FleetSettings, Mistake, RealmSettings,
     RelayPlace, Settings, TokenKeySettings,
 };
-use crate::{limit_keys, realms, relay_doubts};
-
-/// [`turnpike_turn::server::RealmId`] counts them in 16 bits, `server.realm` being the first.
-const MOST_REALMS: usize = 65_534;
+use crate::{
+    limit_keys,
+    realms::{self, MOST_REALMS},
+    relay_doubts,
+};
 
 /// Keys that nobody has set and whose default is above another setting, which caps it: whoever sets them to that is refused.
 pub(crate) fn capped_defaults(settings: &Settings) -> Vec<&'static str> {
@@ -261,7 +262,7 @@ impl Judge<'_> {
         }
         if settings.realms.len() > MOST_REALMS {
             let problem = format!("there are {} [[realm]]s beside it", settings.realms.len());
-            self.refuse("server.realm", problem, "at most 65534");
+            self.refuse("server.realm", problem, &format!("at most {MOST_REALMS}"));
         }
     }
 

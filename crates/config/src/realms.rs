@@ -7,6 +7,9 @@ use turnpike_turn::server::{IssuerKey, Realm, RealmId, ThirdParty};
 
 use crate::{OauthSettings, Secret, Settings, StateDir, StoredKey, TokenKeySettings, User, UserSecret};
 
+/// Realms beside `server.realm`, of a configuration and of a store together: [`RealmId`] counts them in 16 bits.
+pub const MOST_REALMS: usize = 65_534;
+
 /// One realm, wherever it is configured.
 #[derive(Clone, Copy)]
 pub struct RealmView<'a> {

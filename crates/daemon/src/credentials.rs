@@ -14,7 +14,7 @@ use turnpike_config::{
     restapi_credentials,
 };
 use turnpike_relay::{CredentialStore, PendingLookup};
-use turnpike_stores::{Found, Known, Secrets, StoredSecret, was_cut_off};
+use turnpike_stores::{Found, Known, Secrets, StoredSecret};
 use turnpike_turn::server::{Asked, CredentialQuery, Credentials as Answer, Lookup, User as Named};
 use turnpike_wire::{
     integrity::{Key, KeyAlgorithm, userhash},
@@ -270,7 +270,7 @@ impl RealmCredentials {
         stored: &'a StoredSecrets,
     ) -> impl Iterator<Item = (Key, Option<u64>)> + 'a {
         let configured = self.secrets.iter().map(move |secret| (secret.clone(), expiry));
-        let stored = stored.iter(unix).map(move |secret| {
+        let stored = stored.iter().map(move |secret| {
             let until = secret.until.filter(|_| !secret.counts(unix)).unwrap_or(u64::MAX);
             (Secret::new(secret.value.as_str()), expiry.min(until))
         });
@@ -303,9 +303,8 @@ impl StoredSecrets {
     }
 
     /// Those that count, or have come to the end that their rotation gave them.
-    fn iter(&self, unix: u64) -> impl Iterator<Item = &StoredSecret> {
-        let held = self.held.iter().filter(move |it| it.counts(unix) || !was_cut_off(it, &self.held));
-        held.chain(self.ended.iter())
+    fn iter(&self) -> impl Iterator<Item = &StoredSecret> {
+        self.held.iter().filter(|secret| !secret.was_cut_off()).chain(self.ended.iter())
     }
 }
 
@@ -456,8 +455,9 @@ mod tests {
         };
         let held: Secrets = [
             stored("rotated", 0, Some(NOW + 10)),
-            stored("leaked", 0, Some(NOW)),
-            stored("signing", NOW, None),
+            stored("leaked", 0, Some(turnpike_stores::CUT_OFF)),
+            // As after an earlier rotation with an overlap of an hour.
+            stored("signing", NOW + 10, None),
         ]
         .into();
         let stored = StoredSecrets { held, ended: [stored("ended", 0, Some(NOW - 5))].into() };
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!([NOW, NOW + 10].map(|unix| until("rotated", unix)), [expiry; 2]);
         assert_eq!([NOW + 11, NOW + 60].map(|unix| until("rotated", unix)), [Some(NOW + 10); 2]);
         assert_eq!(until("ended", NOW), Some(NOW - 5));
-        assert_eq!([NOW, NOW + 1].map(|unix| until("leaked", unix)), [expiry, None]);
+        assert_eq!(until("leaked", NOW), None);
         assert_eq!([NOW, NOW + 11].map(|unix| until("signing", unix)), [expiry; 2]);
         assert_eq!(until("other", NOW), None);
     }

@@ -205,6 +205,9 @@ impl TurnServer {
         } else {
             Some(OpenStore::open(&new, true).await.map_err(|error| refused(&error))?)
         };
+        if let (Some(Some(new)), Some(old)) = (&store, &self.store) {
+            new.replace(old);
+        }
         let in_use = store.as_ref().unwrap_or(&self.store).as_ref().is_some_and(OpenStore::is_in_use);
         if plan::names_nobody(&new) && !in_use {
             if self.generated.is_none() {

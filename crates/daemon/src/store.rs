@@ -151,6 +151,13 @@ impl OpenStore {
         Ok(Some(Self { directory, own_file, taken: None, told: Vec::new() }))
     }
 
+    /// Takes the place of a store with other settings: if it is the same one, sessions that began with secrets that have ended go on.
+    pub(crate) fn replace(&self, before: &Self) {
+        if self.directory.name() == before.directory.name() {
+            self.directory.take_ended_secrets(&before.directory);
+        }
+    }
+
     /// Whether it may have users. The embedded one has none before its file is there.
     pub(crate) fn is_in_use(&self) -> bool {
         self.own_file.as_ref().is_none_or(|file| file.is_file())
@@ -292,6 +299,7 @@ impl Merged {
         notes.extend(rules.ignored.iter().cloned());
         settings.stored.md5_only =
             rules.md5_only.as_ref().map(|realms| realms.iter().map(|realm| realm.to_string()).collect());
+        let mut left_out = 0_usize;
         for (name, realm) in &rules.realms {
             let rate = realm.max_bps.map(limit_keys::of_bytes);
             if **name == *settings.realm {
@@ -305,7 +313,9 @@ impl Merged {
                 own.max_allocations = own.max_allocations.or(realm.total_quota);
                 own.max_allocations_per_user = own.max_allocations_per_user.or(realm.user_quota);
                 own.rate_per_allocation = own.rate_per_allocation.or(rate.map(Some));
-            } else if realm.named && settings.realms.len() < MOST_REALMS {
+            } else if realm.named && settings.realms.len() >= realms::MOST_REALMS {
+                left_out += 1;
+            } else if realm.named {
                 settings.realms.push(RealmSettings {
                     name: name.to_string(),
                     max_allocations: realm.total_quota,
@@ -314,6 +324,12 @@ impl Merged {
                     ..RealmSettings::default()
                 });
             }
+        }
+        if left_out > 0 {
+            notes.push(format!(
+                "{left_out} realms of the store are not served: at most {} are, beside server.realm",
+                realms::MOST_REALMS
+            ));
         }
         for key in &rules.token_keys {
             let realm = key.realm.as_ref().filter(|realm| **realm != settings.realm);
@@ -385,9 +401,6 @@ impl Merged {
     }
 }
 
-/// As many as a configuration may have.
-const MOST_REALMS: usize = 65_534;
-
 #[cfg(test)]
 mod tests {
     use turnpike_config::Secret;
@@ -448,6 +461,20 @@ mod tests {
         assert_eq!(rates, [Some(800_000), None, Some(2_400_000)], "bytes a second are told there");
         assert_eq!(merged.realms.len(), 2, "a realm that is named for its peers alone is none to serve");
         assert_eq!(Merged::new(&settings, false, None).settings, settings, "nothing read, nothing added");
+    }
+
+    #[test]
+    fn a_realm_of_the_store_for_which_there_is_no_room_is_noted() {
+        let named = |number: usize| RealmSettings { name: format!("r{number}"), ..RealmSettings::default() };
+        let settings =
+            Settings { realms: (1..realms::MOST_REALMS).map(named).collect(), ..Settings::default() };
+        let merged =
+            Merged::new(&settings, true, Some(&rules(&[("x", limited(1, 1)), ("y", limited(1, 1))])));
+        assert_eq!(merged.settings.realms.len(), realms::MOST_REALMS);
+        assert_eq!(
+            merged.notes,
+            ["1 realms of the store are not served: at most 65534 are, beside server.realm"]
+        );
     }
 
     #[test]

@@ -126,13 +126,22 @@ struct Inner<B> {
     /// Held by who asks for some.
     asks_for_secrets: tokio::sync::Mutex<()>,
     generation: AtomicU64,
-    /// Number of the last question for all rules, and of the one whose answer is held.
-    rules_asked: AtomicU64,
-    rules_read: Mutex<u64>,
+    /// Number of the last question for all rules, or for the secrets of a realm.
+    asked: AtomicU64,
+    /// Held while an answer takes the place of another.
+    read_at: Mutex<ReadAt>,
     version: AtomicU64,
     /// The last trouble with rules that the log was told of.
     trouble: Mutex<Option<String>>,
     counts: Tallies,
+}
+
+/// Numbers of the questions whose answers are held.
+#[derive(Default)]
+struct ReadAt {
+    rules: u64,
+    /// Of realms whose secrets were asked for since.
+    secrets: HashMap<Box<str>, u64>,
 }
 
 impl<B> Clone for Directory<B> {
@@ -163,8 +172,8 @@ impl<B: Backend> Directory<B> {
             wait_for_secrets: AtomicUsize::new(0),
             asks_for_secrets: tokio::sync::Mutex::default(),
             generation: AtomicU64::new(0),
-            rules_asked: AtomicU64::new(0),
-            rules_read: Mutex::default(),
+            asked: AtomicU64::new(0),
+            read_at: Mutex::default(),
             version: AtomicU64::new(u64::MAX),
             trouble: Mutex::default(),
             counts: Tallies::default(),
@@ -246,6 +255,13 @@ impl<B: Backend> Directory<B> {
     /// Remembers what the process before this one remembered.
     pub fn remember_ended_secrets(&self, ended: impl IntoIterator<Item = (Box<str>, Secrets)>) {
         write(&self.0.ended_secrets).extend(ended);
+    }
+
+    /// Remembers the secrets that have ended by what another directory of the same store has read.
+    pub fn take_ended_secrets(&self, before: &Self) {
+        for (realm, held) in before.all_secrets().into_iter().chain(before.all_ended_secrets()) {
+            self.0.remember_ended(&realm, &held, &self.secrets(&realm).unwrap_or_default());
+        }
     }
 
     /// The secret that credentials of a realm are made with, if it has one: the same on all servers of the store that have read it since
@@ -347,7 +363,17 @@ impl<B: Backend> Directory<B> {
             }
             _ => false,
         };
-        let existed = edited?;
+        let existed = match edited {
+            Ok(existed) => existed,
+            Err(error) => {
+                // Likewise; but nobody waits for a store that has just been slow.
+                if !is_user {
+                    let inner = Arc::clone(&self.0);
+                    self.0.runtime.spawn(async move { inner.read_rules().await });
+                }
+                return Err(error);
+            }
+        };
         // Which realms have users without a SHA-256 key, SQLite alone tells; and it tells nobody of what he has written himself.
         if (!is_user || inner.version.load(Ordering::Relaxed) != u64::MAX)
             && let Err(error) = inner.read_rules().await
@@ -454,16 +480,21 @@ impl<B: Backend> Inner<B> {
     }
 
     async fn read_rules(&self) -> Result<(), StoreError> {
-        let turn = self.rules_asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let turn = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut rules = self.within(RULES_DEADLINE, self.backend.rules()).await?;
         // An answer that was overtaken by one to a later question is older.
-        let mut read_at = lock(&self.rules_read);
-        if *read_at > turn {
+        let mut read_at = lock(&self.read_at);
+        if read_at.rules > turn {
             return Ok(());
         }
-        *read_at = turn;
-        let secrets: HashMap<Box<str>, Secrets> = std::mem::take(&mut rules.secrets).into_iter().collect();
+        read_at.rules = turn;
+        let mut secrets: HashMap<Box<str>, Secrets> =
+            std::mem::take(&mut rules.secrets).into_iter().collect();
         let mut held = write(&self.secrets);
+        read_at.secrets.retain(|_, at| *at > turn);
+        for realm in read_at.secrets.keys() {
+            secrets.insert(realm.clone(), held.get(realm).cloned().unwrap_or_default());
+        }
         for (realm, held) in &*held {
             self.remember_ended(realm, held, secrets.get(realm).map_or(&[], |secrets| secrets));
         }
@@ -497,12 +528,20 @@ impl<B: Backend> Inner<B> {
 
     async fn ask_for_secrets(self: &Arc<Self>, realm: &str) {
         let begun = Instant::now();
+        let turn = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         match self.backend.secrets(realm).await {
             Ok(secrets) => {
                 self.succeed();
-                let secrets: Secrets = secrets.into();
-                let held = write(&self.secrets).insert(realm.into(), Arc::clone(&secrets));
-                self.remember_ended(realm, &held.unwrap_or_default(), &secrets);
+                let mut read_at = lock(&self.read_at);
+                let is_latest =
+                    turn > read_at.rules && read_at.secrets.get(realm).is_none_or(|at| turn > *at);
+                if is_latest {
+                    read_at.secrets.insert(realm.into(), turn);
+                    let secrets: Secrets = secrets.into();
+                    let held = write(&self.secrets).insert(realm.into(), Arc::clone(&secrets));
+                    self.remember_ended(realm, &held.unwrap_or_default(), &secrets);
+                }
+                drop(read_at);
                 lock(&self.secrets_asked).insert(realm.into(), begun);
             }
             Err(error) => self.fail(&error),

@@ -45,7 +45,7 @@ pub enum Edit {
         secret: Zeroizing<String>,
         /// Now, in Unix seconds.
         since: u64,
-        /// The last Unix second of the others, but for those that have an end already.
+        /// The last Unix second of the others, but for those that end sooner; [`crate::CUT_OFF`] ends all that still count at once.
         until: u64,
     },
     /// A key of an application, in place of one of the same name.

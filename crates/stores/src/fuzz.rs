@@ -6,7 +6,10 @@ use tokio::runtime::{Builder, Runtime};
 use turnpike_testkit::fuzz::Input;
 use zeroize::Zeroizing;
 
-use crate::{ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys, signing};
+use crate::{
+    ApiKey, Backend, Edit, Fault, RealmOptions, Rules, StoreError, StoredSecret, UserKeys,
+    secrets::latest_kept_end, signing,
+};
 
 /// Rows or keys at most, and changes.
 pub(crate) const MOST_ROWS: u8 = 24;
@@ -200,7 +203,8 @@ async fn change<B: Backend>(backend: &B, edit: &Edit, exact: bool) -> Result<(),
             assert_eq!((&signs.value, signs.since), (secret, *since));
             for other in before.iter().filter(|other| other.value != *secret) {
                 let left = after.iter().find(|left| left.value == other.value).expect("it counts a while");
-                let sooner = other.until.map_or(*until, |end| end.min(*until));
+                let kept = other.until.filter(|end| *end <= latest_kept_end(*since, *until));
+                let sooner = kept.unwrap_or(*until);
                 assert_eq!((left.since, left.until), (other.since, Some(sooner)));
             }
         }

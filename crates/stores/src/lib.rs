@@ -49,5 +49,5 @@ pub use error::{Fault, StoreError};
 pub use fleet::{Beaten, Beating, Exchanged, FleetAddress, FleetStore, Heard, Look, News};
 pub use keys::UserKeys;
 pub use rules::{PeerRanges, RealmRules, Rules, StoredTokenKey};
-pub use secrets::{Secrets, StoredSecret, signing, was_cut_off};
+pub use secrets::{CUT_OFF, Secrets, StoredSecret, signing};
 pub use sqlite::SqliteUse;

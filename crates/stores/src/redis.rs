@@ -17,6 +17,7 @@ use crate::{
     api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
+    secrets::latest_kept_end,
     tables::bad_key,
 };
 
@@ -294,8 +295,10 @@ impl Backend for Redis {
             }
             Edit::RotateSecret { realm, secret, since, until } => {
                 let keys = [secrets_key(realm), marks_key(realm)];
+                let kept = latest_kept_end(*since, *until).to_string();
                 let (since, until) = (since.to_string(), until.to_string());
-                self.script(ROTATE, &keys.each_ref().map(String::as_str), &[secret, &since, &until]).await?
+                let arguments = [secret.as_str(), &since, &until, &kept];
+                self.script(ROTATE, &keys.each_ref().map(String::as_str), &arguments).await?
             }
             Edit::PutApiKey(key) => {
                 let put = if keeps { "HSETNX" } else { "HSET" };
@@ -335,8 +338,8 @@ return 1 - added";
 const REMOVE_SECRET: &str = "\
 redis.call('HDEL', KEYS[2], ARGV[1])
 return redis.call('SREM', KEYS[1], ARGV[1])";
-/// Keys: secrets, marks. Arguments: secret, since, until. The others end then, or sooner: numbers without leading zeros, so the longer one
-/// is the greater one. The number of secrets that were there before.
+/// Keys: secrets, marks. Arguments: secret, since, until, the latest end that stays as it is. Numbers have no leading zeros, so the longer one is
+/// the greater one. The number of secrets that were there before.
 const ROTATE: &str = "\
 local held = redis.call('SMEMBERS', KEYS[1])
 for _, other in ipairs(held) do
@@ -344,7 +347,7 @@ for _, other in ipairs(held) do
     local times = redis.call('HGET', KEYS[2], other) or '0 '
     local since, ends = string.match(times, '^(%d*) ?(%d*)$')
     if not since then since, ends = '0', '' end
-    if ends == '' or #ends > #ARGV[3] or (#ends == #ARGV[3] and ends > ARGV[3]) then
+    if ends == '' or #ends > #ARGV[4] or (#ends == #ARGV[4] and ends > ARGV[4]) then
       redis.call('HSET', KEYS[2], other, since .. ' ' .. ARGV[3])
     end
   end

@@ -19,9 +19,13 @@ pub struct StoredSecret {
     pub value: Zeroizing<String>,
     /// The Unix second of the rotation that made it; 0 of one that was added by itself.
     pub since: u64,
-    /// The last Unix second in which it counts, once another one has taken its place.
+    /// The last Unix second in which it counts, once another one has taken its place; [`CUT_OFF`] if it ended at once.
     pub until: Option<u64>,
 }
+
+/// [`StoredSecret::until`] of a secret that a rotation without an overlap ended at once, as one that has leaked: sessions that began with
+/// its credentials end too.
+pub const CUT_OFF: u64 = 0;
 
 impl StoredSecret {
     /// One that nobody has rotated.
@@ -34,6 +38,12 @@ impl StoredSecret {
     #[must_use]
     pub fn counts(&self, unix: u64) -> bool {
         self.until.is_none_or(|until| unix <= until)
+    }
+
+    /// Whether a rotation ended it at once.
+    #[must_use]
+    pub fn was_cut_off(&self) -> bool {
+        self.until == Some(CUT_OFF)
     }
 }
 
@@ -48,20 +58,20 @@ impl fmt::Debug for StoredSecret {
 /// Secrets of a realm that are remembered after their end.
 const MOST_ENDED: usize = 16;
 
-/// Whether a rotation without an overlap ended this secret at once, as for one that has leaked: its end is the second in which another
-/// one began to sign.
-#[must_use]
-pub fn was_cut_off(secret: &StoredSecret, secrets: &[StoredSecret]) -> bool {
-    secrets.iter().any(|other| Some(other.since) == secret.until && other.value != secret.value)
+/// Ends up to this Unix second stay as they are when a rotation ends all other secrets: an end is never put off, and a secret that has
+/// come to its end is not cut off afterwards.
+pub(crate) fn latest_kept_end(since: u64, until: u64) -> u64 {
+    if until == CUT_OFF { since.saturating_sub(1) } else { until }
 }
 
 /// Those of a realm's secrets, held before it was read again, that have come to their end since a rotation and are removed from the
 /// store: sessions that began with their credentials go on.
 pub(crate) fn ended(held: &[StoredSecret], read: &[StoredSecret], unix: u64) -> Vec<StoredSecret> {
     let is_left = |secret: &&StoredSecret| read.iter().any(|other| other.value == secret.value);
-    let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !was_cut_off(secret, held);
+    let has_ended = |secret: &&StoredSecret| !secret.counts(unix) && !secret.was_cut_off();
     let mut ended: Vec<_> = held.iter().filter(|it| !is_left(it) && has_ended(it)).cloned().collect();
-    ended.sort_by_key(|secret| std::cmp::Reverse(secret.until));
+    // Secrets of one rotation end in the same second: those of one value come to lie side by side.
+    ended.sort_by(|one, other| (other.until, &*one.value).cmp(&(one.until, &*other.value)));
     ended.dedup_by(|one, other| one.value == other.value);
     ended.truncate(MOST_ENDED);
     ended
@@ -118,16 +128,20 @@ mod tests {
         let signing = secret("signing", 100, None);
         let held = [
             secret("rotated", 50, Some(160)),
-            secret("leaked", 40, Some(100)),
+            secret("leaked", 40, Some(CUT_OFF)),
+            secret("ended as another began to sign", 10, Some(100)),
             secret("removed", 30, Some(900)),
             secret("left", 20, Some(150)),
             signing.clone(),
         ];
-        let read = [held[3].clone(), signing];
+        let read = [held[4].clone(), signing];
         let names =
             |unix| ended(&held, &read, unix).into_iter().map(|it| it.value.to_string()).collect::<Vec<_>>();
-        assert_eq!(names(160), Vec::<String>::new(), "it counts in its last second");
-        assert_eq!(names(161), ["rotated"]);
+        let scheduled = "ended as another began to sign";
+        assert_eq!(names(160), [scheduled], "the other counts in its last second");
+        assert_eq!(names(161), ["rotated", scheduled]);
+        let twice = [&held[..], &held[..]].concat();
+        assert_eq!(ended(&twice, &read, 901).len(), 3, "each is remembered once");
         let many: Vec<_> = (0..100).map(|n| secret(&n.to_string(), n, Some(1000 + n))).collect();
         let kept = ended(&many, &[], 5000);
         assert_eq!((kept.len(), kept[0].until), (MOST_ENDED, Some(1099)), "the latest");

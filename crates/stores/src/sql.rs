@@ -54,6 +54,8 @@ pub(crate) enum Work {
 pub(crate) struct Output {
     rows: Vec<Row>,
     changed: Vec<u64>,
+    /// The connection may still have the lock, which ends with it.
+    keeps_lock: bool,
 }
 
 /// What differs between the two.
@@ -68,7 +70,8 @@ pub(crate) trait Driver: Send + Sized + 'static {
 
     fn options(address: &ServerAddress) -> Self::Options;
     fn connect(options: &Self::Options) -> impl Future<Output = sqlx::Result<Self>> + Send;
-    fn run(&mut self, work: &Work) -> impl Future<Output = sqlx::Result<Output>> + Send;
+    /// `commits` becomes true when COMMIT is sent: from then on a change may be made although its answer is lost.
+    fn run(&mut self, work: &Work, commits: &mut bool) -> impl Future<Output = sqlx::Result<Output>> + Send;
 }
 
 impl<D: Driver> Server<D> {
@@ -122,14 +125,15 @@ async fn serve<D: Driver>(queue: Arc<Mutex<mpsc::Receiver<Job>>>, options: Arc<D
             () = answer.closed() => continue,
         };
         let result = done.map(|(connection, output)| {
-            held = Some((connection, Instant::now()));
+            held = (!output.keeps_lock).then(|| (connection, Instant::now()));
             output
         });
         let _ = answer.send(result.map_err(|error| told(&name, &error)));
     }
 }
 
-/// On the connection that there is, or on a new one if that has gone stale. A transaction that has met one of another program begins again.
+/// On the connection that there is, or on a new one if that has gone stale. A transaction that has met one of another program begins again;
+/// a change that may be made does not, for it would meet itself.
 async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) -> sqlx::Result<(D, Output)> {
     let mut collisions = 0;
     loop {
@@ -138,9 +142,10 @@ async fn run<D: Driver>(mut kept: Option<D>, options: &D::Options, work: &Work) 
             Some(connection) => connection,
             None => D::connect(options).await?,
         };
-        match connection.run(work).await {
+        let mut commits = false;
+        match connection.run(work, &mut commits).await {
             Ok(output) => return Ok((connection, output)),
-            Err(error) if is_kept && is_broken(&error) => {}
+            Err(error) if is_kept && is_broken(&error) && !commits => {}
             Err(error) if is_collision(&error) && collisions < MOST_COLLISIONS => collisions += 1,
             Err(error) => return Err(error),
         }
@@ -164,7 +169,7 @@ macro_rules! driver {
                 Self::connect_with(options).await
             }
 
-            async fn run(&mut self, work: &Work) -> sqlx::Result<Output> {
+            async fn run(&mut self, work: &Work, commits: &mut bool) -> sqlx::Result<Output> {
                 match work {
                     Work::Read(statement, values) => {
                         let mut query = sqlx::query::<$database>($text(statement));
@@ -175,7 +180,7 @@ macro_rules! driver {
                         let columns = rows.iter().map(|row| {
                             (0..row.len()).map(|index| row.try_get::<Option<String>, usize>(index)).collect()
                         });
-                        Ok(Output { rows: columns.collect::<sqlx::Result<_>>()?, changed: Vec::new() })
+                        Ok(Output { rows: columns.collect::<sqlx::Result<_>>()?, ..Output::default() })
                     }
                     Work::Change(change) => {
                         let mut transaction = self.begin().await?;
@@ -200,11 +205,16 @@ macro_rules! driver {
                                 break;
                             }
                         }
+                        *commits = true;
                         transaction.commit().await?;
-                        if let Some(unlock) = Self::UNLOCK {
-                            sqlx::query::<$database>(unlock).execute(&mut *self).await?;
-                        }
-                        Ok(Output { rows: Vec::new(), changed })
+                        // The change is made, whatever becomes of the lock.
+                        let keeps_lock = match Self::UNLOCK {
+                            Some(unlock) => {
+                                sqlx::query::<$database>(unlock).execute(&mut *self).await.is_err()
+                            }
+                            None => false,
+                        };
+                        Ok(Output { changed, keeps_lock, ..Output::default() })
                     }
                 }
             }
@@ -374,7 +384,48 @@ fn told(name: &str, error: &sqlx::Error) -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
     use super::*;
+
+    /// Whether the first connection breaks behind a COMMIT, how often work was run, and how many connections were made.
+    struct Breaks(bool, AtomicU8, AtomicU8);
+
+    impl Driver for &'static Breaks {
+        type Options = &'static Breaks;
+        const COLUMNS: &'static str = "";
+        const LOCK: &'static str = "";
+        const UNLOCK: Option<&'static str> = None;
+
+        fn options(_: &ServerAddress) -> Self::Options {
+            unreachable!("there is no server")
+        }
+
+        async fn connect(options: &Self::Options) -> sqlx::Result<Self> {
+            options.2.fetch_add(1, Ordering::Relaxed);
+            Ok(options)
+        }
+
+        async fn run(&mut self, _: &Work, commits: &mut bool) -> sqlx::Result<Output> {
+            *commits = self.0;
+            match self.1.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(io::Error::from(io::ErrorKind::ConnectionReset).into()),
+                _ => Ok(Output::default()),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_commit_was_sent_is_not_repeated_on_another_connection() {
+        static BEFORE: Breaks = Breaks(false, AtomicU8::new(0), AtomicU8::new(0));
+        static BEHIND: Breaks = Breaks(true, AtomicU8::new(0), AtomicU8::new(0));
+        for (breaks, expected) in [(&BEFORE, (true, 2, 1)), (&BEHIND, (false, 1, 0))] {
+            let work = Work::Read("", Vec::new());
+            let is_done = run::<&'static Breaks>(Some(breaks), &breaks, &work).await.is_ok();
+            let count = |counter: &AtomicU8| counter.load(Ordering::Relaxed);
+            assert_eq!((is_done, count(&breaks.1), count(&breaks.2)), expected);
+        }
+    }
 
     #[test]
     fn question_marks_become_numbers() {

@@ -10,7 +10,9 @@ use std::{
 };
 
 use rusqlite::{
-    Connection, ErrorCode, OpenFlags, TransactionBehavior, params_from_iter,
+    Connection, ErrorCode, OpenFlags, TransactionBehavior,
+    functions::FunctionFlags,
+    params_from_iter,
     types::{FromSql as _, ValueRef},
 };
 use tokio::sync::oneshot;
@@ -125,6 +127,10 @@ impl Sql for Sqlite {
         version.await.ok()
     }
 
+    fn pages(&self) -> [&'static str; 2] {
+        [USERS, USERS_OF]
+    }
+
     fn is_small(&self) -> bool {
         true
     }
@@ -217,6 +223,7 @@ impl File {
         let connection =
             Connection::open_with_flags(&self.path, flags).map_err(|error| self.error(&error))?;
         connection.busy_timeout(BUSY).map_err(|error| self.error(&error))?;
+        add_is_utf8(&connection).map_err(|error| self.error(&error))?;
         Ok(connection)
     }
 
@@ -236,6 +243,24 @@ impl File {
             _ => StoreError::new(&self.name, fault, error),
         }
     }
+}
+
+/// A page of users that a client can name. A name that is not UTF-8 would be no cursor for the next page either: read with replacement
+/// characters it comes before itself.
+const USERS: &str = "select realm, name, hmackey from turnusers_lt where (realm, name) > (?, ?) and name is not null \
+                     and is_utf8(realm) and is_utf8(name) order by realm, name limit 1000";
+const USERS_OF: &str = "select realm, name, hmackey from turnusers_lt where realm = ? and name > ? and is_utf8(name) \
+                        order by name limit 1000";
+
+/// Adds the function by which these statements leave such names out.
+fn add_is_utf8(connection: &Connection) -> rusqlite::Result<()> {
+    let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
+    connection.create_scalar_function("is_utf8", 1, flags, |context| {
+        Ok(match context.get_raw(0) {
+            ValueRef::Text(bytes) => std::str::from_utf8(bytes).is_ok(),
+            value => value == ValueRef::Null,
+        })
+    })
 }
 
 /// Table and column, of all that there are.
@@ -294,3 +319,36 @@ create table oauth_key (kid varchar(128), ikm_key varchar(256), timestamp bigint
                         as_rs_alg varchar(64) default '', realm varchar(127), primary key (kid));
 create table admin_user (name varchar(32), realm varchar(127), password varchar(127), primary key (name));
 ";
+
+#[cfg(test)]
+mod tests {
+    use turnpike_testkit::Dir;
+
+    use super::*;
+    use crate::{Backend as _, UserRow, tables::Tables};
+
+    #[tokio::test]
+    async fn users_whose_names_are_not_utf_8_are_left_out_of_pages_and_hold_up_no_other() {
+        let dir = Dir::new();
+        let path = dir.at("coturn.sqlite");
+        let made = Connection::open(&path).expect("a file");
+        made.execute_batch(TABLES).expect("tables");
+        made.execute_batch(
+            "insert into turnusers_lt values ('r', 'a', ''), ('r', cast(x'61fc' as text), ''), ('r', 'b', ''), \
+             (cast(x'72fc' as text), 'a', ''), ('s', 'a', '')",
+        )
+        .expect("users");
+        let tables = Tables::new(Sqlite::new(&path, SqliteUse::Foreign, "a file".to_owned()));
+        for (realm, expected) in [(None, vec!["r a", "r b", "s a"]), (Some("r"), vec!["r a", "r b"])] {
+            let (mut found, mut last): (Vec<String>, Option<UserRow>) = (Vec::new(), None);
+            // As a client does that asks for one user at a time.
+            while let Some(next) = tables.users(realm, last.as_ref()).await.expect("users").into_iter().next()
+            {
+                assert!(found.len() < 5, "{found:?}");
+                found.push(format!("{} {}", next.realm, next.name));
+                last = Some(next);
+            }
+            assert_eq!(found, expected);
+        }
+    }
+}

@@ -13,6 +13,7 @@ use crate::{
     api_keys::ApiKeyRow,
     backend::PAGE,
     rules::{RulesReader, TokenKeyRow},
+    secrets::latest_kept_end,
 };
 
 /// A row of columns that may be null.
@@ -83,6 +84,11 @@ pub(crate) trait Sql: Send + Sync + 'static {
         async { None }
     }
 
+    /// Statements for a page of users of all realms, and of one.
+    fn pages(&self) -> [&'static str; 2] {
+        [USERS, USERS_OF]
+    }
+
     /// Whether all users can be looked at at each change.
     fn is_small(&self) -> bool {
         false
@@ -134,7 +140,7 @@ const MARKS: &str = "select realm, value, signs_since, counts_until from turnpik
 const REMOVE_MARK: &str = "delete from turnpike_secret where realm = ? and value = ?";
 const ADD_MARK: &str =
     "insert into turnpike_secret (realm, value, signs_since, counts_until) values (?, ?, ?, ?)";
-/// An end for each mark that has none, or a later one: numbers without leading zeros, so the longer one is the greater one.
+/// An end for each mark that has none, or one after a certain second: numbers without leading zeros, so the longer one is the greater one.
 const END_MARKS: &str = "update turnpike_secret set counts_until = ? where realm = ? and (counts_until is null or counts_until = '' or \
                          length(counts_until) > length(?) or (length(counts_until) = length(?) and counts_until > ?))";
 /// A mark with an end for each secret without a mark.
@@ -268,11 +274,12 @@ impl<S: Sql> Backend for Tables<S> {
     }
 
     async fn users(&self, realm: Option<&str>, after: Option<&UserRow>) -> Result<Vec<UserRow>, StoreError> {
+        let [of_all, of_one] = self.sql.pages();
         let (last_realm, last_name) =
             after.map_or(("", ""), |user| (user.realm.as_str(), user.name.as_str()));
         let rows = match realm {
-            Some(realm) => self.sql.rows(USERS_OF, &[realm, last_name]).await?,
-            None => self.sql.rows(USERS, &[last_realm, last_name]).await?,
+            Some(realm) => self.sql.rows(of_one, &[realm, last_name]).await?,
+            None => self.sql.rows(of_all, &[last_realm, last_name]).await?,
         };
         debug_assert!(rows.len() <= PAGE);
         let user = |row: &Row| UserRow {
@@ -368,6 +375,7 @@ impl<S: Sql> Tables<S> {
     /// Whether another secret was there before.
     async fn rotate(&self, realm: &str, secret: &str, since: u64, until: u64) -> Result<bool, StoreError> {
         self.make_own_tables().await?;
+        let kept = latest_kept_end(since, until).to_string();
         let (since, until) = (since.to_string(), until.to_string());
         let found = self.sql.change(
             vec![
@@ -375,7 +383,7 @@ impl<S: Sql> Tables<S> {
                 (REMOVE_MARK, vec![realm, secret]),
                 (REMOVE_SECRET, vec![realm, secret]),
                 // All that are left count until then, unless they end sooner.
-                (END_MARKS, vec![&until, realm, &until, &until, &until]),
+                (END_MARKS, vec![&until, realm, &kept, &kept, &kept]),
                 (MARK_OTHERS, vec![&until, realm]),
                 (ADD_SECRET, vec![realm, secret]),
                 (ADD_MARK, vec![realm, secret, &since, ""]),

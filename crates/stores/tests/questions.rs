@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 use turnpike_stores::{
-    ApiKey, Backend as _, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, StoredSecret, UserKeys,
-    signing,
+    ApiKey, Backend as _, CUT_OFF, Directory, Edit, Found, Known, Limits, RealmOptions, Rules, StoredSecret,
+    UserKeys, signing,
 };
 use turnpike_wire::integrity::KeyAlgorithm;
 use zeroize::Zeroizing;
@@ -201,6 +201,23 @@ fn a_rotation_makes_another_secret_sign_and_gives_the_others_an_end() {
             ("newest", 1600, None),
         ]);
         assert_eq!((times(&secrets()), signs().as_deref()), (third, Some("newest")));
+        // A secret that is cut off is not mistaken for one whose end is the second in which another began to sign, and one that has come
+        // to its end is not cut off afterwards.
+        assert!(rotate("leaked", 1700, 1800) && rotate("safe", 1800, CUT_OFF));
+        let fourth = expected(&[
+            ("bloody9", 0, Some(1600)),
+            ("leaked", 1700, Some(CUT_OFF)),
+            ("logen", 0, Some(1600)),
+            ("new", 1000, Some(1600)),
+            ("newer", 1500, Some(1600)),
+            ("newest", 1600, Some(CUT_OFF)),
+            ("safe", 1800, None),
+        ]);
+        assert_eq!((times(&secrets()), signs().as_deref()), (fourth, Some("safe")), "{:?}", world.kind);
+        for cut_off in ["leaked", "safe"] {
+            let (realm, secret) = (REALM.to_owned(), Zeroizing::new(cut_off.to_owned()));
+            assert!(world.edit(&Edit::RemoveSecret { realm, secret }));
+        }
         // What is removed leaves no mark for another of the same name.
         let of = |text: &str| (REALM.to_owned(), Zeroizing::new(text.to_owned()));
         let ((realm, secret), (again, same)) = (of("logen"), of("logen"));

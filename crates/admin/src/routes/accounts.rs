@@ -149,8 +149,9 @@ pub(super) async fn secrets(State(app): State<App>, uri: Uri) -> Result<Json<Sec
 )]
 pub(super) async fn put_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"secret\": \"...\"}").await?;
-    let change = app.accounts()?.put_secret(new).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.put_secret(new).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(put("secret", change))
 }
 
@@ -171,8 +172,9 @@ pub(super) async fn remove_secret(
 ) -> Result<Response, Problem> {
     let RealmQuery { realm } = query(&uri)?;
     let fingerprint = path_part(fingerprint)?;
-    let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.remove_secret(realm.as_deref(), &fingerprint).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(removed("secret", change))
 }
 
@@ -189,8 +191,9 @@ pub(super) async fn remove_secret(
 )]
 pub(super) async fn rotate_secret(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let rotation: Rotation = body(request).await?.unwrap_or_default();
-    let rotated = app.accounts()?.rotate_secret(rotation).await?;
-    app.tell_of_rules().await;
+    let rotated = app.accounts()?.rotate_secret(rotation).await;
+    app.tell_of_rules(&rotated).await;
+    let rotated = rotated?;
     let Rotated { realm, fingerprint, store, until, .. } = &rotated;
     let others = until.as_ref().map_or_else(String::new, |until| format!(", the others count until {until}"));
     let audit =
@@ -223,8 +226,9 @@ pub(super) async fn keys(State(app): State<App>) -> Result<Json<Keys>, Problem> 
 )]
 pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"shop\", \"sha256\": \"...\"}").await?;
-    let change = app.accounts()?.put_key(new).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.put_key(new).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(put("key", change))
 }
 
@@ -240,8 +244,9 @@ pub(super) async fn put_key(State(app): State<App>, request: Request) -> Result<
 )]
 pub(super) async fn remove_key(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
     let name = path_part(name)?;
-    let change = app.accounts()?.remove_key(&name).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.remove_key(&name).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(removed("key", change))
 }
 
@@ -300,8 +305,9 @@ pub(super) async fn realms(State(app): State<App>) -> Result<Json<Realms>, Probl
 )]
 pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let new = needed(request, "{\"name\": \"blue.example\", \"max_sessions\": 1000}").await?;
-    let change = app.accounts()?.put_realm(new).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.put_realm(new).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(put("realm", change))
 }
 
@@ -317,8 +323,9 @@ pub(super) async fn put_realm(State(app): State<App>, request: Request) -> Resul
 )]
 pub(super) async fn remove_realm(State(app): State<App>, name: PathPart) -> Result<Response, Problem> {
     let name = path_part(name)?;
-    let change = app.accounts()?.remove_realm(&name).await?;
-    app.tell_of_rules().await;
+    let change = app.accounts()?.remove_realm(&name).await;
+    app.tell_of_rules(&change).await;
+    let change = change?;
     Ok(removed("realm", change))
 }
 
@@ -329,21 +336,30 @@ impl App {
         Ok(Accounts::new(server.settings, server.store))
     }
 
-    /// Has the other nodes of a fleet forget a user. A store that has not answered in time may have made the change.
+    /// Has the other nodes of a fleet forget a user, unless the change was refused.
     async fn tell_of_user(&self, realm: Option<String>, name: String, change: &Result<Change, Problem>) {
-        let may_be_done = change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true);
-        if may_be_done && let (Ok(fleet), Ok(server)) = (self.fleet(), self.server()) {
+        if may_be_done(change)
+            && let (Ok(fleet), Ok(server)) = (self.fleet(), self.server())
+        {
             let realm = realm.unwrap_or_else(|| server.settings.realm.clone());
             drop(server);
             fleet.revoked(realm, name).await;
         }
     }
 
-    async fn tell_of_rules(&self) {
-        if let Ok(fleet) = self.fleet() {
+    /// Likewise for secrets, keys and realms.
+    async fn tell_of_rules<T>(&self, change: &Result<T, Problem>) {
+        if may_be_done(change)
+            && let Ok(fleet) = self.fleet()
+        {
             fleet.rules_changed().await;
         }
     }
+}
+
+/// Whether the store may have made a change.
+fn may_be_done<T>(change: &Result<T, Problem>) -> bool {
+    change.as_ref().map_or_else(|problem| problem.status >= 500, |_| true)
 }
 
 /// A body that has to be there.

@@ -1,4 +1,4 @@
-use std::sync::atomic::AtomicUsize;
+use std::{collections::BTreeSet, sync::atomic::AtomicUsize};
 
 use tokio::{
     sync::{Notify, oneshot},
@@ -39,13 +39,22 @@ enum State {
     Tells,
     /// It is read only.
     TakesNothing,
+    /// Questions are answered late, with what was there when they were asked.
+    AnswersLate,
+    /// Changes are made, and not answered.
+    LosesAnswers,
 }
 
 impl Fake {
     async fn answer<T>(&self, value: impl FnOnce() -> T) -> Result<T, StoreError> {
         let state = *lock(&self.state);
         match state {
-            State::Good | State::Tells | State::TakesNothing => Ok(value()),
+            State::Good | State::Tells | State::TakesNothing | State::LosesAnswers => Ok(value()),
+            State::AnswersLate => {
+                let value = value();
+                self.released.notified().await;
+                Ok(value)
+            }
             State::Hangs => std::future::pending().await,
             State::Waits => {
                 self.released.notified().await;
@@ -89,7 +98,7 @@ impl Backend for Arc<Fake> {
             self.removals.fetch_add(1, Ordering::Relaxed);
             return Err(StoreError::new("fake", Fault::Permission, "read only"));
         }
-        self.answer(|| match edit {
+        let answer = self.answer(|| match edit {
             Edit::PutUser { name, keys, .. } => {
                 lock(&self.users).insert(name.clone(), keys.clone()).is_some()
             }
@@ -106,8 +115,12 @@ impl Backend for Arc<Fake> {
                 secrets.len() < before
             }
             _ => unreachable!("not asked for"),
-        })
-        .await
+        });
+        let answer = answer.await;
+        if *lock(&self.state) == State::LosesAnswers {
+            std::future::pending::<()>().await;
+        }
+        answer
     }
 }
 
@@ -122,9 +135,13 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Limits::default())
+    }
+
+    fn with(limits: Limits) -> Self {
         let fake = Arc::new(Fake::default());
         lock(&fake.users).insert("alice".to_owned(), keys());
-        let directory = Directory::new(Arc::clone(&fake), "fake".to_owned(), Limits::default());
+        let directory = Directory::new(Arc::clone(&fake), "fake".to_owned(), limits);
         Self { fake, directory }
     }
 
@@ -472,13 +489,22 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     // Sessions that began with its credentials go on, in another process too.
     let ended = |directory: &Directory<Arc<Fake>>| {
         let ended = directory.ended_secrets(REALM);
-        ended.iter().map(|secret| secret.value.to_string()).collect::<Vec<_>>()
+        ended.iter().map(|secret| secret.value.to_string()).collect::<BTreeSet<_>>()
     };
-    assert_eq!(ended(&world.directory), ["over"]);
+    assert_eq!(ended(&world.directory), ["over".to_owned()].into());
     let another = World::new();
     another.directory.remember_ended_secrets(world.directory.all_ended_secrets());
     another.directory.read().await.expect("it answers");
-    assert_eq!(ended(&another.directory), ["over"]);
+    assert_eq!(ended(&another.directory), ["over".to_owned()].into());
+    // And in another directory of the same store, even if no look of this one has come between the end and the removal.
+    lock(&world.fake.secrets).push(StoredSecret { until: Some(unix() - 1), ..secret("just over") });
+    world.directory.read().await.expect("it answers");
+    let next = World::new();
+    next.directory.read().await.expect("it answers");
+    next.directory.take_ended_secrets(&world.directory);
+    assert_eq!(ended(&next.directory), ["just over", "over"].map(str::to_owned).into());
+    lock(&world.fake.secrets).pop();
+    world.directory.read().await.expect("it answers");
 
     // A store that takes no changes is not asked again and again.
     let over = StoredSecret { until: Some(unix() - 1), ..secret("over") };
@@ -489,6 +515,53 @@ async fn the_secret_of_the_latest_rotation_signs_and_one_whose_time_is_over_is_r
     assert_eq!(signs().as_deref(), Some("new"));
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(world.fake.removals.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_whose_answer_is_lost_counts_all_the_same() {
+    let world = World::with(Limits { refresh: Duration::from_secs(3600), ..Limits::default() });
+    world.directory.read().await.expect("it answers");
+    // Behind the first look at the rules.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    world.set(State::LosesAnswers);
+    let edit = Edit::AddSecret { realm: REALM.to_owned(), secret: Zeroizing::new("late".to_owned()) };
+    world.directory.edit(&edit).await.expect_err("no answer");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.directory.secrets(REALM).expect("they were read").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_about_secrets_does_not_take_the_place_of_one_to_a_later_question() {
+    let world = World::new();
+    let put = |text: &str| *lock(&world.fake.secrets) = vec![secret(text)];
+    let held = || world.directory.secrets(REALM).expect("they were read")[0].value.to_string();
+    let refreshed = || {
+        let (sender, answer) = oneshot::channel();
+        world.directory.refresh_secrets(REALM, move |_| _ = sender.send(()));
+        answer
+    };
+    put("first");
+    world.set(State::AnswersLate);
+    let late = refreshed();
+    tokio::task::yield_now().await;
+    world.set(State::Good);
+    put("second");
+    world.directory.read().await.expect("it answers");
+    world.fake.released.notify_one();
+    late.await.expect("an answer");
+    assert_eq!(held(), "second");
+    // And the other way round.
+    world.set(State::AnswersLate);
+    let directory = world.directory.clone();
+    let late = tokio::spawn(async move { directory.read().await });
+    tokio::task::yield_now().await;
+    world.set(State::Good);
+    put("third");
+    refreshed().await.expect("an answer");
+    assert_eq!(held(), "third");
+    world.fake.released.notify_one();
+    late.await.expect("it ends").expect("it answers");
+    assert_eq!(held(), "third");
 }
 
 #[tokio::test(start_paused = true)]
