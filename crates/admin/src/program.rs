@@ -4,7 +4,7 @@
 use std::{fmt, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use turnpike_config::{AdminSettings, Certificate, Settings};
-use turnpike_fleet::{Answer, Ban, Ordered, Question, Rights, Subject};
+use turnpike_fleet::{Answer, Ban, Ordered, Question, Rights, Subject, Unbanned};
 use turnpike_net::Datapath;
 use turnpike_relay::{Relay, RelayAddress};
 use turnpike_turn::server::Cidr;
@@ -81,9 +81,9 @@ pub trait Fleet: Send + Sync + 'static {
     /// Who is banned.
     fn bans(&self) -> Vec<Ban>;
     /// Bans a user or an address everywhere; the number of sessions of this server that end.
-    fn ban(&self, ban: Ban) -> Later<Result<Ordered<u64>, FleetRefusal>>;
-    /// Ends a ban. False if there was none.
-    fn unban(&self, subject: Subject) -> Later<Result<Ordered<bool>, FleetRefusal>>;
+    fn ban(&self, ban: Ban) -> Later<Result<Ordered, FleetRefusal>>;
+    /// Ends a ban.
+    fn unban(&self, subject: Subject) -> Later<Result<Unbanned, FleetRefusal>>;
     /// A user has another credential, or none: no node believes the old one any more.
     fn revoked(&self, realm: String, name: String) -> Later<()>;
     /// Secrets, realms or limits have changed in the store of users: all nodes read them.

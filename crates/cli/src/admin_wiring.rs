@@ -15,7 +15,7 @@ use turnpike_daemon::{
     AdminError, AdminInterface, FleetError, FleetOrders, FleetStatus, Lent, Listening, NodeState, NodeStatus,
     RuleId, RuleSnapshot, RuleStanding, ServerView, Serving, logging,
 };
-use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject};
+use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject, Unbanned};
 
 /// The admin interface, for `turnpike_daemon`.
 pub(crate) struct Admin;
@@ -273,12 +273,12 @@ impl Fleet for Others {
         self.0.bans()
     }
 
-    fn ban(&self, ban: Ban) -> Later<Result<Ordered<u64>, FleetRefusal>> {
+    fn ban(&self, ban: Ban) -> Later<Result<Ordered, FleetRefusal>> {
         let orders = self.0.clone();
         Box::pin(async move { orders.ban(ban).await.map_err(refusal) })
     }
 
-    fn unban(&self, subject: Subject) -> Later<Result<Ordered<bool>, FleetRefusal>> {
+    fn unban(&self, subject: Subject) -> Later<Result<Unbanned, FleetRefusal>> {
         let orders = self.0.clone();
         Box::pin(async move { orders.unban(&subject).await.map_err(refusal) })
     }

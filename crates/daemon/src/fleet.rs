@@ -90,8 +90,8 @@ impl Fleet {
         };
         let banned = node.as_ref().map_or_else(Arc::<Banned>::default, |node| Arc::clone(&node.banned));
         if let Some(before) = before {
-            before.bans.iter().for_each(|ban| banned.put(ban.clone()));
             banned.mark(&before.unannounced);
+            before.bans.iter().for_each(|ban| banned.put(ban.clone()));
         }
         let fleet = Self { banned, node, alone: NodeKeys::alone(own) };
         Ok((Arc::new(fleet), Begun { beater, questions: received }))
@@ -111,6 +111,7 @@ impl Fleet {
         if let Some(node) = &self.node {
             node.begin(relay);
             tokio::spawn(beating::keep_beating(Arc::clone(node), beater, load::Gauge::new(&plan.config)));
+            tokio::spawn(orders::keep_announcing(Arc::clone(node)));
             tokio::spawn(watching::keep_watching(Arc::clone(node)));
             tokio::spawn(exchanging::keep_exchanging(Arc::clone(node)));
             tokio::spawn(listening::keep_listening(Arc::clone(node), users));

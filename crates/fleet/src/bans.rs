@@ -132,13 +132,24 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// An order of an administrator about a ban, which is in force at the node that was asked.
+/// An administrator's ban, which is in force at the node that was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ordered<T> {
-    /// Its result at this node.
-    pub here: T,
+pub struct Ordered {
+    /// Sessions that it has ended at this node.
+    pub here: u64,
     /// Whether the other nodes know. If not, they are told when the store answers again.
     pub is_announced: bool,
+}
+
+/// Result of an administrator's order to lift a ban.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unbanned {
+    /// The ban is over on all nodes.
+    Everywhere,
+    /// It is over on the node that was asked; the others are told when the store answers again.
+    HereOnly,
+    /// There was no such ban.
+    NotBanned,
 }
 
 /// All bans.
@@ -166,16 +177,18 @@ impl Bans {
         self.lift(unix, subject)
     }
 
-    /// Takes a ban that another node announces.
-    pub fn hear(&mut self, ban: Ban) {
-        if !self.unannounced.contains(&ban.subject) {
+    /// Takes a ban that another node announces; returns false if an order of this node counts instead.
+    pub fn hear(&mut self, ban: Ban) -> bool {
+        let takes = !self.is_unannounced(&ban.subject);
+        if takes {
             self.put(ban);
         }
+        takes
     }
 
     /// Another node announces that a ban is lifted.
     pub fn hear_lift(&mut self, unix: u64, subject: &Subject) {
-        if !self.unannounced.contains(subject) {
+        if !self.is_unannounced(subject) {
             self.lift(unix, subject);
         }
     }
@@ -185,6 +198,16 @@ impl Bans {
         if self.unannounced.len() < Self::MOST {
             self.unannounced.insert(subject);
         }
+    }
+
+    /// Another process of this node announces them instead.
+    pub fn clear_unannounced(&mut self) {
+        self.unannounced.clear();
+    }
+
+    /// Whether a subject is to be announced.
+    pub fn is_unannounced(&self, subject: &Subject) -> bool {
+        self.unannounced.contains(subject)
     }
 
     /// Subjects to be announced.
@@ -213,14 +236,21 @@ impl Bans {
     /// Takes one, in place of another of the same subject.
     pub fn put(&mut self, ban: Ban) {
         self.remove(&ban.subject);
-        if self.len() >= Self::MOST
-            && let Some(first) = self.iter().min_by_key(|ban| ban.until).map(|ban| ban.subject.clone())
-        {
-            self.remove(&first);
+        if self.len() >= Self::MOST {
+            self.evict();
         }
         match &ban.subject {
             Subject::User { realm, name } => _ = self.users.insert(key(realm, name), ban),
             Subject::Client(prefix) => self.clients.push((*prefix, ban)),
+        }
+    }
+
+    /// Removes the ban that ends first of those that the other nodes know of: they would take one that is missing here for lifted.
+    fn evict(&mut self) {
+        let order = |ban: &&Ban| (self.unannounced.contains(&ban.subject), ban.until);
+        if let Some(first) = self.iter().min_by_key(order).map(|ban| ban.subject.clone()) {
+            self.remove(&first);
+            self.unannounced.remove(&first);
         }
     }
 
@@ -485,6 +515,30 @@ mod tests {
         let client = "198.51.100.1".parse().unwrap();
         assert!(!bans.has(0, "r", ["a", "a"], client), "the first to end gave way");
         assert!(bans.has(0, "r", ["10000", "10000"], client));
+    }
+
+    #[test]
+    fn a_ban_that_is_yet_to_be_announced_does_not_give_way() {
+        let (mut bans, subject) = (Bans::default(), "user first@r".parse().unwrap());
+        let first = ban("user first@r", 5);
+        bans.order(first.clone());
+        for number in 0..=u64::try_from(Bans::MOST).unwrap() {
+            bans.put(ban(&format!("user {number}@r"), 10 + number));
+        }
+        assert_eq!((bans.len(), bans.to_announce(0, &subject, &[])), (Bans::MOST, Some(first.clone())));
+        bans.announced(&subject, Some(&first));
+        bans.put(ban("user last@r", 10));
+        assert_eq!(bans.to_announce(0, &subject, &[]), None, "the other nodes have it");
+    }
+
+    #[test]
+    fn a_ban_that_is_overruled_by_an_order_of_this_node_is_not_taken() {
+        let mut bans = Bans::default();
+        assert!(bans.hear(ban("user alice@here", 1000)));
+        bans.order_lift(500, &"user alice@here".parse().unwrap());
+        assert!(!bans.hear(ban("user alice@here", 2000)) && !has(&bans, 500, "alice", "198.51.100.1"));
+        bans.clear_unannounced();
+        assert!(bans.hear(ban("user alice@here", 2000)), "another process has announced the order");
     }
 
     #[test]

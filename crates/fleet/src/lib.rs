@@ -23,7 +23,7 @@ mod sent;
 mod spread;
 
 pub use abandoned::Abandoned;
-pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject};
+pub use bans::{Ban, Bans, LONGEST_BAN_S, Ordered, Subject, Unbanned};
 pub use era::{
     Chronicle, Era, EraState, LONGEST_MS, Progress, Recovery, Report, SETTLE_MS, SHORTEST_MS, TELLING_MS,
     Turn,

@@ -242,7 +242,7 @@ proptest! {
                 let from = if comes_back { second.saturating_sub(HEARD_S) } else { second };
                 for (_, order, ban) in said.iter().filter(|(said, ..)| (from..=second).contains(said)) {
                     match order {
-                        Order::Ban(_) => bans.hear(ban.clone()),
+                        Order::Ban(_) => _ = bans.hear(ban.clone()),
                         Order::Lift => bans.hear_lift(unix, &alice()),
                     }
                 }

@@ -134,19 +134,25 @@ pub(super) async fn remove_ban(
 ) -> Result<Response, Problem> {
     let subject = app.subject(query(&uri)?)?;
     let fleet = app.fleet()?;
-    let Ordered { here: mut existed, is_announced: announced } = fleet.unban(subject.clone()).await?;
+    let mut unbanned = fleet.unban(subject.clone()).await?;
     let words = serde_urlencoded::to_string(BanQuery::of(&subject)).unwrap_or_default();
     let path = format!("/v1/bans?{words}");
     if let Some(there) = app.order_predecessor(&grant, &Method::DELETE, path, String::new()).await?
         && there.status != 404
     {
         read::<Unbanned>(&there).map_err(predecessor_disobeys)?;
-        existed = true;
+        if unbanned == fleet::Unbanned::NotBanned {
+            unbanned = fleet::Unbanned::Everywhere;
+        }
     }
-    if announced && !existed {
-        let detail = format!("{:?} is not banned", subject.to_string());
-        return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_ban", detail));
-    }
+    let announced = match unbanned {
+        fleet::Unbanned::Everywhere => true,
+        fleet::Unbanned::HereOnly => false,
+        fleet::Unbanned::NotBanned => {
+            let detail = format!("{:?} is not banned", subject.to_string());
+            return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_ban", detail));
+        }
+    };
     let audit = Audit(format!("{:?} is banned no more{}", subject.to_string(), later(announced)));
     let bans = fleet.bans().iter().map(shown).collect();
     let status = if announced { StatusCode::OK } else { StatusCode::ACCEPTED };

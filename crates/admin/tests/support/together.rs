@@ -13,7 +13,7 @@ use turnpike_admin::{
     model::{self, NodeState},
     program::{Asked, Fleet, FleetRefusal, Later, Reply, Standing},
 };
-use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject};
+use turnpike_fleet::{Answer, Ban, Ordered, Question, Subject, Unbanned};
 
 type Questions = UnboundedSender<(Question, Reply)>;
 
@@ -148,19 +148,23 @@ impl Fleet for Member {
     }
 
     /// Of mallory the others hear later.
-    fn ban(&self, ban: Ban) -> Later<Result<Ordered<u64>, FleetRefusal>> {
+    fn ban(&self, ban: Ban) -> Later<Result<Ordered, FleetRefusal>> {
         let is_announced = !ban.subject.to_string().contains("mallory");
         self.bans.lock().unwrap().push(ban);
         Box::pin(async move { Ok(Ordered { here: 3, is_announced }) })
     }
 
-    fn unban(&self, subject: Subject) -> Later<Result<Ordered<bool>, FleetRefusal>> {
+    fn unban(&self, subject: Subject) -> Later<Result<Unbanned, FleetRefusal>> {
         let is_announced = !subject.to_string().contains("mallory");
         let mut bans = self.bans.lock().unwrap();
         let before = bans.len();
         bans.retain(|ban| ban.subject != subject);
-        let existed = bans.len() < before;
-        Box::pin(async move { Ok(Ordered { here: existed, is_announced }) })
+        let unbanned = match (bans.len() < before, is_announced) {
+            (_, false) => Unbanned::HereOnly,
+            (true, true) => Unbanned::Everywhere,
+            (false, true) => Unbanned::NotBanned,
+        };
+        Box::pin(async move { Ok(unbanned) })
     }
 
     fn revoked(&self, realm: String, name: String) -> Later<()> {

@@ -49,9 +49,9 @@ impl Banned {
         self.write().order_lift(unix, subject)
     }
 
-    /// Another node bans.
-    pub(super) fn hear(&self, ban: Ban) {
-        self.write().hear(ban);
+    /// Another node bans; returns false if an order of this node counts instead.
+    pub(super) fn hear(&self, ban: Ban) -> bool {
+        self.write().hear(ban)
     }
 
     /// Another node lifts a ban.
@@ -63,6 +63,15 @@ impl Banned {
     pub(super) fn mark(&self, subjects: &[Subject]) {
         let mut bans = self.write();
         subjects.iter().for_each(|subject| bans.mark(subject.clone()));
+    }
+
+    /// The process that takes over announces what this one has not.
+    pub(super) fn clear_unannounced(&self) {
+        self.write().clear_unannounced();
+    }
+
+    pub(super) fn is_unannounced(&self, subject: &Subject) -> bool {
+        self.bans.read().unwrap_or_else(PoisonError::into_inner).is_unannounced(subject)
     }
 
     /// Subjects that the other nodes are to be told of.

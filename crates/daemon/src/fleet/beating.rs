@@ -123,9 +123,7 @@ pub(super) async fn keep_beating(node: Arc<Node>, mut beater: Beater, mut gauge:
             Ok(heard) => {
                 pauses.reset();
                 beater.say(&node, heard);
-                if let Err(error) = node.announce_orders().await {
-                    node.failed(&error);
-                }
+                node.announcements.wake.notify_one();
                 // The fleet's status has this node as it is now, from the first beat on.
                 if heard == Heard::In && !std::mem::replace(&mut was_seen, true) {
                     watching::look(&node).await.unwrap_or_else(|error| node.failed(&error));

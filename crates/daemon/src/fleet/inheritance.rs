@@ -72,6 +72,7 @@ impl FleetEstate {
     /// The other process is the node from now on.
     pub(crate) fn release(&self) {
         self.is_released.store(true, Ordering::Relaxed);
+        self.fleet.banned.clear_unannounced();
         if let Some(node) = &self.fleet.node {
             node.hand_over();
         }

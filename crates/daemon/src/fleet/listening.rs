@@ -101,7 +101,9 @@ fn carry_out(node: &Arc<Node>, users: &SharedStore, Message { from, notice, .. }
         Notice::Drain { node: of, drains } if of == node.name => node.set_cordoned(drains),
         Notice::Ban { ban } => {
             let (node, subject) = (Arc::clone(node), ban.subject.clone());
-            node.banned.hear(ban);
+            if !node.banned.hear(ban) {
+                return;
+            }
             tokio::spawn(async move {
                 let ended = node.banned.end_sessions(&subject).await;
                 say_banned(&from.to_string(), &subject, ended);

@@ -28,7 +28,7 @@ use super::{
     inheritance::{FleetOffer, Identity, NodeOffer},
     keys::{Custody, NodeKeys, Step},
     load::Room,
-    orders::QuestionSender,
+    orders::{Announcements, QuestionSender},
     quotas::{Buckets, Quotas},
     recovering::Recovering,
     unix,
@@ -55,6 +55,7 @@ pub(super) struct Node {
     pub(super) sealer: Sealer,
     pub(super) store: FleetStore,
     pub(super) banned: Arc<Banned>,
+    pub(super) announcements: Announcements,
     pub(super) health: Health,
     pub(super) quotas: Quotas,
     pub(super) recovery: Recovering,
@@ -157,6 +158,7 @@ impl Node {
             sealer,
             store,
             banned: Arc::default(),
+            announcements: Announcements::default(),
             health: Health::default(),
             quotas,
             recovery: Recovering::new(same.and_then(|same| same.era)),
@@ -548,10 +550,9 @@ impl Node {
             return;
         }
         let goodbye = async {
-            self.announce_orders().await?;
             self.say(Notice::Left { incarnation: self.incarnation }).await?;
             while self.store.reap(&self.name, self.number(), true).await? {}
-            Ok::<_, StoreError>(())
+            self.announce_orders().await
         };
         match timeout(LAST_WORDS, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),

@@ -7,11 +7,12 @@ use std::{
 };
 
 use tokio::{
-    sync::{Mutex, mpsc, oneshot},
-    time::sleep,
+    sync::{Mutex, Notify, mpsc, oneshot},
+    time::{sleep, timeout},
 };
 use turnpike_fleet::{
-    Answer, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Ordered, Question, Rights, Subject,
+    Answer, BEAT_MS, Ban, LONGEST_BAN_S, Load, Member, NodeName, Notice, Ordered, Question, Rights, Subject,
+    Unbanned,
 };
 use turnpike_stores::StoreError;
 
@@ -252,7 +253,7 @@ impl FleetOrders {
     ///
     /// # Errors
     /// The ban is too short or too long; or more orders wait for the store than can be remembered.
-    pub async fn ban(&self, ban: Ban) -> Result<Ordered<u64>, FleetError> {
+    pub async fn ban(&self, ban: Ban) -> Result<Ordered, FleetError> {
         let seconds = ban.until.saturating_sub(unix());
         if !(1..=LONGEST_BAN_S).contains(&seconds) {
             return Err(FleetError::Length);
@@ -265,21 +266,24 @@ impl FleetOrders {
         };
         banned.order(ban);
         let (announced, here) = tokio::join!(node.announce_now(&subject), banned.end_sessions(&subject));
-        Ok(Ordered { here, is_announced: announced?.is_announced })
+        Ok(Ordered { here, is_announced: announced?.is_some() })
     }
 
-    /// Ends a ban. Whether there was one, as far as this node and the store know.
+    /// Ends a ban that this node or the store knows of.
     ///
     /// # Errors
     /// More orders wait for the store than can be remembered.
-    pub async fn unban(&self, subject: &Subject) -> Result<Ordered<bool>, FleetError> {
+    pub async fn unban(&self, subject: &Subject) -> Result<Unbanned, FleetError> {
         let banned = &self.fleet.banned;
-        let Some(node) = &self.fleet.node else {
-            return Ok(Ordered { here: banned.lift(unix(), subject).is_some(), is_announced: true });
+        let (was_here, was_kept) = match &self.fleet.node {
+            None => (banned.lift(unix(), subject).is_some(), Some(false)),
+            Some(node) => (banned.order_lift(unix(), subject).is_some(), node.announce_now(subject).await?),
         };
-        let was_here = banned.order_lift(unix(), subject).is_some();
-        let Ordered { here: was_kept, is_announced } = node.announce_now(subject).await?;
-        Ok(Ordered { here: was_here || was_kept, is_announced })
+        Ok(match was_kept {
+            None => Unbanned::HereOnly,
+            Some(was_kept) if was_here || was_kept => Unbanned::Everywhere,
+            Some(_) => Unbanned::NotBanned,
+        })
     }
 
     /// A user has another credential, or none: no node believes the old one any more.
@@ -352,6 +356,27 @@ impl NodeStatus {
     }
 }
 
+/// Orders about bans, on their way to the other nodes.
+#[derive(Default)]
+pub(super) struct Announcements {
+    /// Held while one is announced, so that the others hear of two about one subject in the order in which they were given.
+    turn: Mutex<()>,
+    /// The store has taken a beat.
+    pub(super) wake: Notify,
+}
+
+/// Announces orders that were given while the store was away, until the node has left: apart from the beats, which must not wait for it.
+pub(super) async fn keep_announcing(node: Arc<Node>) {
+    while !node.is_over() {
+        let is_there = timeout(Duration::from_millis(BEAT_MS), node.announcements.wake.notified()).await;
+        if is_there.is_ok()
+            && let Err(error) = node.announce_orders().await
+        {
+            node.failed(&error);
+        }
+    }
+}
+
 impl Node {
     /// Another node asks this one.
     pub(super) fn answer(self: &Arc<Self>, question: Question) {
@@ -391,14 +416,21 @@ impl Node {
         Ok(())
     }
 
-    /// Announces an order that was just given. If the store is away, it is announced when that answers again. `here` is whether there was a ban
-    /// of the subject.
-    async fn announce_now(&self, subject: &Subject) -> Result<Ordered<bool>, StoreError> {
-        match self.announce(subject).await {
-            Ok(here) => Ok(Ordered { here, is_announced: true }),
-            Err(error) if self.banned.unannounced().contains(subject) => {
+    /// Announces an order that was just given, and returns whether the store had a ban of the subject in force. `None` if the store is away:
+    /// it is announced when that answers again.
+    async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
+        let announced = async {
+            let _turn = self.announcements.turn.lock().await;
+            let kept = self.kept_bans().await?;
+            self.announce(subject, &kept).await?;
+            let now = unix();
+            Ok(kept.iter().any(|ban| ban.subject == *subject && ban.is_in_force(now)))
+        };
+        match announced.await {
+            Ok(was_kept) => Ok(Some(was_kept)),
+            Err(error) if self.banned.is_unannounced(subject) => {
                 tracing::warn!("{error}; the order holds here, and the other nodes are told when it answers");
-                Ok(Ordered { here: false, is_announced: false })
+                Ok(None)
             }
             Err(error) => Err(error),
         }
@@ -406,18 +438,26 @@ impl Node {
 
     /// Announces the orders that were given while the store was away.
     pub(super) async fn announce_orders(&self) -> Result<(), StoreError> {
-        for subject in self.banned.unannounced() {
-            self.announce(&subject).await?;
-            let subject = subject.to_string();
-            tracing::info!(?subject, "the other nodes are told of a ban, or of its end");
+        let subjects = self.banned.unannounced();
+        if subjects.is_empty() {
+            return Ok(());
+        }
+        let kept = self.kept_bans().await?;
+        for subject in subjects {
+            // An administrator who gives an order meanwhile waits for one of these at most.
+            let _turn = self.announcements.turn.lock().await;
+            if self.banned.is_unannounced(&subject) {
+                self.announce(&subject, &kept).await?;
+                let subject = subject.to_string();
+                tracing::info!(?subject, "the other nodes are told of a ban, or of its end");
+            }
         }
         Ok(())
     }
 
-    /// Tells the store and the other nodes of a subject. Whether there was a ban of it.
-    async fn announce(&self, subject: &Subject) -> Result<bool, StoreError> {
-        let kept = self.kept_bans().await?;
-        let ban = self.banned.to_announce(unix(), subject, &kept);
+    /// Tells the store, which keeps these bans, and the other nodes of a subject. Its turn is the caller's.
+    async fn announce(&self, subject: &Subject, kept: &[Ban]) -> Result<(), StoreError> {
+        let ban = self.banned.to_announce(unix(), subject, kept);
         // A node that is away hears nothing of a ban that is lifted, and has to find that in the store.
         match &ban {
             Some(ban) => self.put_ban(ban).await?,
@@ -429,7 +469,7 @@ impl Node {
         };
         self.say(notice).await?;
         self.banned.announced(subject, ban.as_ref());
-        Ok(ban.is_some())
+        Ok(())
     }
 
     async fn put_ban(&self, ban: &Ban) -> Result<(), StoreError> {
@@ -478,8 +518,8 @@ mod tests {
         let ids: Vec<u64> = orders.bans().iter().map(|ban| ban.id).collect();
         assert!(!ids.contains(&0) && ids[0] != ids[1], "{ids:?}");
         let alice = "user alice@here".parse().expect("a subject");
-        assert!(orders.unban(&alice).await.expect("no other node").here);
-        assert!(!orders.unban(&alice).await.expect("no other node").here);
+        assert_eq!(orders.unban(&alice).await.expect("no other node"), Unbanned::Everywhere);
+        assert_eq!(orders.unban(&alice).await.expect("no other node"), Unbanned::NotBanned);
         for seconds in [0, LONGEST_BAN_S + 5] {
             assert!(matches!(orders.ban(ban("user bob@here", seconds)).await, Err(FleetError::Length)));
         }
