@@ -165,8 +165,8 @@ struct Share {
     asked: bool,
     /// The least that it has asked for since the last answer.
     wanted: u32,
-    /// The store had none left at the last ask for more.
-    is_denied: bool,
+    /// The store had none left at the last ask for more: that counts before this exchange.
+    denied_until: u64,
     /// The store has lost it, and was not told again yet.
     is_lost: bool,
     limit: u32,
@@ -281,7 +281,13 @@ pub struct Ledger {
     dirty: HashSet<Bucket, RandomState>,
     /// How many of them it has lost.
     lost: usize,
+    /// Times at which it was to be asked.
+    exchanges: u64,
 }
+
+/// Exchanges for which the store's denial counts: the client that asked for more repeats its request meanwhile, and others may have given
+/// something back later. Ten seconds of a small fleet.
+const DENIED_FOR: u64 = 100;
 
 impl Ledger {
     /// Takes one of a bucket.
@@ -293,7 +299,7 @@ impl Ledger {
         share.limit = limit;
         if terms.enforced && !share.allows(level, terms) {
             let is_unused = share.used == 0 && !share.is_known();
-            let is_denied = share.is_denied || share.used >= limit;
+            let is_denied = self.exchanges < share.denied_until || share.used >= limit;
             if is_unused {
                 self.forget(&bucket);
             } else if level != Level::Full {
@@ -331,6 +337,7 @@ impl Ledger {
 
     /// What is to be asked now, of `most` buckets.
     pub fn asks(&mut self, most: usize, levels: &Levels, terms: Terms) -> Vec<Ask> {
+        self.exchanges += 1;
         let now: Vec<Bucket> = self.dirty.iter().copied().take(most).collect();
         let mut asks = Vec::with_capacity(now.len());
         for bucket in now {
@@ -361,7 +368,8 @@ impl Ledger {
             return;
         }
         (share.told, share.room) = (told, share.limit.saturating_sub(sum));
-        share.is_denied = held <= told && share.wanted > told;
+        let is_denied = held <= told && share.wanted > told;
+        share.denied_until = if is_denied { self.exchanges + DENIED_FOR } else { 0 };
         // Nobody has taken any since the ask: what is held beyond the reserve is given back by another.
         let idle = if share.recent == 0 { held.saturating_sub(share.used) } else { 0 };
         let reserve = share.reserve(levels.get(&bucket), terms.nodes);
@@ -785,6 +793,21 @@ mod tests {
             [Ok(()), Err(Denial::Undecided), Err(Denial::Undecided)],
             "another node gave some back"
         );
+    }
+
+    #[test]
+    fn a_denial_of_long_ago_leaves_a_client_undecided() {
+        let mut node = Ledger::default();
+        let (levels, terms) = (Levels::default(), Terms { nodes: 3, enforced: true, books: Books::Whole });
+        let acquire = |node: &mut Ledger| node.acquire(B, 24, Level::Heavy, terms);
+        assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Undecided)]);
+        node.asks(1, &levels, terms);
+        node.granted(Grant { bucket: B, told: 1, held: 1, sum: 23 }, &levels, terms);
+        assert_eq!([acquire(&mut node), acquire(&mut node)], [Ok(()), Err(Denial::Full)]);
+        (1..DENIED_FOR).for_each(|_| _ = node.asks(0, &levels, terms));
+        assert_eq!(acquire(&mut node), Err(Denial::Full));
+        node.asks(0, &levels, terms);
+        assert_eq!(acquire(&mut node), Err(Denial::Undecided));
     }
 
     #[test]
