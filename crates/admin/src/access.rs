@@ -127,7 +127,7 @@ impl fmt::Display for Via {
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCertificate {
     pub(crate) access: AdminAccess,
-    /// Subject and fingerprint, for the audit log.
+    /// Subject, serial number and issuer, for the audit log.
     pub(crate) name: Arc<str>,
 }
 
@@ -239,9 +239,10 @@ impl Guard {
             }
         };
         progress.iter().for_each(Progress::work);
+        let unfinished = Unfinished(Some((by, what)));
         let change = async move {
             let response = next.run(request).await;
-            log(&by, &what, &response);
+            unfinished.finish(&response);
             // The place of the connection is free when the change is over.
             drop(progress);
             response
@@ -251,7 +252,8 @@ impl Guard {
 
     async fn refuse(&self, via: &Via, request: Request, refused: Refused) -> Response {
         let what = What::of(&request);
-        let is_logged = changes_something(request.method()) || matches!(refused, Refused::WrongToken);
+        let asks_for_more = changes_something(request.method()) || private(request.uri()).is_some();
+        let is_logged = asks_for_more || matches!(refused, Refused::WrongToken);
         let problem = match refused {
             Refused::For(problem) => problem,
             Refused::WrongToken => {
@@ -272,6 +274,29 @@ impl Guard {
             sleep(WRONG_TOKEN).await;
         }
         problem.into_response()
+    }
+}
+
+/// A change at work, by whom and which. If it is dropped before its end, because the program ends or it panicked, the audit log says so.
+struct Unfinished(Option<(String, What)>);
+
+impl Unfinished {
+    fn finish(mut self, response: &Response) {
+        if let Some((by, what)) = self.0.take() {
+            log(&by, &what, response);
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some((by, What { request, path_bytes })) = self.0.take() {
+            tracing::warn!(
+                target: "turnpike::audit",
+                by, request, path_bytes, result = "unknown: the change did not come to its end",
+                "admin request"
+            );
+        }
     }
 }
 

@@ -193,6 +193,14 @@ impl Serving {
         self.changes.settled()
     }
 
+    /// Accepts no more connections. Requests that have arrived are answered.
+    pub fn close(&self) {
+        for Kept { left, socket, .. } in &self.kept {
+            left.notify_one();
+            drop(socket.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+
     /// Another process has its sockets, and answers. Who has asked already is answered here, and so is that process, about the sessions
     /// that stay. To be called within a runtime.
     pub fn leave(&self) {

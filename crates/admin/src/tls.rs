@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
 };
 
 use rustls::{
@@ -114,11 +115,11 @@ impl Tls {
     }
 }
 
-/// Subject and serial number of a certificate: together with its authority they are unique (RFC 5280 section 4.1.2.2).
+/// Subject, serial number and issuer of a certificate: the latter two are unique together (RFC 5280 section 4.1.2.2).
 fn certificate_name(certificate: &CertificateDer<'_>) -> String {
     let Ok(read) = x509_cert::Certificate::from_der(certificate) else { return "without a name".to_owned() };
     let content = read.tbs_certificate();
-    format!("{} (serial {})", content.subject(), content.serial_number())
+    format!("{} (serial {} of {})", content.subject(), content.serial_number(), content.issuer())
 }
 
 fn authorities(file: &Path) -> Result<RootCertStore, TlsError> {
@@ -159,9 +160,14 @@ struct Now {
     stamp: Stamp,
     key: Arc<CertifiedKey>,
     names: Vec<String>,
+    /// Time of the last attempt to read a pair that could not be used: it may become valid while its files stay.
+    refused: Option<Instant>,
 }
 
-/// What tells that a file is another: of both files length, change and inode.
+/// Pause between attempts to read a pair that could not be used.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Length, time of the last change of content, owner or mode, and inode of both files.
 type Stamp = [Option<(u64, i64, i64, u64)>; 2];
 
 impl Shown {
@@ -174,28 +180,37 @@ impl Shown {
                 jiff::Timestamp::now()
             );
         }
+        warn_of_chain(&files, &identity);
         let (key, names) = (identity.certified_key(), identity.names().to_vec());
-        Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names }) })
+        Ok(Self { files, whose, now: RwLock::new(Now { stamp, key, names, refused: None }) })
     }
 
-    /// Reads them again if they have changed. What cannot be used leaves the old one in place, and is said once.
+    /// Reads them again if they have changed, or could not be used a while ago. A pair that cannot be used leaves the old one in place; the
+    /// log has it once.
     fn look(&self) {
         let stamp = stamp(&self.files);
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
-        if now.stamp == stamp {
+        let has_changed = now.stamp != stamp;
+        if !has_changed && now.refused.is_none_or(|at| at.elapsed() < RETRY) {
             return;
         }
-        now.stamp = stamp;
+        (now.stamp, now.refused) = (stamp, None);
         let timely = |identity: Identity| match identity.check_time(certificates::now_unix()) {
             Ok(()) => Ok(identity),
             Err(fault) => Err(TlsError::new(&self.files.cert, fault)),
         };
         match read(&self.files).and_then(timely) {
             Ok(identity) => {
+                warn_of_chain(&self.files, &identity);
                 (now.key, now.names) = (identity.certified_key(), identity.names().to_vec());
                 tracing::info!("the certificate of {} is read again", self.whose);
             }
-            Err(error) => tracing::error!("the certificate of {} stays what it was: {error}", self.whose),
+            Err(error) => {
+                now.refused = Some(Instant::now());
+                if has_changed {
+                    tracing::error!("the certificate of {} stays what it was: {error}", self.whose);
+                }
+            }
         }
     }
 }
@@ -209,14 +224,65 @@ impl ResolvesServerCert for Shown {
 fn stamp(files: &CertificateFiles) -> Stamp {
     [&files.cert, &files.key].map(|file| {
         let file = fs::metadata(file).ok()?;
-        Some((file.len(), file.mtime(), file.mtime_nsec(), file.ino()))
+        Some((file.len(), file.ctime(), file.ctime_nsec(), file.ino()))
     })
 }
 
 fn read(files: &CertificateFiles) -> Result<Identity, TlsError> {
-    let identity = certificates::read(files).map_err(|(file, problem)| TlsError { file, problem })?;
-    if let Some(warning) = certificates::chain_warning(&files.cert, &identity) {
+    certificates::read(files).map_err(|(file, problem)| TlsError { file, problem })
+}
+
+fn warn_of_chain(files: &CertificateFiles, identity: &Identity) {
+    if let Some(warning) = certificates::chain_warning(&files.cert, identity) {
         tracing::warn!("{warning}");
     }
-    Ok(identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use turnpike_testkit::{Dir, certificates::Certificate};
+
+    use super::*;
+
+    #[test]
+    fn a_renewed_certificate_that_is_not_valid_yet_is_taken_later_though_its_files_stay() {
+        let dir = Dir::new();
+        let own = Certificate::new(&["admin.example.org"]);
+        let files =
+            CertificateFiles { cert: dir.file("own.pem", &own.pem), key: dir.file("own.key", &own.key) };
+        let shown = Shown::new(files, "a test").unwrap();
+        let key = || Arc::clone(&shown.now.read().unwrap().key);
+        let before = key();
+        let begins = std::time::SystemTime::now() + Duration::from_secs(3);
+        let renewed = Certificate::with(&["admin.example.org"], |it| it.not_before = begins.into());
+        dir.file("own.key", &renewed.key);
+        dir.file("own.pem", &renewed.pem);
+        shown.look();
+        assert!(Arc::ptr_eq(&key(), &before), "its time has not come");
+        let age = |by: Duration| {
+            let mut now = shown.now.write().unwrap();
+            now.refused = now.refused.and_then(|at| at.checked_sub(by));
+            assert!(now.refused.is_some());
+        };
+        age(RETRY / 2);
+        std::thread::sleep(Duration::from_secs(4));
+        shown.look();
+        assert!(Arc::ptr_eq(&key(), &before), "it is not read for each connection");
+        age(RETRY);
+        shown.look();
+        assert!(!Arc::ptr_eq(&key(), &before));
+    }
+
+    #[test]
+    fn another_mode_of_a_file_is_a_change() {
+        let dir = Dir::new();
+        let files = CertificateFiles { cert: dir.file("own.pem", ""), key: dir.file("own.key", "") };
+        let before = stamp(&files);
+        assert_eq!(stamp(&files), before);
+        std::thread::sleep(Duration::from_millis(20));
+        fs::set_permissions(&files.key, fs::Permissions::from_mode(0o640)).unwrap();
+        assert_ne!(stamp(&files), before);
+    }
 }

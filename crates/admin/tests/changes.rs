@@ -108,6 +108,11 @@ fn the_audit_log_names_the_token_and_has_refused_changes_and_wrong_tokens() {
     let refused = |code: &str| log::lines_with(&["WARN", "turnpike::audit", "admin request refused", code]);
     eventually("lines", || !refused("read_only").is_empty() && !refused("wrong_token").is_empty());
     assert!(refused("wrong_token").iter().all(|line| !line.contains("wrong-0123456789abcdef")), "{port}");
+    let bearer = format!("Bearer {READ}");
+    let reader = [("Authorization", bearer.as_str())];
+    assert_eq!(running.ask_tcp("GET", "/v1/secrets", &reader).status, 403);
+    let secrets = || log::lines_with(&["turnpike::audit", "admin request refused", "GET /v1/secrets"]);
+    eventually("a line", || secrets().len() == 1 && secrets()[0].contains("read_only"));
     // Repeating it fills no disk.
     for _ in 0..40 {
         change(READ, "info");

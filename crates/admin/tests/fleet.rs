@@ -9,7 +9,7 @@ use turnpike_admin::{
     program::Standing,
 };
 
-use crate::support::{FULL, READ, Running, Together};
+use crate::support::{FULL, READ, Running, Together, log};
 
 fn three() -> (Together, [Running; 3]) {
     let together = Together::default();
@@ -133,7 +133,11 @@ fn whoever_may_look_here_may_look_there_and_no_more() {
     assert_eq!(ask("GET", secrets, READ).problem(403), "read_only");
     assert_eq!(nodes[0].ask_tcp("GET", secrets, &[]).problem(401), "no_token");
     assert_eq!(ask("GET", secrets, FULL).status, 200);
+    log::keep();
     assert_eq!(ask("DELETE", &path, FULL).status, 200);
+    let of_session = path.strip_prefix("/v1/fleet/nodes/b").unwrap();
+    let by = format!("with token 1 of admin.tokens at node a\" request=\"DELETE {of_session}\"");
+    assert_eq!(log::lines_with(&["turnpike::audit", &by]).len(), 1, "{by}");
     // A node that is asked by another asks nobody.
     for path in ["/v1/fleet/nodes/b/v1/fleet/sessions", "/v1/fleet/nodes/b/v1/fleet/nodes/c/v1/status"] {
         assert_eq!(ask("GET", path, FULL).problem(400), "bad_request", "{path}");

@@ -67,6 +67,10 @@ impl Serving for Answering {
         self.0.leave();
     }
 
+    fn close(&self) {
+        self.0.close();
+    }
+
     fn settled(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(self.0.settled())
     }

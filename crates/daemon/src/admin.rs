@@ -98,6 +98,8 @@ pub trait Serving: Send + Sync {
     fn lend(&self) -> io::Result<Vec<Lent>>;
     /// Another process has them, and answers.
     fn leave(&self);
+    /// The program ends: nothing more is accepted.
+    fn close(&self);
     /// Returns when no change is at work.
     fn settled(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }

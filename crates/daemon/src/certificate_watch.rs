@@ -17,7 +17,7 @@ pub(crate) struct CertificateWatch {
     unsettled: bool,
 }
 
-/// Device, inode, length, and time of the last change in seconds and nanoseconds.
+/// Device, inode, length, and time of the last change of content, owner or mode in seconds and nanoseconds.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl CertificateWatch {
@@ -43,7 +43,7 @@ impl CertificateWatch {
 
 fn stamp(path: &Path) -> io::Result<Stamp> {
     let found = fs::metadata(path)?;
-    Ok((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+    Ok((found.dev(), found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
 }
 
 #[cfg(test)]

@@ -39,8 +39,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(100);
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 /// How long the log may take to write what the workers left in its queue.
 const LAST_LINES: Duration = Duration::from_secs(5);
-/// How long a service may take to say goodbye to others.
-const GOODBYE: Duration = Duration::from_secs(4);
+/// How long a service may take to say goodbye to others: longer than each part of that has, changes at work and a fleet.
+const GOODBYE: Duration = Duration::from_secs(6);
 /// Requests that may wait; whoever has one more waits with it.
 const REQUESTS: usize = 16;
 

@@ -42,6 +42,7 @@ use crate::{
 /// # Errors
 /// See [`DaemonError`]; configuration errors come before any socket is opened.
 pub fn forward(sources: &ForwardSources, interface: &dyn AdminInterface) -> Result<(), DaemonError> {
+    sandbox::forbid_core_dumps();
     upgrade::begin("forward", |heir| {
         // Before anything else is opened.
         let (before, passed) = match heir {

@@ -52,9 +52,6 @@ pub(crate) fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
             SandboxMode::Off => None,
             SandboxMode::On => {
                 let needs = needs();
-                if let Err(error) = privileges::forbid_core_dumps() {
-                    tracing::warn!("a core dump of this process would hold its keys: {error}");
-                }
                 let capabilities = privileges::drop_all_but(needs.privileges);
                 let files = files::restrict(&needs, &mut layers);
                 // Last: the other two need calls that could be left out of the list otherwise.
@@ -65,6 +62,16 @@ pub(crate) fn enter(settings: &SandboxSettings, needs: impl FnOnce() -> Needs) {
         LAYERS.get_or_init(|| layers.to_tell());
         entered
     });
+}
+
+/// Why the kernel may write a core dump of this process.
+static CORE_DUMPS: OnceLock<String> = OnceLock::new();
+
+/// Has the kernel write no core dump of this process, with a sandbox or without. To be called before any key is read.
+pub(crate) fn forbid_core_dumps() {
+    if let Err(error) = privileges::forbid_core_dumps() {
+        CORE_DUMPS.get_or_init(|| error.to_string());
+    }
 }
 
 /// What a process that is to take this one's place need not put in force again.
@@ -80,6 +87,9 @@ pub fn in_force() -> Option<&'static Sandbox> {
 
 /// Says it in the log.
 pub(crate) fn say() {
+    if let Some(error) = CORE_DUMPS.get() {
+        tracing::warn!("a core dump of this process would hold its keys: {error}");
+    }
     let Some(sandbox) = in_force() else {
         tracing::info!("sandbox: off, as configured");
         return;

@@ -47,6 +47,7 @@ pub fn serve(
     out: &mut dyn Write,
     interface: &dyn AdminInterface,
 ) -> Result<(), DaemonError> {
+    sandbox::forbid_core_dumps();
     upgrade::begin("serve", |heir| {
         // Before anything else is opened.
         let (before, passed) = match heir {
@@ -531,14 +532,17 @@ impl Service for TurnServer {
     }
 
     async fn leave(&mut self) {
-        // What a change has to say to the fleet comes before the farewell.
+        // What a change has to say to the fleet comes before the farewell, and none begins behind it.
+        self.pages.iter().for_each(|page| page.close());
         let settled = async {
             for page in &self.pages {
                 page.settled().await;
             }
         };
         if timeout(LAST_CHANGES, settled).await.is_err() {
-            tracing::warn!("a change is still at work: the program ends without its result");
+            tracing::warn!(
+                "a change is still at work: the program ends without its result; see the audit log"
+            );
         }
         self.fleet.leave().await;
     }

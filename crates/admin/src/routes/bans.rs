@@ -182,7 +182,7 @@ impl App {
         if self.fleet()?.node().is_some() {
             return Ok(None);
         }
-        let answer = predecessor.ask(method, path, body, grant.via().to_string()).await;
+        let answer = predecessor.ask(method, path, body, grant.to_string()).await;
         Ok(answer.map_err(predecessor_disobeys)?.map(|(_, answer)| answer))
     }
 

@@ -15,7 +15,7 @@ use turnpike_fleet::{Answer, Rights};
 
 use super::{App, Json, PathPart, path_part, query, sessions::SessionQuery};
 use crate::{
-    access::{Audit, Grant, Via},
+    access::{Audit, Grant},
     model::{Fleet, FleetSessions, NodeOrder, Problem, SessionPage},
     problem::PROBLEM_JSON,
     program::{self, Asked, FleetRefusal},
@@ -105,7 +105,7 @@ pub(super) async fn of_node(
 ) -> Result<Response, Problem> {
     let (node, _) = path_part(node)?;
     let asker = app.asker(&grant);
-    if asker.via.is_node() {
+    if asker.grant.via().is_node() {
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     // As it was written: what is encoded stays so.
@@ -155,7 +155,7 @@ pub(super) async fn fleet_sessions(
     uri: Uri,
 ) -> Result<Json<FleetSessions>, Problem> {
     let asker = app.asker(&grant);
-    if asker.via.is_node() {
+    if asker.grant.via().is_node() {
         return Err(Problem::bad_request("a node that is asked by another asks nobody"));
     }
     let mut wanted: SessionQuery = query(&uri)?;
@@ -179,7 +179,7 @@ pub(super) async fn fleet_sessions(
         let cursor = within.take().filter(|_| node == from);
         let asked = SessionQuery { limit: Some(left), cursor, ..wanted.clone() };
         let found = if node == own {
-            app.page(asker.via, &asked).await.map_err(|problem| problem.detail)
+            app.page(asker.grant, &asked).await.map_err(|problem| problem.detail)
         } else {
             app.page_of(asker, &node, &asked).await
         };
@@ -208,19 +208,13 @@ pub(crate) fn path_at_node(path: &str) -> Option<&str> {
 /// Who asks, and what that one may do.
 #[derive(Clone, Copy)]
 pub(super) struct Asker<'a> {
-    via: &'a Via,
+    pub(super) grant: &'a Grant,
     access: AdminAccess,
-}
-
-impl<'a> Asker<'a> {
-    pub(super) fn via(&self) -> &'a Via {
-        self.via
-    }
 }
 
 impl App {
     pub(super) fn asker<'a>(&self, grant: &'a Grant) -> Asker<'a> {
-        Asker { via: grant.via(), access: grant.access(&self.program.settings()) }
+        Asker { grant, access: grant.access(&self.program.settings()) }
     }
 
     /// `None` of a program that is no server.
@@ -251,7 +245,7 @@ impl App {
     ) -> Result<Answer, Problem> {
         let fleet = self.fleet()?;
         let own = fleet.node().unwrap_or_default();
-        let by = format!("{} at node {own}", asker.via);
+        let by = format!("{} at node {own}", asker.grant);
         let rights = if asker.access == AdminAccess::Full { Rights::Full } else { Rights::Read };
         let asked = Asked { node, method: method.to_string(), path, rights, by };
         Ok(fleet.ask(asked).await?)
@@ -278,7 +272,7 @@ impl App {
         path: &str,
     ) -> (Option<(String, Answer)>, usize) {
         let Ok(status) = self.fleet_status() else { return (None, 0) };
-        if asker.via.is_node() {
+        if asker.grant.via().is_node() {
             return (None, 0);
         }
         let others = status.nodes.into_iter().map(|node| node.name).filter(|name| *name != status.node);
@@ -288,10 +282,11 @@ impl App {
             while asking.len() < AT_A_TIME
                 && let Some(node) = others.pop_front()
             {
-                let Asker { via, access } = asker;
-                let (app, via, method, path) = (self.clone(), via.clone(), method.clone(), path.to_owned());
+                let Asker { grant, access } = asker;
+                let (app, grant, method, path) =
+                    (self.clone(), grant.clone(), method.clone(), path.to_owned());
                 asking.spawn(async move {
-                    let answer = app.ask(Asker { via: &via, access }, node.clone(), &method, path).await;
+                    let answer = app.ask(Asker { grant: &grant, access }, node.clone(), &method, path).await;
                     (node, answer)
                 });
             }

@@ -20,7 +20,7 @@ use super::{
     path_part, query, server_of,
 };
 use crate::{
-    access::{Audit, Grant, Via},
+    access::{Audit, Grant},
     model::{Channel, Permission, Problem, Relayed, Session, SessionPage, Traffic},
     program::Server,
 };
@@ -138,7 +138,7 @@ pub(super) async fn list(
     Extension(grant): Extension<Grant>,
     uri: Uri,
 ) -> Result<Json<SessionPage>, Problem> {
-    app.page(grant.via(), &query(&uri)?).await.map(Json)
+    app.page(&grant, &query(&uri)?).await.map(Json)
 }
 
 /// Shows a session with its permissions and channels, on any node of the fleet.
@@ -224,7 +224,7 @@ impl App {
     }
 
     /// Sessions of this server, and then those of the previous process.
-    pub(super) async fn page(&self, by: &Via, query: &SessionQuery) -> Result<SessionPage, Problem> {
+    pub(super) async fn page(&self, by: &Grant, query: &SessionQuery) -> Result<SessionPage, Problem> {
         let (filter, limit, mut place) = (Arc::new(query.filter()?), query.limit()?, query.place()?);
         let workers = self.server()?.relay.workers();
         let mut page = SessionPage::default();
@@ -301,7 +301,7 @@ impl App {
         let path = format!("/v1/sessions/{id}");
         if let Some(predecessor) = &self.predecessor {
             let silent = predecessor_silent;
-            let by = asker.via().to_string();
+            let by = asker.grant.to_string();
             let answer = predecessor.ask(method, path.clone(), String::new(), by).await.map_err(silent)?;
             if let Some((pid, answer)) = answer.filter(|(_, answer)| answer.status != 404) {
                 return match fleet::read::<Session>(&answer) {
