@@ -474,3 +474,46 @@ fn find(settings: &AdminSettings, token: &Secret) -> Option<Found> {
     full.map(|number| named(AdminAccess::Full, number, "admin.tokens"))
         .or(read.map(|number| named(AdminAccess::Read, number, "admin.read_tokens")))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Mutex, PoisonError},
+    };
+
+    use super::*;
+
+    static LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+    struct Kept;
+
+    impl io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            LINES.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_change_that_is_cut_off_has_a_line_in_the_audit_log_and_one_that_ends_has_no_second() {
+        let change = |path: &str| {
+            let what = What { request: format!("POST {path}"), path_bytes: None };
+            Unfinished(Some(("user 0 of this machine".to_owned(), what)))
+        };
+        let log = tracing_subscriber::fmt().with_writer(|| Kept).with_ansi(false).finish();
+        tracing::subscriber::with_default(log, || {
+            drop(change("/v1/users"));
+            change("/v1/keys").finish(&StatusCode::CREATED.into_response());
+        });
+        let text = String::from_utf8(LINES.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("turnpike::audit")), "{lines:?}");
+        assert!(lines[0].contains("POST /v1/users") && lines[0].contains("unknown"), "{lines:?}");
+        assert!(lines[1].contains("POST /v1/keys") && lines[1].contains("status=201"), "{lines:?}");
+    }
+}

@@ -184,6 +184,18 @@ fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_not() {
 }
 
 #[test]
+fn a_program_that_ends_accepts_no_more_connections() {
+    let running = Running::server(1);
+    let socket = running.dir.path("a.sock");
+    assert!(std::net::TcpStream::connect(running.tcp[0]).is_ok() && socket.exists());
+    running.close();
+    let is_refused = |at: SocketAddr| std::net::TcpStream::connect(at).is_err();
+    turnpike_testkit::eventually("its listeners are closed", || {
+        is_refused(running.tcp[0]) && is_refused(running.applications[0]) && !socket.exists()
+    });
+}
+
+#[test]
 fn files_that_cannot_be_used_are_named() {
     let dir = Dir::new();
     let own = Certificate::new(&["admin.example.org"]);

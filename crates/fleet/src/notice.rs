@@ -135,12 +135,34 @@ impl Message {
 
 /// Messages that were opened, so that none is carried out twice. Bounded: when more are remembered than there is room for, the oldest are forgotten,
 /// and what is as old as those counts as repeated from then on.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Remembered", into = "Remembered")]
 pub struct Opened {
     tags: HashSet<[u8; TAG_LEN]>,
     by_time: BTreeMap<u64, Vec<[u8; TAG_LEN]>>,
     /// Time of the newest message that was forgotten for want of room.
     forgotten: Option<u64>,
+}
+
+/// [`Opened`], for the process that takes over.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Remembered {
+    by_time: Vec<(u64, Vec<[u8; TAG_LEN]>)>,
+    forgotten: Option<u64>,
+}
+
+impl From<Opened> for Remembered {
+    fn from(Opened { by_time, forgotten, .. }: Opened) -> Self {
+        Self { by_time: by_time.into_iter().collect(), forgotten }
+    }
+}
+
+impl From<Remembered> for Opened {
+    fn from(Remembered { by_time, forgotten }: Remembered) -> Self {
+        let tags = by_time.iter().flat_map(|(_, tags)| tags).copied().collect();
+        Self { tags, by_time: by_time.into_iter().collect(), forgotten }
+    }
 }
 
 /// Why a message is not carried out.
@@ -285,6 +307,12 @@ mod tests {
         }
         for sealed in all.iter().step_by(97) {
             assert_eq!(opened.open(&sealer, 1060, sealed), Err(Refused::Repeated));
+        }
+        // Nor by the process that takes over.
+        let text = serde_json::to_string(&opened).unwrap();
+        let mut taken: Opened = serde_json::from_str(&text).unwrap();
+        for sealed in all.iter().step_by(97) {
+            assert_eq!(taken.open(&sealer, 1060, sealed), Err(Refused::Repeated));
         }
         assert!(opened.open(&sealer, 1060, &sealed(&sealer, 1060, most + 100)).is_ok());
         // All of that is over.

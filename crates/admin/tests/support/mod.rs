@@ -24,7 +24,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName}
 use serde_json::Value;
 use tokio::sync::oneshot;
 use turnpike_admin::{
-    Applications, Interface, Program, Store,
+    Applications, Interface, Program, Serving, Store,
     model::Job,
     program::{Fleet, Later, NotReloaded, Refusal, RefusalFilter, Reloaded, Rule, Server},
 };
@@ -189,6 +189,8 @@ pub(crate) struct Running {
     /// Where applications ask.
     pub(crate) applications: Vec<SocketAddr>,
     pub(crate) dir: Dir,
+    /// Told to accept nothing more.
+    close: tokio::sync::mpsc::UnboundedSender<()>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -243,7 +245,8 @@ impl Running {
             rules: Mutex::default(),
             fleet,
         });
-        let (stop, stopped) = oneshot::channel::<()>();
+        let (stop, mut stopped) = oneshot::channel::<()>();
+        let (close, mut closes) = tokio::sync::mpsc::unbounded_channel();
         let (found, addresses) = mpsc::channel();
         let (served, state) = (Arc::clone(&program), dir.path(STATE));
         let thread = thread::spawn(move || {
@@ -255,13 +258,23 @@ impl Running {
                 let interface = Interface::listen(served.job(), &began.admin, true, Vec::new()).unwrap();
                 let applications = Applications::listen(&began, Vec::new()).unwrap();
                 found.send((interface.addresses(), applications.addresses())).unwrap();
-                let _serving =
+                let serving =
                     [applications.serve(Arc::clone(&served) as Arc<dyn Program>), interface.serve(served)];
-                let _ = stopped.await;
+                loop {
+                    tokio::select! {
+                        _ = &mut stopped => break,
+                        Some(()) = closes.recv() => serving.iter().for_each(Serving::close),
+                    }
+                }
             });
         });
         let (tcp, applications) = addresses.recv_timeout(SOON).expect("it listens");
-        Self { program, tcp, applications, dir, stop: Some(stop), thread: Some(thread) }
+        Self { program, tcp, applications, dir, close, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Has it accept nothing more.
+    pub(crate) fn close(&self) {
+        self.close.send(()).unwrap();
     }
 
     /// How it stands with others.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
-use turnpike_fleet::{Message, Notice, Opened, Pauses, Refused, Subject};
+use turnpike_fleet::{Message, Notice, Pauses, Refused, Subject};
 use turnpike_stores::{Heard, StoreError};
 
 use super::{node::Node, unix, watching};
@@ -15,7 +15,7 @@ const RULES_MS: u64 = 500;
 /// Listens until the node has left, or the last session is gone that has stayed here in an upgrade. `users` is where the cached users are.
 pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
     let mut news = node.store.news();
-    let (mut pauses, mut opened) = (Pauses::default(), Opened::default());
+    let mut pauses = Pauses::default();
     while !node.is_deaf() {
         let heard = match news.next().await {
             Ok(heard) => heard,
@@ -30,19 +30,14 @@ pub(super) async fn keep_listening(node: Arc<Node>, users: SharedStore) {
         }
         node.answered();
         pauses.reset();
-        if let Err(error) = take(&node, &users, &mut opened, heard).await {
+        if let Err(error) = take(&node, &users, heard).await {
             node.failed(&error);
             node.rereads.store(true, std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
 
-async fn take(
-    node: &Arc<Node>,
-    users: &SharedStore,
-    opened: &mut Opened,
-    heard: Heard,
-) -> Result<(), StoreError> {
+async fn take(node: &Arc<Node>, users: &SharedStore, heard: Heard) -> Result<(), StoreError> {
     let Heard { anew, messages, levels } = heard;
     if node.is_to_reread() || anew {
         let all = node.store.levels().await?;
@@ -56,7 +51,7 @@ async fn take(
     let (mut unreadable, mut repeated) = (0, 0);
     let mut new: Vec<Message> = Vec::new();
     for sealed in &messages {
-        match opened.open(&node.sealer, now, sealed) {
+        match node.opened().open(&node.sealer, now, sealed) {
             Ok(message) => new.push(message),
             Err(Refused::Unreadable) => unreadable += 1,
             Err(Refused::Repeated) => repeated += 1,

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use turnpike_config::{FleetSettings, Mistake, Mistakes, Settings};
 use turnpike_fleet::{
-    Abandoned, Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Sealer, SentAway,
-    Terms, View,
+    Abandoned, Card, Charges, KeyRing, MOST_NODES, Members, Message, NodeName, Notice, Opened, Sealer,
+    SentAway, Terms, View,
 };
 use turnpike_relay::{Relay, SharedQuota};
 use turnpike_stores::{FleetAddress, FleetStore, StoreError};
@@ -61,6 +61,8 @@ pub(super) struct Node {
     pub(super) recovery: Recovering,
     pub(super) members: Mutex<Members>,
     abandoned: Mutex<Abandoned>,
+    /// Messages of other nodes that were carried out.
+    opened: Mutex<Opened>,
     pub(super) sight: RwLock<Arc<Sight>>,
     pub(super) sent: Mutex<SentAway>,
     /// For the hashes of [`SentAway`].
@@ -164,6 +166,7 @@ impl Node {
             recovery: Recovering::new(same.and_then(|same| same.era)),
             members: Mutex::default(),
             abandoned: Mutex::default(),
+            opened: Mutex::new(same.map(|same| same.opened.clone()).unwrap_or_default()),
             sight: RwLock::default(),
             sent: Mutex::default(),
             hasher: RandomState::new(),
@@ -340,6 +343,10 @@ impl Node {
 
     pub(super) fn abandoned(&self) -> MutexGuard<'_, Abandoned> {
         self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn opened(&self) -> MutexGuard<'_, Opened> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Not to be kept while waiting: the server does not stop as long as this is there.
@@ -525,6 +532,7 @@ impl Node {
             own_is_used: custody.own().1,
             told: self.quotas.told(),
             era: self.recovery.offer(),
+            opened: self.opened().clone(),
         }
     }
 
@@ -552,14 +560,23 @@ impl Node {
         let goodbye = async {
             self.say(Notice::Left { incarnation: self.incarnation }).await?;
             while self.store.reap(&self.name, self.number(), true).await? {}
-            self.announce_orders().await
+            Ok::<_, StoreError>(())
         };
-        match timeout(LAST_WORDS, goodbye).await {
+        let end = tokio::time::Instant::now() + LAST_WORDS;
+        match timeout_at(end, goodbye).await {
             Ok(Ok(())) => tracing::info!("this node has left the fleet"),
             Ok(Err(error)) => tracing::warn!("{error}; the other nodes find out that this one has left"),
             Err(_) => {
                 tracing::warn!("the fleet's store is slow; the other nodes find out that this one has left");
             }
+        }
+        // Behind the goodbye, which must not wait for it.
+        if !matches!(timeout_at(end, self.announce_orders()).await, Ok(Ok(()))) {
+            let orders = self.banned.unannounced().len();
+            tracing::warn!(
+                orders,
+                "bans, or their ends, that were given here are unknown to the other nodes"
+            );
         }
     }
 }
@@ -717,10 +734,16 @@ mod tests {
         assert!(before.acquire(asked(1)).is_ok());
         let asks = before.quotas.asks(10, before.terms());
         assert!(!asks.is_empty() && !before.rests());
+        let message =
+            Message { from: "b".parse().expect("a name"), at: unix(), notice: Notice::RulesChanged };
+        let sealed = message.seal(&before.sealer, [1; 12]);
+        let opens = |node: &Node| node.opened().open(&node.sealer, unix(), &sealed).is_ok();
+        assert!(opens(&before));
         let offer = offered(&before);
         assert!(before.rests(), "nothing is told beside the other process");
         let after = in_place_of("a", Some(&offer));
         assert!(after.goes_on() && after.is_cordoned());
+        assert!(!opens(&after), "a message is carried out by one of the two");
         assert_eq!(after.recovery.era(), before.recovery.era());
         assert_eq!(after.terms().books, Books::Whole);
         assert_eq!((after.incarnation, after.number(), after.ring_version()), (before.incarnation, 7, 2));

@@ -421,13 +421,17 @@ impl Node {
     async fn announce_now(&self, subject: &Subject) -> Result<Option<bool>, StoreError> {
         let announced = async {
             let _turn = self.announcements.turn.lock().await;
+            // Many administrators' orders must not wait one after the other for a store that is known to be away.
+            if self.health.is_alone(self.now_ms()) && self.banned.is_unannounced(subject) {
+                return Ok(None);
+            }
             let kept = self.kept_bans().await?;
             self.announce(subject, &kept).await?;
             let now = unix();
-            Ok(kept.iter().any(|ban| ban.subject == *subject && ban.is_in_force(now)))
+            Ok(Some(kept.iter().any(|ban| ban.subject == *subject && ban.is_in_force(now))))
         };
         match announced.await {
-            Ok(was_kept) => Ok(Some(was_kept)),
+            Ok(was_kept) => Ok(was_kept),
             Err(error) if self.banned.is_unannounced(subject) => {
                 tracing::warn!("{error}; the order holds here, and the other nodes are told when it answers");
                 Ok(None)

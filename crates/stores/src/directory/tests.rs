@@ -551,6 +551,7 @@ async fn an_answer_about_secrets_does_not_take_the_place_of_one_to_a_later_quest
     late.await.expect("an answer");
     assert_eq!(held(), "second");
     // And the other way round.
+    advance(Duration::from_millis(200)).await;
     world.set(State::AnswersLate);
     let directory = world.directory.clone();
     let late = tokio::spawn(async move { directory.read().await });

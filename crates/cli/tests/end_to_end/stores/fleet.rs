@@ -328,14 +328,21 @@ fn a_store_that_goes_changes_nothing_for_clients_and_is_found_again() {
     assert!(status == 202 && body.contains("\"announced\":false"), "{status} {body}");
     let (status, body) = a.ask("DELETE", "/v1/bans?user=eve", "");
     assert!(status == 202 && body.contains("\"announced\":false"), "{status} {body}");
+    for number in 0..500 {
+        let ban = format!("{{\"user\":\"mallory-{number}\",\"seconds\":600}}");
+        assert_eq!(a.ask("POST", "/v1/bans", &ban).0, 202);
+    }
     proxy.hold(false);
     a.serve.program.line_with("answers again");
     eventually("both are there", || (a.readiness().1 == "ok\n" && b.readiness().1 == "ok\n").then_some(()));
     a.waits_for(&BOTH);
-    eventually("the other node hears of both orders", || {
+    b.waits_for(&BOTH);
+    eventually("the other node hears of all orders, and of this one all the time", || {
         thread::sleep(Duration::from_millis(50));
+        let fleet = b.ask("GET", "/v1/fleet", "").1;
+        assert!(!fleet.contains("\"silent\""), "{fleet}");
         let bans = b.ask("GET", "/v1/bans", "").1;
-        (bans.contains("mallory") && !bans.contains("eve")).then_some(())
+        (bans.matches("mallory").count() == 501 && !bans.contains("eve")).then_some(())
     });
     let result = session.wait(SOON * 2).result();
     assert_eq!(result["lost"], 0, "nobody who is relayed is disturbed: {result}");
