@@ -32,6 +32,14 @@ pub(crate) struct Quarantined {
     pub(crate) until_ms: u64,
 }
 
+/// A port that a draw has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Drawn {
+    pub(crate) port: u16,
+    /// End of the quarantine that the draw has cut short.
+    pub(crate) until_ms: Option<u64>,
+}
+
 impl Default for PoolBits {
     fn default() -> Self {
         let quarantine = Mutex::new(VecDeque::new());
@@ -46,7 +54,23 @@ impl PoolBits {
 
     /// Takes a port; false if it is taken already. The new owner sees that nothing is open there.
     pub(crate) fn take(&self, port: u16) -> bool {
-        self.taken.set(port)
+        // A taken port costs no write, which would take its line from the other workers.
+        !self.taken.has(port) && self.taken.set(port)
+    }
+
+    /// Ports of a range that are not taken, in order.
+    pub(crate) fn not_taken(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
+        self.taken.clear_in(range)
+    }
+
+    /// Gives back a drawn port on which nothing was opened.
+    pub(crate) fn give_back(&self, Drawn { port, until_ms }: Drawn) {
+        let Some(until_ms) = until_ms else { return self.free(port) };
+        self.open.iter().for_each(|bits| bits.clear(port));
+        self.with_quarantine(|queue| {
+            let place = queue.partition_point(|held| held.until_ms < until_ms);
+            queue.insert(place, Quarantined { port, until_ms });
+        });
     }
 
     /// Marks a port as open: a socket of ours has it.
@@ -93,15 +117,15 @@ impl PoolBits {
     }
 
     /// Takes the oldest suitable port out of quarantine.
-    pub(crate) fn take_quarantined(&self, suits: impl Fn(u16) -> bool) -> Option<u16> {
+    pub(crate) fn take_quarantined(&self, suits: impl Fn(u16) -> bool) -> Option<Drawn> {
         self.with_quarantine(|queue| {
             let found = queue.iter().position(|held| suits(held.port))?;
-            queue.remove(found).map(|held| held.port)
+            queue.remove(found).map(|held| Drawn { port: held.port, until_ms: Some(held.until_ms) })
         })
     }
 
     /// Takes an even port and the next one, of which at least one is in quarantine and the other may be free.
-    pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<u16> {
+    pub(crate) fn take_quarantined_pair(&self, suits: impl Fn(u16) -> bool) -> Option<[Drawn; 2]> {
         self.with_quarantine(|queue| {
             let held = Bits::new();
             queue.iter().for_each(|entry| _ = held.set(entry.port));
@@ -111,8 +135,10 @@ impl PoolBits {
             let pair = [first, first + 1];
             // One of the two is held, so a failure leaves nothing to give back: another worker took the free one.
             let is_taken = pair.iter().all(|port| held.has(*port) || self.take(*port));
+            let until_ms = |port| queue.iter().find(|entry| entry.port == port).map(|entry| entry.until_ms);
+            let drawn = pair.map(|port| Drawn { port, until_ms: until_ms(port) });
             is_taken.then(|| queue.retain(|entry| !pair.contains(&entry.port)))?;
-            Some(first)
+            Some(drawn)
         })
     }
 
@@ -141,6 +167,21 @@ impl Bits {
     pub(crate) fn has(&self, port: u16) -> bool {
         let (word, bit) = self.slot(port);
         word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Ports of a range whose bits are clear, in order. A word of taken ports costs one load.
+    fn clear_in(&self, range: RangeInclusive<u16>) -> impl Iterator<Item = u16> {
+        let (first, last) = (*range.start(), *range.end());
+        (first / 64..=last / 64).flat_map(move |place| {
+            let mut clear = !self.0[usize::from(place)].load(Ordering::Relaxed);
+            if place == first / 64 {
+                clear &= u64::MAX << (first % 64);
+            }
+            if place == last / 64 {
+                clear &= u64::MAX >> (63 - last % 64);
+            }
+            (0..64).filter(move |bit| clear & (1 << bit) != 0).map(move |bit| place * 64 + bit)
+        })
     }
 
     /// False if it was set before. Acquire, and release below: what was cleared before it is seen to be clear

@@ -23,7 +23,7 @@ use turnpike_turn::server::{
 
 use crate::{
     Config, RelayAddress,
-    pool_bits::{Bits, PoolBits, QUARANTINE_MS, Quarantined},
+    pool_bits::{Bits, Drawn, PoolBits, QUARANTINE_MS, Quarantined},
     routes::source_of_route,
 };
 
@@ -340,6 +340,13 @@ impl Ports {
         self.plan().pools.iter().filter(is_of).any(|pool| pool.bits.is_open(address.port(), transport))
     }
 
+    /// Closes a relay socket and gives back its port.
+    pub(crate) fn close(&self, socket: UdpSocket, now_ms: u64) {
+        let bound = socket.local_addr();
+        drop(socket);
+        self.release(bound, now_ms);
+    }
+
     /// Gives back the port of a closed socket. It stays in quarantine for a while: peers of the previous client may still send to it.
     pub(crate) fn release(&self, bound: SocketAddr, now_ms: u64) {
         if let Some(pool) = self.plan().pool(bound) {
@@ -443,19 +450,15 @@ impl Ports {
     /// Another process has them all now.
     pub(crate) fn surrender_reserved(&self, now_ms: u64) {
         for (_, reservation) in self.reservations().drain() {
-            self.release(reservation.opened.socket.local_addr(), now_ms);
+            self.close(reservation.opened.socket, now_ms);
         }
     }
 
     /// Closes reservations whose time is over.
     pub(crate) fn expire(&self, now_ms: u64) {
-        self.reservations().retain(|_, reservation| {
-            let keep = reservation.expires_ms > now_ms;
-            if !keep {
-                self.release(reservation.opened.socket.local_addr(), now_ms);
-            }
-            keep
-        });
+        for (_, reservation) in self.reservations().extract_if(|_, held| held.expires_ms <= now_ms) {
+            self.close(reservation.opened.socket, now_ms);
+        }
     }
 
     /// Whether this user may reserve one more. No quota counts reservations, and they outlive their allocations: without bounds of
@@ -484,14 +487,14 @@ impl Ports {
     ) -> Result<T, Refusal> {
         let mut passed_over = PassedOver::of(&pool.bits);
         for _ in 0..BIND_ATTEMPTS {
-            let port = match stock {
-                Stock::Free => pool.claim(span, &suits),
+            let drawn = match stock {
+                Stock::Free => pool.claim(span, &suits).map(|port| Drawn { port, until_ms: None }),
                 Stock::Quarantined => pool.bits.take_quarantined(|port| span.has(port) && suits(port)),
             };
-            let port = port.ok_or(Refusal::Port)?;
-            match bind(self, pool, port) {
+            let drawn = drawn.ok_or(Refusal::Port)?;
+            match bind(self, pool, drawn.port) {
                 Ok(opened) => return Ok(opened),
-                Err(error) => passed_over.add(port, &error)?,
+                Err(error) => passed_over.add(drawn, &error)?,
             }
         }
         Err(Refusal::Port)
@@ -513,23 +516,23 @@ impl Ports {
         let bits = &pool.bits;
         let mut passed_over = PassedOver::of(bits);
         for _ in 0..BIND_ATTEMPTS {
-            let Some(port) = pool.claim_pair(stock, span)? else { continue };
-            let opened = match self.bind(pool, port) {
+            let Some([even, odd]) = pool.claim_pair(stock, span)? else { continue };
+            let opened = match self.bind(pool, even.port) {
                 Ok(opened) => opened,
                 Err(error) => {
-                    bits.free(port + 1);
-                    passed_over.add(port, &error)?;
+                    bits.give_back(odd);
+                    passed_over.add(even, &error)?;
                     continue;
                 }
             };
-            match self.bind(pool, port + 1) {
+            match self.bind(pool, odd.port) {
                 Ok(next) => {
                     let mut reservations = self.reservations();
                     // Nobody waited for these binds, and another worker may have taken the last place meanwhile.
                     if !Self::may_reserve(&reservations, owner) {
                         drop((opened, next));
-                        bits.free(port);
-                        bits.free(port + 1);
+                        bits.give_back(even);
+                        bits.give_back(odd);
                         return Err(Refusal::Reservation);
                     }
                     let expires_ms = now_ms + RESERVATION_MS;
@@ -538,8 +541,9 @@ impl Ports {
                     return Ok(opened);
                 }
                 Err(error) => {
-                    bits.free(port);
-                    passed_over.add(port + 1, &error)?;
+                    drop(opened);
+                    bits.give_back(even);
+                    passed_over.add(odd, &error)?;
                 }
             }
         }
@@ -556,7 +560,7 @@ impl Ports {
         if reservation.expires_ms > now_ms {
             Ok(reservation.opened)
         } else {
-            self.release(reservation.opened.socket.local_addr(), now_ms);
+            self.close(reservation.opened.socket, now_ms);
             Err(Refusal::Reservation)
         }
     }
@@ -625,7 +629,7 @@ impl Ports {
 /// Ports of other programs that a search has met. They stay taken until it is over, so that it meets each of them once.
 struct PassedOver<'a> {
     bits: &'a PoolBits,
-    ports: Vec<u16>,
+    ports: Vec<Drawn>,
 }
 
 impl<'a> PassedOver<'a> {
@@ -634,7 +638,7 @@ impl<'a> PassedOver<'a> {
     }
 
     /// Passes over a port that another program has; any other error ends the search.
-    fn add(&mut self, port: u16, error: &io::Error) -> Result<(), Refusal> {
+    fn add(&mut self, port: Drawn, error: &io::Error) -> Result<(), Refusal> {
         self.ports.push(port);
         match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
@@ -646,7 +650,7 @@ impl<'a> PassedOver<'a> {
 
 impl Drop for PassedOver<'_> {
     fn drop(&mut self) {
-        self.ports.iter().for_each(|port| self.bits.free(*port));
+        self.ports.iter().for_each(|port| self.bits.give_back(*port));
     }
 }
 
@@ -663,11 +667,12 @@ impl Pool {
             }
         }
         let start = random.random_range(range.clone());
-        (start..=*range.end()).chain(*range.start()..start).find(|port| take(*port))
+        let not_taken = |range| self.bits.not_taken(range);
+        not_taken(start..=*range.end()).chain(not_taken(*range.start()..=start)).find(|port| take(*port))
     }
 
     /// Takes an even port and the next one. `None` if another worker was faster.
-    fn claim_pair(&self, stock: Stock, span: &Span<'_>) -> Result<Option<u16>, Refusal> {
+    fn claim_pair(&self, stock: Stock, span: &Span<'_>) -> Result<Option<[Drawn; 2]>, Refusal> {
         let bits = &self.bits;
         if let Stock::Quarantined = stock {
             return bits.take_quarantined_pair(|port| span.has(port)).map(Some).ok_or(Refusal::Port);
@@ -676,7 +681,7 @@ impl Pool {
         let suits = |port: u16| port.is_multiple_of(2) && has_next(port);
         let port = self.claim(span, suits).ok_or(Refusal::Port)?;
         if bits.take(port + 1) {
-            return Ok(Some(port));
+            return Ok(Some([port, port + 1].map(|port| Drawn { port, until_ms: None })));
         }
         bits.free(port);
         Ok(None)

@@ -116,7 +116,7 @@ impl Bench {
                 None
             }
             Verdict::ToClient { .. } => panic!("a client's datagram comes back to it"),
-            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
             Verdict::Drop(Some(reason)) => panic!("dropped: {reason:?}"),
             Verdict::Drop(None) => None,
         };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::common::*;
 use turnpike_turn::server::{
-    Bandwidth, Client, DropReason, HeldUp, Level, PeerRules, Rates, RelayId, ServerConfig, Way,
+    Bandwidth, Client, DropReason, Level, PeerRules, Rates, RelayId, ServerConfig, Way,
 };
 
 const PERMITTED: &str = "198.41.0.5:7000";
@@ -125,16 +125,16 @@ fn what_a_stream_brings_waits_and_is_not_dropped() {
     let relay = relaying(&mut world, stream(1), "alice");
     assert_eq!(passing(&mut world, stream(1)), 100);
     let until_ms = world.now.ms + 1;
-    let held_up = HeldUp { level: Level::Allocation, until_ms };
+    let otherwise = DropReason::AllocationBandwidth;
     let datagram = channel_data(0x4000, &[7; 1000]);
-    assert_eq!(world.feed(&datagram), Outcome::Wait(held_up));
-    assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait(held_up));
+    assert_eq!(world.feed(&datagram), Outcome::Wait { until_ms, otherwise });
+    assert_eq!(world.feed(&Ask::send(PERMITTED, &[7; 1000])), Outcome::Wait { until_ms, otherwise });
     world.now.ms = until_ms;
     assert!(matches!(world.feed(&datagram), Outcome::ToPeer { .. }), "fed again");
     assert_eq!(world.server.stats().bandwidth_pauses, [3, 0, 0, 0], "the first, when it was counted, too");
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 0);
     // Where nobody can be made to wait, it is lost, and said so.
-    world.server.not_waited(held_up);
+    world.server.not_waited(otherwise);
     assert_eq!(world.dropped(DropReason::AllocationBandwidth), 1);
     // Peers send datagrams, whatever the client has.
     let to_client = (0..101).map(|_| world.peer_sends(relay, PEER, &[7; 1000])).last();

@@ -198,6 +198,30 @@ fn a_reload_ends_sessions_whose_credential_has_expired_and_shortens_others() {
     }
 }
 
+#[test]
+fn no_lifetime_below_two_seconds_is_answered() {
+    let mut world = world(ServerConfig { end_with_credential: true, ..config() });
+    let timed = timed(&mut world);
+    world.sleep(59);
+    assert_eq!(world.ask(&Ask::allocate().signed(&timed)).success().lifetime(), 2);
+    world.effects();
+    world.sleep(1);
+    assert_eq!(closed(&mut world), [(ClosedReason::Credential, 1000)], "it really has one");
+}
+
+/// A stranger who forges the address of a client sees no nonce of its.
+#[test]
+fn a_forger_does_not_use_up_the_refusals_of_a_client() {
+    let mut world = World::with(ServerConfig { nonce_lifetime: 60, ..config() });
+    let (alice, _) = world.allocated();
+    let forged = Credentials { nonce: "guess".to_owned(), password: "guess".to_owned(), ..alice.clone() };
+    let forged = Ask::refresh(600).signed(&forged).bytes();
+    world.sleep(61);
+    let last = (0..200).map(|_| world.feed(&forged)).last();
+    assert_eq!(last, Some(Outcome::Drop(DropReason::RefusalRepeated)));
+    assert_eq!(world.ask(&Ask::refresh(600).signed(&alice)).code(), Some(438));
+}
+
 /// libnice answers a refused ChannelBind at once with the next one.
 #[test]
 fn repeated_refusals_to_a_session_are_bounded_by_cause_and_cost_no_other_client_an_answer() {

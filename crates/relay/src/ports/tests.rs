@@ -185,6 +185,34 @@ fn the_one_port_that_other_programs_leave_is_found() {
     assert!(drawn(&ports, ALICE).len() >= 32);
 }
 
+/// A draw from quarantine meets a port that another program has bound meanwhile.
+#[test]
+fn a_port_that_cannot_be_bound_stays_in_quarantine() {
+    let ports = ports(24_040..=24_041);
+    one_after_the_other(&ports, &wish(PortWish::Any), 0..2);
+    let quarantined = || ports.plan().pools[0].bits.quarantined();
+    let before = quarantined();
+    let bind = |held: &Quarantined| std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, held.port)).unwrap();
+    let _others: Vec<_> = before.iter().map(bind).collect();
+    for port in [PortWish::Any, PortWish::EvenAndReserveNext([1; 8])] {
+        assert_eq!(ports.open(&wish(port), ALICE, None, 2).err(), Some(Refusal::Port));
+        assert_eq!(quarantined(), before);
+    }
+}
+
+#[test]
+fn ports_that_are_not_taken_are_found_in_any_range() {
+    let bits = PoolBits::default();
+    let free = [0, 63, 64, 100, 127, 128, 4000, 65_535];
+    (0..=u16::MAX).filter(|port| !free.contains(port)).for_each(|port| assert!(bits.take(port)));
+    for start in free {
+        for end in free.into_iter().filter(|end| *end >= start) {
+            let within: Vec<u16> = free.into_iter().filter(|port| (start..=end).contains(port)).collect();
+            assert_eq!(bits.not_taken(start..=end).collect::<Vec<_>>(), within);
+        }
+    }
+}
+
 #[test]
 fn a_pair_of_ports_comes_out_of_quarantine_whole() {
     let ports = ports(24_030..=24_031);

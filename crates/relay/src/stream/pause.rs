@@ -45,6 +45,11 @@ impl Streams {
         self.pause_until(slot, until_ms, poller);
     }
 
+    /// Bytes of a client that are kept until more comes.
+    pub(crate) fn held(&self, client: &Client) -> &[u8] {
+        self.slot_of(client).map_or(&[], |slot| self.connections[slot].framer.held())
+    }
+
     fn pause_until(&mut self, slot: usize, until_ms: u64, poller: &Poller) {
         let connection = &mut self.connections[slot];
         connection.paused = true;

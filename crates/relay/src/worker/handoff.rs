@@ -119,8 +119,13 @@ impl Worker {
         request: Box<[u8]>,
         behind: Behind<'_>,
     ) {
-        let behind = behind.to_vec(&self.rx);
+        let is_late = matches!(behind, Behind::HandedOver(_));
+        let mut behind = behind.to_vec(&self.rx);
         let out = &mut self.out;
+        if is_late {
+            // The request waited for its user, and the stream was read on.
+            behind.extend_from_slice(out.streams.held(client));
+        }
         if self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::is_full) {
             return out.streams.put_back(client, [&request, &behind], now.ms + AGAIN_MS, &self.poller);
         }
@@ -204,7 +209,7 @@ impl Worker {
     fn take_back(&mut self, now: Now, moved: Moved, sockets: Sockets) {
         let was = moved.was();
         let Some(allocation) = self.server.take_back(now, moved) else {
-            return sockets.iter().for_each(|(_, socket)| self.ports.release(socket.local_addr(), now.ms));
+            return sockets.into_iter().for_each(|(_, socket)| self.ports.close(socket, now.ms));
         };
         self.attach_sockets(now, allocation, sockets);
         if let Some(source) = was {
@@ -228,8 +233,8 @@ impl Worker {
         {
             // Its worker has ended, and with it the server is about to.
             let now_ms = self.now().ms;
-            for (_, socket) in &sockets {
-                self.ports.release(socket.local_addr(), now_ms);
+            for (_, socket) in sockets {
+                self.ports.close(socket, now_ms);
             }
             drop(moved);
         }
@@ -327,7 +332,7 @@ impl Worker {
         let from = source.client.address;
         let buffer = Buffer { from, local: None, tos: 0, ttl: 0, segment_size: bytes.len(), bytes };
         match self.server.from_client(now, &source, bytes) {
-            Verdict::Wait(held_up) => self.server.not_waited(held_up),
+            Verdict::Wait { otherwise, .. } => self.server.not_waited(otherwise),
             verdict => _ = self.out.carry_out(&self.rx, &buffer, verdict),
         }
     }

@@ -59,7 +59,7 @@ impl Out {
                 true
             }
             // Streams have been asked before.
-            Verdict::Wait(_) => false,
+            Verdict::Wait { .. } => false,
             Verdict::Drop(_) => true,
         }
     }

@@ -231,7 +231,7 @@ impl Worker {
         self.out.tx.flush(&mut self.sockets, &self.rx);
         self.roles[id.0 as usize] = Role::Free;
         if let Some(socket) = self.sockets.remove(id) {
-            self.ports.release(socket.local_addr(), now.ms);
+            self.ports.close(socket, now.ms);
         }
     }
 }

@@ -92,8 +92,8 @@ impl Worker {
                 bytes,
             };
             let verdict = self.server.from_client(now, &source, bytes);
-            if let Verdict::Wait(held_up) = verdict {
-                let until_ms = held_up.until_ms.max(now.ms + 1);
+            if let Verdict::Wait { until_ms, .. } = verdict {
+                let until_ms = until_ms.max(now.ms + 1);
                 return self.out.streams.pause(&incoming, message, until_ms, &self.rx, &self.poller);
             }
             if self.out.carry_out(&self.rx, &buffer, verdict) {

@@ -32,17 +32,21 @@ impl MaxAge {
     }
 }
 
-/// Shortest LIFETIME in an answer to a Refresh, in seconds. 0 would mean that the allocation is deleted. libnice waits for half of it in whole
+/// Shortest LIFETIME in an answer, in seconds. 0 would mean that the allocation is deleted. libnice waits for half of it in whole
 /// seconds: after a LIFETIME of 1 it sent 4,400 Refreshes in the last second.
 const SHORTEST: u32 = 2;
 
-/// What a Refresh gets of so many seconds, where so many milliseconds are left: the LIFETIME of its answer, [`SHORTEST`] at least, and
-/// how many milliseconds it really is.
+/// LIFETIME in the answer to a request that was granted so many seconds; 0 deletes.
+pub(super) fn answered(granted: u32) -> u32 {
+    if granted == 0 { 0 } else { granted.max(SHORTEST) }
+}
+
+/// Seconds and milliseconds that a Refresh gets of so many seconds, where so many milliseconds are left.
 pub(super) fn within(left_ms: Option<u64>, seconds: u32) -> (u32, u64) {
     let wanted_ms = u64::from(seconds) * 1000;
     match left_ms {
         Some(left_ms) if left_ms < wanted_ms => {
-            (u32::try_from(left_ms / 1000).unwrap_or(seconds).max(SHORTEST), left_ms)
+            (u32::try_from(left_ms / 1000).unwrap_or(seconds).max(1), left_ms)
         }
         _ => (seconds, wanted_ms),
     }

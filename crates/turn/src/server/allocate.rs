@@ -6,7 +6,7 @@ use turnpike_wire::stun::kind;
 
 use super::{
     AllocationId, Answer, Client, DropReason, Effect, Family, Gate, Newcomer, OpenRelay, OpenRequest,
-    OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source,
+    OpenResult, PortWish, QuotaRefusal, RelayTransport, RequestRefusal, Server, ServerConfig, Source, age,
     alternate::Occasion,
     answer::Asker,
     bad_request::{Denied, Fault},
@@ -128,8 +128,13 @@ impl<G: Gate> Server<G> {
         // Section 19: 486 is about this user; 508 is about the server, so that another one may do.
         let prefix = self.config.prefixes.of(client.address.ip());
         if let Err(refusal) = self.gate.acquire(&who.realm, &who.identity, prefix) {
-            if matches!(refusal, QuotaRefusal::Undecided { .. }) && !self.is_stream(client) {
-                return Err(Answer::Drop(DropReason::QuotaPending));
+            if matches!(refusal, QuotaRefusal::Undecided { .. }) {
+                if context.can_wait {
+                    return Err(Answer::Wait);
+                }
+                if !self.is_stream(client) {
+                    return Err(Answer::Drop(DropReason::QuotaPending));
+                }
             }
             self.stats.quota(refusal);
             return Err(match refusal {
@@ -346,7 +351,7 @@ impl<G: Gate> Server<G> {
         for relay in entry.relays.iter().flatten() {
             response.xor_address(kind::XOR_RELAYED_ADDRESS, relay.address);
         }
-        response.number(kind::LIFETIME, session.granted);
+        response.number(kind::LIFETIME, age::answered(session.granted));
         if let Some(Secret(token)) = session.reservation {
             response.attribute(kind::RESERVATION_TOKEN, &token);
         }

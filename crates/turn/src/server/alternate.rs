@@ -9,8 +9,8 @@ use std::{net::SocketAddr, sync::Arc};
 use turnpike_wire::{integrity::Mac, stun::kind};
 
 use super::{
-    Answer, Destination, Gate, Newcomer, RequestRefusal, Server, Transport, context::Context,
-    response::Envelope,
+    Answer, Destination, Gate, Newcomer, RequestRefusal, Server, Transport, bad_request::Denied,
+    context::Context, response::Envelope,
 };
 
 /// Another server.
@@ -80,12 +80,12 @@ impl<G: Gate> Server<G> {
     }
 
     /// Answers a request about what another node of the fleet has: the client is sent there, if the node is there still.
-    pub(super) fn send_to_node(&mut self, context: &Context<'_>, node: u16, otherwise: u16) -> Answer {
+    pub(super) fn send_to_node(&mut self, context: &Context<'_>, node: u16, otherwise: Denied) -> Answer {
         let client = context.client();
         let transport = self.config.listener(client.listener).transport;
         let signed = context.envelope.signer.is_some();
         let found = self.gate.node(node, transport, client.address.is_ipv4()).filter(|_| signed);
-        let Some(destination) = found else { return self.fail(context, otherwise) };
+        let Some(destination) = found else { return self.deny_request(context, otherwise) };
         self.tell_of(context, 300, RequestRefusal::Code);
         self.write_alternate(&destination, transport, &context.envelope);
         Answer::Reply

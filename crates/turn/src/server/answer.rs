@@ -40,8 +40,13 @@ pub(super) enum Answer {
     ReplyFrom(Client),
     /// None now: an effect goes on with it.
     Later,
+    /// None before the fleet's store has answered: the stream brings the request again.
+    Wait,
     Drop(DropReason),
 }
+
+/// Milliseconds between two exchanges of a node with the fleet's store.
+const EXCHANGE_MS: u64 = 100;
 
 impl<G: Gate> Server<G> {
     pub(super) fn request<'a>(
@@ -84,10 +89,13 @@ impl<G: Gate> Server<G> {
         request: &Request<'_>,
         late: Option<(Credentials, u64)>,
     ) -> Verdict<'_> {
-        let arrival = Cell::new(None);
+        let (arrival, has_own_nonce) = (Cell::new(None), Cell::new(false));
+        let told = (&arrival, &has_own_nonce);
         let transport = self.config.listener(source.client.listener).transport;
-        let answer = self.answer(Context::new(now, *source, delivery, request, late, &arrival, transport));
-        if matches!(answer, Answer::Reply) && !self.may_refuse_again(now, &source.client, request) {
+        let answer = self.answer(Context::new(now, *source, delivery, request, late, transport, told));
+        if matches!(answer, Answer::Reply)
+            && !self.may_refuse_again(now, (&source.client, has_own_nonce.get()), request)
+        {
             return self.unanswered(now, source, request, DropReason::RefusalRepeated);
         }
         if let (Delivery::Forwarded { via, .. }, Answer::Reply) = (delivery, &answer) {
@@ -107,6 +115,11 @@ impl<G: Gate> Server<G> {
             },
             Answer::ReplyFrom(client) => Verdict::Reply { client, link, bytes: &self.reply },
             Answer::Later => Verdict::Drop(None),
+            Answer::Wait => {
+                // Counted when it comes again.
+                self.stats.requests[request.method as usize] -= 1;
+                Verdict::Wait { until_ms: now.ms + EXCHANGE_MS, otherwise: DropReason::QuotaPending }
+            }
             Answer::Drop(reason) => self.unanswered(now, source, request, reason),
         }
     }
@@ -245,7 +258,11 @@ impl<G: Gate> Server<G> {
             let refused = Effect::PeerRefused { client, realm, username, peer, others, by, suppressed };
             self.effects.push_back(refused);
         }
-        self.write_failure_because(&context.envelope, 403, &forbidden_peer(peer.ip(), others));
+        if context.envelope.has_texts() {
+            self.write_failure_because(&context.envelope, 403, &forbidden_peer(peer.ip(), others));
+        } else {
+            self.write_failure(&context.envelope, 403);
+        }
         Answer::Reply
     }
 
@@ -272,7 +289,9 @@ impl<G: Gate> Server<G> {
     /// An error response, which is told of at a bounded rate.
     pub(super) fn refuse(&mut self, context: &Context<'_>, code: u16, why: RequestRefusal) -> Answer {
         self.tell_of(context, code, why);
-        self.write_failure_because(&context.envelope, code, &phrase(code, why));
+        let reason =
+            if context.envelope.has_texts() { phrase(code, why) } else { reason_phrase(code).into() };
+        self.write_failure_because(&context.envelope, code, &reason);
         Answer::Reply
     }
 

@@ -29,7 +29,7 @@ use crate::{
 /// Bytes of USERNAME. RFC 8489 section 14.3 has fewer than 509, and 763 from clients of RFC 5389.
 const MAX_USERNAME_LEN: usize = 763;
 
-/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter request can be granted.
+/// Bytes of a header and an attribute of four: REQUESTED-TRANSPORT, LIFETIME, CONNECTION-ID. No shorter unsigned request asks for anything.
 const SHORTEST_REQUEST: usize = 28;
 
 /// Bytes of a header.
@@ -114,6 +114,7 @@ impl<G: Gate> Server<G> {
             return Err(self.challenge(context, &first, 401));
         };
         context.nonce = self.judge(context.now, context.client().address.ip(), &realm, nonce);
+        context.has_own_nonce.set(context.nonce != Standing::Foreign);
         context.envelope.is_address_proved |= context.nonce != Standing::Foreign;
         let standing = match context.nonce {
             Standing::Foreign => self.standing_elsewhere(context, &realm, nonce),
@@ -282,10 +283,15 @@ impl<G: Gate> Server<G> {
     pub(super) fn refuse_expired(&mut self, context: &Context<'_>, ago: u64) -> Answer {
         let who = &context.who;
         self.refused(context, User::Name(&who.username), CredentialRefusal::Expired { ago });
+        self.challenge_again(context, 401)
+    }
+
+    /// Challenges a client whose request was authentic; 437 if its realm is gone.
+    pub(super) fn challenge_again(&mut self, context: &Context<'_>, code: u16) -> Answer {
         let listener = context.source.client.listener;
-        let realm = self.realms.find(&self.config, listener, who.realm.as_bytes()).cloned();
+        let realm = self.realms.find(&self.config, listener, context.who.realm.as_bytes()).cloned();
         match realm {
-            Some(realm) => self.challenge(context, &realm, 401),
+            Some(realm) => self.challenge(context, &realm, code),
             None => self.fail(context, 437),
         }
     }

@@ -278,8 +278,8 @@ impl<G: Gate> Server<G> {
     }
 
     /// What [`Verdict::Wait`] was about is lost after all: nobody can be made to wait.
-    pub fn not_waited(&mut self, held_up: HeldUp) {
-        self.stats.drop(held_up.level.drop_reason());
+    pub fn not_waited(&mut self, otherwise: DropReason) {
+        self.stats.drop(otherwise);
     }
 
     /// Something that may not pass now. Where it came in a stream, reading can wait.
@@ -290,7 +290,7 @@ impl<G: Gate> Server<G> {
             return self.dropped(held_up.level.drop_reason());
         }
         self.stats.bandwidth_pauses[held_up.level as usize] += 1;
-        Verdict::Wait(held_up)
+        Verdict::Wait { until_ms: held_up.until_ms, otherwise: held_up.level.drop_reason() }
     }
 
     /// Gives an allocation the limits that are configured. A bucket of its own begins full, or goes on with what it had under other limits

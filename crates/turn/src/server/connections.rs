@@ -358,7 +358,7 @@ impl<G: Gate> Server<G> {
             Err(fault) => return self.bad(context, kind::CONNECTION_ID, fault),
         };
         if let Some(node) = self.on_another_node(connection) {
-            return self.send_to_node(context, node, 400);
+            return self.send_to_node(context, node, Denied::bad(kind::CONNECTION_ID, Fault::Unknown));
         }
         if let Some(answer) = self.hand_over(context, connection) {
             return answer;

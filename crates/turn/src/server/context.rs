@@ -22,6 +22,10 @@ pub(super) struct Context<'a> {
     pub(super) who: Who,
     /// What the store has answered, if it had to be waited for.
     pub(super) credentials: Option<Credentials>,
+    /// A stream brought the request just now, and can bring it again.
+    pub(super) can_wait: bool,
+    /// Set once the request has shown a nonce that this client was given. A forger of the client's address has none.
+    pub(super) has_own_nonce: &'a Cell<bool>,
     /// When the request came, in milliseconds.
     pub(super) asked_ms: u64,
     /// Tells the worker that has forwarded the request, with the answer, to expect the client.
@@ -51,14 +55,29 @@ impl<'a> Context<'a> {
         delivery: Delivery,
         request: &'a Request<'a>,
         late: Option<(Credentials, u64)>,
-        arrival: &'a Cell<Option<Arrival>>,
         transport: Transport,
+        (arrival, has_own_nonce): (&'a Cell<Option<Arrival>>, &'a Cell<bool>),
     ) -> Self {
         let (envelope, who) = (Envelope::unsigned(request, transport), Who::default());
+        let is_stream = matches!(transport, Transport::Tcp | Transport::Tls);
+        let can_wait = is_stream && late.is_none() && delivery == Delivery::Direct;
         let (credentials, asked_ms) = late.unzip();
         let asked_ms = asked_ms.unwrap_or(now.ms);
         let nonce = Standing::Foreign;
-        Self { now, source, delivery, request, envelope, nonce, who, credentials, asked_ms, arrival }
+        Self {
+            now,
+            source,
+            delivery,
+            request,
+            envelope,
+            nonce,
+            who,
+            credentials,
+            can_wait,
+            has_own_nonce,
+            asked_ms,
+            arrival,
+        }
     }
 
     pub(super) fn client(&self) -> &Client {

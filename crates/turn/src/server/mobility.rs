@@ -210,7 +210,7 @@ impl<G: Gate> Server<G> {
             return Err(self.bad(context, kind::MOBILITY_TICKET, Fault::Malformed));
         };
         if self.seat.is_another(ticket.node) {
-            return Err(self.send_to_node(context, ticket.node, 437));
+            return Err(self.send_to_node(context, ticket.node, Denied::code(437)));
         }
         let Some(index) = self.moves.owned.get(&ticket.key).copied() else {
             return Err(self.ask_owner(context, ticket));

@@ -284,7 +284,8 @@ pub(super) fn known_as(
     peer: SocketAddr,
     now: Now,
 ) -> SocketAddr {
-    let may_have = |peer: SocketAddr| rules.permits_endpoint(peer) && permissions.allow(peer.ip(), now.ms);
+    // A permission is looked up by hash, rules are lists.
+    let may_have = |peer: SocketAddr| permissions.allow(peer.ip(), now.ms) && rules.permits_endpoint(peer);
     rules.own.external(peer, may_have)
 }
 

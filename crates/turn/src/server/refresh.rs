@@ -109,7 +109,7 @@ impl<G: Gate> Server<G> {
     ) -> Answer {
         self.stats.successes[Method::Refresh as usize] += 1;
         let mut response = context.envelope.success(&mut self.reply);
-        response.number(kind::LIFETIME, granted);
+        response.number(kind::LIFETIME, age::answered(granted));
         if let Some(ticket) = ticket {
             response.attribute(kind::MOBILITY_TICKET, &ticket);
         }

@@ -31,7 +31,13 @@ pub(super) fn repeated_refusals() -> Rates {
 impl<G: Gate> Server<G> {
     /// Checks that the reply buffer holds no refusal that the 5-tuple was sent too often. Concerns requests about an allocation, and goes on
     /// after that has ended. The client repeats its request and is answered then.
-    pub(super) fn may_refuse_again(&mut self, now: Now, client: &Client, request: &Request<'_>) -> bool {
+    /// Requests with a nonce of the client's own have buckets of their own, which no forger of its address can fill.
+    pub(super) fn may_refuse_again(
+        &mut self,
+        now: Now,
+        (client, has_own_nonce): (&Client, bool),
+        request: &Request<'_>,
+    ) -> bool {
         let is_about_allocation = match request.method {
             Method::Refresh | Method::CreatePermission | Method::ChannelBind | Method::Connect => true,
             Method::Allocate | Method::ConnectionBind | Method::Binding => false,
@@ -46,6 +52,7 @@ impl<G: Gate> Server<G> {
         self.repeated_refusals.make_room_for_all();
         let now_us = now.ms.saturating_mul(1000);
         let peer = request.peers().next();
-        self.repeated_refusals.admit(now_us, (client, request.method.number(), peer, class, number))
+        let cause = (client, has_own_nonce, request.method.number(), peer, class, number);
+        self.repeated_refusals.admit(now_us, cause)
     }
 }

@@ -193,7 +193,7 @@ impl<G: Gate> Server<G> {
         context: &Context<'_>,
         once: Once,
     ) -> Result<Option<Recorded>, Answer> {
-        let Context { now, request, envelope, who, .. } = context;
+        let Context { now, request, envelope, .. } = context;
         // Without authentication there is no nonce, and a copy needs no original.
         let nonce = request.get(kind::NONCE).filter(|_| envelope.signer.is_some());
         let issued = nonce.and_then(|nonce| nonce::issued(nonce, now.unix));
@@ -202,15 +202,8 @@ impl<G: Gate> Server<G> {
         if recorded.is_some() {
             return Ok(recorded);
         }
-        let listener = context.source.client.listener;
-        let realm = self.realms.find(&self.config, listener, who.realm.as_bytes()).cloned();
-        Err(match realm {
-            Some(realm) => {
-                self.tell_of(context, 438, RequestRefusal::Code);
-                self.challenge(context, &realm, 438)
-            }
-            None => self.fail(context, 437),
-        })
+        self.tell_of(context, 438, RequestRefusal::Code);
+        Err(self.challenge_again(context, 438))
     }
 }
 

@@ -72,7 +72,7 @@ impl Envelope {
 
     /// Whether the response has texts for people: the reason phrase and SOFTWARE. To an address that may be forged each byte is one more
     /// that whoever forges it makes us send.
-    fn has_texts(&self) -> bool {
+    pub(super) fn has_texts(&self) -> bool {
         self.signer.is_some() || self.is_address_proved
     }
 

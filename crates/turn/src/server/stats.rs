@@ -68,7 +68,8 @@ pub struct Stats {
     pub allocation_times: [u64; ALLOCATION_MS.len() + 1],
     /// All of these times together, in milliseconds.
     pub allocation_ms: u64,
-    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become.
+    /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become, banned, by their
+    /// credential.
     pub allocations_closed: [u64; 8],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token, expiry too far ahead.
     pub credentials_refused: [u64; 7],

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use turnpike_wire::indication::MAX_HEADER_LEN;
 
-use super::{DropReason, Family, HeldUp};
+use super::{DropReason, Family};
 
 /// A client-facing socket of this worker, numbered by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -129,9 +129,14 @@ pub enum Verdict<'a> {
         /// A whole STUN message, in the server's own buffer.
         bytes: &'a [u8],
     },
-    /// From a client's stream, and beyond a limit of bits per second: feed it again then, and read nothing from the stream until that is
-    /// done. Never of datagrams. Whoever cannot wait says so by [`super::Server::not_waited`].
-    Wait(HeldUp),
+    /// From a client's stream, and beyond a limit of bits per second, or undecided by the fleet: feed it again then, and read nothing from the
+    /// stream until that is done. Never of datagrams. A caller that cannot wait calls [`super::Server::not_waited`].
+    Wait {
+        /// When, in [`crate::time::Now::ms`].
+        until_ms: u64,
+        /// Why it is dropped if it cannot wait.
+        otherwise: DropReason,
+    },
     /// Nothing to send; the reason has been counted. `None` where an effect goes on with it.
     Drop(Option<DropReason>),
 }

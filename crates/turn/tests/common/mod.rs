@@ -32,8 +32,8 @@ use turnpike_turn::{
     random::Seed,
     server::{
         AllocationId, Alternate, AlternateWhen, Arrival, Client, ConnectError, ConnectRequest, ConnectionId,
-        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, HeldUp, IssuerKey,
-        Link, ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
+        ConnectionRefusal, CredentialQuery, Destination, DropReason, Effect, Family, Gate, IssuerKey, Link,
+        ListenerId, ListenerProfile, Lookup, LookupId, MoveRequest, NatDiscovery, Newcomer, Occasion,
         OpenRequest, OpenResult, PeerConnection, QuotaRefusal, Quotas, Realm as TenantRealm, RelayId,
         RelayTransport, Seat, Server, ServerConfig, SharedPort, Source, ThirdParty, Transport, User, Verdict,
     },
@@ -393,7 +393,7 @@ pub(crate) enum Outcome {
     Decline { via: u16 },
     Move(MoveRequest),
     LookUp(CredentialQuery),
-    Wait(HeldUp),
+    Wait { until_ms: u64, otherwise: DropReason },
     Drop(DropReason),
     Later,
 }
@@ -409,7 +409,7 @@ impl From<Verdict<'_>> for Outcome {
                 Self::ToClient { client, bytes: [header.as_slice(), payload, &padding].concat() }
             }
             Verdict::Reply { bytes, .. } => Self::Reply(bytes.to_vec()),
-            Verdict::Wait(held_up) => Self::Wait(held_up),
+            Verdict::Wait { until_ms, otherwise } => Self::Wait { until_ms, otherwise },
             Verdict::Drop(Some(reason)) => Self::Drop(reason),
             Verdict::Drop(None) => Self::Later,
         }

@@ -190,7 +190,7 @@ impl Run {
                 self.learn(self.client, &reply);
             }
             Verdict::Drop(_) => {}
-            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
         }
     }
 
@@ -482,6 +482,8 @@ fn late(verdict: Verdict<'_>) -> Option<(Client, Vec<u8>)> {
     match verdict {
         Verdict::Reply { client, bytes, .. } => Some((client, bytes.to_vec())),
         Verdict::Drop(_) => None,
-        Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Wait(_) => panic!("no datagram was fed"),
+        Verdict::ToPeer { .. } | Verdict::ToClient { .. } | Verdict::Wait { .. } => {
+            panic!("no datagram was fed")
+        }
     }
 }

@@ -132,7 +132,7 @@ impl From<Verdict<'_>> for Done {
                 Self::Reply { to: Source { client, link }, bytes: bytes.to_vec() }
             }
             Verdict::Drop(reason) => Self::Drop(reason),
-            Verdict::Wait(held_up) => panic!("there are no limits: {held_up:?}"),
+            Verdict::Wait { otherwise, .. } => panic!("there are no limits: {otherwise:?}"),
         }
     }
 }

@@ -180,6 +180,37 @@ fn a_stream_that_finds_no_room_waits_and_is_handed_over_with_what_came_behind() 
     assert_eq!(here.counted.handoffs_lost, 0);
 }
 
+/// The store answered after the client had begun its next message.
+#[test]
+fn a_late_handover_takes_along_half_a_message() {
+    for is_full in [false, true] {
+        let [mut owner, mut here] = workers();
+        let (refresh, binding) = (mobile(&mut owner), message(0x0001, 9, &[]));
+        let (half, rest) = binding.split_at(9);
+        let mut client = connected(&mut here, half);
+        let (address, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let of = |listener| Client { listener: ListenerId(listener), address, local };
+        let of_stream = (0..8).map(of).find(|of| here.out.streams.held(of) == half).expect("half a message");
+        fill(&here, 0, if is_full { BACKLOG } else { 0 });
+        here.hand_over(NOW, &of_stream, 0, refresh.into(), NOTHING);
+        if is_full {
+            fill(&here, 0, 0);
+            here.resume_streams(Now { ms: NOW.ms + AGAIN_MS, ..NOW });
+        }
+        assert_eq!(take(&mut owner), 1);
+        client.write_all(rest).unwrap();
+        for expected in [0x0104, 0x0101] {
+            owner.receive_from_stream(NOW, 0);
+            owner.flush();
+            let mut head = [0; 20];
+            client.read_exact(&mut head).unwrap();
+            assert_eq!(u16::from_be_bytes([head[0], head[1]]), expected);
+            let mut attributes = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
+            client.read_exact(&mut attributes).unwrap();
+        }
+    }
+}
+
 #[test]
 fn an_allocation_that_comes_after_its_client_has_gone_is_kept_for_its_return() {
     let [mut owner, mut here] = workers();
