@@ -183,11 +183,13 @@ pub(crate) fn issue(
     let user = user.unwrap_or_else(|| restapi_credentials::random_secret().reveal()[..16].to_owned());
     let token_key = kid.map(|kid| token_key(settings, &realm, kid)).transpose()?;
     let ttl = ttl_of(settings, key, token_key.map(|key| key.max_lifetime), ttl)?;
+    let addresses: Vec<_> =
+        server.addresses.iter().filter(|state| state.is_up).map(|state| state.address).collect();
     let uris = Ways {
         settings,
         listeners: &server.relay.listeners(),
         certificates: &server.certificates,
-        addresses: &server.addresses,
+        addresses: &addresses,
     }
     .to(&realm);
     if uris.is_empty() {

@@ -55,6 +55,9 @@ pub struct Status {
     /// Path of datagrams, of a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub datapath: Option<Datapath>,
+    /// Relay addresses of a server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relays: Vec<RelayRange>,
     /// Name in its fleet; absent outside a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -789,6 +792,10 @@ pub struct RelayRange {
     /// The highest port.
     #[schema(maximum = 65535)]
     pub last_port: u16,
+    /// Whether this machine has the address: without it no allocation is granted there.
+    pub up: bool,
+    /// Since when that is so (RFC 3339).
+    pub since: String,
 }
 
 /// Certificates of the server.

@@ -6,7 +6,7 @@ use std::{fmt, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use turnpike_config::{AdminSettings, Certificate, Settings};
 use turnpike_fleet::{Answer, Ban, Ordered, Question, Rights, Subject, Unbanned};
 use turnpike_net::Datapath;
-use turnpike_relay::{Relay, RelayAddress};
+use turnpike_relay::{Relay, RelayState};
 use turnpike_turn::server::Cidr;
 
 use crate::{
@@ -147,7 +147,7 @@ pub struct Server {
     /// Those that are shown to clients.
     pub certificates: Arc<[Certificate]>,
     /// Those that relayed transport addresses are made on.
-    pub addresses: Arc<[RelayAddress]>,
+    pub addresses: Arc<[RelayState]>,
     /// The step of the ladder.
     pub datapath: Datapath,
     /// Why that.

@@ -291,8 +291,16 @@ fn what_is_told_is_so() {
     );
     assert_eq!(
         listeners["relays"],
-        json!([{ "address": "127.0.0.1", "external": "192.0.2.1", "first_port": 49_152, "last_port": 65_535 }])
+        json!([{
+            "address": "127.0.0.1",
+            "external": "192.0.2.1",
+            "first_port": 49_152,
+            "last_port": 65_535,
+            "up": true,
+            "since": "1970-01-01T00:00:00Z",
+        }])
     );
+    assert_eq!(running.get("/v1/status").ok()["relays"], listeners["relays"]);
     let workers = turnpike_testkit::eventually("the workers have counted", || {
         let workers = running.get("/v1/workers").ok()["workers"].clone();
         let sum = |key: &str| {

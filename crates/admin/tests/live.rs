@@ -13,7 +13,7 @@ use turnpike_admin::{
 use turnpike_config::AdminAccess;
 use turnpike_testkit::{eventually, stun};
 
-use crate::support::{FULL, READ, Running, SOON, request};
+use crate::support::{FULL, READ, Running, SOON, relay_state, request};
 
 pub(crate) fn refusal(client: &str, user: &str) -> Refusal {
     Refusal {
@@ -261,6 +261,23 @@ fn refusals_are_found_by_client_and_by_user() {
     for bad in ["?client=carol", "?client=192.0.2.9/24", "?limit=0", "?limit=1001", "?whom=x"] {
         assert_eq!(running.get(&format!("/v1/refusals{bad}")).problem(400), "bad_request", "{bad}");
     }
+}
+
+#[test]
+fn a_server_without_some_relay_addresses_waits_and_without_any_takes_no_clients() {
+    let running = Running::server(1);
+    let readiness = |path: &str, up: &[bool]| {
+        let states = (1_u8..).zip(up).map(|(n, up)| relay_state([127, 0, 0, n].into(), *up));
+        *running.program.relays.lock().unwrap() = states.collect();
+        let answer = running.get(path);
+        (answer.status, answer.body)
+    };
+    let line = |n: u8, state: &str| format!("relay address 127.0.0.{n} {state} since 1970-01-01T00:00:00Z\n");
+    assert_eq!(readiness("/readyz", &[true]), (200, "ok\n".to_owned()));
+    assert_eq!(readiness("/readyz?verbose", &[true]), (200, format!("ok\n{}", line(1, "up"))));
+    let both = format!("waiting\n{}{}", line(1, "up"), line(2, "absent"));
+    assert_eq!(readiness("/readyz", &[true, false]), (200, both));
+    assert_eq!(readiness("/healthz", &[false]), (503, format!("waiting\n{}", line(1, "absent"))));
 }
 
 #[test]

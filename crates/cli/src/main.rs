@@ -191,7 +191,9 @@ fn check_server(sources: &Sources) -> ExitCode {
     });
     show_checked(checked.map(|loaded| {
         let faults = certificates::time_faults(&loaded.certificates);
-        (loaded.warnings.into_iter().chain(faults).collect(), loaded.settings.to_toml())
+        let waited_for = turnpike_daemon::waited_for(&loaded.settings);
+        let warnings = loaded.warnings.into_iter().chain(faults).chain(waited_for);
+        (warnings.collect(), loaded.settings.to_toml())
     }))
 }
 

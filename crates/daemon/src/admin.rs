@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use turnpike_config::{AdminSettings, Certificate, Settings};
 use turnpike_forward::{RuleId, RuleSnapshot};
 use turnpike_net::Datapath;
-use turnpike_relay::{Relay, RelayAddress};
+use turnpike_relay::{Relay, RelayState};
 
 use crate::{
     certificates::Told,
@@ -206,7 +206,7 @@ pub struct ServerView {
     /// Those that are shown to clients.
     pub certificates: Arc<[Certificate]>,
     /// Those that relayed transport addresses are made on.
-    pub addresses: Arc<[RelayAddress]>,
+    pub addresses: Arc<[RelayState]>,
     /// The step of the ladder.
     pub datapath: Datapath,
     /// Why that.

@@ -1,13 +1,16 @@
 //! Finds what would end `serve` at its start, without opening a socket of the server: addresses of other machines, databases that do not exist.
 
-use std::{collections::BTreeSet, fs, net::IpAddr};
+use std::net::IpAddr;
 
 use turnpike_config::{Mistake, RelayPlace, Settings};
 use turnpike_relay::RelayAddress;
 use turnpike_stores::{SqliteUse, StoreAddress};
-use turnpike_wire::address::canonical_ip;
 
-use crate::{fleet, own_addresses, store};
+use crate::{
+    fleet,
+    own_addresses::{self, can_bind},
+    store,
+};
 
 /// All of it, each with the place that names it.
 pub fn check_start(settings: &Settings) -> Vec<Mistake> {
@@ -19,16 +22,8 @@ pub fn check_start(settings: &Settings) -> Vec<Mistake> {
     if let Err(errors) = fleet::address(settings) {
         mistakes.extend(errors.0);
     }
-    // With this any address can be bound (ip(7)).
-    let any_can_be_bound = ["ipv4", "ipv6"].into_iter().any(|family| {
-        let path = format!("/proc/sys/net/{family}/ip_nonlocal_bind");
-        fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
-    });
-    if let Ok(own) = own_addresses::read()
-        && !any_can_be_bound
-    {
-        mistakes.extend(foreign_addresses(settings, &own));
-    }
+    let foreign = foreign_addresses(settings).into_iter().filter(|foreign| foreign.ends_start);
+    mistakes.extend(foreign.map(|foreign| foreign.mistake(settings)));
     mistakes
 }
 
@@ -40,31 +35,29 @@ fn missing_database(settings: &Settings, address: &(StoreAddress, SqliteUse)) ->
     })
 }
 
-fn foreign_addresses(settings: &Settings, own: &BTreeSet<IpAddr>) -> Vec<Mistake> {
-    let listeners = [
-        ("server.listen", &settings.listen),
-        ("tls.listen", &settings.tls_listen),
-        ("dtls.listen", &settings.dtls_listen),
-        ("credentials.listen", &settings.credentials.listen),
-    ];
-    let listeners = listeners.into_iter().flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip())));
-    let admin = settings.admin.tcp().map(|at| ("admin.listen", at.ip()));
-    let fixed: Vec<RelayAddress> = settings.relay_addresses.iter().filter_map(RelayPlace::fixed).collect();
-    let relays = fixed.iter().map(|relay| ("relay.addresses", relay.bind));
-    let discovery =
-        settings.discovery.addresses.iter().map(|address| ("nat_discovery.addresses", address.bind));
-    let is_foreign = |ip: IpAddr| {
-        let ip = canonical_ip(ip);
-        !ip.is_unspecified() && !ip.is_loopback() && !own.contains(&ip)
-    };
-    let mistake = |(key, ip): (&str, IpAddr)| {
-        // coturn writes the public address first.
-        let swapped = fixed.iter().find(|relay| {
-            key == "relay.addresses"
-                && relay.bind == ip
-                && relay.external.is_some_and(|external| own.contains(&canonical_ip(external)))
-        });
-        let expected = match swapped.and_then(|relay| relay.external) {
+/// Sentences about addresses that this machine lacks, and that `serve` starts without and waits for.
+pub fn waited_for(settings: &Settings) -> Vec<String> {
+    let addresses = foreign_addresses(settings).into_iter();
+    addresses
+        .filter(|foreign| !foreign.ends_start)
+        .map(|foreign| foreign.mistake(settings).to_string())
+        .collect()
+}
+
+/// An address that this machine does not have.
+struct Foreign {
+    key: &'static str,
+    ip: IpAddr,
+    /// The address that this machine has, of a pair the wrong way round.
+    local: Option<IpAddr>,
+    ends_start: bool,
+}
+
+impl Foreign {
+    fn mistake(&self, settings: &Settings) -> Mistake {
+        let Self { key, ip, local, ends_start } = *self;
+        let expected = match local {
+            // coturn writes the public address first.
             Some(local) => format!("{local}={ip}: this machine has {local}, which comes first"),
             None if key == "relay.addresses" => {
                 "an address of this machine; behind a NAT LOCAL=PUBLIC, with the public address last"
@@ -72,15 +65,36 @@ fn foreign_addresses(settings: &Settings, own: &BTreeSet<IpAddr>) -> Vec<Mistake
             }
             None => "an address of this machine".to_owned(),
         };
-        Mistake::new(
-            settings.origin(key),
-            key,
-            format!("this machine does not have the address {ip}"),
-            expected,
-        )
-    };
-    let all = listeners.chain(admin).chain(relays).chain(discovery);
-    all.filter(|(_, ip)| is_foreign(*ip)).map(mistake).collect()
+        let waits = if ends_start { "" } else { "; serve starts without it, and waits for it" };
+        let problem = format!("this machine does not have the address {ip}{waits}");
+        Mistake::new(settings.origin(key), key, problem, expected)
+    }
+}
+
+/// All of them. Where the machine's own cannot be read, nobody can tell.
+fn foreign_addresses(settings: &Settings) -> Vec<Foreign> {
+    let Ok(own) = own_addresses::read() else { return Vec::new() };
+    let listeners = [
+        ("server.listen", &settings.listen),
+        ("tls.listen", &settings.tls_listen),
+        ("dtls.listen", &settings.dtls_listen),
+    ];
+    let listeners = listeners.into_iter().flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip())));
+    let fixed: Vec<RelayAddress> = settings.relay_addresses.iter().filter_map(RelayPlace::fixed).collect();
+    let relays = fixed.iter().map(|relay| ("relay.addresses", relay.bind));
+    let discovery =
+        settings.discovery.addresses.iter().map(|address| ("nat_discovery.addresses", address.bind));
+    let lacks = |ip: IpAddr| !own_addresses::has(&own, ip);
+    let waited_for =
+        listeners.chain(relays).chain(discovery).filter(|(_, ip)| lacks(*ip)).map(|(key, ip)| {
+            let pair = fixed.iter().find(|relay| key == "relay.addresses" && relay.bind == ip);
+            let local = pair.and_then(|relay| relay.external).filter(|external| !lacks(*external));
+            Foreign { key, ip, local, ends_start: local.is_some() }
+        });
+    let applications = settings.credentials.listen.iter().map(|at| ("credentials.listen", at.ip()));
+    let ending = settings.admin.tcp().map(|at| ("admin.listen", at.ip())).chain(applications);
+    let ending = ending.filter(|(_, ip)| lacks(*ip) && !can_bind(*ip));
+    waited_for.chain(ending.map(|(key, ip)| Foreign { key, ip, local: None, ends_start: true })).collect()
 }
 
 #[cfg(test)]
@@ -93,7 +107,7 @@ mod tests {
     fn foreign_addresses_and_missing_databases_are_named() {
         let mut settings = Settings {
             listen: vec![
-                ([192, 0, 2, 1], 3478).into(),
+                ([203, 0, 113, 8], 3478).into(),
                 ([0, 0, 0, 0], 3479).into(),
                 ([127, 0, 0, 9], 1).into(),
             ],
@@ -107,16 +121,22 @@ mod tests {
             ..Settings::default()
         };
         settings.store.url = Some(Secret::new("sqlite:///nowhere/turn.sqlite"));
-        let told: Vec<String> = check_start(&settings).iter().map(ToString::to_string).collect();
-        for words in [
-            "store.url: there is no database /nowhere/turn.sqlite",
-            "server.listen: this machine does not have the address 192.0.2.1",
-            "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, which comes first",
-            "relay.addresses: this machine does not have the address 203.0.113.6",
+        settings.credentials.listen = vec![([203, 0, 113, 7], 443).into()];
+        let mistakes: Vec<String> = check_start(&settings).iter().map(ToString::to_string).collect();
+        let warnings = waited_for(&settings);
+        for (told, words) in [
+            (&mistakes, "store.url: there is no database /nowhere/turn.sqlite"),
+            (&mistakes, "127.0.0.1=203.0.113.5: this machine has 127.0.0.1, which comes first"),
+            (&mistakes, "credentials.listen: this machine does not have the address 203.0.113.7"),
+            (
+                &warnings,
+                "server.listen: this machine does not have the address 203.0.113.8; serve starts without it",
+            ),
+            (&warnings, "relay.addresses: this machine does not have the address 203.0.113.6; serve starts"),
         ] {
             assert!(told.iter().any(|line| line.contains(words)), "{words}: {told:?}");
         }
-        assert_eq!(told.len(), 4, "{told:?}");
+        assert_eq!((mistakes.len(), warnings.len()), (3, 2), "{mistakes:?} {warnings:?}");
         assert_eq!(check_start(&Settings::default()), []);
     }
 }

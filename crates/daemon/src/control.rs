@@ -24,7 +24,9 @@ use turnpike_config::LogFormat;
 use crate::{
     carried_metrics::CarriedMetrics,
     error::DaemonError,
-    logging, sandbox,
+    logging,
+    own_addresses::News,
+    sandbox,
     service_manager::ServiceManager,
     signals::Signals,
     upgrade::{self, Door, Estate, Patience, Program, Successor},
@@ -56,6 +58,8 @@ pub(crate) enum Request {
     DrainWithin(Option<Duration>, oneshot::Sender<Draining>),
     /// Go on in a new process.
     Upgrade(Asked),
+    /// Addresses or routes of this machine may have changed.
+    MachineChanged,
 }
 
 /// What a reload has changed.
@@ -149,6 +153,10 @@ pub(crate) trait Service: Send + 'static {
     fn reload(&mut self) -> impl Future<Output = Result<Reloaded, Vec<String>>>;
     /// Called each second.
     fn look(&mut self) {}
+    /// Addresses or routes of this machine may have changed.
+    fn machine_changed(&mut self) {}
+    /// Follows what has changed; called each second and after each change, but not during an upgrade.
+    fn follow_machine(&mut self, _is_serving: bool) {}
     /// Whether a worker has ended though nobody stopped it.
     fn has_failed(&self) -> bool;
     /// What the configuration allows for [`Request::Drain`].
@@ -254,6 +262,13 @@ impl Control {
         let (sender, answer) = oneshot::channel();
         let _ = self.requests.send(Request::DrainWithin(patience, sender)).await;
         answer.await.ok()
+    }
+
+    /// Passes on that this machine has changed, until the program ends.
+    pub(crate) async fn follow_machine(self, mut news: News) {
+        while self.requests.send(Request::MachineChanged).await.is_ok() {
+            news.next().await;
+        }
     }
 
     /// Whether nothing new is taken any more.
@@ -413,6 +428,13 @@ impl Stage {
         }
     }
 
+    /// Has the service follow the machine. During an upgrade sockets are on their way.
+    fn follow_machine(&self, service: &mut impl Service) {
+        if !matches!(self, Self::Upgrading(_)) {
+            service.follow_machine(matches!(self, Self::Serving));
+        }
+    }
+
     /// What the service does.
     fn name(&self) -> &'static str {
         match self {
@@ -473,6 +495,7 @@ async fn until_ended<S: Service>(
                 if matches!(stage, Stage::Serving) {
                     service.look();
                 }
+                stage.follow_machine(service);
                 // One that is stuck while it hands over fails the upgrade first.
                 if !matches!(stage, Stage::Upgrading(_)) && service.has_failed() {
                     return true;
@@ -523,6 +546,11 @@ async fn carry_out(
                 // Who has gone meanwhile reads it in the log.
                 let _ = answer.send(result);
             }
+            stage
+        }
+        (Request::MachineChanged, stage) => {
+            service.machine_changed();
+            stage.follow_machine(service);
             stage
         }
         (Request::Upgrade(asked), Stage::Serving) => Stage::Upgrading(Upgrading::begin(service, asked)),

@@ -33,6 +33,7 @@ mod kernel_path;
 mod log_limit;
 mod log_queue;
 pub mod logging;
+mod machine;
 mod own_addresses;
 mod passed;
 mod pid_file;
@@ -53,7 +54,7 @@ mod store;
 mod upgrade;
 
 pub use admin::{AdminError, AdminInterface, Job, Lent, Listening, Program, ServerView, Serving};
-pub use check::check_start;
+pub use check::{check_start, waited_for};
 pub use control::{Control, Draining, NotReloaded, Reloaded};
 pub use error::DaemonError;
 pub use fleet::{Asked, FleetError, FleetOrders, FleetStatus, NodeState, NodeStatus};

@@ -1,141 +1,308 @@
-//! The addresses of this machine, kept current for the peer rules: netlink tells when one comes or goes (rtnetlink(7)), and then all
-//! are read anew.
+//! The addresses of this machine, and news of them: rtnetlink(7) reports each change of a link, an address, a route or a rule.
 
 use std::{
-    collections::BTreeSet,
-    io,
-    net::IpAddr,
+    collections::HashMap,
+    fs, io,
+    net::{IpAddr, Ipv6Addr, UdpSocket},
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::Weak,
     time::Duration,
 };
 
 use nix::{
-    errno::Errno,
-    ifaddrs::getifaddrs,
-    libc::{RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR},
+    ifaddrs::{InterfaceAddress, getifaddrs},
+    libc::{
+        ENOBUFS, RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_IFADDR,
+        RTMGRP_IPV6_ROUTE, RTMGRP_LINK,
+    },
     sys::socket::{
-        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike as _, bind,
-        recv, socket,
+        AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike as _, SockaddrStorage,
+        bind, socket,
     },
 };
-use tokio::time::sleep;
-use turnpike_relay::Relay;
+use tokio::{net::UnixDatagram, time::sleep};
+use turnpike_relay::source_of_route;
 use turnpike_wire::address::canonical_ip;
 
-/// How often news are looked for.
+/// How often the addresses are read where no news can be had.
 const LOOK: Duration = Duration::from_secs(1);
+/// Least time between two readings: one change of a machine is many messages.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Flags of IPv6 addresses in `/proc/net/if_inet6` (`linux/if_addr.h`): IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE.
+const TEMPORARY: u8 = 0x01;
+const DAD_FAILED: u8 = 0x08;
+const DEPRECATED: u8 = 0x20;
+const TENTATIVE: u8 = 0x40;
 
-/// What this machine has, and who tells of changes.
-pub(crate) struct OwnAddresses {
-    /// `None` where such a socket cannot be had (seccomp, RestrictAddressFamilies of systemd): all is read anew each time.
-    news: Option<OwnedFd>,
-    known: BTreeSet<IpAddr>,
-    /// The last reading failed, and the log has told so.
-    failed: bool,
+/// Use of an address as a source; the earlier the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// For as long as the machine has it.
+    Stable,
+    /// Of the privacy extensions (RFC 8981): it expires.
+    Temporary,
+    /// Near its end (RFC 4862, section 5.5.4).
+    Deprecated,
+    /// Not usable: duplicate address detection has not ended, or has found a duplicate.
+    Unusable,
 }
 
-impl OwnAddresses {
-    /// Reads them; where that cannot be, nobody can know what is ours, and the log says so.
-    pub(crate) fn find() -> Option<Self> {
-        let found = Self::new().inspect_err(|error| {
-            tracing::warn!(
-                "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
-                 on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
-            );
-        });
-        found.ok()
+impl Standing {
+    fn of(flags: u8) -> Self {
+        match flags {
+            _ if flags & (DAD_FAILED | TENTATIVE) != 0 => Self::Unusable,
+            _ if flags & DEPRECATED != 0 => Self::Deprecated,
+            _ if flags & TEMPORARY != 0 => Self::Temporary,
+            _ => Self::Stable,
+        }
+    }
+}
+
+/// An address of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnAddress {
+    pub(crate) ip: IpAddr,
+    pub(crate) interface: String,
+    /// Bits of the prefix on the link.
+    pub(crate) prefix: u32,
+    pub(crate) standing: Standing,
+}
+
+impl OwnAddress {
+    fn of(found: &InterfaceAddress, flags: &HashMap<(Ipv6Addr, String), u8>) -> Option<Self> {
+        let (ip, interface) = (ip_of(found.address.as_ref()?)?, found.interface_name.clone());
+        let prefix = match found.netmask.as_ref().and_then(ip_of) {
+            Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
+            Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
+            None => u32::MAX,
+        };
+        let flags = match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(ip) => flags.get(&(ip, interface.clone())).copied(),
+        };
+        Some(Self { ip, interface, prefix, standing: Standing::of(flags.unwrap_or(0)) })
     }
 
-    fn new() -> io::Result<Self> {
-        // First: what changes in between is then seen once more, and not missed.
-        let news = subscribe().ok();
-        Ok(Self { news, known: read()?, failed: false })
+    /// Whether peers elsewhere could reach it.
+    fn is_usable(&self) -> bool {
+        let is_local = match self.ip {
+            IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+        };
+        !is_local && self.standing != Standing::Unusable
     }
 
-    pub(crate) fn list(&self) -> Vec<IpAddr> {
-        self.known.iter().copied().collect()
-    }
-
-    /// Tells the relay of each change, until it is gone.
-    pub(crate) async fn keep_current(mut self, relay: Weak<Relay>) {
-        loop {
-            sleep(LOOK).await;
-            let Some(relay) = relay.upgrade() else { return };
-            if !self.has_news() && !self.failed {
-                continue;
+    fn is_beside(&self, other: &Self) -> bool {
+        let (one, other) = match (self.ip, other.ip) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => {
+                (u128::from(one.to_bits()) << 96, u128::from(other.to_bits()) << 96)
             }
-            let found = match read() {
-                Ok(found) => found,
-                Err(error) => {
-                    if !self.failed {
-                        tracing::warn!(
-                            "cannot read the addresses of this machine ({error}): the peer rules keep those of before"
-                        );
-                    }
-                    self.failed = true;
-                    continue;
-                }
-            };
-            self.failed = false;
-            if found != self.known {
-                let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
-                    of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
-                };
-                tracing::info!(
-                    added = named(&found, &self.known),
-                    removed = named(&self.known, &found),
-                    "addresses of this machine have changed: the peer rules follow"
-                );
-                self.known = found;
-                relay.set_addresses(self.list());
+            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits(), other.to_bits()),
+            _ => return false,
+        };
+        (one ^ other).leading_zeros() >= self.prefix
+    }
+}
+
+/// The address to relay on, of one family: `source` is the one that the default route would use. A stable address of the same interface
+/// comes before a temporary one, and one of the same prefix before others.
+pub(crate) fn choose(source: Option<IpAddr>, own: &[OwnAddress]) -> Option<IpAddr> {
+    let source = source?;
+    // One that has only just come.
+    let Some(of_route) = own.iter().find(|address| address.ip == source) else { return Some(source) };
+    let suits = |address: &&OwnAddress| {
+        let is_same = address.interface == of_route.interface && address.ip.is_ipv4() == source.is_ipv4();
+        is_same && address.is_usable()
+    };
+    let order =
+        |address: &&OwnAddress| (address.standing, !of_route.is_beside(address), address.ip != of_route.ip);
+    own.iter().filter(suits).min_by_key(order).map(|address| address.ip)
+}
+
+/// Whether this machine has an address, so that a socket there reaches others. `ip_nonlocal_bind` makes no difference.
+pub(crate) fn has(own: &[OwnAddress], ip: IpAddr) -> bool {
+    let ip = canonical_ip(ip);
+    if ip.is_unspecified() || ip.is_loopback() {
+        return true;
+    }
+    match own.iter().filter(|address| address.ip == ip).map(|address| address.standing).min() {
+        Some(standing) => standing != Standing::Unusable,
+        // A whole prefix may be local (`ip route add local PREFIX dev lo`).
+        None => source_of_route((ip, 9).into()) == Some(ip) || !binds_any(ip) && can_bind(ip),
+    }
+}
+
+/// Whether an address can be bound.
+pub(crate) fn can_bind(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// Whether all addresses can be bound (ip(7), `ip_nonlocal_bind`).
+fn binds_any(ip: IpAddr) -> bool {
+    let family = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+    let path = format!("/proc/sys/net/{family}/ip_nonlocal_bind");
+    fs::read_to_string(path).is_ok_and(|value| value.trim() != "0")
+}
+
+/// Reads all addresses.
+pub(crate) fn read() -> io::Result<Vec<OwnAddress>> {
+    // Before the addresses: one that comes in between counts as stable at most until the next reading.
+    let flags = flags();
+    Ok(getifaddrs()?.filter_map(|found| OwnAddress::of(&found, &flags)).collect())
+}
+
+/// The flags of IPv6 addresses; none where the machine has no IPv6.
+fn flags() -> HashMap<(Ipv6Addr, String), u8> {
+    let text = fs::read_to_string("/proc/self/net/if_inet6").unwrap_or_default();
+    text.lines().filter_map(flags_of).collect()
+}
+
+/// One line: address, number of the interface, prefix, scope, flags (all hexadecimal) and name of the interface.
+fn flags_of(line: &str) -> Option<((Ipv6Addr, String), u8)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [ip, _, _, _, flags, interface] = words[..] else { return None };
+    let ip = Ipv6Addr::from_bits(u128::from_str_radix(ip, 16).ok()?);
+    Some(((ip, interface.to_owned()), u8::from_str_radix(flags, 16).ok()?))
+}
+
+fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
+    match address.family()? {
+        AddressFamily::Inet => address.as_sockaddr_in().map(|address| IpAddr::from(address.ip())),
+        AddressFamily::Inet6 => {
+            address.as_sockaddr_in6().map(|address| canonical_ip(IpAddr::from(address.ip())))
+        }
+        _ => None,
+    }
+}
+
+/// Reports that something may have changed. To tokio a socket of netlink is one for datagrams like any other.
+pub(crate) struct News(Option<UnixDatagram>);
+
+impl News {
+    /// Subscribes. Where that cannot be (seccomp, RestrictAddressFamilies of systemd), news come each second.
+    pub(crate) fn subscribe() -> Self {
+        Self(subscribe().and_then(|socket| UnixDatagram::from_std(socket.into())).ok())
+    }
+
+    /// Waits for the next change.
+    pub(crate) async fn next(&mut self) {
+        sleep(PAUSE).await;
+        let heard = match &self.0 {
+            Some(socket) => heard(socket).await,
+            None => return sleep(LOOK).await,
+        };
+        if heard.is_err() {
+            self.0 = None;
+        }
+    }
+}
+
+/// Waits for messages, and reads all that there are. Addresses are read afterwards, whatever the messages are, or if some were lost (ENOBUFS).
+async fn heard(socket: &UnixDatagram) -> io::Result<()> {
+    let (mut heard, mut buffer) = (false, [0; 8192]);
+    while !heard {
+        socket.readable().await?;
+        loop {
+            match socket.try_recv(&mut buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => heard = true,
+                Err(error) if error.raw_os_error() == Some(ENOBUFS) => heard = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
             }
         }
     }
-
-    /// Whether anything may have changed since the last time.
-    fn has_news(&mut self) -> bool {
-        let Some(socket) = &self.news else { return true };
-        let (mut heard, mut buffer) = (false, [0; 4096]);
-        loop {
-            // What it says does not matter, nor that some was lost (ENOBUFS): all are read anew.
-            match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-                Ok(1..) | Err(Errno::ENOBUFS) => heard = true,
-                Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return heard,
-                Ok(0) | Err(_) => break,
-            }
-        }
-        self.news = None;
-        true
-    }
+    Ok(())
 }
 
 fn subscribe() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    let groups = (RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR).unsigned_abs();
+    // A link that goes down takes IPv4 routes along without a message of their own. RTNLGRP_IPV6_RULE has no name here.
+    let groups = (RTMGRP_LINK
+        | RTMGRP_IPV4_IFADDR
+        | RTMGRP_IPV6_IFADDR
+        | RTMGRP_IPV4_ROUTE
+        | RTMGRP_IPV6_ROUTE
+        | RTMGRP_IPV4_RULE)
+        .unsigned_abs()
+        | 1 << 18;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
     Ok(socket)
-}
-
-/// Reads them.
-pub(crate) fn read() -> io::Result<BTreeSet<IpAddr>> {
-    let ip = |address: &nix::sys::socket::SockaddrStorage| match address.family()? {
-        AddressFamily::Inet => address.as_sockaddr_in().map(|address| IpAddr::from(address.ip())),
-        AddressFamily::Inet6 => address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip())),
-        _ => None,
-    };
-    let interfaces = getifaddrs()?;
-    Ok(interfaces.filter_map(|interface| ip(interface.address.as_ref()?)).map(canonical_ip).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn own(text: &str) -> OwnAddress {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [interface, address, flags] = words[..] else { panic!("{text}") };
+        let (ip, prefix) = address.split_once('/').expect("a prefix");
+        OwnAddress {
+            ip: ip.parse().expect("an address"),
+            interface: interface.to_owned(),
+            prefix: prefix.parse().expect("a number"),
+            standing: Standing::of(u8::from_str_radix(flags, 16).expect("hexadecimal")),
+        }
+    }
+
     #[test]
-    fn the_addresses_of_this_machine_include_what_loopback_has() {
-        assert!(read().expect("getifaddrs works here").contains(&IpAddr::from([127, 0, 0, 1])));
+    fn the_default_route_decides_and_stable_addresses_come_first() {
+        let (stable, temporary) = ("eth0 2001:db8::5/64 80", "eth0 2001:db8::abcd/64 01");
+        for (source, all, chosen) in [
+            (Some("10.0.0.5"), &["lo 127.0.0.1/8 80", "eth0 10.0.0.5/24 80"][..], Some("10.0.0.5")),
+            (Some("10.0.1.5"), &["eth0 10.0.0.5/24 80", "eth1 10.0.1.5/24 80"], Some("10.0.1.5")),
+            (None, &["eth0 10.0.0.5/24 80"], None),
+            (Some("10.0.0.9"), &["eth0 10.0.0.5/24 80"], Some("10.0.0.9")),
+            // Of several of an interface the route's own, and not the first.
+            (Some("10.0.0.6"), &["eth0 10.0.0.5/24 80", "eth0 10.0.0.6/24 80"], Some("10.0.0.6")),
+            (Some("2001:db8::abcd"), &[temporary, stable], Some("2001:db8::5")),
+            (Some("2001:db8::abcd"), &[temporary], Some("2001:db8::abcd")),
+            (Some("2001:db8::abcd"), &[temporary, "eth1 2001:db8:1::5/64 80"], Some("2001:db8::abcd")),
+            // The same prefix comes before another one, such as that of a local network (RFC 4193).
+            (Some("2001:db8::abcd"), &[temporary, "eth0 fd00::5/64 80", stable], Some("2001:db8::5")),
+            (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 c0"], Some("2001:db8::abcd")),
+            (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 a0"], Some("2001:db8::abcd")),
+            (Some("2001:db8::abcd"), &[temporary, "eth0 2001:db8::5/64 88"], Some("2001:db8::abcd")),
+            (Some("2001:db8::5"), &["eth0 2001:db8::5/64 a0", temporary], Some("2001:db8::abcd")),
+            (Some("2001:db8::5"), &["eth0 2001:db8::5/64 a0"], Some("2001:db8::5")),
+            (Some("2001:db8::5"), &["eth0 2001:db8::5/64 c0"], None),
+            (Some("fe80::5"), &["eth0 fe80::5/64 80", stable], Some("2001:db8::5")),
+            // A default route without a global address.
+            (Some("::1"), &["lo ::1/128 80", "eth0 fe80::5/64 80"], None),
+        ] {
+            let all: Vec<OwnAddress> = all.iter().map(|text| own(text)).collect();
+            let source = source.map(|ip| ip.parse().expect("an address"));
+            let chosen = chosen.map(|ip| ip.parse::<IpAddr>().expect("an address"));
+            assert_eq!(choose(source, &all), chosen, "{source:?} {all:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_counts_once_its_duplicates_have_been_looked_for() {
+        let all = ["eth0 2001:db8::5/64 c0", "eth0 2001:db8::6/64 80", "eth0 2001:db8::7/64 20"].map(own);
+        for (ip, here) in [
+            ("2001:db8::5", false),
+            ("2001:db8::6", true),
+            ("2001:db8::7", true),
+            ("192.0.2.1", false),
+            ("127.0.0.9", true),
+            ("::", true),
+        ] {
+            assert_eq!(has(&all, ip.parse().expect("an address")), here, "{ip}");
+        }
+    }
+
+    #[test]
+    fn lines_of_the_kernel_are_read() {
+        let line = "20010db8000000000000000000000005 02 40 00 c1     eth0";
+        let ip = "2001:db8::5".parse().expect("an address");
+        assert_eq!(flags_of(line), Some(((ip, "eth0".to_owned()), 0xC1)));
+        for wrong in ["", "20010db8 02", "z 02 40 00 80 eth0", "0 0 0 0 100 eth0"] {
+            assert_eq!(flags_of(wrong), None, "{wrong}");
+        }
+        let all = read().expect("getifaddrs works here");
+        let loopback = all.iter().find(|address| address.ip == IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(loopback.map(|it| (it.prefix, it.standing)), Some((8, Standing::Stable)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
     thread,
 };
@@ -11,14 +11,13 @@ use turnpike_config::{
     DatapathChoice, Secret, Settings, User, UserSecret, limit_keys, realms, relay_doubts, relay_keys,
 };
 use turnpike_net::{Datapath, passed};
-use turnpike_relay::{
-    Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext, route_addresses,
-};
+use turnpike_relay::{Config, DtlsConfig, DtlsContext, Hook, Layout, RelayAddress, StreamConfig, TlsContext};
 use turnpike_turn::server::{DiscoveryLimits, ListenerId, ListenerProfile, NatDiscovery, ServerConfig};
 use turnpike_wire::channel_data::ChannelRange;
 
 use crate::{
     fleet::NodeKeys,
+    machine::{self, Machine},
     store::{self, Merged},
 };
 
@@ -41,28 +40,22 @@ pub(crate) struct Plan {
     pub(crate) notes: Vec<String>,
 }
 
-/// What a reload must find again as it was.
-#[derive(Clone, Debug)]
-pub(crate) struct Before {
-    /// The relay addresses in force, if some of them were detected.
-    pub(crate) detected: Option<Vec<RelayAddress>>,
-    /// The numbers of listeners so far.
-    pub(crate) layout: Layout,
-}
-
 impl Plan {
-    /// Asks the machine for what the settings do not say, unless that was asked `before`. Sends nothing.
+    /// Takes from the machine what the settings do not say. Of a reload, `before` has the numbers of listeners so far. Sends nothing.
     pub(crate) fn new(
         merged: &Merged,
         keys: NodeKeys,
         tls: Option<Arc<TlsContext>>,
         dtls: Option<Arc<DtlsContext>>,
-        before: Option<&Before>,
+        before: Option<&Layout>,
+        machine: &Machine,
     ) -> Self {
         let settings = &merged.settings;
         let mut notes = Vec::new();
-        let detected = before.and_then(|before| before.detected.as_deref());
-        let relay = relay_addresses(settings, detected, &mut notes);
+        let (relay, doubts) = relay_addresses(settings, &machine.detected());
+        if before.is_none() {
+            notes.extend(doubts);
+        }
         notes.extend(alternates_that_are_us(settings));
         let (datapath, datapath_reason) = match settings.datapath {
             DatapathChoice::Step(step) => (step, "as configured".to_owned()),
@@ -84,8 +77,21 @@ impl Plan {
         }
         let dtls = dtls_config(settings, dtls);
         listen.extend(discovery_listeners(settings, &listen));
-        let mut layout = before.map_or_else(Layout::default, |before| before.layout.clone());
+        let mut layout = before.cloned().unwrap_or_default();
         layout.follow(&listen, &dtls.listen, &streams);
+        let named = [&listen, &streams.listen, &streams.tls_listen, &dtls.listen].into_iter().flatten();
+        let named = named.map(SocketAddr::ip).chain(relay.iter().map(|relay| relay.bind));
+        let absent = machine.absent(named, &relay);
+        let is_absent = |relay: &&RelayAddress| absent.contains(&relay.bind);
+        notes.extend(relay.iter().filter(is_absent).map(machine::absent));
+        let mut server = server_config(merged, &layout, &relay, keys);
+        server.nat_discovery.retain(|of| {
+            let lacking = of.addresses.iter().find(|ip| absent.contains(ip));
+            notes.extend(lacking.map(|ip| {
+                format!("nat_discovery.addresses: this machine does not have the address {ip}: NAT discovery waits for it")
+            }));
+            lacking.is_none()
+        });
         let config = Config {
             dtls,
             workers: workers(settings),
@@ -94,7 +100,7 @@ impl Plan {
             max_kernel_flows: settings.kernel_flows,
             busy_poll: std::time::Duration::from_micros(settings.busy_poll_us.into()),
             coalesce: std::time::Duration::from_micros(settings.coalesce_us.into()),
-            server: server_config(merged, &layout, &relay, keys),
+            server,
             listen,
             streams,
             relay,
@@ -102,7 +108,8 @@ impl Plan {
             passed: Arc::default(),
             ports: settings.ports.clone(),
             shared_ports: settings.shared_ports,
-            addresses: Vec::new(),
+            absent,
+            addresses: machine.all(),
             listeners_beside: Vec::new(),
             listener_buffer: settings.listener_buffer,
             relay_buffer: settings.relay_buffer,
@@ -339,44 +346,32 @@ fn has_ipv6() -> io::Result<()> {
     UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).map(drop)
 }
 
-/// The addresses to relay on. What is to be detected comes from those that are in force, or else from the default routes.
-fn relay_addresses(
-    settings: &Settings,
-    in_force: Option<&[RelayAddress]>,
-    notes: &mut Vec<String>,
-) -> Vec<RelayAddress> {
+/// The addresses to relay on, where `found` are the detected ones, and sentences about them.
+fn relay_addresses(settings: &Settings, found: &[IpAddr]) -> (Vec<RelayAddress>, Vec<String>) {
     let places = &settings.relay_addresses;
-    if let (true, Some(in_force)) = (places.is_empty(), in_force) {
-        return in_force.to_vec();
-    }
-    let is_detected = relay_keys::is_detected(places);
-    let found = match in_force {
-        _ if !is_detected => Vec::new(),
-        Some(in_force) => in_force.iter().map(|address| address.bind).collect(),
-        None => route_addresses(),
-    };
-    let (mut addresses, missing) = relay_keys::resolve(places, &found);
-    for place in missing {
-        notes.push(format!(
-            "relay.addresses: {place}: this machine has no default route of that family, so nothing is relayed there; write \
-             LOCAL in place of auto"
-        ));
-    }
+    let (mut addresses, missing) = relay_keys::resolve(places, found);
+    let missing = missing.iter().map(|place| {
+        format!(
+            "relay.addresses: {place}: this machine has no default route of that family, so nothing is relayed there before it has one; \
+             write LOCAL in place of auto"
+        )
+    });
+    let mut doubts: Vec<String> = missing.collect();
     if addresses.is_empty() {
         let mut lone = |bind| addresses.push(RelayAddress { bind, external: None });
         lone(Ipv4Addr::LOCALHOST.into());
         if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
             lone(Ipv6Addr::LOCALHOST.into());
         }
-        notes.push(
-            "this machine has no default route: relaying on loopback only; name relay addresses with --relay-ip, and \
-             peers on this machine with --allow-peer"
+        doubts.push(
+            "this machine has no default route: relaying on loopback until it has one; name relay addresses with --relay-ip, \
+             and peers on this machine with --allow-peer"
                 .to_owned(),
         );
-    } else if is_detected {
-        notes.extend(relay_doubts(&addresses));
+    } else if relay_keys::is_detected(places) {
+        doubts.extend(relay_doubts(&addresses));
     }
-    addresses
+    (addresses, doubts)
 }
 
 #[cfg(test)]
@@ -427,8 +422,9 @@ mod tests {
 
     #[test]
     fn detection_always_finds_an_address() {
-        let mut notes = Vec::new();
-        assert!(!relay_addresses(&Settings::default(), None, &mut notes).is_empty());
+        for found in [&[][..], &["192.0.2.5".parse().expect("an address")]] {
+            assert!(!relay_addresses(&Settings::default(), found).0.is_empty());
+        }
     }
 
     #[test]

@@ -4,13 +4,15 @@ use std::{
     fmt::Display,
     io::Write,
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
-use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret, relay_keys};
+use turnpike_config::{Loaded, Mistake, Mistakes, Settings, Sources, User, UserSecret};
 use turnpike_net::{Datapath, PassedSockets};
-use turnpike_relay::{CredentialStore, Kernel, Relay, RelayAddress, Relistened, SessionLog, TurnedAway};
+use turnpike_relay::{
+    CredentialStore, Kernel, Relay, RelayState, Relistened, SessionLog, TurnedAway, Waiting,
+};
 use turnpike_turn::server::{Effect, NonceKey};
 
 use crate::{
@@ -24,9 +26,10 @@ use crate::{
     kernel_path,
     log_limit::LogCounts,
     logging,
-    own_addresses::OwnAddresses,
+    machine::Machine,
+    own_addresses::News,
     passed,
-    plan::{self, Before, Plan},
+    plan::{self, Plan},
     refusals::Refusals,
     rlimit,
     sandbox::{self, Needs},
@@ -104,8 +107,11 @@ struct TurnServer {
     relay: Arc<Relay>,
     /// What a service manager has passed.
     passed: Arc<PassedSockets>,
-    /// What the relay addresses of the settings came to.
-    addresses: Vec<RelayAddress>,
+    machine: Machine,
+    /// What the limit of open files was raised for.
+    open_files: u64,
+    /// Listeners without a socket, as the log has them.
+    waiting: Vec<Waiting>,
     certificates: Certificates,
     /// For applications, and the admin interface.
     pages: [Arc<dyn Serving>; 2],
@@ -131,14 +137,17 @@ impl TurnServer {
         let merged = merge(&settings, store.as_mut());
         let certificates = Certificates::new(&settings, certificates)?;
         let (fleet, begun) = join_fleet(&settings, before.as_ref()).await?;
-        let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, before.as_ref())?;
+        let mut machine = Machine::find(before.as_ref().map_or(&[], ServeInheritance::relay_addresses));
+        let news = News::subscribe();
+        // What has changed in between is seen by the first look.
+        machine.may_have_changed();
+        let as_before = (before.as_ref(), &machine);
+        let mut plan = plan_start(&merged, fleet.keys(), &certificates, &passed, as_before)?;
         raise_open_files(&plan, &settings);
 
         let [page, applications] = listen_for_pages(interface, &settings, before.as_mut())?;
         // They take loopback for this machine, and a client that has TCP relayed would come from the server's own address.
         plan.config.listeners_beside = [page.addresses(), applications.addresses()].concat();
-        let own = OwnAddresses::find();
-        plan.config.addresses = own.as_ref().map_or_else(Vec::new, OwnAddresses::list);
         let (log, logs) = session_logs(&fleet);
         let is_first = before.is_none();
         let credentials = credentials(&merged, store.as_ref());
@@ -159,10 +168,11 @@ impl TurnServer {
         store::share(&shared_store, store.as_ref());
         let orders = fleet.begin(begun, &relay, &plan, Arc::clone(&shared_store));
 
-        if let Some(own) = own {
-            tokio::spawn(own.keep_current(Arc::downgrade(&relay)));
-        }
-        let shown = watch::Sender::new(Shown::new(&settings, &merged, &plan.config.relay));
+        tokio::spawn(control.clone().follow_machine(news));
+        machine.put_into_force(&plan.config);
+        let waiting = relay.waiting();
+        say_waiting(&waiting);
+        let shown = watch::Sender::new(Shown::new(&settings, &merged, &machine));
         let server = Server {
             relay: Arc::downgrade(&relay),
             shown: shown.subscribe(),
@@ -187,7 +197,9 @@ impl TurnServer {
             fleet,
             relay,
             passed,
-            addresses: plan.config.relay,
+            machine,
+            open_files: plan.open_files(),
+            waiting,
             certificates,
             pages,
             metrics,
@@ -218,13 +230,11 @@ impl TurnServer {
         }
         let contexts = self.certificates.contexts(&new, &certificates, problems);
         let contexts = contexts.map_err(|error| refused(&error))?;
-        let (relistened, notes) =
-            self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
+        let notes = self.put_into_force(&new, store, contexts).map_err(|error| refused(&error))?;
         let mut reloaded = Reloaded::default();
         reloaded.warn_all(warnings);
         reloaded.warn_all(notes);
         reloaded.need_restart(&unchangeable);
-        say_relistened(&relistened);
         let old = std::mem::replace(&mut self.settings, new);
         store::note_realm(&self.settings);
         self.fleet.set(&self.settings);
@@ -248,17 +258,15 @@ impl TurnServer {
         settings: &Settings,
         new: Option<Option<OpenStore>>,
         (tls, dtls): Contexts,
-    ) -> Result<(Relistened, Vec<String>), DaemonError> {
+    ) -> Result<Vec<String>, DaemonError> {
         let (is_new, mut store) = match new {
             Some(new) => (true, new),
             None => (false, self.store.take()),
         };
-        let before = Before {
-            detected: relay_keys::is_detected(&self.settings.relay_addresses).then(|| self.addresses.clone()),
-            layout: self.relay.layout(),
-        };
+        let layout = self.relay.layout();
         let merged = merge(settings, store.as_mut());
-        let plan = Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&before));
+        let plan =
+            Plan::new(&merged, self.fleet.keys(), tls.clone(), dtls.clone(), Some(&layout), &self.machine);
         let is_served = |transport, at| plan.listens(transport, at);
         let relistened = passed::check(&self.passed, plan.config.workers, is_served).and_then(|()| {
             let credentials = credentials(&merged, store.as_ref());
@@ -277,11 +285,28 @@ impl TurnServer {
             }
         })?;
         (self.certificates.tls, self.certificates.dtls) = (tls, dtls);
-        raise_open_files(&plan, settings);
-        self.shown.send_replace(Shown::new(settings, &merged, &plan.config.relay));
+        if plan.open_files() != self.open_files {
+            raise_open_files(&plan, settings);
+            self.open_files = plan.open_files();
+        }
+        self.machine.put_into_force(&plan.config);
+        self.shown.send_replace(Shown::new(settings, &merged, &self.machine));
         self.fleet.listens(&self.relay, &plan);
-        self.addresses = plan.config.relay;
-        Ok((relistened, plan.notes))
+        say_relistened(&relistened);
+        let waiting = self.relay.waiting();
+        if waiting != self.waiting {
+            say_waiting(&waiting);
+            self.waiting = waiting;
+        }
+        Ok(plan.notes)
+    }
+}
+
+impl TurnServer {
+    /// The same settings, with what the store or the machine says now.
+    fn put_into_force_again(&mut self) -> Result<Vec<String>, DaemonError> {
+        let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
+        self.put_into_force(&self.settings.clone(), None, contexts)
     }
 }
 
@@ -296,15 +321,15 @@ pub(crate) struct Shown {
     /// With what the store adds.
     pub(crate) in_force: Arc<Settings>,
     /// Those that relayed transport addresses are made on.
-    pub(crate) addresses: Arc<[RelayAddress]>,
+    pub(crate) addresses: Arc<[RelayState]>,
 }
 
 impl Shown {
-    fn new(configured: &Settings, merged: &Merged, addresses: &[RelayAddress]) -> Self {
+    fn new(configured: &Settings, merged: &Merged, machine: &Machine) -> Self {
         Self {
             configured: Arc::new(configured.clone()),
             in_force: Arc::new(merged.settings.clone()),
-            addresses: addresses.into(),
+            addresses: machine.states().into(),
         }
     }
 }
@@ -342,11 +367,10 @@ fn plan_start(
     keys: NodeKeys,
     certificates: &Certificates,
     passed: &Arc<PassedSockets>,
-    before: Option<&ServeInheritance>,
+    (before, machine): (Option<&ServeInheritance>, &Machine),
 ) -> Result<Plan, DaemonError> {
     let (tls, dtls) = (certificates.tls.clone(), certificates.dtls.clone());
-    let as_before = before.map(ServeInheritance::before);
-    let mut plan = Plan::new(merged, keys, tls, dtls, as_before.as_ref());
+    let mut plan = Plan::new(merged, keys, tls, dtls, before.map(ServeInheritance::layout), machine);
     passed::check(passed, plan.config.workers, |transport, at| plan.listens(transport, at))?;
     plan.config.passed = Arc::clone(passed);
     if let Some(before) = before {
@@ -392,7 +416,11 @@ fn start_relay(
 
 fn metrics_page(server: &Server, fleet: &Arc<Fleet>, logs: &SessionLogs, control: &Control) -> MetricsPage {
     let relay = Weak::clone(&server.relay);
-    let snapshots = move || relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay));
+    let shown = server.shown.clone();
+    let snapshots = move || {
+        let relays = Arc::clone(&shown.borrow().addresses);
+        relay.upgrade().map_or_else(Default::default, |relay| snapshots(&relay, relays))
+    };
     let told = (Arc::clone(&server.certificates), Arc::clone(&server.store), Arc::clone(&logs.totals));
     let (fleet, status) = (Arc::clone(fleet), Arc::clone(control.status()));
     serve_metrics::page(snapshots, told, move || fleet.counts(), status, Arc::clone(&logs.counts))
@@ -415,10 +443,16 @@ fn for_lookers(control: &Control, metrics: MetricsPage, server: Server) -> Progr
     }
 }
 
-fn snapshots(relay: &Relay) -> Snapshots {
+fn snapshots(relay: &Relay, relays: Arc<[RelayState]>) -> Snapshots {
     let workers = relay.snapshots();
     let listeners = relay.by_listener(&workers);
-    Snapshots { workers, realms: relay.realms(), listeners, kernel: relay.kernel().map(Kernel::snapshot) }
+    Snapshots {
+        workers,
+        realms: relay.realms(),
+        listeners,
+        relays,
+        kernel: relay.kernel().map(Kernel::snapshot),
+    }
 }
 
 /// Settings with what the store adds.
@@ -497,10 +531,30 @@ impl Service for TurnServer {
         self.certificates.look(&self.settings);
         if self.store.as_ref().is_some_and(OpenStore::has_news) {
             tracing::info!("the store has other realms, limits, token keys or peer rules now");
-            let contexts = (self.certificates.tls.clone(), self.certificates.dtls.clone());
-            if let Err(error) = self.put_into_force(&self.settings.clone(), None, contexts) {
+            if let Err(error) = self.put_into_force_again() {
                 tracing::error!("what the store says now is not in force: {error}");
             }
+        }
+    }
+
+    fn machine_changed(&mut self) {
+        self.machine.may_have_changed();
+    }
+
+    fn follow_machine(&mut self, is_serving: bool) {
+        let has_changed = self.machine.reread();
+        if !is_serving {
+            if has_changed {
+                self.relay.set_addresses(self.machine.all());
+            }
+        } else if (has_changed || self.waiting.iter().any(|waiting| waiting.error.is_some()))
+            && let Err(error) = self.put_into_force_again()
+        {
+            self.machine.not_in_force(&error);
+        }
+        let lost = self.machine.lost(&self.relay.relay_addresses(), Instant::now());
+        if !lost.is_empty() {
+            self.relay.end_at(&lost);
         }
     }
 
@@ -667,6 +721,17 @@ fn allocations(relay: &Relay) -> u64 {
     relay.snapshots().iter().map(|snapshot| snapshot.allocations).sum()
 }
 
+fn say_waiting(waiting: &[Waiting]) {
+    for Waiting { protocol, address, error } in waiting {
+        match error {
+            None => {
+                tracing::warn!("not listening on {protocol} {address}: this machine does not have it yet");
+            }
+            Some(error) => tracing::error!("{error}; trying again"),
+        }
+    }
+}
+
 fn say_relistened(relistened: &Relistened) {
     for (protocol, address) in &relistened.opened {
         tracing::info!("listening on {protocol} {address}");
@@ -701,7 +766,7 @@ fn say_what_started(plan: &Plan, relay: &Relay, beside: &[&dyn Listening]) {
             tracing::info!("listening on {protocol} {address}{note}");
         }
     }
-    for address in &config.relay {
+    for address in config.relays_up() {
         let (first, last) = (config.ports.start(), config.ports.end());
         match address.external {
             Some(external) => {

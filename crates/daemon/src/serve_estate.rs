@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use turnpike_config::{DatapathChoice, Secret, Settings, User, UserSecret};
 use turnpike_net::{Channel, Datapath, PassedSockets};
 use turnpike_relay::{
-    Relay, TicketKeys,
+    Layout, Relay, RelayAddress, TicketKeys,
     upgrade::{Inheritance, Offer},
 };
 use turnpike_stores::StoredSecret;
@@ -18,7 +18,7 @@ use crate::{
     control::Reloaded,
     error::DaemonError,
     fleet::{FleetEstate, FleetOffer},
-    plan::{self, Before},
+    plan,
     store::Store,
     upgrade::{Estate, Heir, Names, Offered},
 };
@@ -168,12 +168,14 @@ impl ServeInheritance {
         }
     }
 
-    /// What the plan of this process must find as it was.
-    pub(crate) fn before(&self) -> Before {
-        Before {
-            detected: Some(self.offer.relay.relay().to_vec()),
-            layout: self.offer.relay.layout().clone(),
-        }
+    /// The numbers of listeners so far.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.offer.relay.layout()
+    }
+
+    /// Relay addresses in force.
+    pub(crate) fn relay_addresses(&self) -> &[RelayAddress] {
+        self.offer.relay.relay()
     }
 
     /// The step of the ladder, with which the kernel's path may go.

@@ -3,7 +3,7 @@
 //! Labels are `worker`, `direction`, `bound`, `realm`, `transport`, `port` of a listener, and what the state machine names itself; no label has a
 //! value that a client chooses, so the number of time series is bounded.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::UNIX_EPOCH};
 
 use prometheus_client::{
     collector::Collector,
@@ -11,7 +11,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 use turnpike_relay::{
-    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount,
+    CloseReason, DtlsDrop, DtlsEnd, DtlsFailure, HandshakeFailure, KernelSnapshot, ListenerCount, RelayState,
     WorkerSnapshot,
 };
 use turnpike_turn::server::{Stats, stats::ALLOCATION_MS};
@@ -38,11 +38,22 @@ pub(crate) fn page(
 ) -> MetricsPage {
     exposition::page(
         move |common| {
-            let Snapshots { workers, realms, listeners, kernel } = snapshots();
+            let Snapshots { workers, realms, listeners, relays, kernel } = snapshots();
             let (workers, certificates) = (numbered(workers), Arc::clone(&certificates));
             let store = store::shared(&store).map(|store| store.counts());
             let (sessions, fleet) = (sessions.get(), fleet());
-            Scrape { workers, realms, listeners, sessions, kernel, certificates, store, fleet, common }
+            Scrape {
+                workers,
+                realms,
+                listeners,
+                relays,
+                sessions,
+                kernel,
+                certificates,
+                store,
+                fleet,
+                common,
+            }
         },
         status,
         log,
@@ -58,6 +69,8 @@ pub(crate) struct Snapshots {
     pub(crate) realms: Vec<(Box<str>, usize)>,
     /// Allocations by listener.
     pub(crate) listeners: Vec<ListenerCount>,
+    /// Relay addresses.
+    pub(crate) relays: Arc<[RelayState]>,
     /// The kernel's part, where it has one.
     pub(crate) kernel: Option<KernelSnapshot>,
 }
@@ -70,6 +83,7 @@ struct Scrape {
     /// Allocations by realm; names are those of the configuration.
     realms: Vec<(Box<str>, usize)>,
     listeners: Vec<ListenerCount>,
+    relays: Arc<[RelayState]>,
     sessions: Totals,
     kernel: Option<KernelSnapshot>,
     certificates: Arc<Told>,
@@ -85,6 +99,7 @@ impl Collector for Scrape {
         page.gauge("allocations", "Allocations that exist.", |snapshot| snapshot.allocations)?;
         page.realms(&self.realms)?;
         page.listeners(&self.listeners)?;
+        page.relays(&self.relays)?;
         page.sessions(&self.sessions)?;
         page.turn()?;
         page.allocation_times()?;
@@ -123,6 +138,24 @@ impl Families<'_, '_, WorkerSnapshot> {
         )?;
         for (realm, count) in realms {
             metric.encode_family(&[("realm", &**realm)])?.encode_gauge(&(*count as u64))?;
+        }
+        Ok(())
+    }
+
+    fn relays(&mut self, relays: &[RelayState]) -> fmt::Result {
+        let help = "Whether this machine has a relay address: 0 while it is absent, and no allocation is granted there.";
+        let mut metric = self.encoder.encode_descriptor("relay_address_up", help, None, MetricType::Gauge)?;
+        for state in relays {
+            let address = state.address.bind.to_string();
+            metric.encode_family(&[("address", &*address)])?.encode_gauge(&u64::from(state.is_up))?;
+        }
+        let help = "Since when a relay address is up or absent, in Unix seconds.";
+        let name = "relay_address_since_seconds";
+        let mut metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for state in relays {
+            let address = state.address.bind.to_string();
+            let since = state.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            metric.encode_family(&[("address", &*address)])?.encode_gauge(&since)?;
         }
         Ok(())
     }
@@ -565,8 +598,9 @@ fn numbered(workers: Vec<WorkerSnapshot>) -> Vec<(String, WorkerSnapshot)> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, time::Duration};
 
+    use turnpike_relay::RelayAddress;
     use turnpike_turn::server::Transport;
 
     use super::*;
@@ -599,6 +633,11 @@ mod tests {
             workers: numbered(vec![first, WorkerSnapshot::default()]),
             realms: vec![("example.org".into(), 3)],
             listeners,
+            relays: Arc::from([RelayState {
+                address: RelayAddress { bind: [192, 0, 2, 1].into(), external: None },
+                is_up: true,
+                since: UNIX_EPOCH + Duration::from_secs(1_000),
+            }]),
             sessions: Totals {
                 ended: [(("example.org".into(), "udp", 3478), 4)].into(),
                 bytes: [("example.org".into(), [500, 600])].into(),
@@ -705,6 +744,8 @@ mod tests {
             ("turnpike_realm_allocations{realm=\"example.org\"}", 3.0),
             ("turnpike_listener_allocations{transport=\"udp\",port=\"3478\"}", 2.0),
             ("turnpike_listener_allocations{transport=\"tls\",port=\"3478\"}", 4.0),
+            ("turnpike_relay_address_up{address=\"192.0.2.1\"}", 1.0),
+            ("turnpike_relay_address_since_seconds{address=\"192.0.2.1\"}", 1_000.0),
             ("turnpike_wakeups_total{worker=\"0\"}", 11.0),
             ("turnpike_relayed_datagrams_total{worker=\"0\",direction=\"to_peer\"}", 7.0),
             ("turnpike_relayed_bytes_total{worker=\"0\",direction=\"to_client\"}", 900.0),

@@ -309,6 +309,7 @@ fn closed_reason(reason: ClosedReason) -> &'static str {
         ClosedReason::MaxAge => "as long as a session may last",
         ClosedReason::Banned => "banned",
         ClosedReason::Credential => "its credential expired",
+        ClosedReason::AddressGone => "the machine lost its relay address",
     }
 }
 

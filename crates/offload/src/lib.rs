@@ -42,6 +42,7 @@ pub use gathering::Gathering;
 pub use kernel::{Attachment, Hook, Kernel, Settings, Snapshot};
 pub use layout::{Count, Kind};
 pub use lent::Lent;
+pub use netlink::interface_of_route;
 pub use sockmap::{Joined, Sockmap};
 
 #[cfg(not(target_endian = "little"))]

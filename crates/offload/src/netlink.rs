@@ -94,6 +94,17 @@ pub(crate) struct NextHop {
     pub(crate) neighbour: IpAddr,
 }
 
+/// Name of the interface by which datagrams from one of our addresses to somebody else leave. `None` where there is no such route.
+///
+/// # Errors
+/// Those of a netlink socket.
+pub fn interface_of_route(from: IpAddr, to: IpAddr) -> io::Result<Option<String>> {
+    let mut netlink = Netlink::new()?;
+    let Some(next) = netlink.route(from, to)? else { return Ok(None) };
+    let interfaces = netlink.interfaces()?;
+    Ok(interfaces.into_iter().find(|it| it.number == next.interface).map(|it| it.name))
+}
+
 /// Asks.
 pub(crate) struct Netlink {
     socket: OwnedFd,

@@ -4,7 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,17 @@ pub struct RelayAddress {
     pub bind: IpAddr,
     /// Address to tell clients, where a NAT stands in front of the server.
     pub external: Option<IpAddr>,
+}
+
+/// A relay address, and whether the machine has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayState {
+    /// The address.
+    pub address: RelayAddress,
+    /// Whether the machine has it: allocations are granted on no other.
+    pub is_up: bool,
+    /// Since when that is so.
+    pub since: SystemTime,
 }
 
 /// What a realm may have at most, where that differs from what holds for all.
@@ -69,7 +80,9 @@ pub struct Config {
     /// Relay sockets on each relay address that each worker has for all its clients over UDP together, and as many for all others; told apart
     /// by their peers. 0 gives each allocation its own.
     pub shared_ports: usize,
-    /// Addresses of this machine at the start: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
+    /// Addresses that are named here and that this machine lacks: listeners there wait, and nothing is relayed from there.
+    pub absent: Vec<IpAddr>,
+    /// Addresses of this machine: peers reach none of their ports but the relay's ([`turnpike_turn::server::PeerRules`]).
     pub addresses: Vec<IpAddr>,
     /// Listeners of this process beside the relay's own, which no peer reaches either.
     pub listeners_beside: Vec<SocketAddr>,
@@ -109,6 +122,7 @@ impl Default for Config {
             relay_in_turn: false,
             ports: 49152..=65535,
             shared_ports: 0,
+            absent: Vec::new(),
             addresses: Vec::new(),
             listeners_beside: Vec::new(),
             listener_buffer: 1 << 20,
@@ -130,6 +144,11 @@ impl Config {
     /// What the numbers of its listeners stand for.
     pub fn layout(&self) -> Layout {
         Layout::new(&self.listen, &self.dtls.listen, &self.streams)
+    }
+
+    /// Relay addresses that this machine has.
+    pub fn relays_up(&self) -> impl Iterator<Item = &RelayAddress> {
+        self.relay.iter().filter(|relay| !self.absent.contains(&relay.bind))
     }
 
     /// Ports that may be reserved (EVEN-PORT with R = 1) and not yet used, over all relay addresses: a sixteenth of them.

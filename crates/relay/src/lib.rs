@@ -29,11 +29,12 @@ mod worker;
 // What threads share says `crate::sync`, where `interleave` has other types, which try every order of events.
 use std::sync;
 
-pub use config::{Config, RealmLimits, RelayAddress};
+pub use config::{Config, RealmLimits, RelayAddress, RelayState};
 pub use dtls::{DtlsConfig, DtlsContext, DtlsDrop, DtlsEnd, DtlsError, DtlsFailure, DtlsStats};
 pub use layout::Layout;
+pub use listening::Waiting;
 pub use peers::PeerStats;
-pub use routes::route_addresses;
+pub use routes::{interface_of_route, relay_address_remedy, route_addresses, source_of_route};
 pub use runtime::{
     CredentialStore, Fleet, ListenerCount, PendingLookup, Relay, Relistened, SessionLog, SharedQuota,
     StartError, WorkerSnapshot,

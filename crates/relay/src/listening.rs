@@ -129,6 +129,7 @@ pub(crate) struct Places {
     udp: Vec<Option<Place>>,
     dtls: Vec<Option<Place>>,
     streams: Vec<Option<Place>>,
+    waiting: Vec<Waiting>,
 }
 
 #[derive(Clone)]
@@ -193,7 +194,7 @@ impl OfferedPlaces {
         };
         let places = |list: &[Option<OfferedPlace>]| list.iter().map(|it| it.as_ref().map(place)).collect();
         let [udp, dtls, streams] = self.lists().map(places);
-        Places { udp, dtls, streams }
+        Places { udp, dtls, streams, waiting: Vec::new() }
     }
 
     /// What one worker serves by these descriptors, which are its in the order of [`OfferedPlaces::named`].
@@ -256,6 +257,17 @@ impl Found {
     }
 }
 
+/// A listener that has no socket yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// `udp`, `tcp`, `tls` or `dtls`.
+    pub protocol: &'static str,
+    /// The address as it is configured.
+    pub address: SocketAddr,
+    /// Why it cannot be bound although the machine has its address. `None` while the machine lacks it.
+    pub error: Option<String>,
+}
+
 /// What becomes of the listeners, once all of it is bound.
 pub(crate) struct Change {
     pub(crate) places: Places,
@@ -268,14 +280,15 @@ pub(crate) struct Change {
 }
 
 impl Places {
-    /// Binds what `layout` has open and this has not, for each worker, and says what is to be closed.
+    /// Binds what `layout` has open and this has not, for each worker, and says what is to be closed. A listener on an address that the
+    /// machine lacks waits for a later change; one that has waited and cannot be bound goes on waiting.
     ///
     /// # Errors
     /// Something cannot be bound; then nothing is.
     pub(crate) fn change(&self, layout: &Layout, config: &Config) -> Result<Change, StartError> {
         let workers = config.workers.max(1);
         let mut change = Change {
-            places: self.clone(),
+            places: Self { waiting: Vec::new(), ..self.clone() },
             sockets: (0..workers).map(|_| Sockets::default()).collect(),
             opened: Vec::new(),
             closing: Vec::new(),
@@ -285,8 +298,12 @@ impl Places {
         let mut new = [Vec::new(), Vec::new(), Vec::new()];
         for (transport, new) in [Transport::Udp, Transport::Dtls, Transport::Tcp].into_iter().zip(&mut new) {
             for placed in layout.placed(transport) {
-                if !change.stays(transport, placed, workers) {
-                    new.push(placed);
+                if change.stays(transport, placed, workers) {
+                    continue;
+                }
+                match self.waits(transport, &placed, config) {
+                    Some(waiting) => change.places.waiting.push(waiting),
+                    None => new.push(placed),
                 }
             }
         }
@@ -333,6 +350,11 @@ impl Places {
             tls: open(&self.streams, true),
             dtls: open(&self.dtls, false),
         }
+    }
+
+    /// Listeners that have no socket yet.
+    pub(crate) fn waiting(&self) -> &[Waiting] {
+        &self.waiting
     }
 
     /// What a listener is bound to, unless it is closed.
@@ -468,6 +490,26 @@ impl Places {
             });
         }
         Ok(found)
+    }
+
+    /// Whether a new listener is to wait: for its address, or, if it has waited, for another program to leave its port.
+    fn waits(&self, transport: Transport, placed: &Placed, config: &Config) -> Option<Waiting> {
+        let (address, protocol) = (placed.address, protocol(transport, placed.secure));
+        let waiting = |error| Some(Waiting { protocol, address, error });
+        let by_udp = matches!(transport, Transport::Udp | Transport::Dtls);
+        let passed = if by_udp { passed::Transport::Udp } else { passed::Transport::Tcp };
+        if config.absent.contains(&address.ip()) && config.passed.count(passed, address) == 0 {
+            return waiting(None);
+        }
+        let has_waited = self.waiting.iter().any(|it| it.protocol == protocol && it.address == address);
+        let beside: &[Transport] =
+            if by_udp { &[Transport::Udp, Transport::Dtls] } else { &[Transport::Tcp] };
+        if !has_waited || self.overlaps(beside, address) {
+            return None;
+        }
+        let probed = if by_udp { probe_udp(config, address) } else { probe_tcp(config, address) };
+        let error = probed.err()?;
+        waiting(Some(listen_error(protocol, address, error).to_string()))
     }
 
     /// Whether a listener of ours is in the way of one that is bound without SO_REUSEPORT.

@@ -51,6 +51,8 @@ pub(crate) struct Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Family,
+    /// The machine lacks the addresses of this family.
+    Absent,
     Port,
     Reservation,
     File,
@@ -60,6 +62,7 @@ impl Refusal {
     pub(crate) fn result(self) -> OpenResult {
         match self {
             Self::Family => OpenResult::UnsupportedFamily,
+            Self::Absent => OpenResult::AddressAbsent,
             Self::Port | Self::Reservation | Self::File => OpenResult::NoCapacity,
         }
     }
@@ -87,6 +90,8 @@ struct Plan {
     owned: Bits,
     most_reservations: usize,
     in_turn: bool,
+    /// See [`Config::absent`].
+    absent: Vec<IpAddr>,
 }
 
 /// By token.
@@ -182,6 +187,7 @@ impl Plan {
             owned,
             most_reservations: config.max_reservations(),
             in_turn: config.relay_in_turn,
+            absent: config.absent.clone(),
         }
         .with_former(former)
     }
@@ -201,10 +207,15 @@ impl Plan {
         }
     }
 
-    /// Addresses of a family that ports are drawn from.
-    fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
+    /// Addresses of a family that are configured.
+    fn configured(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
         let is_of = move |pool: &&Pool| pool.drawn && pool.address.bind.is_ipv4() == (family == Family::V4);
         self.pools.iter().filter(is_of)
+    }
+
+    /// Addresses of a family that ports are drawn from: those that the machine has.
+    fn drawn(&self, family: Family) -> impl Iterator<Item = &Pool> + Clone {
+        self.configured(family).filter(|pool| !self.absent.contains(&pool.address.bind))
     }
 
     /// The pool that this address is bound in.
@@ -557,7 +568,10 @@ impl Ports {
             return Err(Refusal::Reservation);
         }
         let reservation = reservations.remove(&token).ok_or(Refusal::Reservation)?;
-        if reservation.expires_ms > now_ms {
+        if self.plan().absent.contains(&reservation.opened.socket.local_addr().ip()) {
+            self.release(reservation.opened.socket.local_addr(), now_ms);
+            Err(Refusal::Absent)
+        } else if reservation.expires_ms > now_ms {
             Ok(reservation.opened)
         } else {
             self.close(reservation.opened.socket, now_ms);
@@ -577,19 +591,20 @@ impl Ports {
         let pools = plan.drawn(family);
         let count = pools.clone().count();
         if count == 0 {
-            return Err(Refusal::Family);
+            let is_absent = plan.configured(family).next().is_some();
+            return Err(if is_absent { Refusal::Absent } else { Refusal::Family });
         }
         pools.clone().for_each(|pool| pool.bits.end_quarantine(now_ms));
         let first = first.and_then(|ip| pools.clone().position(|pool| pool.address.bind == ip));
         let first =
             first.unwrap_or_else(|| self.next[family as usize].fetch_add(1, Ordering::Relaxed) % count);
-        let mut refused = Refusal::Family;
+        let mut refused = Refusal::Absent;
         for stock in [Stock::Free, Stock::Quarantined] {
             for pool in pools.clone().cycle().skip(first).take(count) {
                 match attempt(pool, stock) {
                     // This address is full, or is gone from the machine; the next one may have a port.
-                    Err(Refusal::Port) => refused = Refusal::Port,
-                    Err(Refusal::Family) => {}
+                    Err(Refusal::Port) if matches!(stock, Stock::Free) => refused = Refusal::Port,
+                    Err(Refusal::Port | Refusal::Absent) => {}
                     done => return done,
                 }
             }
@@ -642,7 +657,7 @@ impl<'a> PassedOver<'a> {
         self.ports.push(port);
         match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Ok(()),
-            io::ErrorKind::AddrNotAvailable => Err(Refusal::Family),
+            io::ErrorKind::AddrNotAvailable => Err(Refusal::Absent),
             _ => Err(Refusal::File),
         }
     }

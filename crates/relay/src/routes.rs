@@ -7,7 +7,7 @@ use crate::RelayAddress;
 /// The source addresses of the default routes, one a family at most.
 #[must_use]
 pub fn route_addresses() -> Vec<IpAddr> {
-    DESTINATIONS.iter().copied().filter_map(source_of_route).collect()
+    DESTINATIONS.iter().copied().filter_map(source_of_route).filter(|ip| !ip.is_loopback()).collect()
 }
 
 /// Documentation addresses (RFC 5737, RFC 3849): they take the default route, and nobody is there.
@@ -17,7 +17,8 @@ const DESTINATIONS: [SocketAddr; 2] = [
 ];
 
 /// The source address the kernel would use: connecting a UDP socket looks the route up and sends nothing.
-pub(crate) fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
+#[must_use]
+pub fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr =
         if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
@@ -30,8 +31,16 @@ pub(crate) fn source_of_route(destination: SocketAddr) -> Option<IpAddr> {
     usable.then_some(source)
 }
 
-/// Advice on a relay address that cannot be bound.
-pub(crate) fn remedy(address: &RelayAddress) -> String {
+/// Name of the interface by which the default route leads out from one of our addresses. `None` where there is none, or it cannot be found.
+#[must_use]
+pub fn interface_of_route(from: IpAddr) -> Option<String> {
+    let to = DESTINATIONS.into_iter().find(|to| to.is_ipv4() == from.is_ipv4())?;
+    turnpike_offload::interface_of_route(from, to.ip()).ok().flatten()
+}
+
+/// Advice on a relay address that this machine lacks.
+#[must_use]
+pub fn relay_address_remedy(address: &RelayAddress) -> String {
     let RelayAddress { bind, external } = *address;
     let is_here = |ip: &IpAddr| UdpSocket::bind((*ip, 0)).is_ok();
     if let Some(local) = external.filter(is_here) {
@@ -61,9 +70,10 @@ mod tests {
     #[test]
     fn a_pair_that_is_the_wrong_way_round_is_turned() {
         let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
-        let told = remedy(&RelayAddress { bind: ip("198.51.100.7"), external: Some(ip("127.0.0.1")) });
+        let told =
+            relay_address_remedy(&RelayAddress { bind: ip("198.51.100.7"), external: Some(ip("127.0.0.1")) });
         assert_eq!(told, "127.0.0.1 is this machine's address: write it first, 127.0.0.1=198.51.100.7");
-        let told = remedy(&RelayAddress { bind: ip("198.51.100.7"), external: None });
+        let told = relay_address_remedy(&RelayAddress { bind: ip("198.51.100.7"), external: None });
         let is_advice =
             told.starts_with("behind a NAT write LOCAL=PUBLIC, here ") && told.contains("=198.51.100.7");
         assert!(is_advice || told.starts_with("name an address of this machine"), "{told}");

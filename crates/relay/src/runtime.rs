@@ -25,7 +25,7 @@ use turnpike_wire::integrity::{Key, KeyAlgorithm};
 use crate::{
     Config, DtlsConfig, DtlsStats, Layout, RelayAddress, StreamConfig, TurnedAway, discovery,
     gate::SharedStore,
-    listening::{Change, Places, Sockets},
+    listening::{Change, Places, Sockets, Waiting},
     peers::PeerStats,
     ports::Ports,
     quotas::Quotas,
@@ -383,7 +383,7 @@ impl Relay {
         log: Arc<dyn SessionLog>,
         inheritance: Option<Inheritance>,
     ) -> Result<Self, StartError> {
-        probe_relay_addresses(&config.relay)?;
+        probe_relay_addresses(config, &[])?;
         let is_heir = inheritance.is_some();
         let inherited = inheritance.map(|inheritance| inheritance.open(config.workers)).transpose()?;
         let Inherited { places, sockets: lent, channels, known, kernel: of_kernel } =
@@ -473,6 +473,11 @@ impl Relay {
         self.in_force().places.listeners()
     }
 
+    /// Listeners that have no socket yet.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        self.in_force().places.waiting().to_vec()
+    }
+
     /// The way to each worker.
     pub(crate) fn senders(&self) -> impl Iterator<Item = &Sender<Command>> {
         self.workers.senders()
@@ -547,9 +552,7 @@ impl Relay {
     ) -> Result<Relistened, StartError> {
         let mut in_force = self.in_force();
         let before = &in_force.config;
-        let new: Vec<_> =
-            config.relay.iter().filter(|relay| !before.relay.contains(relay)).copied().collect();
-        probe_relay_addresses(&new)?;
+        probe_relay_addresses(config, &before.relay)?;
         let mut config = Config {
             workers: before.workers,
             datapath: before.datapath,
@@ -560,7 +563,6 @@ impl Relay {
             shared_ports: before.shared_ports,
             listener_buffer: before.listener_buffer,
             relay_buffer: before.relay_buffer,
-            addresses: before.addresses.clone(),
             listeners_beside: before.listeners_beside.clone(),
             passed: Arc::clone(&before.passed),
             ..config.clone()
@@ -598,6 +600,18 @@ impl Relay {
         let own = self.own_endpoints(&in_force.config, &in_force.places);
         in_force.config.server.set_own_endpoints(&own);
         self.put_into_force(&in_force, Vec::new());
+    }
+
+    /// Addresses from which something is relayed, those of before a reload included.
+    #[must_use]
+    pub fn relay_addresses(&self) -> Vec<RelayAddress> {
+        self.ports.addresses()
+    }
+
+    /// Ends what is relayed from these addresses, which the machine has lost.
+    pub fn end_at(&self, gone: &[IpAddr]) {
+        let gone: Arc<[IpAddr]> = gone.into();
+        self.workers.senders().for_each(|worker| worker.tell(Command::EndAt(Arc::clone(&gone))));
     }
 
     /// With what is left of before a reload.
@@ -662,11 +676,15 @@ fn offload(
     }
 }
 
-/// Whether each can be bound.
-fn probe_relay_addresses(relays: &[RelayAddress]) -> Result<(), StartError> {
-    for relay in relays {
+/// Whether each of those that the machine has, and that `known` lacks, can be bound.
+fn probe_relay_addresses(config: &Config, known: &[RelayAddress]) -> Result<(), StartError> {
+    for relay in config.relays_up().filter(|relay| !known.contains(relay)) {
         UdpSocket::bind(SocketAddr::new(relay.bind, 0), &UdpOptions::default()).map_err(|source| {
-            StartError::RelayAddress { address: relay.bind, source, remedy: routes::remedy(relay) }
+            StartError::RelayAddress {
+                address: relay.bind,
+                source,
+                remedy: routes::relay_address_remedy(relay),
+            }
         })?;
     }
     Ok(())

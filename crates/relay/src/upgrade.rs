@@ -117,7 +117,7 @@ impl Offer {
         &self.layout
     }
 
-    /// The relay addresses, where none are configured: what the machine says of itself may be something else by now.
+    /// The relay addresses in force.
     #[must_use]
     pub fn relay(&self) -> &[RelayAddress] {
         &self.relay

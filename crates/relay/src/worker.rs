@@ -81,6 +81,8 @@ pub(crate) enum Command {
     Reconfigure(Box<Reconfigure>),
     Handoff(Box<Handoff>),
     Credentials(LookupId, Credentials),
+    /// Ends what is relayed from these addresses: the machine has lost them.
+    EndAt(Arc<[IpAddr]>),
     Answer(Question),
     /// Lets everybody see what has been counted by the end of this tick, and calls this.
     Publish(Probe),
@@ -542,6 +544,7 @@ impl Worker {
                 self.carry_out_effects(now, NOTHING);
                 self.dirty = true;
             }
+            Command::EndAt(gone) => self.end_relays_at(now, &gone),
             Command::Answer(question) => {
                 question(&mut self.server, now);
                 self.carry_out_effects(now, NOTHING);

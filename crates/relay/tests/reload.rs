@@ -5,7 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use turnpike_relay::{Config, CredentialStore, RelayAddress, Relistened, StartError};
+use turnpike_relay::{Config, CredentialStore, RelayAddress, Relistened, StartError, Waiting};
+use turnpike_testkit::free_port;
 
 use crate::support::{
     dtls::{DtlsClient, Kind},
@@ -144,6 +145,59 @@ fn what_cannot_be_bound_changes_nothing() {
     assert_eq!(world.relay.listeners(), before);
     assert!(allocates(before.udp[0]));
     world.client().ask(&binding(1));
+}
+
+#[test]
+fn nothing_is_granted_or_listened_on_at_an_absent_address_until_it_is_there() {
+    let world = start_with(|config| config.workers = 2);
+    let at = SocketAddr::new(ANOTHER, free_port(ANOTHER));
+    let named = |absent: &[IpAddr]| {
+        let absent = absent.to_vec();
+        move |config: &mut Config| {
+            config.listen.push(at);
+            config.relay = vec![RelayAddress { bind: ANOTHER, external: None }];
+            config.absent = absent;
+        }
+    };
+    let code = || {
+        let answer = asked(&peer(), world.udp(), &allocate());
+        (!is_success(&answer)).then(|| answer.attribute(0x0009)[2..4].to_vec())
+    };
+    // It can be bound, as with ip_nonlocal_bind.
+    let changed = reload(&world, named(&[ANOTHER])).unwrap();
+    assert!(!changed.opened.iter().any(|(_, opened)| *opened == at), "{changed:?}");
+    assert_eq!(world.relay.waiting(), [Waiting { protocol: "udp", address: at, error: None }]);
+    eventually("508", || (code()? == [5, 8]).then_some(()));
+    // Another program has the port when the address comes: all else is in force.
+    let other = UdpSocket::bind(at).unwrap();
+    reload(&world, named(&[])).unwrap();
+    let waiting = world.relay.waiting();
+    assert!(waiting[0].error.as_ref().is_some_and(|error| error.contains("another program")), "{waiting:?}");
+    eventually("it is granted", || code().is_none().then_some(()));
+    drop(other);
+    let changed = reload(&world, named(&[])).unwrap();
+    assert_eq!((changed.opened, world.relay.waiting()), (vec![("udp", at)], vec![]));
+    eventually("it is listened on", || allocates(at).then_some(()));
+}
+
+#[test]
+fn sessions_on_a_lost_address_end_with_that_reason_and_others_go_on() {
+    for shared_ports in [0, 1] {
+        let world = start_with(|config| {
+            config.shared_ports = shared_ports;
+            config.server.tcp_relay = true;
+        });
+        let flow = Flow::new(world.udp());
+        let mut by_tcp = world.client();
+        let allocate = stun(ALLOCATE, 1, &[(0x0019, &[6, 0, 0, 0])]);
+        assert!(is_success(&by_tcp.ask(&allocate)));
+        world.relay.end_at(&[ANOTHER]);
+        flow.goes_on();
+        world.relay.end_at(&[flow.relayed.ip()]);
+        world.wait_for_counter("allocations_closed", "address_gone", 2);
+        assert!(!is_success(&asked(&flow.client, flow.server, &refresh(5))));
+        eventually("none is left", || (world.allocations() == 0).then_some(()));
+    }
 }
 
 /// Of two clients that are each other's peer through their relayed addresses, as WebRTC has them where both are behind NATs.

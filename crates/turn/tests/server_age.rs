@@ -38,7 +38,7 @@ fn an_allocation_ends_at_its_longest_age_however_often_it_is_refreshed() {
     world.sleep(1);
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(closed(&mut world), [(ClosedReason::MaxAge, 5_000_000)]);
-    assert_eq!(world.server.stats().allocations_closed, [0, 0, 0, 0, 0, 1, 0, 0]);
+    assert_eq!(world.server.stats().allocations_closed, [0, 0, 0, 0, 0, 1, 0, 0, 0]);
 }
 
 #[test]

@@ -152,6 +152,26 @@ fn one_family_can_be_deleted_alone() {
 }
 
 #[test]
+fn a_lost_relay_address_ends_its_family_and_the_last_one_the_allocation() {
+    let mut world = World::new();
+    let (_, v4, v6) = dual(&mut world);
+    assert_eq!(world.server.relays(), [v4, v6]);
+    let now = world.now;
+    for _ in 0..2 {
+        world.server.end_relay(now, v6, ClosedReason::AddressGone);
+    }
+    assert_eq!(world.effects(), [Effect::RelayClosed { relay: v6 }]);
+    assert_eq!(world.server.relays(), [v4]);
+    world.server.end_relay(now, v4, ClosedReason::AddressGone);
+    let effects = world.effects();
+    assert!(
+        matches!(&effects[..], [Effect::Closed { reason: ClosedReason::AddressGone, .. }]),
+        "{effects:?}"
+    );
+    assert_eq!((world.server.allocations(), world.server.relays()), (0, vec![]));
+}
+
+#[test]
 fn each_family_expires_by_itself() {
     let mut world = World::new();
     let (alice, v4, _) = dual(&mut world);

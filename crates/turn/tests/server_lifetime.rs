@@ -163,7 +163,7 @@ fn an_administrator_ends_one_and_a_shutdown_all() {
     assert_eq!(world.server.allocations(), 0);
     assert_eq!(world.server.gate_mut().held(), 0);
     assert_eq!(world.server.poll_timeout(), None);
-    assert_eq!(world.server.stats().allocations_closed, [0, 0, 3, 1, 0, 0, 0, 0]);
+    assert_eq!(world.server.stats().allocations_closed, [0, 0, 3, 1, 0, 0, 0, 0, 0]);
 }
 
 #[test]

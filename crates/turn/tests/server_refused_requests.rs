@@ -67,6 +67,7 @@ fn each_reason_is_told_with_the_code_of_the_answer() {
 fn a_relayed_address_that_cannot_be_had_is_told_of_its_user() {
     for (result, code, why) in [
         (OpenResult::NoCapacity, 508, RequestRefusal::NoRelay),
+        (OpenResult::AddressAbsent, 508, RequestRefusal::AddressAbsent),
         (OpenResult::UnsupportedFamily, 440, RequestRefusal::Code),
     ] {
         let mut world = World::new();

@@ -16,9 +16,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// # Errors
 /// See [`CommandError`]; [`CommandError::Unwell`] where it takes nobody new.
 pub fn health(client: &Client, live: bool, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
-    let (well, words) = client.words(if live { "/livez" } else { "/readyz" })?;
+    let (well, words) = client.words(if live { "/livez" } else { "/readyz?verbose" })?;
     if json {
-        write_json(out, &serde_json::json!({ "well": well, "state": words }))?;
+        let mut lines = words.lines();
+        let (state, relays) = (lines.next().unwrap_or_default(), lines.collect::<Vec<_>>());
+        write_json(out, &serde_json::json!({ "well": well, "state": state, "relays": relays }))?;
     } else if well {
         writeln!(out, "{words}")?;
     }

@@ -5,6 +5,7 @@ use std::{
     net::Ipv4Addr,
     panic::AssertUnwindSafe,
     sync::{Mutex, MutexGuard, atomic::AtomicUsize},
+    time::SystemTime,
 };
 
 use tokio::{
@@ -17,7 +18,7 @@ use turnpike_config::{
     AdminAccess, AdminSettings, Certificate, RealmSettings, Secret, Settings, User, UserSecret, api_keys,
 };
 use turnpike_net::Datapath;
-use turnpike_relay::{Config, Relay, RelayAddress};
+use turnpike_relay::{Config, Relay, RelayAddress, RelayState};
 use turnpike_stores::{ApiKey, Database, Directory, Edit, Limits as StoreLimits, SqliteUse, StoreAddress};
 use turnpike_testkit::{
     Dir,
@@ -257,7 +258,11 @@ impl Program for Double {
             settings: Arc::new(Double::settings(self).clone()),
             store: Some(self.store()),
             certificates: Arc::from(Vec::<Certificate>::new()),
-            addresses: Arc::from([RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None }]),
+            addresses: Arc::from([RelayState {
+                address: RelayAddress { bind: Ipv4Addr::LOCALHOST.into(), external: None },
+                is_up: true,
+                since: SystemTime::UNIX_EPOCH,
+            }]),
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
         })

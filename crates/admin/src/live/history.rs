@@ -119,6 +119,7 @@ mod tests {
                 draining: false,
                 open,
                 datapath: None,
+                relays: Vec::new(),
                 node: None,
                 sandbox: None,
             },

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use axum::{
     extract::State,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use utoipa::OpenApi as _;
@@ -13,7 +13,7 @@ use super::{App, Document};
 use crate::{
     access::COUNTS,
     connections, issue,
-    model::{Job, Problem, RuleState},
+    model::{Job, Problem, RelayRange, RuleState},
     plain_text::plain_text,
     program::{Rule, Standing},
 };
@@ -46,24 +46,41 @@ pub(super) async fn live() -> &'static str {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if one is absent, a line for each relay address.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: this machine lacks all relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
-pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
+pub(super) async fn ready(State(app): State<App>, uri: Uri) -> (StatusCode, String) {
+    let relays = app.program.server().map_or_else(Vec::new, |server| RelayRange::all(&server));
+    let (code, word) = readiness(&app, &relays);
+    let mut text = format!("{word}\n");
+    if uri.query() == Some("verbose") || relays.iter().any(|relay| !relay.up) {
+        for RelayRange { address, up, since, .. } in &relays {
+            let state = if *up { "up" } else { "absent" };
+            let _ = writeln!(text, "relay address {address} {state} since {since}");
+        }
+    }
+    (code, text)
+}
+
+fn readiness(app: &App, relays: &[RelayRange]) -> (StatusCode, &'static str) {
     let rules = app.program.rules();
     let is = |state: RuleState| move |rule: &Rule| rule.state == state;
     if rules.iter().any(is(RuleState::Waiting)) && !app.program.is_draining() {
         let serves = rules.iter().any(is(RuleState::Listening));
-        return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting\n");
+        return (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting");
     }
     let standing = app.program.fleet().map_or(Standing::Well, |fleet| fleet.standing());
     let drains = app.program.is_draining() || standing == Standing::Cordoned;
     match standing {
-        _ if drains => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
-        Standing::Alone => (StatusCode::OK, "alone\n"),
-        Standing::Recovering => (StatusCode::OK, "recovering\n"),
-        Standing::Well | Standing::Cordoned => (StatusCode::OK, "ok\n"),
+        _ if drains => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+        _ if relays.iter().any(|relay| !relay.up) => {
+            let serves = relays.iter().any(|relay| relay.up);
+            (if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "waiting")
+        }
+        Standing::Alone => (StatusCode::OK, "alone"),
+        Standing::Recovering => (StatusCode::OK, "recovering"),
+        Standing::Well | Standing::Cordoned => (StatusCode::OK, "ok"),
     }
 }
 
@@ -73,8 +90,8 @@ pub(super) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     path = "/healthz",
     tag = "health",
     responses(
-        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: some rules of a forwarder cannot be bound yet.", body = String, content_type = "text/plain"),
-        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
+        (status = 200, description = "`ok`; or `alone`: it takes clients without knowing the state of the other nodes of its fleet; or `recovering`: it takes clients, up to its equal share of quotas until the fleet's store knows what all nodes have; or `waiting`: this machine lacks some relay addresses, or some rules of a forwarder cannot be bound yet. With `?verbose`, or if one is absent, a line for each relay address.", body = String, content_type = "text/plain"),
+        (status = 503, description = "`draining`: it takes no new clients; or `waiting`: this machine lacks all relay addresses, or no rule of a forwarder can be bound yet.", body = String, content_type = "text/plain"),
     ),
 )]
 #[expect(dead_code, reason = "describes a path that another handler answers")]

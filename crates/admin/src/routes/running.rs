@@ -14,7 +14,7 @@ use turnpike_measure::units::span;
 use super::{App, Json, body};
 use crate::{
     access::Audit,
-    model::{Build, Datapath, Drain, Draining, LogLevel, Problem, Reloaded, Status},
+    model::{Build, Datapath, Drain, Draining, LogLevel, Problem, RelayRange, Reloaded, Status},
     program::{NotReloaded, Program},
 };
 
@@ -53,6 +53,7 @@ impl Status {
             draining: program.is_draining(),
             open: program.open(),
             datapath,
+            relays: program.server().map_or_else(Vec::new, |server| RelayRange::all(&server)),
             node: program.fleet().and_then(|fleet| fleet.node()),
             sandbox: program.sandbox(),
         }

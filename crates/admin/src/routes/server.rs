@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::extract::State;
 use jiff::Timestamp;
 use tokio::time::timeout;
-use turnpike_relay::{WorkerSnapshot, sessions::Look};
+use turnpike_relay::{RelayState, WorkerSnapshot, sessions::Look};
 
 use super::{App, Json, running::seconds};
 use crate::model::{
     Certificate, Certificates, Limit, Limits, Listener, Listeners, Problem, RelayRange, Traffic, Worker,
     Workers,
 };
+use crate::program::Server;
 
 /// A worker that takes longer to answer is told as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -87,14 +88,23 @@ pub(super) async fn listeners(State(app): State<App>) -> Result<Json<Listeners>,
         to_peer: traffic(it.traffic.to_peer),
         to_client: traffic(it.traffic.to_client),
     });
-    let ports = &server.settings.ports;
-    let relays = server.addresses.iter().map(|relay| RelayRange {
-        address: relay.bind.to_string(),
-        external: relay.external.map(|external| external.to_string()),
-        first_port: *ports.start(),
-        last_port: *ports.end(),
-    });
-    Ok(Json(Listeners { listeners: listeners.collect(), relays: relays.collect() }))
+    Ok(Json(Listeners { listeners: listeners.collect(), relays: RelayRange::all(&server) }))
+}
+
+impl RelayRange {
+    /// Of a server.
+    pub(crate) fn all(server: &Server) -> Vec<Self> {
+        let ports = &server.settings.ports;
+        let range = |state: &RelayState| Self {
+            address: state.address.bind.to_string(),
+            external: state.address.external.map(|external| external.to_string()),
+            first_port: *ports.start(),
+            last_port: *ports.end(),
+            up: state.is_up,
+            since: Timestamp::try_from(state.since).map(seconds).unwrap_or_default(),
+        };
+        server.addresses.iter().map(range).collect()
+    }
 }
 
 /// Lists the certificates of the server.

@@ -44,6 +44,7 @@ fn live() -> Live {
             draining: false,
             open: 1234,
             datapath: Some(Datapath { step: "gso".to_owned(), why: "the highest that works".to_owned() }),
+            relays: Vec::new(),
             node: None,
             sandbox: None,
         },

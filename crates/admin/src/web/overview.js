@@ -146,6 +146,11 @@ function server() {
     { title: "Transport", cell: (row) => row.transport.toUpperCase() },
     { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
   ]);
+  const relays = table("Relay addresses", [
+    { title: "Relay address", heads: true, cell: (row) => (row.external ? { text: row.address, note: row.external } : row.address) },
+    { title: "State", cell: (row) => (row.up ? "up" : "absent") },
+    { title: "Since", cell: (row) => dateTime(row.since) },
+  ]);
   const realms = table("Sessions by realm", [
     { title: "Realm", heads: true, cell: (row) => named(row.name) },
     { title: "Sessions", number: true, cell: (row) => count(row.sessions) },
@@ -229,6 +234,7 @@ function server() {
     }));
     const all = sum(byTransport, (one) => one.sessions);
     transports.update(byTransport.map((one) => ({ ...one, part: all > 0 ? one.sessions / all : 0 })));
+    relays.update(live.status.relays ?? []);
     listeners.update([...now.listeners].sort((one, other) => other.sessions - one.sessions).filter((one, at) => one.sessions > 0 || at < 8));
     realms.update(now.realms);
   }
@@ -256,7 +262,8 @@ function server() {
       panel("Refusals", "What was refused; an answer stands here by its code, and by its reason too.", refusals.element),
       panel("Data path", null, datapath, across, h("h3", {}, "Datagrams of a receive call"), batches.element),
       wide(panel("Top talkers", null, talking, talkers.element)),
-      panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element),
+      panel("Transports", null, transports.element, h("h3", {}, "Listeners"), listeners.element,
+        h("h3", {}, "Relay addresses"), relays.element),
       panel("Realms", null, realms.element),
       panel("Limits", null, limits.element),
       wide(panel("Certificates", null, expiry, certificates.element)),

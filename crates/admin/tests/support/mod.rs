@@ -8,7 +8,7 @@ mod together;
 use std::{
     fmt, fs,
     io::{self, Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{
@@ -17,7 +17,7 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
@@ -32,7 +32,7 @@ use turnpike_config::{
     AdminAccess, AdminAddress, AdminSettings, Certificate, Secret, Settings, api_keys, certificates,
 };
 use turnpike_net::{Datapath, UnixName};
-use turnpike_relay::{Config, Relay, RelayAddress};
+use turnpike_relay::{Config, Relay, RelayAddress, RelayState};
 use turnpike_stores::{Database, Directory, Limits, SqliteUse, StoreAddress};
 pub(crate) use turnpike_testkit::PATIENCE as SOON;
 use turnpike_testkit::stun;
@@ -77,6 +77,12 @@ impl Drop for Dir {
     }
 }
 
+/// Of an address that is up or absent since 1970.
+pub(crate) fn relay_state(bind: IpAddr, is_up: bool) -> RelayState {
+    let address = RelayAddress { bind, external: Some([192, 0, 2, 1].into()) };
+    RelayState { address, is_up, since: SystemTime::UNIX_EPOCH }
+}
+
 /// What the interface asks.
 pub(crate) struct Double {
     relay: Option<Arc<Relay>>,
@@ -86,6 +92,7 @@ pub(crate) struct Double {
     pub(crate) reload: Mutex<Result<Reloaded, NotReloaded>>,
     pub(crate) drained: Mutex<Vec<Option<Duration>>>,
     pub(crate) draining: AtomicBool,
+    pub(crate) relays: Mutex<Vec<RelayState>>,
     pub(crate) level: Mutex<String>,
     pub(crate) ended: AtomicBool,
     pub(crate) refusals: Mutex<Vec<Refusal>>,
@@ -146,11 +153,7 @@ impl Program for Double {
             settings: Arc::new(Double::settings(self).clone()),
             store: self.store.lock().unwrap().clone(),
             certificates: Arc::clone(&self.certificates.lock().unwrap()),
-            addresses: [RelayAddress {
-                bind: Ipv4Addr::LOCALHOST.into(),
-                external: Some([192, 0, 2, 1].into()),
-            }]
-            .into(),
+            addresses: self.relays.lock().unwrap().clone().into(),
             datapath: Datapath::Gso,
             datapath_reason: "as configured".into(),
         })
@@ -239,6 +242,7 @@ impl Running {
             reload: Mutex::new(Ok(Reloaded::default())),
             drained: Mutex::default(),
             draining: AtomicBool::new(false),
+            relays: vec![relay_state(Ipv4Addr::LOCALHOST.into(), true)].into(),
             level: Mutex::new("info".to_owned()),
             ended: AtomicBool::new(false),
             refusals: Mutex::default(),

@@ -32,6 +32,7 @@ mod load_forward;
 mod load_interrupted;
 mod load_profile;
 mod log_flags;
+mod machine_addresses;
 mod manual_pages;
 mod metrics_live;
 mod monitoring;

@@ -70,7 +70,7 @@ fn reached(config: &Config, listener: SocketAddr) -> Vec<SocketAddr> {
         relay.and_then(|relay| relay.external).unwrap_or(ip)
     };
     let ips: Vec<IpAddr> = if listener.ip().is_unspecified() {
-        let same = config.relay.iter().filter(|relay| relay.bind.is_ipv4() == listener.is_ipv4());
+        let same = config.relays_up().filter(|relay| relay.bind.is_ipv4() == listener.is_ipv4());
         same.map(|relay| relay.external.unwrap_or(relay.bind)).collect()
     } else {
         vec![outer(listener.ip())]

@@ -230,6 +230,9 @@ pub(crate) fn request_reason(code: u16, why: RequestRefusal) -> Cow<'static, str
         (RequestRefusal::NoRelay, _) => {
             "no relay port or file descriptor is left, or no such port is reserved for this user"
         }
+        (RequestRefusal::AddressAbsent, _) => {
+            "this machine does not have the relay address of that family at the moment"
+        }
         (RequestRefusal::Store, _) => "the credential store does not answer",
         (RequestRefusal::Unanswered(bound), _) => unanswered_reason(bound),
         (RequestRefusal::Code, 300) => "the client was sent to another server",
@@ -307,6 +310,9 @@ fn request_remedy(code: u16, why: RequestRefusal) -> &'static str {
         (RequestRefusal::NoRelay, _) => {
             "Widen relay.ports, add an address to relay.addresses, or raise the limit of open files."
         }
+        (RequestRefusal::AddressAbsent, _) => {
+            "GET /v1/listeners of the admin interface has the relay addresses: wait for the address, or name another in relay.addresses."
+        }
         (RequestRefusal::Store, _) => {
             "The log says what is wrong with the store. Users who were looked up before get in all the same."
         }
@@ -351,6 +357,7 @@ fn request_keys(code: u16, why: RequestRefusal) -> Option<&'static [&'static str
             "limits.peer_connections_per_allocation",
         ],
         RequestRefusal::NoRelay => &["relay.ports", "relay.addresses"],
+        RequestRefusal::AddressAbsent => &["relay.addresses"],
         RequestRefusal::Unanswered(DropReason::RefusalLimit) => &["limits.refusals_per_prefix"],
         RequestRefusal::Unanswered(DropReason::QuotaPending) => {
             &["limits.allocations_per_user", "fleet.allocations"]
@@ -558,6 +565,7 @@ mod tests {
             RequestRefusal::SharedPeer,
             RequestRefusal::Connections,
             RequestRefusal::NoRelay,
+            RequestRefusal::AddressAbsent,
             RequestRefusal::Unanswered(DropReason::RefusalLimit),
             RequestRefusal::Unanswered(DropReason::QuotaPending),
             RequestRefusal::Unanswered(DropReason::LookupLimit),

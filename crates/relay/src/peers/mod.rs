@@ -224,6 +224,12 @@ impl Peers {
         Ok(())
     }
 
+    /// Address of a listening socket.
+    pub(crate) fn bound(&self, relay: RelayId) -> Option<SocketAddr> {
+        let slot = self.owners.get(&relay.allocation)?.listeners[relay.family as usize]?;
+        Some(self.listeners.get(slot)?.socket.local_addr())
+    }
+
     /// Closes a listening socket; its address. Connections live on.
     pub(crate) fn close_listener(&mut self, relay: RelayId) -> Option<SocketAddr> {
         let owned = self.owners.get_mut(&relay.allocation)?;

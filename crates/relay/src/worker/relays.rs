@@ -3,16 +3,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use turnpike_net::{SocketId, error_queue, poll::Event};
+use turnpike_net::{SocketId, UdpSocket, error_queue, poll::Event};
 use turnpike_turn::{
     server::{
-        AllocationId, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId,
+        AllocationId, ClosedReason, Family, IcmpError, OpenRelay, OpenRequest, OpenResult, PortWish, RelayId,
         RelayTransport, SharedPort,
     },
     time::Now,
 };
 
-use super::{Role, SHARE, Worker, offload::Side, out::side};
+use super::{NOTHING, Role, SHARE, Worker, offload::Side, out::side};
 use crate::{
     link::Way,
     ports::{Opened, Refusal},
@@ -136,7 +136,7 @@ impl Worker {
                 self.counted.files_exhausted += 1;
                 "no file descriptor or memory for another relay socket: raise the limit of open files (ulimit -n)"
             }
-            Refusal::Family | Refusal::Reservation => return refusal.result(),
+            Refusal::Family | Refusal::Absent | Refusal::Reservation => return refusal.result(),
         };
         if !self.complained {
             self.complained = true;
@@ -146,6 +146,19 @@ impl Worker {
             );
         }
         refusal.result()
+    }
+
+    /// Ends what is relayed from these addresses.
+    pub(super) fn end_relays_at(&mut self, now: Now, gone: &[IpAddr]) {
+        for relay in self.server.relays() {
+            let socket = self.out.relay_socket(relay).and_then(|id| self.sockets.get(id));
+            let bound = socket.map(UdpSocket::local_addr).or_else(|| self.peers.bound(relay));
+            if bound.is_some_and(|bound| gone.contains(&bound.ip())) {
+                self.server.end_relay(now, relay, ClosedReason::AddressGone);
+            }
+        }
+        self.carry_out_effects(now, NOTHING);
+        self.dirty = true;
     }
 
     pub(super) fn receive_from_peers(&mut self, now: Now, holder: Holder, event: &Event) {

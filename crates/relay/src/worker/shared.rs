@@ -2,7 +2,10 @@
 //! apart; here stands which sockets there are, and how many allocations each has. Clients over UDP share none with others: an upgrade
 //! ([`crate::upgrade`]) takes the former to another process, and the latter stay.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
 
 use turnpike_net::SocketId;
 use turnpike_turn::server::{Family, SharedPort};
@@ -16,6 +19,8 @@ pub(super) struct SharedPorts {
     most: [usize; 2],
     /// The same of one address.
     most_of_address: usize,
+    /// Addresses and ports of those that newcomers may have.
+    drawn: (Vec<IpAddr>, RangeInclusive<u16>),
     places: Vec<Option<Place>>,
 }
 
@@ -29,13 +34,16 @@ pub(super) struct Place {
     /// Whether its clients come over UDP.
     pub(super) by_datagrams: bool,
     allocations: usize,
-    /// Whether newcomers may have it: its address and port are still configured.
-    drawn: bool,
 }
 
 impl SharedPorts {
     pub(super) fn new(config: &Config) -> Self {
-        Self { most: most(config), most_of_address: config.shared_ports, places: Vec::new() }
+        Self {
+            most: most(config),
+            most_of_address: config.shared_ports,
+            drawn: drawn(config),
+            places: Vec::new(),
+        }
     }
 
     /// From now on addresses and ports are those of this configuration. Sockets on others are closed with the last of their allocations,
@@ -43,10 +51,7 @@ impl SharedPorts {
     pub(super) fn reconfigure(&mut self, config: &Config) {
         self.most = most(config);
         self.most_of_address = config.shared_ports;
-        for place in self.places.iter_mut().flatten() {
-            let is_ours = config.relay.iter().any(|address| address.bind == place.bound.ip());
-            place.drawn = is_ours && config.ports.contains(&place.bound.port());
-        }
+        self.drawn = drawn(config);
     }
 
     /// Whether ports of this family are shared.
@@ -88,7 +93,7 @@ impl SharedPorts {
         if self.places.len() <= at {
             self.places.resize(at + 1, None);
         }
-        self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0, drawn: true });
+        self.places[at] = Some(Place { socket, bound, relayed, by_datagrams, allocations: 0 });
     }
 
     /// All of clients over UDP.
@@ -139,10 +144,16 @@ impl SharedPorts {
         let places = self.places.iter().enumerate();
         let places = places.filter_map(|(at, place)| Some((number(at), place.as_ref()?)));
         places.filter(move |(_, place)| {
-            let suits = place.by_datagrams == by_datagrams && place.drawn;
+            let (addresses, ports) = &self.drawn;
+            let is_drawn = addresses.contains(&place.bound.ip()) && ports.contains(&place.bound.port());
+            let suits = place.by_datagrams == by_datagrams && is_drawn;
             suits && place.bound.is_ipv4() == (family == Family::V4)
         })
     }
+}
+
+fn drawn(config: &Config) -> (Vec<IpAddr>, RangeInclusive<u16>) {
+    (config.relays_up().map(|address| address.bind).collect(), config.ports.clone())
 }
 
 /// How many of each family there may be: IPv4, IPv6.
@@ -166,7 +177,8 @@ mod tests {
 
     fn ports(shared_ports: usize, addresses: &[&str]) -> SharedPorts {
         let relay = addresses.iter().map(|ip| RelayAddress { bind: ip.parse().unwrap(), external: None });
-        SharedPorts::new(&Config { shared_ports, relay: relay.collect(), ..Config::default() })
+        let config = Config { shared_ports, relay: relay.collect(), ports: 1..=65_535, ..Config::default() };
+        SharedPorts::new(&config)
     }
 
     fn open(ports: &mut SharedPorts, socket: u32, bound: &str) -> SharedPort {

@@ -234,7 +234,7 @@ impl<G: Gate> Server<G> {
         if let Some(recorded) = pending.recorded {
             self.replays.withdraw(recorded);
         }
-        let full = why == OpenResult::NoCapacity;
+        let full = matches!(why, OpenResult::NoCapacity | OpenResult::AddressAbsent);
         let goes_on = session.as_ref().filter(|_| full).is_some_and(|session| {
             let newcomer = Newcomer {
                 now,
@@ -249,6 +249,7 @@ impl<G: Gate> Server<G> {
         let (code, reason) = match why {
             _ if goes_on => (300, RequestRefusal::Code),
             OpenResult::NoCapacity => (508, RequestRefusal::NoRelay),
+            OpenResult::AddressAbsent => (508, RequestRefusal::AddressAbsent),
             _ => (code_of(why), RequestRefusal::Code),
         };
         if let Some(session) = session {
@@ -439,7 +440,10 @@ fn newcomer<'a>(context: &'a Context<'_>, occasion: Occasion) -> Newcomer<'a> {
 const fn code_of(result: OpenResult) -> u16 {
     match result {
         OpenResult::UnsupportedFamily => 440,
-        OpenResult::NoCapacity | OpenResult::Opened { .. } | OpenResult::Shared { .. } => 508,
+        OpenResult::NoCapacity
+        | OpenResult::AddressAbsent
+        | OpenResult::Opened { .. }
+        | OpenResult::Shared { .. } => 508,
     }
 }
 

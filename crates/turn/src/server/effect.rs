@@ -83,6 +83,8 @@ pub enum OpenResult {
     UnsupportedFamily,
     /// No free port, unknown or expired reservation, no file descriptors: 508.
     NoCapacity,
+    /// The machine lacks the relay addresses of this family at the moment: 508.
+    AddressAbsent,
 }
 
 impl OpenResult {
@@ -91,7 +93,7 @@ impl OpenResult {
     pub fn relayed(&self) -> Option<SocketAddr> {
         match self {
             Self::Opened { relayed } | Self::Shared { relayed, .. } => Some(*relayed),
-            Self::UnsupportedFamily | Self::NoCapacity => None,
+            Self::UnsupportedFamily | Self::NoCapacity | Self::AddressAbsent => None,
         }
     }
 }
@@ -371,6 +373,8 @@ pub enum RequestRefusal {
     Connections,
     /// No port, or no descriptor, was left for the relayed transport address.
     NoRelay,
+    /// The machine lacks the relay addresses of this family at the moment.
+    AddressAbsent,
     /// The credential store did not answer: nobody has proved who the client is.
     Store,
     /// A bound on requests is reached. There is no answer, so that the client repeats the request.
@@ -396,6 +400,8 @@ pub enum ClosedReason {
     Banned,
     /// The time-limited credential that made it expired ([`super::ServerConfig::end_with_credential`]).
     Credential,
+    /// The machine has lost its relay address.
+    AddressGone,
 }
 
 /// What is wrong with an ACCESS-TOKEN (RFC 7635).

@@ -390,6 +390,27 @@ impl<G: Gate> Server<G> {
         exists
     }
 
+    /// All relayed transport addresses, by the allocation and the family.
+    pub fn relays(&mut self) -> Vec<RelayId> {
+        let mut relays = Vec::new();
+        for index in self.forwarding.indices() {
+            let Some((allocation, entry)) = self.forwarding.at(index) else { continue };
+            let families = [Family::V4, Family::V6].into_iter().filter(|family| entry.has(*family));
+            relays.extend(families.map(|family| RelayId { allocation, family }));
+        }
+        relays
+    }
+
+    /// Ends one relayed transport address; with the last of an allocation that ends, for this reason.
+    pub fn end_relay(&mut self, now: Now, relay: RelayId, reason: ClosedReason) {
+        match self.forwarding.get(relay.allocation) {
+            Some(entry) if !entry.has(relay.family) => {}
+            Some(entry) if entry.relays.iter().flatten().count() > 1 => self.close_relay(now, relay),
+            Some(_) => self.close(now, relay.allocation.index, reason),
+            None => {}
+        }
+    }
+
     /// Allocations that exist, those included whose relay sockets are being opened.
     #[must_use]
     pub fn allocations(&self) -> usize {

@@ -69,8 +69,8 @@ pub struct Stats {
     /// All of these times together, in milliseconds.
     pub allocation_ms: u64,
     /// Allocations that ended, by reason: deleted, expired, shutdown, administrator, disconnected, as old as they may become, banned, by their
-    /// credential.
-    pub allocations_closed: [u64; 8],
+    /// credential, or without their relay address.
+    pub allocations_closed: [u64; 9],
     /// Credentials refused: no such user, expired, wrong key, wrong realm, wrong user, access token, expiry too far ahead.
     pub credentials_refused: [u64; 7],
     /// Requests refused for the sake of a peer (403), in the order of [`PeerDenial::NAMES`].
@@ -192,7 +192,7 @@ pub enum MobilityEvent {
     TicketReplayed,
 }
 
-const CLOSED: [(ClosedReason, &str); 8] = [
+const CLOSED: [(ClosedReason, &str); 9] = [
     (ClosedReason::Deleted, "deleted"),
     (ClosedReason::Expired, "expired"),
     (ClosedReason::Shutdown, "shutdown"),
@@ -201,6 +201,7 @@ const CLOSED: [(ClosedReason, &str); 8] = [
     (ClosedReason::MaxAge, "max_age"),
     (ClosedReason::Banned, "banned"),
     (ClosedReason::Credential, "credential"),
+    (ClosedReason::AddressGone, "address_gone"),
 ];
 
 const CREDENTIALS: [&str; 7] =

@@ -725,6 +725,7 @@ impl Model {
             ClosedReason::MaxAge => 5,
             ClosedReason::Banned => 6,
             ClosedReason::Credential => 7,
+            ClosedReason::AddressGone => 8,
         };
         self.stats(at).allocations_closed[index] += u64::from(was_open);
     }

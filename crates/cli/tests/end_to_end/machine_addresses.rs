@@ -1,0 +1,314 @@
+//! Addresses and routes of the server's machine change while it serves. Each test in a network namespace of its own, with the interface
+//! `e0`, the other end of which is `e1`.
+
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use turnpike_testkit::alone;
+
+use super::harness::{
+    Load, PASSWORD, Program, REALM, SOON, Serve, Stun, USER, Upgraded, V4, eventually, fetch, signed_request,
+    turnpike,
+};
+
+const ALLOCATE: u16 = 0x0003;
+const CREATE_PERMISSION: u16 = 0x0008;
+const XOR_PEER_ADDRESS: u16 = 0x0012;
+const XOR_RELAYED_ADDRESS: u16 = 0x0016;
+const REQUESTED_ADDRESS_FAMILY: u16 = 0x0017;
+const REQUESTED_TRANSPORT: u16 = 0x0019;
+const COOKIE: u32 = 0x2112_A442;
+const OLD: &str = "203.0.113.5";
+const NEW: &str = "203.0.113.77";
+
+fn run(line: &str) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    alone::run(words[0], &words[1..]);
+}
+
+fn link(name: &str, other: &str) {
+    run(&format!("ip link add {name} type veth peer name {other}"));
+    for name in [name, other] {
+        // Only what a test adds.
+        run(&format!("sysctl -qw net.ipv6.conf.{name}.accept_ra=0"));
+        run(&format!("ip link set {name} up"));
+    }
+}
+
+/// A lease of this address, with its default route.
+fn lease(address: &str, interface: &str, metric: u32) {
+    let (network, _) = address.rsplit_once('.').expect("an IPv4 address");
+    run(&format!("ip address add {address}/24 dev {interface}"));
+    run(&format!("ip route replace default via {network}.1 dev {interface} metric {metric}"));
+}
+
+/// Ends a lease.
+fn end_lease(address: &str, interface: &str) {
+    run(&format!("ip address del {address}/24 dev {interface}"));
+}
+
+fn serve(more: &[&str]) -> Serve {
+    let user = format!("{USER}:{PASSWORD}");
+    let plain = ["--realm", REALM, "--user", &user, "--allow-peer", "127.0.0.0/8"];
+    Serve::start_bare(&[&plain[..], more].concat())
+}
+
+/// A client with its allocation.
+struct Call {
+    client: Stun,
+    relayed: SocketAddr,
+}
+
+impl Call {
+    /// Of one family; the error code where the server refuses.
+    fn new(serve: &Serve, v4: bool) -> Result<Self, u16> {
+        let mut client = Stun::new(serve.address(V4));
+        let (_, _, challenge) = client.challenge();
+        let family = [if v4 { 1 } else { 2 }, 0, 0, 0];
+        let attributes = [(REQUESTED_TRANSPORT, &[17, 0, 0, 0][..]), (REQUESTED_ADDRESS_FAMILY, &family)];
+        let request = signed_request(ALLOCATE, 1, &attributes, (USER, PASSWORD, &challenge));
+        client.send_raw(&request);
+        let answer = client.receive().expect("an Allocate is answered");
+        if let Some(code) = answer.error() {
+            return Err(code);
+        }
+        let value = answer.value(XOR_RELAYED_ADDRESS);
+        let port = u16::from_be_bytes([value[2], value[3]]) ^ 0x2112;
+        let ip: IpAddr = match <[u8; 16]>::try_from(&value[4..]) {
+            Ok(ip) => {
+                let mask: [u8; 16] = request[4..20].try_into().expect("a header");
+                Ipv6Addr::from_bits(u128::from_be_bytes(ip) ^ u128::from_be_bytes(mask)).into()
+            }
+            Err(_) => {
+                let ip = u32::from_be_bytes(value[4..8].try_into().expect("four bytes"));
+                IpAddr::V4((ip ^ COOKIE).into())
+            }
+        };
+        Ok(Self { client, relayed: (ip, port).into() })
+    }
+
+    fn at(serve: &Serve) -> Result<IpAddr, u16> {
+        Self::new(serve, true).map(|call| call.relayed.ip())
+    }
+
+    /// Whether a peer on loopback reaches the client through the relay.
+    fn goes_on(&mut self) {
+        let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+        let mut value = vec![0, 1];
+        value.extend((peer.local_addr().expect("it is bound").port() ^ 0x2112).to_be_bytes());
+        value.extend((0x7F00_0001 ^ COOKIE).to_be_bytes());
+        let (_, _, challenge) = self.client.challenge();
+        let wanted = [(XOR_PEER_ADDRESS, &value[..])];
+        self.client.send_raw(&signed_request(CREATE_PERMISSION, 2, &wanted, (USER, PASSWORD, &challenge)));
+        let permitted = self.client.receive().expect("a request is answered");
+        assert_eq!(permitted.error(), None);
+        peer.send_to(b"still there", self.relayed).expect("the relay has the address");
+        let data = self.client.receive().expect("a Data indication");
+        assert_eq!(data.value(0x0013), b"still there");
+    }
+}
+
+/// An answer of the admin interface.
+fn told(serve: &Serve, path: &str) -> Value {
+    let (status, text) = fetch(serve.admin(), path).expect("the admin interface answers");
+    assert_eq!(status, 200, "{text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// The relay addresses of `/v1/status`, and whether each is up.
+fn relays(serve: &Serve) -> Vec<(String, bool)> {
+    let status = told(serve, "/v1/status");
+    let relays = status["relays"].as_array().expect("a server has relay addresses").iter();
+    relays
+        .map(|relay| {
+            assert!(relay["since"].as_str().is_some_and(|since| since.ends_with('Z')), "{relay}");
+            (relay["address"].as_str().unwrap_or_default().to_owned(), relay["up"] == true)
+        })
+        .collect()
+}
+
+fn relays_on(serve: &Serve, address: &str) -> bool {
+    relays(serve).contains(&(address.to_owned(), true))
+}
+
+/// Waits until new calls are relayed on this address.
+fn eventually_at(serve: &Serve, address: &str) {
+    eventually("new calls have the new address", || (Call::at(serve) == Ok(ip(address))).then_some(()));
+}
+
+#[test]
+fn a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seconds() {
+    alone::in_network_namespace(
+        "machine_addresses::a_lease_with_another_address_under_200_calls_serves_new_calls_within_two_seconds",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            let serve = serve(&["--workers", "2"]);
+            assert_eq!(Call::at(&serve), Ok(ip(OLD)));
+            let peer = UdpSocket::bind((V4, 0)).expect("loopback has a free port");
+            let peer = peer.local_addr().expect("it is bound");
+            let calls = ["--clients", "200", "--rate", "2", "--warmup", "0", "--duration", "60"];
+            let load = Load::new(serve.address(V4)).to(peer).with(&calls).start();
+            serve.wait_for_allocations(201);
+            end_lease(OLD, "e0");
+            eventually("the old address is absent", || {
+                relays(&serve).contains(&(OLD.to_owned(), false)).then_some(())
+            });
+            assert_eq!(Call::at(&serve), Err(508));
+            lease(NEW, "e0", 100);
+            let since = Instant::now();
+            eventually_at(&serve, NEW);
+            assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+            assert_eq!(relays(&serve), [(NEW.to_owned(), true)]);
+            let metrics = serve.metrics();
+            assert_eq!(metrics.sum("turnpike_relay_address_up", NEW), 1, "{}", metrics.text());
+            let (_, verbose) = fetch(serve.admin(), "/healthz?verbose").expect("the page answers");
+            assert!(verbose.starts_with(&format!("ok\nrelay address {NEW} up since ")), "{verbose}");
+            let refused = told(&serve, "/v1/refusals");
+            assert!(refused.to_string().contains("does not have the relay address"), "{refused}");
+            // Both go on where it relays now.
+            let mut program = serve.program;
+            program.signal("HUP");
+            program.line_with("configuration reloaded; nothing in it has changed");
+            Upgraded::new(&program).next();
+            load.signal("INT");
+            load.wait(SOON);
+        },
+    );
+}
+
+#[test]
+fn sessions_go_on_when_their_address_returns() {
+    alone::in_network_namespace("machine_addresses::sessions_go_on_when_their_address_returns", || {
+        link("e0", "e1");
+        lease(OLD, "e0", 100);
+        let serve = serve(&[]);
+        let mut call = Call::new(&serve, true).expect("the address is there");
+        call.goes_on();
+        end_lease(OLD, "e0");
+        eventually("no address is left", || (serve.health() == Some(503)).then_some(()));
+        assert_eq!(Call::at(&serve), Err(508));
+        let (_, text) = fetch(serve.admin(), "/healthz").expect("the page answers");
+        assert!(text.starts_with(&format!("waiting\nrelay address {OLD} absent since ")), "{text}");
+        lease(OLD, "e0", 100);
+        eventually_at(&serve, OLD);
+        call.goes_on();
+        assert_eq!(serve.health(), Some(200));
+    });
+}
+
+#[test]
+fn the_default_route_decides_also_when_it_changes() {
+    alone::in_network_namespace("machine_addresses::the_default_route_decides_also_when_it_changes", || {
+        link("e0", "e1");
+        link("f0", "f1");
+        lease(OLD, "e0", 100);
+        lease("198.51.100.5", "f0", 200);
+        let serve = serve(&[]);
+        assert_eq!(Call::at(&serve), Ok(ip(OLD)));
+        run("ip link set e0 down");
+        eventually_at(&serve, "198.51.100.5");
+        run("ip link set e0 up");
+        run("ip route replace default via 203.0.113.1 dev e0 metric 100");
+        eventually_at(&serve, OLD);
+        run("ip route add default via 203.0.113.1 dev e0 metric 300");
+        run("ip route del default metric 100");
+        eventually_at(&serve, "198.51.100.5");
+    });
+}
+
+#[test]
+fn ipv6_is_relayed_on_stable_addresses_and_never_on_loopback() {
+    alone::in_network_namespace(
+        "machine_addresses::ipv6_is_relayed_on_stable_addresses_and_never_on_loopback",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            run("sysctl -qw net.ipv6.conf.e0.use_tempaddr=2");
+            run("ip -6 route add default dev e0");
+            let serve = serve(&[]);
+            assert_eq!(relays(&serve), [(OLD.to_owned(), true)], "a default route without an address");
+            assert_eq!(Call::new(&serve, false).err(), Some(440));
+            // With it the kernel makes a temporary one (RFC 8981), which it prefers.
+            run("ip address add 2001:db8:5::5/64 dev e0 mngtmpaddr nodad valid_lft 3600 preferred_lft 3600");
+            let temporary = eventually("there is a temporary address", || {
+                let socket = UdpSocket::bind("[::]:0").expect("there is IPv6");
+                socket.connect("[2001:db8::1]:9").ok()?;
+                let source = socket.local_addr().expect("it is connected").ip();
+                (source != ip("2001:db8:5::5") && !source.is_loopback()).then_some(source)
+            });
+            eventually("the stable one is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
+            let call = Call::new(&serve, false).expect("there is IPv6 now");
+            assert_eq!(call.relayed.ip(), ip("2001:db8:5::5"));
+            run(&format!("ip address del {temporary}/64 dev e0"));
+            assert_eq!(Call::new(&serve, false).map(|call| call.relayed.ip()), Ok(ip("2001:db8:5::5")));
+        },
+    );
+}
+
+#[test]
+fn a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified() {
+    alone::in_network_namespace(
+        "machine_addresses::a_tentative_address_at_the_start_is_relayed_on_once_it_is_verified",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            run("sysctl -qw net.ipv6.conf.e0.dad_transmits=3");
+            run("ip -6 route add default dev e0");
+            run("ip address add 2001:db8:5::5/64 dev e0");
+            let serve = serve(&["--listen", "[2001:db8:5::5]:3478"]);
+            assert_eq!(Call::new(&serve, false).err(), Some(440), "it is tentative");
+            eventually("it is relayed on", || relays_on(&serve, "2001:db8:5::5").then_some(()));
+            assert!(Call::new(&serve, false).is_ok());
+            eventually("it is listened on", || {
+                Stun::new("[2001:db8:5::5]:3478".parse().expect("an address")).is_answered().then_some(())
+            });
+        },
+    );
+}
+
+#[test]
+fn named_addresses_are_waited_for_whatever_can_be_bound() {
+    alone::in_network_namespace(
+        "machine_addresses::named_addresses_are_waited_for_whatever_can_be_bound",
+        || {
+            link("e0", "e1");
+            lease(OLD, "e0", 100);
+            // As on a router that is the backup of another (VRRP).
+            run("sysctl -qw net.ipv4.ip_nonlocal_bind=1");
+            let named = ["--relay-ip", "203.0.113.9", "--relay-ip", "::1", "--listen", "203.0.113.9:3478"];
+            let check =
+                Program::run(&mut turnpike(&[&["check-config", "--user", "a:b"], &named[..]].concat()));
+            assert_eq!(check.code, Some(0), "{}", check.output());
+            for key in ["server.listen", "relay.addresses"] {
+                let words = format!("{key}: this machine does not have the address 203.0.113.9");
+                assert!(check.stderr.contains(&words), "{}", check.output());
+            }
+            let serve = serve(&named);
+            let lines = serve.program.lines();
+            for words in ["not listening on udp 203.0.113.9:3478", "the relay address 203.0.113.9: waiting"] {
+                assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:?}");
+            }
+            assert_eq!(relays(&serve), [("203.0.113.9".to_owned(), false), ("::1".to_owned(), true)]);
+            assert_eq!(Call::at(&serve).err(), Some(508));
+            let listening = || {
+                let udp = Stun::new("203.0.113.9:3478".parse().expect("an address")).is_answered();
+                udp && std::net::TcpStream::connect("203.0.113.9:3478").is_ok()
+            };
+            for _ in 0..2 {
+                run("ip address add 203.0.113.9/32 dev e0");
+                eventually("it is listened on", || listening().then_some(()));
+                eventually_at(&serve, "203.0.113.9");
+                run("ip address del 203.0.113.9/32 dev e0");
+                eventually("nothing is granted", || (Call::at(&serve) == Err(508)).then_some(()));
+            }
+        },
+    );
+}

@@ -1,0 +1,312 @@
+//! The addresses of this machine as the server uses them: those that are detected for relaying, those that are named and absent, and those
+//! whose sessions end because they are gone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+    net::IpAddr,
+    time::{Duration, Instant, SystemTime},
+};
+
+use turnpike_relay::{
+    Config, RelayAddress, RelayState, interface_of_route, relay_address_remedy, route_addresses,
+};
+
+use crate::own_addresses::{self, OwnAddress, can_bind};
+
+/// Time for which sessions wait for an address to return: as long as a lease or a VRRP election may take, and less than a client's patience.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// See the module.
+pub(crate) struct Machine {
+    /// `None` where they cannot be read: then all that is named counts as present.
+    own: Option<Vec<OwnAddress>>,
+    /// Of IPv4 and IPv6. The last one stays where the machine has none, until there is another.
+    detected: [Option<IpAddr>; 2],
+    /// Those before these.
+    displaced: BTreeSet<IpAddr>,
+    /// Something has happened since the last reading.
+    stale: bool,
+    /// What was read is not in force.
+    is_retried: bool,
+    gone: BTreeMap<IpAddr, Gone>,
+    states: Vec<RelayState>,
+    /// The last complaint in the log.
+    complaint: Option<String>,
+}
+
+/// Relay addresses that the machine lacks and that have sessions.
+enum Gone {
+    Since(Instant),
+    Ended,
+}
+
+impl Machine {
+    /// Reads the addresses. A previous process has relayed on those of `before`.
+    pub(crate) fn find(before: &[RelayAddress]) -> Self {
+        let of =
+            |v4: bool| before.iter().map(|it| it.bind).find(|ip| ip.is_ipv4() == v4 && !ip.is_loopback());
+        let mut machine = Self {
+            own: None,
+            detected: [true, false].map(of),
+            displaced: BTreeSet::new(),
+            stale: false,
+            is_retried: false,
+            gone: BTreeMap::new(),
+            states: Vec::new(),
+            complaint: None,
+        };
+        match own_addresses::read() {
+            Ok(own) => machine.own = Some(own),
+            Err(error) => tracing::warn!(
+                "cannot read the addresses of this machine ({error}): of its services, peers are kept away only from those \
+                 on loopback, on relay addresses and where turnpike listens; let the process open AF_NETLINK sockets"
+            ),
+        }
+        machine.detect();
+        machine
+    }
+
+    /// Something may have changed.
+    pub(crate) fn may_have_changed(&mut self) {
+        self.stale = true;
+    }
+
+    /// Reads the addresses again if something may have changed; true if something has.
+    pub(crate) fn reread(&mut self) -> bool {
+        let is_retried = std::mem::take(&mut self.is_retried);
+        if !std::mem::take(&mut self.stale) {
+            return is_retried;
+        }
+        let own = match own_addresses::read() {
+            Ok(own) => own,
+            Err(error) => {
+                // The next news, or the next second, may bring them.
+                self.stale = true;
+                tracing::debug!("cannot read the addresses of this machine: {error}");
+                return is_retried;
+            }
+        };
+        let before_own = self.own.replace(own);
+        let detected = self.detected;
+        self.detect();
+        let (before, now) = (set_of(before_own.as_deref()), set_of(self.own.as_deref()));
+        let named = |of: &BTreeSet<IpAddr>, other: &BTreeSet<IpAddr>| {
+            of.difference(other).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        if before != now {
+            let (added, removed) = (named(&now, &before), named(&before, &now));
+            tracing::info!(added, removed, "addresses of this machine have changed");
+        }
+        // The same addresses may stand otherwise: one that was tentative can be used.
+        is_retried || before_own != self.own || detected != self.detected
+    }
+
+    fn detect(&mut self) {
+        let own = self.own.as_deref().unwrap_or_default();
+        let sources = route_addresses();
+        for (detected, v4) in self.detected.iter_mut().zip([true, false]) {
+            let source = sources.iter().copied().find(|ip| ip.is_ipv4() == v4);
+            let before = *detected;
+            *detected = own_addresses::choose(source, own).or(before);
+            if *detected != before {
+                self.displaced.extend(before);
+            }
+        }
+    }
+
+    /// The addresses to relay on, one of each family at most.
+    pub(crate) fn detected(&self) -> Vec<IpAddr> {
+        self.detected.iter().flatten().copied().collect()
+    }
+
+    /// All addresses.
+    pub(crate) fn all(&self) -> Vec<IpAddr> {
+        set_of(self.own.as_deref()).into_iter().collect()
+    }
+
+    /// Those of `named` that the machine lacks. A pair the wrong way round is none that is waited for: it ends a start.
+    pub(crate) fn absent(&self, named: impl Iterator<Item = IpAddr>, relay: &[RelayAddress]) -> Vec<IpAddr> {
+        let is_swapped = |ip: IpAddr| {
+            let pair = relay.iter().find(|relay| relay.bind == ip);
+            let external = pair.and_then(|relay| relay.external);
+            external.is_some_and(|external| self.has(external)) && !can_bind(ip)
+        };
+        let absent: BTreeSet<IpAddr> = named.filter(|ip| !self.has(*ip) && !is_swapped(*ip)).collect();
+        absent.into_iter().collect()
+    }
+
+    fn has(&self, ip: IpAddr) -> bool {
+        self.own.as_deref().is_none_or(|own| own_addresses::has(own, ip))
+    }
+
+    /// What is in force from now on: writes to the log what has changed, unless it is a start.
+    pub(crate) fn put_into_force(&mut self, config: &Config) {
+        self.complaint = None;
+        let before = std::mem::take(&mut self.states);
+        let now = SystemTime::now();
+        for address in &config.relay {
+            let is_up = !config.absent.contains(&address.bind);
+            let known = before.iter().find(|state| state.address == *address);
+            let since = known.filter(|state| state.is_up == is_up).map_or(now, |state| state.since);
+            self.states.push(RelayState { address: *address, is_up, since });
+            if before.is_empty() {
+                continue;
+            }
+            let ip = address.bind;
+            match (known.map(|state| state.is_up), is_up) {
+                (None | Some(false), true) => tracing::info!("relaying on {ip} from now on"),
+                (Some(true), false) => tracing::warn!(
+                    "relay address {ip} has left this machine: new allocations there get 508, and sessions end in {} s unless it returns",
+                    GRACE.as_secs()
+                ),
+                (None, false) => tracing::warn!("{}", absent(address)),
+                _ => {}
+            }
+        }
+        for RelayState { address, .. } in before {
+            if !config.relay.contains(&address) {
+                tracing::info!(
+                    "no longer relaying on {}: sessions there go on while the machine has it",
+                    address.bind
+                );
+            }
+        }
+    }
+
+    /// It could not be put into force, and is tried again: says so once.
+    pub(crate) fn not_in_force(&mut self, error: &impl Display) {
+        let complaint = Some(error.to_string());
+        if self.complaint != complaint {
+            tracing::error!("cannot follow the addresses of this machine: {error}; trying again");
+            self.complaint = complaint;
+        }
+        self.is_retried = true;
+    }
+
+    /// Each relay address, and since when the machine has it or lacks it.
+    pub(crate) fn states(&self) -> &[RelayState] {
+        &self.states
+    }
+
+    /// Of the addresses that something is relayed from, those whose sessions are to end: the machine has lacked them for a minute, or the
+    /// route from them has led out of another interface for so long.
+    pub(crate) fn lost(&mut self, relayed: &[RelayAddress], now: Instant) -> Vec<IpAddr> {
+        let missing: BTreeSet<IpAddr> =
+            relayed.iter().map(|relay| relay.bind).filter(|ip| !self.serves(*ip)).collect();
+        self.gone.retain(|ip, _| missing.contains(ip));
+        let mut lost = Vec::new();
+        for ip in missing {
+            let gone = self.gone.entry(ip).or_insert(Gone::Since(now));
+            if let Gone::Since(since) = gone
+                && now.duration_since(*since) >= GRACE
+            {
+                *gone = Gone::Ended;
+                tracing::warn!(
+                    "relay address {ip} has been gone for {} s: its sessions end",
+                    GRACE.as_secs()
+                );
+                lost.push(ip);
+            }
+        }
+        lost
+    }
+
+    /// Whether what is relayed from an address reaches others.
+    fn serves(&self, ip: IpAddr) -> bool {
+        if !self.has(ip) {
+            return false;
+        }
+        // One that was named is where its operator wants it.
+        if !self.displaced.contains(&ip) || self.states.iter().any(|state| state.address.bind == ip) {
+            return true;
+        }
+        let own = self.own.iter().flatten().find(|address| address.ip == ip);
+        own.is_none_or(|own| interface_of_route(ip).is_none_or(|interface| interface == own.interface))
+    }
+}
+
+fn set_of(own: Option<&[OwnAddress]>) -> BTreeSet<IpAddr> {
+    own.unwrap_or_default().iter().map(|address| address.ip).collect()
+}
+
+/// The sentence about a relay address that is waited for.
+pub(crate) fn absent(address: &RelayAddress) -> String {
+    let remedy = relay_address_remedy(address);
+    format!("this machine does not have the relay address {}: waiting for it; {remedy}", address.bind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::own_addresses::Standing;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
+    const GONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 2));
+
+    fn relay(bind: IpAddr, external: Option<IpAddr>) -> RelayAddress {
+        RelayAddress { bind, external }
+    }
+
+    fn own(ip: IpAddr) -> OwnAddress {
+        OwnAddress { ip, interface: "eth0".to_owned(), prefix: 24, standing: Standing::Stable }
+    }
+
+    fn machine(own: Option<Vec<OwnAddress>>) -> Machine {
+        Machine { own, ..Machine::find(&[]) }
+    }
+
+    #[test]
+    fn sessions_end_after_a_minute_without_their_address_and_once() {
+        let relayed = [relay(HERE, None), relay(GONE, None)];
+        let mut machine = machine(Some(vec![own(HERE)]));
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let mut lost = |seconds| machine.lost(&relayed, after(seconds));
+        let ended = [0, 59, 60, 61, 600].map(|seconds| lost(seconds).len());
+        assert_eq!(ended, [0, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn an_address_that_returns_within_a_minute_keeps_its_sessions() {
+        let relayed = [relay(GONE, None)];
+        let mut machine = machine(Some(vec![own(HERE)]));
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        assert!(machine.lost(&relayed, after(0)).is_empty());
+        machine.own = Some(vec![own(GONE)]);
+        assert!(machine.lost(&relayed, after(50)).is_empty());
+        machine.own = Some(vec![own(HERE)]);
+        assert!(machine.lost(&relayed, after(70)).is_empty(), "it has another minute");
+        assert!(machine.lost(&relayed, after(129)).is_empty());
+        assert_eq!(machine.lost(&relayed, after(130)), [GONE]);
+    }
+
+    #[test]
+    fn absent_addresses_are_waited_for_but_for_pairs_the_wrong_way_round() {
+        let machine = machine(Some(vec![own(HERE)]));
+        let named = [HERE, GONE, IpAddr::from([127, 0, 0, 9]), IpAddr::from([0, 0, 0, 0])];
+        assert_eq!(machine.absent(named.into_iter(), &[relay(GONE, None)]), [GONE]);
+        assert_eq!(machine.absent(named.into_iter(), &[relay(GONE, Some(HERE))]), [] as [IpAddr; 0]);
+        let unknown = self::machine(None);
+        assert_eq!(unknown.absent(named.into_iter(), &[]), [] as [IpAddr; 0]);
+    }
+
+    #[test]
+    fn the_time_of_an_address_counts_from_its_last_change() {
+        let mut machine = machine(Some(vec![own(HERE)]));
+        let config = |absent: &[IpAddr]| Config {
+            relay: vec![relay(HERE, None), relay(GONE, None)],
+            absent: absent.to_vec(),
+            ..Config::default()
+        };
+        machine.put_into_force(&config(&[GONE]));
+        let long_ago = SystemTime::UNIX_EPOCH;
+        machine.states.iter_mut().for_each(|state| state.since = long_ago);
+        machine.put_into_force(&config(&[GONE]));
+        assert!(machine.states().iter().all(|state| state.since == long_ago));
+        machine.put_into_force(&config(&[]));
+        let states: Vec<_> = machine.states().iter().map(|it| (it.is_up, it.since == long_ago)).collect();
+        assert_eq!(states, [(true, true), (true, false)]);
+    }
+}
